@@ -1,0 +1,205 @@
+# gmm. `make help` lists the targets. Settings go on the command line or into Makefile.config.
+
+MAKEFLAGS += --no-builtin-rules
+.SUFFIXES:
+.DELETE_ON_ERROR:
+
+-include Makefile.config
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+ifeq ($(origin CXX),default)
+CXX := g++
+endif
+NVCC ?=
+CUDA_HOME ?=
+CONFIG ?= release
+PREFIX ?= /usr/local
+DESTDIR ?=
+ARGS ?=
+V ?=
+WERROR ?=
+CFLAGS ?=
+CXXFLAGS ?=
+LDFLAGS ?=
+
+OPT_release := -O3 -g
+OPT_debug := -O0 -g
+OPT_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+ifeq ($(OPT_$(CONFIG)),)
+$(error CONFIG=$(CONFIG): must be debug, release or sanitize)
+endif
+
+# One folder per configuration; the release one is build/ itself.
+B := build$(if $(filter-out release,$(CONFIG)),/$(CONFIG))
+P := build/probe
+MAKE_PROGRAM := $(MAKE)
+Q := $(if $(V),,@)
+
+WARN := -Wall -Wextra -pedantic $(if $(WERROR),-Werror)
+INCLUDES := -I. -Itests -Iexamples/common
+ALL_CFLAGS = -std=c11 $(OPT_$(CONFIG)) $(WARN) $(INCLUDES) $(CFLAGS)
+ALL_CXXFLAGS = -std=c++17 $(OPT_$(CONFIG)) $(WARN) $(INCLUDES) $(CXXFLAGS)
+ALL_LDFLAGS = $(if $(filter sanitize,$(CONFIG)),-fsanitize=address$(comma)undefined) $(LDFLAGS)
+comma := ,
+
+HEADERS := $(wildcard gmm*.h gmm*.cuh)
+TEST_SRC := $(wildcard tests/*.c)
+COMMON_SRC := $(wildcard examples/common/*.c)
+EXAMPLE_SRC := $(wildcard examples/*.c)
+EXAMPLE_CXX := $(wildcard examples/*.cpp)
+C_SRC := $(TEST_SRC) $(COMMON_SRC) $(EXAMPLE_SRC) examples/apps/train_moe.c tests/bench/cpu_gemm.c
+
+TEST_OBJ := $(TEST_SRC:%.c=$(B)/obj/%.o)
+COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
+EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
+EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
+
+.PHONY: all run test examples bench check help install clean FORCE
+
+##
+## Targets
+##   all                    the library object, tests, examples and train_moe (default)
+all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(EXAMPLES) $(EXAMPLES_CXX)
+
+##   run                    train a mixture-of-experts language model on this text; ARGS="--help" lists its flags
+run: $(B)/train_moe
+	$(Q)$(B)/train_moe $(ARGS)
+
+##   test                   build and run the tests; ARGS="--list", "--filter=..." and others go to build/gmm_tests
+test: $(B)/gmm_tests
+	$(Q)$(B)/gmm_tests $(ARGS)
+
+##   examples               build and run the small examples
+examples: $(EXAMPLES) $(EXAMPLES_CXX)
+	$(Q)set -e; for e in $^; do test -x $$e || continue; echo "== $$e"; $$e; done
+
+##   bench                  CPU GFLOP/s beside OpenBLAS where that is installed; ARGS="--csv" or "--json"
+bench: $(B)/cpu_gemm
+	$(Q)$(B)/cpu_gemm $(ARGS)
+
+##   check                  header and build checks, then the tests under ASan and UBSan
+check: all $(P)/nvcc compile_commands.json
+	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc)" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
+	sh tests/headers/check.sh
+	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test
+
+##   install                headers and gmm.pc, below $(DESTDIR)$(PREFIX)
+install:
+	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/
+	sed 's|@PREFIX@|$(PREFIX)|' examples/vendoring/gmm.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gmm.pc
+
+##   compile_commands.json  what each file is compiled with, for editors
+##   clean                  remove everything that was built
+clean:
+	$(Q)rm -rf build compile_commands.json
+
+##   help                   this text
+help:
+	@sed -n 's/^## \{0,1\}//p' Makefile
+
+##
+## Settings (here: value and default)
+##   CONFIG=release         debug and sanitize build into build/debug and build/sanitize
+##   V=1                    show commands        WERROR=1  warnings are errors
+##   CC=gcc CXX=g++         compilers            CFLAGS=, CXXFLAGS=, LDFLAGS= are added to ours
+##   NVCC=, CUDA_HOME=      CUDA compiler, for `make check`; empty: the one in PATH or in /usr/local/cuda
+##   PREFIX=/usr/local      where to install     DESTDIR=  staging folder
+##   What the machine has is tried once and kept in build/probe; `make clean` forgets it.
+
+# ---- What this machine has, found by trying it. Each probe leaves compiler flags, or an empty file.
+
+TOOLS := CC=$(CC) CXX=$(CXX) NVCC=$(NVCC) CUDA_HOME=$(CUDA_HOME)
+FLAGS := $(CC) $(ALL_CFLAGS) | $(CXX) $(ALL_CXXFLAGS) | $(ALL_LDFLAGS)
+
+# A file that changes with its text only, so that other settings rebuild what they concern.
+ifneq ($(file <$(P)/tools),$(TOOLS))
+$(P)/tools: FORCE
+endif
+$(P)/tools: Makefile
+	@mkdir -p $(@D) && printf '%s\n' '$(TOOLS)' > $@
+ifneq ($(file <$(B)/flags),$(FLAGS))
+$(B)/flags: FORCE
+endif
+$(B)/flags:
+	@mkdir -p $(@D) && printf '%s\n' '$(FLAGS)' > $@
+
+# $(call probe,name,program,compiler,flags to try,flags to keep)
+probe = @if printf '%b' '$(2)' | $(3) -Werror $(4) -o $@.try >/dev/null 2>&1; \
+	then echo '$(5)' > $@; echo '  probe  $(1): yes'; \
+	else : > $@; echo '  probe  $(1): no'; fi; rm -f $@.try
+
+$(P)/openmp: $(P)/tools
+	$(call probe,OpenMP,#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n,$(CC) -x c -,-fopenmp,-fopenmp)
+$(P)/openmp++: $(P)/tools
+	$(call probe,C++ compiler with OpenMP,#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n,$(CXX) -x c++ -,-fopenmp,-fopenmp)
+$(P)/c++: $(P)/tools
+	$(call probe,C++ compiler,#include <vector>\nint main() { return 0; }\n,$(CXX) -x c++ -,-std=c++17,yes)
+$(P)/pthread: $(P)/tools
+	$(call probe,pthread,#include <pthread.h>\nint main(void) { return !pthread_self(); }\n,$(CC) -x c -,-pthread,-pthread)
+$(P)/cjson: $(P)/tools
+	$(call probe,cJSON (saving and resuming models),#include <cjson/cJSON.h>\nint main(void) { return !cJSON_Version(); }\n,$(CC) -x c -,-lcjson,-lcjson)
+$(P)/openblas: $(P)/tools
+	$(call probe,OpenBLAS (peer of the benchmark),#include <cblas.h>\nint main(void) { return !openblas_get_config(); }\n,$(CC) -x c -,-lopenblas,-lopenblas)
+$(P)/cjson.cflags: $(P)/cjson
+	@if test -s $<; then echo '-DHAVE_CJSON'; fi > $@
+$(P)/openblas.cflags: $(P)/openblas
+	@if test -s $<; then echo '-DHAVE_OPENBLAS'; fi > $@
+$(P)/nvcc: $(P)/tools
+	@: > $@; mkdir -p $@.try; echo '__global__ void probe() {}' > $@.try/probe.cu; \
+	for n in "$(NVCC)" "$(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)" nvcc /usr/local/cuda/bin/nvcc; do \
+	if test -n "$$n" && "$$n" -c -o $@.try/probe.o $@.try/probe.cu >/dev/null 2>&1; \
+	then echo "$$n" > $@; break; fi; done; rm -rf $@.try; \
+	if test -s $@; then echo "  probe  CUDA compiler: $$(cat $@)"; else echo '  probe  CUDA compiler: no'; fi
+
+RESPONSES := $(P)/openmp $(P)/pthread $(P)/cjson.cflags $(P)/openblas.cflags
+C_RESPONSES := $(RESPONSES:%=@%)
+
+# ---- Rules
+
+say = @printf '  %-5s  %s\n' $(1) $(2)
+
+$(B)/gmm.o: examples/vendoring/gmm.c $(B)/flags $(RESPONSES)
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<
+
+$(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<
+
+LINK_C = $(Q)mkdir -p $(@D) && $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) @$(P)/openmp @$(P)/pthread
+$(B)/gmm_tests: $(TEST_OBJ) $(B)/gmm.o
+	$(call say,LINK,$@)
+	$(LINK_C) -lm
+$(B)/train_moe: $(B)/obj/examples/apps/train_moe.o $(COMMON_OBJ) $(B)/gmm.o $(P)/cjson
+	$(call say,LINK,$@)
+	$(LINK_C) @$(P)/cjson -lm
+$(B)/cpu_gemm: $(B)/obj/tests/bench/cpu_gemm.o $(B)/gmm.o $(P)/openblas
+	$(call say,LINK,$@)
+	$(LINK_C) @$(P)/openblas -lm
+$(EXAMPLES): $(B)/%: $(B)/obj/%.o $(B)/gmm.o
+	$(call say,LINK,$@)
+	$(LINK_C) -lm
+
+# A C++ example holds the implementation itself. Without a C++ compiler the target is a file that does not run.
+$(EXAMPLES_CXX): $(B)/%: %.cpp $(B)/flags $(P)/c++ $(P)/openmp++
+	$(Q)mkdir -p $(@D)
+	@if test -s $(P)/c++; then printf '  %-5s  %s\n' CXX $<; else echo '  skip   $<: no C++ compiler'; : > $@; fi
+	$(Q)if test -s $(P)/c++; then \
+	$(CXX) $(ALL_CXXFLAGS) @$(P)/openmp++ -MMD -MP -MF $@.d $(ALL_LDFLAGS) -o $@ $< -lm; fi
+
+# The flags of our own rules; responses are written out.
+compile_commands.json: Makefile $(B)/flags $(RESPONSES) $(P)/openmp++
+	@c='$(CC) $(ALL_CFLAGS)'" $$(cat $(RESPONSES) | tr '\n' ' ')"; \
+	x='$(CXX) $(ALL_CXXFLAGS)'" $$(cat $(P)/openmp++)"; comma=; \
+	{ echo '['; for f in examples/vendoring/gmm.c $(C_SRC) $(EXAMPLE_CXX); do \
+	case $$f in *.cpp) k=$$x;; *) k=$$c;; esac; \
+	printf '%s  {"directory": "%s", "file": "%s", "command": "%s -c %s"}' "$$comma" "$(CURDIR)" "$$f" "$$k" "$$f"; \
+	comma=$$(printf ',\n_'); comma=$${comma%_}; done; printf '\n]\n'; } > $@
+	$(call say,JSON,$@)
+
+-include $(wildcard $(B)/*.d $(B)/obj/*/*.d $(B)/obj/*/*/*.d $(B)/examples/*.d)

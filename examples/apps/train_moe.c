@@ -1,0 +1,1528 @@
+/* train_moe.c - trains a byte-level language model with mixture-of-experts layers, every product computed by gmm.
+ * SPDX-License-Identifier: MIT
+ *
+ * The embeddings of the last k bytes, side by side, enter a linear layer (one group). Then come blocks
+ *     h += unpermute(experts(permute(norm(h))))       with top-k routing of norm(h)
+ * and norm, output layer, softmax. Weights are fp32 masters with a copy in the compute dtype; gradients accumulate in
+ * fp32 main_grad over micro-batches; AdamW with gradient clipping, warm-up and cosine decay.
+ *
+ *     train_moe --help
+ *
+ * CONTENTS
+ *     1  Options        4  Parameters, AdamW     7  The model                    10  Reports
+ *     2  Text           5  Layers on the host    8  Evaluation, sample, bigram   11  main
+ *     3  Memory         6  Layers on gmm         9  Checkpoints
+ */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#ifdef _OPENMP
+#include <omp.h>
+#define PARALLEL_FOR _Pragma("omp parallel for schedule(static)")
+#else
+#define PARALLEL_FOR
+#endif
+
+#include "gmm.h"
+#include "../common/options.h"
+#include "../common/progress.h"
+#include "../common/safetensors.h"
+#include "../common/svg.h"
+
+enum { BYTES = 256 }; /* the vocabulary */
+
+static void die(const char *format, ...) {
+    va_list list;
+    fflush(stdout);
+    fputs("train_moe: ", stderr);
+    va_start(list, format);
+    vfprintf(stderr, format, list);
+    va_end(list);
+    fputc('\n', stderr);
+    exit(1);
+}
+
+static void *get(size_t bytes) {
+    void *p = calloc(1, bytes ? bytes : 1);
+    if (!p) die("out of memory (%zu bytes)", bytes);
+    return p;
+}
+
+/* -------------------------------------------------------------------------------------------------- 1 Options --- */
+
+static struct settings {
+    int64_t context, embed, hidden, ffn, layers, experts, topk, interleave, normalize, bias;
+    int64_t seed, steps, batch, micro_batches, stop_at, save_every, eval_tokens, sample, threads;
+    int64_t delay_wgrad, quiet, help;
+    const char *act, *score, *dtype, *engine, *weights, *save_policy;
+    const char *data, *save, *resume, *svg;
+    double aux, lr;
+} opt;
+
+#define ACT_CHOICES \
+    "swiglu|geglu|reglu|sreglu|qgeglu|glu|situglu|gelu|qgelu|relu|srelu|silu|gpt-oss|kimi-situ|nemotron"
+
+/* Marked (1 in the third column): what a checkpoint records, and a resumed run takes from it. */
+static option options[] = {
+    {"data", OPTION_TEXT, 0, &opt.data, "", 0, 0, "", "text to learn; default: the sources below this folder", 0},
+    {"seed", OPTION_INTEGER, 1, &opt.seed, "1", 0, 4e15, "", "of the initial weights and the batches", 0},
+    {"steps", OPTION_INTEGER, 1, &opt.steps, "700", 1, 1e9, "", "optimizer steps; the learning rate decays over them",
+     0},
+    {"stop-at", OPTION_INTEGER, 0, &opt.stop_at, "0", 0, 1e9, "", "stop after this step; 0 = at the last", 0},
+    {"batch", OPTION_INTEGER, 1, &opt.batch, "1024", 1, 1e7, "", "tokens of a step", 0},
+    {"micro-batches", OPTION_INTEGER, 1, &opt.micro_batches, "2", 1, 1e6, "", "parts of a batch; gradients add up", 0},
+    {"context", OPTION_INTEGER, 1, &opt.context, "16", 1, 4096, "", "bytes that a prediction sees", 0},
+    {"embed", OPTION_INTEGER, 1, &opt.embed, "24", 1, 4096, "", "values of a byte's embedding", 0},
+    {"hidden", OPTION_INTEGER, 1, &opt.hidden, "128", 1, 65536, "", "width of the residual stream", 0},
+    {"ffn", OPTION_INTEGER, 1, &opt.ffn, "192", 1, 65536, "", "width inside an expert", 0},
+    {"layers", OPTION_INTEGER, 1, &opt.layers, "2", 0, 1000, "", "mixture-of-experts blocks", 0},
+    {"experts", OPTION_INTEGER, 1, &opt.experts, "8", 1, 4096, "", "experts of a block", 0},
+    {"topk", OPTION_INTEGER, 1, &opt.topk, "2", 1, 4096, "", "experts of a token", 0},
+    {"act", OPTION_CHOICE, 1, &opt.act, "swiglu", 0, 0, ACT_CHOICES, "activation; the last three name models", 0},
+    {"bias", OPTION_SWITCH, 1, &opt.bias, "0", 0, 1, "", "experts have biases", 0},
+    {"score", OPTION_CHOICE, 1, &opt.score, "softmax", 0, 0, "softmax|sigmoid", "router's score", 0},
+    {"normalize", OPTION_INTEGER, 1, &opt.normalize, "1", 0, 1, "", "1: a token's probabilities add up to one", 0},
+    {"aux", OPTION_REAL, 1, &opt.aux, "0.01", 0, 1e6, "", "coefficient of the load-balancing loss", 0},
+    {"lr", OPTION_REAL, 1, &opt.lr, "0.003", 0, 10, "", "peak learning rate", 0},
+    {"dtype", OPTION_CHOICE, 1, &opt.dtype, "bf16", 0, 0, "bf16|f16|f32", "weights and activations in products", 0},
+    {"engine", OPTION_CHOICE, 0, &opt.engine, "auto", 0, 0, "auto|cpu|mma|wgmma|cublaslt", "gmm's engine", 0},
+    {"threads", OPTION_INTEGER, 0, &opt.threads, "0", 0, 4096, "", "CPU threads; 0 = all", 0},
+    {"weights", OPTION_CHOICE, 0, &opt.weights, "packed", 0, 0, "packed|pointers", "experts in one block, or one each",
+     0},
+    {"interleave", OPTION_INTEGER, 0, &opt.interleave, "0", 0, 65536, "", "gate and linear rows in blocks; 0 = halves",
+     0},
+    {"save-policy", OPTION_CHOICE, 0, &opt.save_policy, "preact", 0, 0, "preact|act|nothing", "kept for backward", 0},
+    {"delay-wgrad", OPTION_SWITCH, 0, &opt.delay_wgrad, "0", 0, 1, "", "queue the experts' weight gradients", 0},
+    {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "write a checkpoint (safetensors) at the end", 0},
+    {"save-every", OPTION_INTEGER, 0, &opt.save_every, "0", 0, 1e9, "", "and after every so many steps", 0},
+    {"resume", OPTION_TEXT, 0, &opt.resume, "", 0, 0, "", "continue from a checkpoint", 0},
+    {"svg", OPTION_TEXT, 0, &opt.svg, "build/train_moe.svg", 0, 0, "", "chart of losses and load; empty = none", 0},
+    {"eval-tokens", OPTION_INTEGER, 0, &opt.eval_tokens, "131072", 0, 4e15, "", "held-out bytes at the end; 0 = all",
+     0},
+    {"sample", OPTION_INTEGER, 0, &opt.sample, "320", 0, 1e6, "", "bytes of the sample at the end", 0},
+    {"quiet", OPTION_SWITCH, 0, &opt.quiet, "0", 0, 1, "", "print the last line only", 0},
+    {"help", OPTION_SWITCH, 0, &opt.help, "0", 0, 1, "", "this text", 0},
+};
+enum { OPTIONS = sizeof options / sizeof options[0] };
+
+static const option *option_of(const void *value) {
+    for (int i = 0; i < OPTIONS; i++)
+        if (options[i].value == value) return &options[i];
+    return NULL;
+}
+
+static void print_help(void) {
+    printf("usage: train_moe [options]\nTrains a byte-level mixture-of-experts language model; every matrix product is "
+           "gmm's.\nThe last tenth of the text is held out. Options (a star: --resume takes it from the checkpoint):"
+           "\n\n");
+    options_print(options, OPTIONS);
+    printf("\nThe last line reads: held-out X nats/byte, bigram Y nats/byte. Y is an add-one-smoothed bigram model of\n"
+           "the same training text on the same held-out bytes.\n");
+}
+
+static gmm_dtype dtype_of(const char *name) {
+    return !strcmp(name, "f32") ? GMM_F32 : !strcmp(name, "f16") ? GMM_F16 : GMM_BF16;
+}
+
+static size_t dtype_bytes(gmm_dtype dtype) { return dtype == GMM_F32 ? 4 : 2; }
+
+static gmm_act act_of(const char *name) {
+    gmm_act act = GMM_ZERO;
+    if (!strcmp(name, "gpt-oss")) return gmm_act_of(GMM_ACT_PRESET_GPT_OSS);
+    if (!strcmp(name, "kimi-situ")) return gmm_act_of(GMM_ACT_PRESET_KIMI_SITU);
+    if (!strcmp(name, "nemotron")) return gmm_act_of(GMM_ACT_PRESET_NEMOTRON);
+#define ACT_ROW(kind_, value, text, gate, gated) \
+    if (!strcmp(name, #text)) act.kind = kind_;
+    GMM_ACT_LIST(ACT_ROW)
+#undef ACT_ROW
+    return act;
+}
+
+static gmm_engine engine_of(const char *name) {
+#define ENGINE_ROW(engine, value, text) \
+    if (!strcmp(name, #text)) return engine;
+    GMM_ENGINE_LIST(ENGINE_ROW)
+#undef ENGINE_ROW
+    return GMM_ENGINE_AUTO;
+}
+
+/* ----------------------------------------------------------------------------------------------------- 2 Text --- */
+
+typedef struct text {
+    unsigned char *bytes;
+    int64_t size, room;
+    int64_t train; /* the bytes before are learned, those from here on are held out */
+    int64_t files;
+} text;
+
+typedef struct paths { char **items; size_t count, room; } paths;
+
+static int is_source(const char *name) {
+    static const char *const endings[] = {".h", ".cuh", ".c", ".cu", ".py", ".md"};
+    const char *dot = strrchr(name, '.');
+    if (!strcmp(name, "Makefile")) return 1;
+    for (size_t i = 0; dot && i < sizeof endings / sizeof endings[0]; i++)
+        if (!strcmp(dot, endings[i])) return 1;
+    return 0;
+}
+
+static void find_sources(const char *folder, paths *list) {
+    DIR *open = opendir(*folder ? folder : ".");
+    struct dirent *entry;
+    if (!open) return;
+    while ((entry = readdir(open)) != NULL) {
+        size_t room = strlen(folder) + strlen(entry->d_name) + 2;
+        struct stat about;
+        char *path;
+        if (entry->d_name[0] == '.' || !strcmp(entry->d_name, "build")) continue;
+        path = (char *)get(room);
+        snprintf(path, room, "%s%s%s", folder, *folder ? "/" : "", entry->d_name);
+        if (lstat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
+            find_sources(path, list);
+        } else if (S_ISREG(about.st_mode) && is_source(entry->d_name)) {
+            if (list->count == list->room) {
+                list->room = list->room * 2 + 64;
+                list->items = (char **)realloc(list->items, list->room * sizeof *list->items);
+                if (!list->items) die("out of memory");
+            }
+            list->items[list->count++] = path;
+            continue;
+        }
+        free(path);
+    }
+    closedir(open);
+}
+
+static void append_file(text *t, const char *path) {
+    FILE *in = fopen(path, "rb");
+    size_t n;
+    if (!in) die("cannot open %s: %s", path, strerror(errno));
+    do {
+        if (t->room - t->size < 65536) {
+            t->room = t->room * 2 + (1 << 20);
+            t->bytes = (unsigned char *)realloc(t->bytes, (size_t)t->room);
+            if (!t->bytes) die("out of memory");
+        }
+        n = fread(t->bytes + t->size, 1, 65536, in);
+        t->size += (int64_t)n;
+    } while (n > 0);
+    if (ferror(in)) die("cannot read %s: %s", path, strerror(errno));
+    fclose(in);
+    t->files++;
+}
+
+static int compare_paths(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static text read_text(void) {
+    text t;
+    memset(&t, 0, sizeof t);
+    if (*opt.data) {
+        append_file(&t, opt.data);
+    } else {
+        paths list = {NULL, 0, 0};
+        find_sources("", &list);
+        if (list.count) qsort(list.items, list.count, sizeof *list.items, compare_paths);
+        for (size_t i = 0; i < list.count; i++) {
+            append_file(&t, list.items[i]);
+            free(list.items[i]);
+        }
+        free(list.items);
+        if (!t.size) die("no sources below the working directory: run it from the project's folder, or give --data");
+    }
+    t.train = t.size - t.size / 10;
+    return t;
+}
+
+static uint64_t hash_text(const text *t) {
+    uint64_t h = 14695981039346656037u; /* FNV-1a */
+    for (int64_t i = 0; i < t->size; i++) h = (h ^ t->bytes[i]) * 1099511628211u;
+    return h;
+}
+
+/* --------------------------------------------------------------------------------------------------- 3 Memory --- */
+
+/* Where gmm's operands live. Host code reads and writes them only through a buffer's host side. */
+typedef struct memory {
+    gmm_space space;
+    int on_host; /* 1: host code may use the addresses as they are */
+    void *(*alloc)(size_t bytes); /* 256-byte aligned; NULL if there is none */
+    void (*release)(void *address);
+    void (*upload)(void *to, const void *from, size_t bytes);
+    void (*download)(void *to, const void *from, size_t bytes);
+    void (*zero)(void *address, size_t bytes);
+} memory;
+
+static void *cpu_alloc(size_t bytes) { return aligned_alloc(256, (bytes + 255) / 256 * 256); }
+static void cpu_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+static void cpu_zero(void *address, size_t bytes) { memset(address, 0, bytes); }
+static const memory cpu_memory = {GMM_SPACE_CPU, 1, cpu_alloc, free, cpu_copy, cpu_copy, cpu_zero};
+
+/* An operand: `at` is what gmm gets, `host` what host code uses; on the CPU both are the same address. */
+typedef struct buffer { void *at, *host; size_t bytes; } buffer;
+
+typedef enum sides { AT_ONLY, BOTH } sides;
+
+static buffer buffer_make(const memory *mem, size_t bytes, sides wanted) {
+    buffer b;
+    b.bytes = bytes ? bytes : 256;
+    b.at = mem->alloc(b.bytes);
+    if (!b.at) die("out of memory (%zu bytes)", b.bytes);
+    mem->zero(b.at, b.bytes);
+    b.host = mem->on_host ? b.at : wanted == BOTH ? get(b.bytes) : NULL;
+    return b;
+}
+
+static void buffer_push(const memory *mem, const buffer *b) {
+    if (!mem->on_host) mem->upload(b->at, b->host, b->bytes);
+}
+
+static void buffer_pull(const memory *mem, const buffer *b) {
+    if (!mem->on_host) mem->download(b->host, b->at, b->bytes);
+}
+
+static float *floats(const buffer *b) { return (float *)b->host; }
+
+/* ------------------------------------------------------------------------------------------ 4 Parameters, AdamW --- */
+
+/* splitmix64: its whole state is one integer, which checkpoints keep. */
+static uint64_t random_next(uint64_t *state) {
+    uint64_t z = *state += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+static double random_unit(uint64_t *state) { return (double)(random_next(state) >> 11) * 0x1p-53; }
+
+/* `count` matrices of rows x cols, one per expert or one alone. Masters, moments and checkpoints hold the gated rows of
+   FC1 as halves; interleaving touches only the copies that gmm computes with. */
+typedef struct param {
+    char name[96];
+    int count, indexed;      /* indexed: the names of the matrices end in their index */
+    int decay, glu;
+    int64_t rows, cols;
+    gmm_dtype dtype;         /* of weight; grad is fp32 */
+    float *master, *first, *second;
+    buffer *weight, *grad;                 /* [count], in gmm's layout */
+    buffer *weight_halves, *grad_halves;   /* the same buffers unless interleaved */
+    gmm_mat w, g, w_halves, g_halves;
+    gmm_grad dw;
+} param;
+
+typedef struct layer {
+    param *norm, *router, *w1, *b1, *w2, *b2;
+    float *h, *inverse_rms;      /* input of the block, and 1 / rms of its rows */
+    buffer normed, logits, indices, probs, counts, aux, row_of, slot_of, sizes, rows, row_probs, y, out, saved;
+    buffer drows, deferred;
+} layer;
+
+typedef struct model {
+    memory mem;
+    gmm_context *ctx;
+    buffer workspace;
+    gmm_dtype dtype;
+    gmm_mlp_config mlp;
+    int64_t tokens;           /* capacity: of a micro-batch */
+    param *params[4096];
+    int param_count;
+    param *embedding, *input_w, *input_b, *final_norm, *head_w, *head_b;
+    layer *layers;
+    buffer one_group, dloss;                       /* the split of plain linears; gradient of the aux loss */
+    buffer x0, h0, dx0, normed, logits, dlogits;
+    buffer dh, dh_low, dn, dexpert, drow_probs, dprobs, drouter;
+    float *h, *inverse_rms;   /* behind the last block */
+    double *losses;
+    gmm_wgrad_entry *entries;
+    gmm_wgrad_queue queue;
+    int64_t step;
+    uint64_t random;
+} model;
+
+static void check(const model *m, gmm_status status) {
+    if (status) die("%s: %s", gmm_status_name(status), gmm_last_error(m->ctx));
+}
+
+/* Grows the workspace where a call wants more. */
+static void need_workspace(model *m, size_t bytes) {
+    if (bytes <= m->workspace.bytes) return;
+    m->mem.release(m->workspace.at);
+    m->workspace = buffer_make(&m->mem, bytes, AT_ONLY);
+}
+
+/* [count] buffers: parts of one block, or each on its own. */
+static buffer *parts_make(const memory *mem, int count, size_t bytes, int packed) {
+    buffer *parts = (buffer *)get((size_t)count * sizeof *parts), whole;
+    if (packed) {
+        whole = buffer_make(mem, bytes * (size_t)count, BOTH);
+        for (int i = 0; i < count; i++) {
+            parts[i].at = (char *)whole.at + (size_t)i * bytes;
+            parts[i].host = (char *)whole.host + (size_t)i * bytes;
+            parts[i].bytes = bytes;
+        }
+    } else {
+        for (int i = 0; i < count; i++) parts[i] = buffer_make(mem, bytes, BOTH);
+    }
+    return parts;
+}
+
+static gmm_mat parts_mat(const buffer *parts, int count, gmm_dtype dtype, int packed) {
+    void **table;
+    if (packed) return gmm_mat_packed(dtype, parts[0].at);
+    table = (void **)get((size_t)count * sizeof *table);
+    for (int i = 0; i < count; i++) table[i] = parts[i].at;
+    return gmm_mat_table(dtype, table, GMM_MAT_TABLE_ON_HOST);
+}
+
+/* A parameter drawn uniformly with the given standard deviation around `mean`. */
+static param *param_add(model *m, const char *name, int count, int indexed, int64_t rows, int64_t cols,
+                        gmm_dtype dtype, double mean, double deviation) {
+    param *p = (param *)get(sizeof *p);
+    size_t n = (size_t)(rows * cols);
+    int packed = !indexed || !strcmp(opt.weights, "packed");
+    if (m->param_count == (int)(sizeof m->params / sizeof m->params[0])) die("too many layers");
+    m->params[m->param_count++] = p;
+    snprintf(p->name, sizeof p->name, "%s", name);
+    p->count = count;
+    p->indexed = indexed;
+    p->rows = rows;
+    p->cols = cols;
+    p->dtype = dtype;
+    p->decay = rows > 1;
+    p->master = (float *)get((size_t)count * n * sizeof(float));
+    p->first = (float *)get((size_t)count * n * sizeof(float));
+    p->second = (float *)get((size_t)count * n * sizeof(float));
+    if (deviation > 0 || mean != 0)
+        for (size_t i = 0; i < (size_t)count * n; i++)
+            p->master[i] = (float)(mean + deviation * 1.7320508 * (2 * random_unit(&m->random) - 1));
+    p->weight = p->weight_halves = parts_make(&m->mem, count, n * dtype_bytes(dtype), packed);
+    p->grad = p->grad_halves = parts_make(&m->mem, count, n * sizeof(float), packed);
+    p->w = p->w_halves = parts_mat(p->weight, count, dtype, packed);
+    p->g = p->g_halves = parts_mat(p->grad, count, GMM_F32, packed);
+    p->dw.main_grad = 1;
+    p->dw.mat = &p->g;
+    return p;
+}
+
+/* Gives FC1's weight or bias a second set of buffers in halves. */
+static void param_interleave(model *m, param *p) {
+    size_t n = (size_t)(p->rows * p->cols);
+    int packed = !p->w.table;
+    if (m->mlp.act.interleave == 0) return;
+    p->glu = 1;
+    p->weight_halves = parts_make(&m->mem, p->count, n * dtype_bytes(p->dtype), packed);
+    p->grad_halves = parts_make(&m->mem, p->count, n * sizeof(float), packed);
+    p->w_halves = parts_mat(p->weight_halves, p->count, p->dtype, packed);
+    p->g_halves = parts_mat(p->grad_halves, p->count, GMM_F32, packed);
+}
+
+static void glu_move(model *m, const param *p, int inverse, gmm_mat src, gmm_mat dst) {
+    gmm_glu glu = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    int vector = p->rows == 1; /* a bias: its entries are the rows */
+    glu.axis = GMM_GLU_ROWS;
+    glu.inverse = inverse;
+    glu.block = m->mlp.act.interleave;
+    glu.ffn = m->mlp.ffn;
+    glu.count = p->count;
+    glu.cols = vector ? 1 : p->cols;
+    src.group_stride = dst.group_stride = src.table ? 0 : p->rows * p->cols;
+    src.ld = dst.ld = glu.cols;
+    glu.src = &src;
+    glu.dst = &dst;
+    check(m, gmm_glu_query(m->ctx, GMM_OP_GLU_INTERLEAVE, &glu, &info));
+    need_workspace(m, info.workspace_bytes);
+    check(m, gmm_glu_interleave(m->ctx, &glu, m->workspace.at, m->workspace.bytes, NULL));
+}
+
+static void store_row(gmm_dtype dtype, void *to, const float *from, int64_t n) {
+    if (dtype == GMM_F32) memcpy(to, from, (size_t)n * sizeof(float));
+    else if (dtype == GMM_BF16)
+        for (int64_t i = 0; i < n; i++) ((uint16_t *)to)[i] = gmm_f32_to_bf16(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) ((uint16_t *)to)[i] = gmm_f32_to_f16(from[i]);
+}
+
+/* Rounds the masters into the copies that gmm computes with. */
+static void params_publish(model *m) {
+    for (int i = 0; i < m->param_count; i++) {
+        param *p = m->params[i];
+        int64_t n = p->rows * p->cols;
+        PARALLEL_FOR
+        for (int e = 0; e < p->count; e++) {
+            store_row(p->dtype, p->weight_halves[e].host, p->master + e * n, n);
+            buffer_push(&m->mem, &p->weight_halves[e]);
+        }
+        if (p->glu) glu_move(m, p, 0, p->w_halves, p->w);
+    }
+}
+
+enum { CHUNK = 8192 }; /* values per piece of work: a fixed size, so that sums do not depend on the thread count */
+
+static double sum_of_squares(const float *x, int64_t n) {
+    double total = 0;
+    for (int64_t at = 0; at < n; at += 16) {
+        float part = 0;
+        for (int64_t i = at; i < n && i < at + 16; i++) part += x[i] * x[i];
+        total += part;
+    }
+    return total;
+}
+
+typedef struct adam { float rate, beta1, beta2, correct1, correct2, epsilon, decay, scale; } adam;
+
+static void adam_chunk(adam a, int64_t n, const float *grad, float *master, float *first, float *second) {
+    for (int64_t i = 0; i < n; i++) {
+        float g = grad[i] * a.scale;
+        first[i] += (1 - a.beta1) * (g - first[i]);
+        second[i] += (1 - a.beta2) * (g * g - second[i]);
+        master[i] -= a.rate * (first[i] * a.correct1 / (sqrtf(second[i] * a.correct2) + a.epsilon)
+                               + a.decay * master[i]);
+    }
+}
+
+/* Linear warm-up over a fiftieth of the steps, then half a cosine down to a twentieth of the peak. */
+static double learning_rate(int64_t step) {
+    int64_t warm = opt.steps / 50 > 10 ? opt.steps / 50 : 10;
+    double at;
+    if (step < warm) return opt.lr * (double)(step + 1) / (double)warm;
+    at = opt.steps > warm ? (double)(step - warm) / (double)(opt.steps - warm) : 1;
+    return opt.lr * (0.05 + 0.95 * 0.5 * (1 + cos(3.14159265358979 * (at > 1 ? 1 : at))));
+}
+
+/* One AdamW step on gradients that are sums over the batch; the norm of their mean is clipped to 1. */
+static void params_update(model *m) {
+    const double beta1 = 0.9, beta2 = 0.98;
+    double squares = 0, norm, t = (double)(m->step + 1);
+    adam a;
+    for (int i = 0; i < m->param_count; i++) {
+        param *p = m->params[i];
+        int64_t n = p->rows * p->cols, chunks = (n + CHUNK - 1) / CHUNK, all = chunks * p->count;
+        double *part = (double *)get((size_t)all * sizeof *part);
+        if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
+        for (int e = 0; e < p->count; e++) buffer_pull(&m->mem, &p->grad_halves[e]);
+        PARALLEL_FOR
+        for (int64_t c = 0; c < all; c++) {
+            int64_t from = c % chunks * CHUNK;
+            part[c] = sum_of_squares(floats(&p->grad_halves[c / chunks]) + from, n - from < CHUNK ? n - from : CHUNK);
+        }
+        for (int64_t c = 0; c < all; c++) squares += part[c];
+        free(part);
+    }
+    norm = sqrt(squares) / (double)opt.batch;
+    a.rate = (float)learning_rate(m->step);
+    a.beta1 = (float)beta1;
+    a.beta2 = (float)beta2;
+    a.correct1 = (float)(1 / (1 - pow(beta1, t)));
+    a.correct2 = (float)(1 / (1 - pow(beta2, t)));
+    a.epsilon = 1e-8f;
+    a.scale = (float)((norm > 1 ? 1 / norm : 1) / (double)opt.batch);
+    for (int i = 0; i < m->param_count; i++) {
+        param *p = m->params[i];
+        int64_t n = p->rows * p->cols, chunks = (n + CHUNK - 1) / CHUNK, all = chunks * p->count;
+        a.decay = p->decay ? 0.1f : 0.0f;
+        PARALLEL_FOR
+        for (int64_t c = 0; c < all; c++) {
+            int64_t from = c % chunks * CHUNK, at = c / chunks * n + from;
+            adam_chunk(a, n - from < CHUNK ? n - from : CHUNK, floats(&p->grad_halves[c / chunks]) + from,
+                       p->master + at, p->first + at, p->second + at);
+        }
+    }
+    params_publish(m);
+    m->step++;
+}
+
+/* ---------------------------------------------------------------------------------------- 5 Layers on the host --- */
+
+/* Row t: the embeddings of the `context` bytes before positions[t]. */
+static void embed_forward(const model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens) {
+    size_t row = (size_t)opt.embed * dtype_bytes(m->dtype);
+    const char *table = (const char *)m->embedding->weight[0].host;
+    char *x = (char *)m->x0.host;
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t j = 0; j < opt.context; j++)
+            memcpy(x + (size_t)(t * opt.context + j) * row, table + bytes[positions[t] - opt.context + j] * row, row);
+}
+
+static void embed_backward(const model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens) {
+    float *grad = floats(&m->embedding->grad[0]);
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t j = 0; j < opt.context; j++) {
+            const float *dx = floats(&m->dx0) + (t * opt.context + j) * opt.embed;
+            float *g = grad + bytes[positions[t] - opt.context + j] * opt.embed;
+            for (int64_t i = 0; i < opt.embed; i++) g[i] += dx[i];
+        }
+}
+
+/* y = x / rms(x) * gain, in the compute dtype. */
+static void norm_forward(const model *m, const float *x, const param *gain, float *inverse, const buffer *y,
+                         int64_t tokens) {
+    int64_t width = opt.hidden;
+    PARALLEL_FOR
+    for (int64_t t = 0; t < tokens; t++) {
+        const float *row = x + t * width;
+        float part[256];
+        float inv = inverse[t] = (float)(1 / sqrt(sum_of_squares(row, width) / (double)width + 1e-6));
+        for (int64_t at = 0; at < width; at += 256) {
+            int64_t n = width - at < 256 ? width - at : 256;
+            for (int64_t i = 0; i < n; i++) part[i] = row[at + i] * inv * gain->master[at + i];
+            store_row(m->dtype, (char *)y->host + (size_t)(t * width + at) * dtype_bytes(m->dtype), part, n);
+        }
+    }
+}
+
+/* dx = or += the gradient of x; the gain's gradient is added to its own. */
+static void norm_backward(const float *x, const param *gain, const float *inverse, const float *dy, float *dx, int add,
+                          int64_t tokens) {
+    int64_t width = opt.hidden;
+    float *dgain = floats(&gain->grad[0]);
+    PARALLEL_FOR
+    for (int64_t t = 0; t < tokens; t++) {
+        float inv = inverse[t], dot = 0;
+        for (int64_t i = 0; i < width; i++) dot += dy[t * width + i] * gain->master[i] * x[t * width + i];
+        dot *= inv * inv / (float)width;
+        for (int64_t i = 0; i < width; i++) {
+            float d = inv * (dy[t * width + i] * gain->master[i] - dot * x[t * width + i]);
+            dx[t * width + i] = add ? dx[t * width + i] + d : d;
+        }
+    }
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t i = 0; i < width; i++) dgain[i] += dy[t * width + i] * x[t * width + i] * inverse[t];
+}
+
+static void residual_add(const float *x, const float *y, float *out, int64_t n) {
+    PARALLEL_FOR
+    for (int64_t c = 0; c < n; c += CHUNK)
+        for (int64_t i = c; i < n && i < c + CHUNK; i++) out[i] = x[i] + y[i];
+}
+
+/* Losses of all rows of logits in nats, and with `train` the gradient of their sum. */
+static void cross_entropy(const model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens,
+                          int train) {
+    PARALLEL_FOR
+    for (int64_t t = 0; t < tokens; t++) {
+        const float *z = floats(&m->logits) + t * BYTES;
+        int target = bytes[positions[t]];
+        float top = z[0], sum = 0, grad[BYTES];
+        for (int i = 1; i < BYTES; i++) top = z[i] > top ? z[i] : top;
+        for (int i = 0; i < BYTES; i++) grad[i] = gmm_exp(z[i] - top);
+        for (int i = 0; i < BYTES; i++) sum += grad[i];
+        m->losses[t] = log((double)sum) + (double)top - (double)z[target];
+        if (!train) continue;
+        for (int i = 0; i < BYTES; i++) grad[i] /= sum;
+        grad[target] -= 1;
+        store_row(m->dtype, (char *)m->dlogits.host + (size_t)(t * BYTES) * dtype_bytes(m->dtype), grad, BYTES);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------- 6 Layers on gmm --- */
+
+static gmm_mat mat(gmm_dtype dtype, const buffer *b) { return gmm_mat_packed(dtype, b->at); }
+
+static void linear_run(model *m, gmm_op op, const gmm_linear *linear) {
+    gmm_status (*run)(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream);
+    gmm_info info = GMM_ZERO;
+    check(m, gmm_linear_query(m->ctx, op, linear, &info));
+    need_workspace(m, info.workspace_bytes);
+    switch (op) {
+    case GMM_OP_LINEAR_FWD: run = gmm_linear_fwd; break;
+    case GMM_OP_LINEAR_DGRAD: run = gmm_linear_dgrad; break;
+    case GMM_OP_LINEAR_WGRAD: run = gmm_linear_wgrad; break;
+    default: run = gmm_linear_bgrad;
+    }
+    check(m, run(m->ctx, linear, m->workspace.at, m->workspace.bytes, NULL));
+}
+
+/* The one group of plain linears: all tokens. */
+static gmm_groups whole_batch(model *m, int64_t tokens) {
+    gmm_groups groups = GMM_ZERO;
+    if (*(int32_t *)m->one_group.host != (int32_t)tokens) {
+        *(int32_t *)m->one_group.host = (int32_t)tokens;
+        buffer_push(&m->mem, &m->one_group);
+    }
+    groups.count = 1;
+    groups.capacity = tokens;
+    groups.splits = m->one_group.at;
+    groups.dtype = GMM_I32;
+    return groups;
+}
+
+/* y (fp32) = w x + b */
+static void linear_forward(model *m, const param *w, const param *b, const buffer *x, const buffer *y, int64_t tokens) {
+    gmm_groups groups = whole_batch(m, tokens);
+    gmm_mat mx = mat(m->dtype, x), my = mat(GMM_F32, y);
+    gmm_linear linear = GMM_ZERO;
+    linear.groups = &groups;
+    linear.in_features = w->cols;
+    linear.out_features = w->rows;
+    linear.x = &mx;
+    linear.w = &w->w;
+    linear.bias = b ? &b->w : NULL;
+    linear.y = &my;
+    linear_run(m, GMM_OP_LINEAR_FWD, &linear);
+}
+
+/* dx (fp32, stored or added), dw and db from dy */
+static void linear_backward(model *m, const param *w, const param *b, const buffer *x, const buffer *dy,
+                            const buffer *dx, int add, int64_t tokens) {
+    gmm_groups groups = whole_batch(m, tokens);
+    gmm_mat mx = mat(m->dtype, x), mdy = mat(m->dtype, dy), mdx = mat(GMM_F32, dx);
+    gmm_linear linear = GMM_ZERO;
+    linear.groups = &groups;
+    linear.in_features = w->cols;
+    linear.out_features = w->rows;
+    linear.x = &mx;
+    linear.w = &w->w;
+    linear.dy = &mdy;
+    linear.dx = &mdx;
+    linear.dw = &w->dw;
+    linear.db = b ? &b->dw : NULL;
+    linear.y_add = add;
+    linear_run(m, GMM_OP_LINEAR_DGRAD, &linear);
+    linear_run(m, GMM_OP_LINEAR_WGRAD, &linear);
+    if (b) linear_run(m, GMM_OP_LINEAR_BGRAD, &linear);
+}
+
+/* The descriptors of one block's calls, and the operands they point to. */
+typedef struct moe_call {
+    gmm_mat logits, dlogits, normed, rows, y, out, dout, drows, dexpert, dn;
+    gmm_groups groups;
+    gmm_route route;
+    gmm_permute permute;
+    gmm_mlp mlp;
+} moe_call;
+
+static void moe_describe(model *m, layer *l, moe_call *c, int64_t tokens, int train) {
+    int64_t capacity = tokens * opt.topk;
+    memset(c, 0, sizeof *c);
+    c->logits = mat(GMM_F32, &l->logits);
+    c->dlogits = mat(m->dtype, &m->drouter);
+    c->normed = mat(m->dtype, &l->normed);
+    c->rows = mat(m->dtype, &l->rows);
+    c->y = mat(m->dtype, &l->y);
+    c->out = mat(GMM_F32, &l->out);
+    c->dout = mat(GMM_F32, &m->dh);
+    c->drows = mat(m->dtype, &l->drows);
+    c->dexpert = mat(m->dtype, &m->dexpert);
+    c->dn = mat(GMM_F32, &m->dn);
+
+    c->route.experts = (int32_t)opt.experts;
+    c->route.tokens = tokens;
+    c->route.topk = (int32_t)opt.topk;
+    c->route.score = !strcmp(opt.score, "sigmoid") ? GMM_SCORE_SIGMOID : GMM_SCORE_SOFTMAX;
+    c->route.normalize = (int32_t)opt.normalize;
+    c->route.logits = &c->logits;
+    c->route.indices = (int32_t *)l->indices.at;
+    c->route.probs = (float *)l->probs.at;
+    c->route.counts = (int32_t *)l->counts.at;
+    c->route.aux_coeff = (float)opt.aux;
+    c->route.aux_loss = (float *)l->aux.at;
+    c->route.dprobs = (const float *)m->dprobs.at;
+    c->route.dloss = (const float *)m->dloss.at;
+    c->route.dlogits = &c->dlogits;
+
+    c->permute.experts = (int32_t)opt.experts;
+    c->permute.tokens = tokens;
+    c->permute.capacity = capacity;
+    c->permute.hidden = opt.hidden;
+    c->permute.topk = (int32_t)opt.topk;
+    c->permute.indices = (const int32_t *)l->indices.at;
+    c->permute.row_of = (int32_t *)l->row_of.at;
+    c->permute.slot_of = (int32_t *)l->slot_of.at;
+    c->permute.sizes = (int32_t *)l->sizes.at;
+
+    c->groups.count = (int32_t)opt.experts;
+    c->groups.capacity = capacity;
+    c->groups.splits = l->sizes.at;
+    c->groups.dtype = GMM_I32;
+
+    c->mlp.config = &m->mlp;
+    c->mlp.groups = &c->groups;
+    c->mlp.x = &c->rows;
+    c->mlp.w1 = &l->w1->w;
+    c->mlp.w2 = &l->w2->w;
+    c->mlp.b1 = l->b1 ? &l->b1->w : NULL;
+    c->mlp.b2 = l->b2 ? &l->b2->w : NULL;
+    c->mlp.prob = (const float *)l->row_probs.at;
+    c->mlp.y = &c->y;
+    if (!train) return;
+    c->mlp.saved = l->saved.at;
+    c->mlp.saved_bytes = l->saved.bytes;
+    c->mlp.dy = &c->drows;
+    c->mlp.dx = &c->dexpert;
+    c->mlp.dw1 = &l->w1->dw;
+    c->mlp.dw2 = &l->w2->dw;
+    c->mlp.db1 = l->b1 ? &l->b1->dw : NULL;
+    c->mlp.db2 = l->b2 ? &l->b2->dw : NULL;
+    c->mlp.dprob = (float *)m->drow_probs.at;
+    if (!opt.delay_wgrad) return;
+    c->mlp.deferred = l->deferred.at;
+    c->mlp.deferred_bytes = l->deferred.bytes;
+    c->mlp.queue = &m->queue;
+}
+
+typedef gmm_status permute_operation(gmm_context *, const gmm_permute *, void *, size_t, gmm_stream);
+
+static void permute_run(model *m, gmm_op op, permute_operation *run, const gmm_permute *permute) {
+    gmm_info info = GMM_ZERO;
+    check(m, gmm_permute_query(m->ctx, op, permute, &info));
+    need_workspace(m, info.workspace_bytes);
+    check(m, run(m->ctx, permute, m->workspace.at, m->workspace.bytes, NULL));
+}
+
+/* out = h + unpermute(experts(permute(norm(h)))) */
+static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int train) {
+    gmm_info info = GMM_ZERO;
+    gmm_permute permute;
+    moe_call c;
+    norm_forward(m, l->h, l->norm, l->inverse_rms, &l->normed, tokens);
+    buffer_push(&m->mem, &l->normed);
+    linear_forward(m, l->router, NULL, &l->normed, &l->logits, tokens);
+    moe_describe(m, l, &c, tokens, train);
+
+    check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_FWD, &c.route, &info));
+    need_workspace(m, info.workspace_bytes);
+    check(m, gmm_topk_fwd(m->ctx, &c.route, m->workspace.at, m->workspace.bytes, NULL));
+
+    permute = c.permute;
+    permute_run(m, GMM_OP_PERMUTE_MAP, gmm_permute_map, &permute);
+    permute.x = &c.normed;
+    permute.rows = &c.rows;
+    permute.probs = (const float *)l->probs.at;
+    permute.row_probs = (float *)l->row_probs.at;
+    permute_run(m, GMM_OP_PERMUTE_FWD, gmm_permute_fwd, &permute);
+
+    check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_FWD, &c.mlp, &info));
+    need_workspace(m, info.workspace_bytes);
+    check(m, gmm_mlp_fwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
+
+    permute = c.permute; /* the experts have applied the probabilities */
+    permute.rows = &c.y;
+    permute.out = &c.out;
+    permute_run(m, GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, &permute);
+    buffer_pull(&m->mem, &l->out);
+    residual_add(l->h, floats(&l->out), out, tokens * opt.hidden);
+}
+
+/* Turns the gradient dh of the block's output into that of its input. */
+static void moe_backward(model *m, layer *l, int64_t tokens) {
+    gmm_info info = GMM_ZERO;
+    gmm_permute permute;
+    moe_call c;
+    moe_describe(m, l, &c, tokens, 1);
+    buffer_push(&m->mem, &m->dh);
+    permute = c.permute;
+    permute.dout = &c.dout;
+    permute.drows = &c.drows;
+    permute_run(m, GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, &permute);
+
+    check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_BWD, &c.mlp, &info));
+    need_workspace(m, info.workspace_bytes);
+    check(m, gmm_mlp_bwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
+
+    permute = c.permute;
+    permute.drows = &c.dexpert;
+    permute.drow_probs = (const float *)m->drow_probs.at;
+    permute.dx = &c.dn;
+    permute.dprobs = (float *)m->dprobs.at;
+    permute_run(m, GMM_OP_PERMUTE_BWD, gmm_permute_bwd, &permute);
+
+    check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_BWD, &c.route, &info));
+    need_workspace(m, info.workspace_bytes);
+    check(m, gmm_topk_bwd(m->ctx, &c.route, m->workspace.at, m->workspace.bytes, NULL));
+    linear_backward(m, l->router, NULL, &l->normed, &m->drouter, &m->dn, 1, tokens);
+    buffer_pull(&m->mem, &m->dn);
+    norm_backward(l->h, l->norm, l->inverse_rms, floats(&m->dn), floats(&m->dh), 1, tokens);
+}
+
+/* The queued weight gradients of all blocks. */
+static void moe_delayed(model *m) {
+    gmm_mlp_config config = m->mlp;
+    while (m->queue.count > 0) {
+        gmm_info info = GMM_ZERO;
+        moe_call c;
+        moe_describe(m, &m->layers[0], &c, m->tokens, 1);
+        c.mlp.config = &config;
+        check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_WGRAD, &c.mlp, &info));
+        need_workspace(m, info.workspace_bytes);
+        check(m, gmm_mlp_wgrad(m->ctx, &m->queue, m->workspace.at, m->workspace.bytes, NULL));
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- 7 The model --- */
+
+static void layer_make(model *m, layer *l, int index) {
+    int experts = (int)opt.experts, gated = gmm_act_gated(m->mlp.act.kind);
+    int64_t tokens = m->tokens, rows = tokens * opt.topk, hidden = opt.hidden, ffn = opt.ffn;
+    size_t low = dtype_bytes(m->dtype);
+    gmm_info info = GMM_ZERO;
+    moe_call call;
+    char name[96];
+#define NAMED(suffix) (snprintf(name, sizeof name, "decoder.layers.%d.%s", index, suffix), name)
+    l->norm = param_add(m, NAMED("pre_mlp_layernorm.weight"), 1, 0, 1, hidden, GMM_F32, 1, 0);
+    l->router = param_add(m, NAMED("mlp.router.weight"), 1, 0, experts, hidden, m->dtype, 0, 0.5 / sqrt(hidden));
+    l->w1 = param_add(m, NAMED("mlp.experts.linear_fc1.weight"), experts, 1, ffn * (1 + gated), hidden, m->dtype, 0,
+                      1 / sqrt(hidden));
+    l->w2 = param_add(m, NAMED("mlp.experts.linear_fc2.weight"), experts, 1, hidden, ffn, m->dtype, 0,
+                      1 / sqrt(2.0 * ffn * opt.layers));
+    if (opt.bias) {
+        l->b1 = param_add(m, NAMED("mlp.experts.linear_fc1.bias"), experts, 1, 1, ffn * (1 + gated), GMM_F32, 0, 0);
+        l->b2 = param_add(m, NAMED("mlp.experts.linear_fc2.bias"), experts, 1, 1, hidden, GMM_F32, 0, 0);
+        param_interleave(m, l->b1);
+    }
+#undef NAMED
+    param_interleave(m, l->w1);
+
+    l->h = (float *)get((size_t)(tokens * hidden) * sizeof(float));
+    l->inverse_rms = (float *)get((size_t)tokens * sizeof(float));
+    l->normed = buffer_make(&m->mem, (size_t)(tokens * hidden) * low, BOTH);
+    l->logits = buffer_make(&m->mem, (size_t)(tokens * experts) * sizeof(float), AT_ONLY);
+    l->indices = buffer_make(&m->mem, (size_t)rows * sizeof(int32_t), AT_ONLY);
+    l->probs = buffer_make(&m->mem, (size_t)rows * sizeof(float), AT_ONLY);
+    l->counts = buffer_make(&m->mem, (size_t)experts * sizeof(int32_t), BOTH);
+    l->aux = buffer_make(&m->mem, sizeof(float), BOTH);
+    l->row_of = buffer_make(&m->mem, (size_t)rows * sizeof(int32_t), AT_ONLY);
+    l->slot_of = buffer_make(&m->mem, (size_t)rows * sizeof(int32_t), AT_ONLY);
+    l->sizes = buffer_make(&m->mem, (size_t)experts * sizeof(int32_t), AT_ONLY);
+    l->rows = buffer_make(&m->mem, (size_t)(rows * hidden) * low, AT_ONLY);
+    l->row_probs = buffer_make(&m->mem, (size_t)rows * sizeof(float), AT_ONLY);
+    l->y = buffer_make(&m->mem, (size_t)(rows * hidden) * low, AT_ONLY);
+    l->out = buffer_make(&m->mem, (size_t)(tokens * hidden) * sizeof(float), BOTH);
+    l->drows = buffer_make(&m->mem, (size_t)(rows * hidden) * low, AT_ONLY);
+    moe_describe(m, l, &call, tokens, 1);
+    check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_FWD, &call.route, &info)); /* refuses bad combinations early */
+    check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_FWD, &call.mlp, &info));
+    l->saved = buffer_make(&m->mem, info.saved_bytes, AT_ONLY);
+    check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_BWD, &call.mlp, &info));
+    l->deferred = buffer_make(&m->mem, info.deferred_bytes, AT_ONLY);
+}
+
+static void configure_mlp(model *m) {
+    gmm_mlp_config *c = &m->mlp;
+    gmm_error error;
+    c->hidden = opt.hidden;
+    c->ffn = opt.ffn;
+    c->act = act_of(opt.act);
+    if (option_of(&opt.interleave)->given) c->act.interleave = (int32_t)opt.interleave; /* else as the preset has it */
+    c->save = !strcmp(opt.save_policy, "act") ? GMM_SAVE_PREACT_AND_ACT
+            : !strcmp(opt.save_policy, "nothing") ? GMM_SAVE_NOTHING : GMM_SAVE_PREACT;
+    c->bias1 = c->bias2 = c->prob_on_bias2 = (int32_t)opt.bias;
+    c->prob = 1;
+    c->topk = (int32_t)opt.topk;
+    c->delay_wgrad = (int32_t)opt.delay_wgrad;
+    c->source_interleave = 0;
+    if (gmm_mlp_validate(c, &error)) die("the expert MLP cannot be configured so: %s", error.text);
+}
+
+static void write_log(void *user, gmm_log_level level, const char *message) {
+    (void)user;
+    (void)level;
+    fprintf(stderr, "gmm: %s\n", message);
+}
+
+static void model_make(model *m) {
+    int64_t tokens, hidden = opt.hidden, inputs = opt.context * opt.embed;
+    gmm_config config = GMM_ZERO;
+    gmm_error error;
+    size_t low;
+    if (opt.topk > opt.experts) die("--topk %d exceeds --experts %d", (int)opt.topk, (int)opt.experts);
+    if (opt.batch % opt.micro_batches)
+        die("--batch %lld is no multiple of --micro-batches %lld", (long long)opt.batch, (long long)opt.micro_batches);
+    memset(m, 0, sizeof *m);
+    m->mem = cpu_memory;
+    m->dtype = dtype_of(opt.dtype);
+    m->random = (uint64_t)opt.seed;
+    m->tokens = tokens = opt.batch / opt.micro_batches;
+    low = dtype_bytes(m->dtype);
+    configure_mlp(m);
+#ifdef _OPENMP
+    if (opt.threads) omp_set_num_threads((int)opt.threads);
+#endif
+    config.engine = engine_of(opt.engine);
+    config.space = config.engine == GMM_ENGINE_AUTO || config.engine == GMM_ENGINE_CPU ? m->mem.space : GMM_SPACE_CUDA;
+    config.threads = (int32_t)opt.threads;
+    config.log.level = GMM_LOG_WARN;
+    config.log.write = write_log;
+    if (gmm_create(&m->ctx, &config, &error)) die("--engine %s: %s", opt.engine, error.text);
+    m->workspace = buffer_make(&m->mem, 256, AT_ONLY);
+    m->entries = (gmm_wgrad_entry *)get((size_t)(opt.layers + 1) * sizeof *m->entries);
+    m->queue = gmm_wgrad_queue_over(m->entries, (int32_t)opt.layers + 1);
+
+    m->embedding = param_add(m, "embedding.word_embeddings.weight", 1, 0, BYTES, opt.embed, m->dtype, 0, 0.5);
+    m->embedding->decay = 0;
+    m->input_w = param_add(m, "input_layer.weight", 1, 0, hidden, inputs, m->dtype, 0, 1 / sqrt(0.25 * inputs));
+    m->input_b = param_add(m, "input_layer.bias", 1, 0, 1, hidden, GMM_F32, 0, 0);
+
+    m->one_group = buffer_make(&m->mem, sizeof(int32_t), BOTH);
+    m->dloss = buffer_make(&m->mem, 2 * sizeof(float), BOTH);
+    floats(&m->dloss)[0] = floats(&m->dloss)[1] = (float)tokens; /* gradients are sums over tokens, the loss a mean */
+    buffer_push(&m->mem, &m->dloss);
+    m->x0 = buffer_make(&m->mem, (size_t)(tokens * inputs) * low, BOTH);
+    m->dx0 = buffer_make(&m->mem, (size_t)(tokens * inputs) * sizeof(float), BOTH);
+    m->h0 = buffer_make(&m->mem, (size_t)(tokens * hidden) * sizeof(float), BOTH);
+    m->normed = buffer_make(&m->mem, (size_t)(tokens * hidden) * low, BOTH);
+    m->logits = buffer_make(&m->mem, (size_t)(tokens * BYTES) * sizeof(float), BOTH);
+    m->dlogits = buffer_make(&m->mem, (size_t)(tokens * BYTES) * low, BOTH);
+    m->dh = buffer_make(&m->mem, (size_t)(tokens * hidden) * sizeof(float), BOTH);
+    m->dh_low = buffer_make(&m->mem, (size_t)(tokens * hidden) * low, BOTH);
+    m->dn = buffer_make(&m->mem, (size_t)(tokens * hidden) * sizeof(float), BOTH);
+    m->dexpert = buffer_make(&m->mem, (size_t)(tokens * opt.topk * hidden) * low, AT_ONLY);
+    m->drow_probs = buffer_make(&m->mem, (size_t)(tokens * opt.topk) * sizeof(float), AT_ONLY);
+    m->dprobs = buffer_make(&m->mem, (size_t)(tokens * opt.topk) * sizeof(float), AT_ONLY);
+    m->drouter = buffer_make(&m->mem, (size_t)(tokens * opt.experts) * low, AT_ONLY);
+    m->h = (float *)get((size_t)(tokens * hidden) * sizeof(float));
+    m->inverse_rms = (float *)get((size_t)tokens * sizeof(float));
+    m->losses = (double *)get((size_t)tokens * sizeof(double));
+
+    m->layers = (layer *)get((size_t)(opt.layers + 1) * sizeof *m->layers);
+    for (int i = 0; i < opt.layers; i++) layer_make(m, &m->layers[i], i);
+    m->final_norm = param_add(m, "decoder.final_layernorm.weight", 1, 0, 1, hidden, GMM_F32, 1, 0);
+    m->head_w = param_add(m, "output_layer.weight", 1, 0, BYTES, hidden, m->dtype, 0, 0.5 / sqrt(hidden));
+    m->head_b = param_add(m, "output_layer.bias", 1, 0, 1, BYTES, GMM_F32, 0, 0);
+    params_publish(m);
+}
+
+/* Predicts the bytes at `positions` from those before; logits end up in m->logits.host. */
+static void forward(model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens, int train) {
+    float *first = opt.layers ? m->layers[0].h : m->h;
+    embed_forward(m, bytes, positions, tokens);
+    buffer_push(&m->mem, &m->x0);
+    linear_forward(m, m->input_w, m->input_b, &m->x0, &m->h0, tokens);
+    buffer_pull(&m->mem, &m->h0);
+    memcpy(first, m->h0.host, (size_t)(tokens * opt.hidden) * sizeof(float));
+    for (int i = 0; i < opt.layers; i++)
+        moe_forward(m, &m->layers[i], i + 1 < opt.layers ? m->layers[i + 1].h : m->h, tokens, train);
+    norm_forward(m, m->h, m->final_norm, m->inverse_rms, &m->normed, tokens);
+    buffer_push(&m->mem, &m->normed);
+    linear_forward(m, m->head_w, m->head_b, &m->normed, &m->logits, tokens);
+    buffer_pull(&m->mem, &m->logits);
+}
+
+/* Adds the gradients of a forward with train = 1 whose cross entropy has been taken. */
+static void backward(model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens) {
+    buffer_push(&m->mem, &m->dlogits);
+    linear_backward(m, m->head_w, m->head_b, &m->normed, &m->dlogits, &m->dn, 0, tokens);
+    buffer_pull(&m->mem, &m->dn);
+    norm_backward(m->h, m->final_norm, m->inverse_rms, floats(&m->dn), floats(&m->dh), 0, tokens);
+    for (int i = (int)opt.layers - 1; i >= 0; i--) moe_backward(m, &m->layers[i], tokens);
+    for (int64_t t = 0; t < tokens; t++)
+        store_row(m->dtype, (char *)m->dh_low.host + (size_t)(t * opt.hidden) * dtype_bytes(m->dtype),
+                  floats(&m->dh) + t * opt.hidden, opt.hidden);
+    buffer_push(&m->mem, &m->dh_low);
+    linear_backward(m, m->input_w, m->input_b, &m->x0, &m->dh_low, &m->dx0, 0, tokens);
+    buffer_pull(&m->mem, &m->dx0);
+    embed_backward(m, bytes, positions, tokens);
+    if (opt.delay_wgrad && opt.layers) moe_delayed(m);
+}
+
+/* gmm overwrites main_grad in the first micro-batch of a step; what the host accumulates is cleared. */
+static void begin_gradients(model *m, int first) {
+    for (int i = 0; i < m->param_count; i++) m->params[i]->dw.overwrite = first;
+    if (!first) return;
+    memset(m->embedding->grad[0].host, 0, m->embedding->grad[0].bytes);
+    memset(m->final_norm->grad[0].host, 0, m->final_norm->grad[0].bytes);
+    for (int i = 0; i < opt.layers; i++)
+        memset(m->layers[i].norm->grad[0].host, 0, m->layers[i].norm->grad[0].bytes);
+}
+
+static double sum_losses(const model *m, int64_t tokens) {
+    double sum = 0;
+    for (int64_t t = 0; t < tokens; t++) sum += m->losses[t];
+    return sum;
+}
+
+/* What is counted between two reports. */
+typedef struct tally {
+    double loss, aux;
+    double *load; /* [layers][experts] tokens */
+    int64_t steps;
+} tally;
+
+/* One optimizer step on a batch drawn from the training text. */
+static void train_step(model *m, const text *t, int64_t *positions, tally *now) {
+    double loss = 0, aux = 0;
+    for (int64_t part = 0; part < opt.micro_batches; part++) {
+        for (int64_t i = 0; i < m->tokens; i++)
+            positions[i] = opt.context + (int64_t)(random_next(&m->random) % (uint64_t)(t->train - opt.context));
+        begin_gradients(m, part == 0);
+        forward(m, t->bytes, positions, m->tokens, 1);
+        cross_entropy(m, t->bytes, positions, m->tokens, 1);
+        loss += sum_losses(m, m->tokens);
+        backward(m, t->bytes, positions, m->tokens);
+        for (int i = 0; i < opt.layers; i++) {
+            buffer_pull(&m->mem, &m->layers[i].counts);
+            buffer_pull(&m->mem, &m->layers[i].aux);
+            aux += *floats(&m->layers[i].aux);
+            for (int e = 0; e < opt.experts; e++)
+                now->load[i * opt.experts + e] += ((const int32_t *)m->layers[i].counts.host)[e];
+        }
+    }
+    params_update(m);
+    now->loss += loss / (double)opt.batch;
+    now->aux += opt.layers ? aux / (double)(opt.layers * opt.micro_batches) : 0;
+    now->steps++;
+    if (!(loss == loss)) die("the loss is not a number at step %lld: try a smaller --lr", (long long)m->step);
+}
+
+/* --------------------------------------------------------------------------------- 8 Evaluation, sample, bigram --- */
+
+/* Position i of n that spread evenly over the held-out text. */
+static int64_t held_out_position(const text *t, int64_t i, int64_t n) {
+    int64_t held = t->size - t->train;
+    return t->train + i * (held / n) + i * (held % n) / n;
+}
+
+static double evaluate(model *m, const text *t, int64_t n) {
+    int64_t *positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
+    double sum = 0;
+    for (int64_t at = 0; at < n; at += m->tokens) {
+        int64_t tokens = n - at < m->tokens ? n - at : m->tokens;
+        for (int64_t i = 0; i < tokens; i++) positions[i] = held_out_position(t, at + i, n);
+        forward(m, t->bytes, positions, tokens, 0);
+        cross_entropy(m, t->bytes, positions, tokens, 0);
+        sum += sum_losses(m, tokens);
+    }
+    free(positions);
+    return sum / (double)n;
+}
+
+/* Held-out loss of p(b | a) = (count(a b) + 1) / (count(a) + 256), counted on the training text. */
+static double bigram(const text *t, int64_t n) {
+    int64_t *pairs = (int64_t *)get(BYTES * BYTES * sizeof *pairs), *singles = (int64_t *)get(BYTES * sizeof *singles);
+    double sum = 0;
+    for (int64_t i = 1; i < t->train; i++) {
+        pairs[t->bytes[i - 1] * BYTES + t->bytes[i]]++;
+        singles[t->bytes[i - 1]]++;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = held_out_position(t, i, n);
+        int before = t->bytes[at - 1];
+        sum -= log(((double)pairs[before * BYTES + t->bytes[at]] + 1) / ((double)singles[before] + BYTES));
+    }
+    free(pairs);
+    free(singles);
+    return sum / (double)n;
+}
+
+/* Continues the last empty line of the training text (its end, where there is none), at a temperature of 0.8. */
+static void print_sample(model *m, const text *t) {
+    unsigned char *bytes = (unsigned char *)get((size_t)(opt.context + opt.sample + 1));
+    uint64_t random = (uint64_t)opt.seed ^ 0x5A5A5A5A;
+    int64_t from = t->train;
+    while (from > opt.context && from > 1 && (t->bytes[from - 1] != '\n' || t->bytes[from - 2] != '\n')) from--;
+    if (from <= opt.context) from = t->train;
+    memcpy(bytes, t->bytes + from - opt.context, (size_t)opt.context);
+    printf("\nsample:\n");
+    for (int64_t i = 0; i < opt.sample; i++) {
+        int64_t position = opt.context + i;
+        const float *z;
+        double weights[BYTES], sum = 0, point;
+        int pick = 0;
+        forward(m, bytes, &position, 1, 0);
+        z = floats(&m->logits);
+        for (int b = 0; b < BYTES; b++) sum += weights[b] = exp((double)z[b] / 0.8);
+        point = random_unit(&random) * sum;
+        while (pick < BYTES - 1 && (point -= weights[pick]) >= 0) pick++;
+        bytes[position] = (unsigned char)pick;
+        putchar(pick == '\n' || pick == '\t' || (pick >= 32 && pick < 127) ? pick : '?');
+    }
+    printf("\n\n");
+    free(bytes);
+}
+
+/* ---------------------------------------------------------------------------------------------- 9 Checkpoints --- */
+
+/* Masters under Megatron-like names ("decoder.layers.0.mlp.experts.linear_fc1.weight3" is expert 3), all fp32, with
+   AdamW's moments as optimizer.exp_avg.NAME and optimizer.exp_avg_sq.NAME; step, random state, the options that make
+   the model, and the text's size and hash as metadata. */
+enum { SETS = 3, NAME_ROOM = 160 };
+
+static const char *const set_names[SETS] = {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."};
+
+static float *set_values(const param *p, int set) { return set == 0 ? p->master : set == 1 ? p->first : p->second; }
+
+static void tensor_name(char *name, const param *p, int set, int e) {
+    if (p->indexed) snprintf(name, NAME_ROOM, "%s%s%d", set_names[set], p->name, e);
+    else snprintf(name, NAME_ROOM, "%s%s", set_names[set], p->name);
+}
+
+static int64_t tensor_count(const model *m) {
+    int64_t n = 0;
+    for (int i = 0; i < m->param_count; i++) n += m->params[i]->count;
+    return n * SETS;
+}
+
+typedef struct notebook {
+    st_pair pairs[OPTIONS + 8];
+    char keys[OPTIONS + 8][48], values[OPTIONS + 8][48];
+    int count;
+} notebook;
+
+static void add_pair(notebook *notes, const char *key, const char *format, ...) {
+    va_list list;
+    int i = notes->count++;
+    snprintf(notes->keys[i], sizeof notes->keys[i], "%s", key);
+    va_start(list, format);
+    vsnprintf(notes->values[i], sizeof notes->values[i], format, list);
+    va_end(list);
+    notes->pairs[i].key = notes->keys[i];
+    notes->pairs[i].value = notes->values[i];
+}
+
+static void save_checkpoint(const model *m, const text *t, const char *path) {
+    int64_t count = tensor_count(m), n = 0, at = 0;
+    st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
+    char (*names)[NAME_ROOM] = (char (*)[NAME_ROOM])get((size_t)count * sizeof *names);
+    notebook notes;
+    st_writer writer;
+    st_error error;
+    int ok;
+    notes.count = 0;
+    add_pair(&notes, "format", "pt");
+    add_pair(&notes, "producer", "train_moe 1");
+    add_pair(&notes, "step", "%lld", (long long)m->step);
+    add_pair(&notes, "random", "%016llx", (unsigned long long)m->random);
+    add_pair(&notes, "text.bytes", "%lld", (long long)t->size);
+    add_pair(&notes, "text.hash", "%016llx", (unsigned long long)hash_text(t));
+    for (int i = 0; i < OPTIONS; i++) {
+        char key[48], value[48];
+        if (!options[i].mark) continue;
+        snprintf(key, sizeof key, "config.%s", options[i].name);
+        option_text(&options[i], value, sizeof value);
+        add_pair(&notes, key, "%s", value);
+    }
+    for (int set = 0; set < SETS; set++)
+        for (int i = 0; i < m->param_count; i++)
+            for (int e = 0; e < m->params[i]->count; e++, n++) {
+                tensor_name(names[n], m->params[i], set, e);
+                tensors[n].name = names[n];
+                strcpy(tensors[n].dtype, "F32");
+                if (m->params[i]->rows > 1) tensors[n].shape[tensors[n].rank++] = m->params[i]->rows;
+                tensors[n].shape[tensors[n].rank++] = m->params[i]->cols;
+            }
+    ok = st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
+    if (ok) {
+        for (int set = 0; ok && set < SETS; set++)
+            for (int i = 0; ok && i < m->param_count; i++) { /* a parameter's tensors follow one another */
+                const param *p = m->params[i];
+                int64_t bytes = p->count * p->rows * p->cols * (int64_t)sizeof(float);
+                ok = st_write(&writer, at, set_values(p, set), bytes, &error);
+                at += bytes;
+            }
+        if (ok) ok = st_commit(&writer, &error);
+        else st_abandon(&writer);
+    }
+    if (!ok) die("saving %s: %s", path, error.text);
+    free(names);
+    free(tensors);
+}
+
+/* Says before training, rather than after, that a checkpoint could not be written there. */
+static void try_saving(const char *path) {
+    st_writer writer;
+    st_error error;
+    if (!st_create(&writer, path, NULL, 0, NULL, 0, &error)) die("saving %s: %s", path, error.text);
+    st_abandon(&writer);
+}
+
+/* Opens a checkpoint and takes the model's options from it, before the model is made. */
+static st_file open_checkpoint(const char *path) {
+    st_file file;
+    st_error error;
+    option_error wrong;
+    const char *producer;
+    char where[300];
+    if (!st_open(&file, path, &error)) die("%s: %s", path, error.text);
+    producer = st_metadata(&file, "producer");
+    if (!producer || strcmp(producer, "train_moe 1"))
+        die("%s: a safetensors file, but no checkpoint of train_moe (its producer is \"%.60s\")", path,
+            producer ? producer : "");
+    snprintf(where, sizeof where, "%.200s: config.", path);
+    for (int i = 0; i < OPTIONS; i++) {
+        char key[48], stated[48], stored[48];
+        const char *value;
+        if (!options[i].mark) continue;
+        snprintf(key, sizeof key, "config.%s", options[i].name);
+        value = st_metadata(&file, key);
+        if (!value) die("%s: the checkpoint lacks %s", path, key);
+        option_text(&options[i], stated, sizeof stated);
+        if (options[i].given && !strcmp(options[i].name, "steps")) continue; /* a longer or shorter schedule */
+        if (!option_set(&options[i], value, where, &wrong)) die("%s", wrong.text);
+        option_text(&options[i], stored, sizeof stored);
+        if (options[i].given && strcmp(stated, stored))
+            die("--%s %s contradicts the checkpoint %s, which has %s", options[i].name, stated, path, stored);
+    }
+    return file;
+}
+
+static uint64_t metadata_number(const st_file *file, const char *path, const char *key, int base) {
+    const char *text = st_metadata(file, key);
+    char *end = NULL;
+    uint64_t value;
+    errno = 0;
+    value = text ? strtoull(text, &end, base) : 0;
+    if (!text || errno || end == text || *end || *text == '-') die("%s: the checkpoint has no valid \"%s\"", path, key);
+    return value;
+}
+
+static void load_checkpoint(model *m, const text *t, st_file *file, const char *path) {
+    char name[NAME_ROOM];
+    if (metadata_number(file, path, "text.bytes", 10) != (uint64_t)t->size ||
+        metadata_number(file, path, "text.hash", 16) != hash_text(t))
+        die("%s: the checkpoint was trained on another text (of %s bytes, this one has %lld)", path,
+            st_metadata(file, "text.bytes"), (long long)t->size);
+    if (file->count != tensor_count(m))
+        die("%s: the checkpoint holds %lld tensors, its configuration makes %lld", path, (long long)file->count,
+            (long long)tensor_count(m));
+    for (int set = 0; set < SETS; set++)
+        for (int i = 0; i < m->param_count; i++)
+            for (int e = 0; e < m->params[i]->count; e++) {
+                const param *p = m->params[i];
+                const st_tensor *found;
+                int64_t n = p->rows * p->cols;
+                tensor_name(name, p, set, e);
+                found = st_find(file, name);
+                if (!found) die("%s: the checkpoint lacks the tensor %s", path, name);
+                if (strcmp(found->dtype, "F32") || found->rank != (p->rows > 1 ? 2 : 1) ||
+                    found->shape[found->rank - 1] != p->cols || (p->rows > 1 && found->shape[0] != p->rows))
+                    die("%s: %s is not an F32 tensor of %lld x %lld", path, name, (long long)p->rows,
+                        (long long)p->cols);
+                memcpy(set_values(p, set) + e * n, file->data + found->begin, (size_t)n * sizeof(float));
+            }
+    m->step = (int64_t)metadata_number(file, path, "step", 10);
+    m->random = metadata_number(file, path, "random", 16);
+    if (m->step < 0 || m->step > opt.steps)
+        die("%s: the checkpoint is at step %lld of %lld", path, (long long)m->step, (long long)opt.steps);
+    params_publish(m);
+}
+
+/* -------------------------------------------------------------------------------------------------- 10 Reports --- */
+
+typedef struct history {
+    double *step, *train, *held_out;
+    int count, room;
+} history;
+
+static void history_add(history *h, double step, double train, double held_out) {
+    if (h->count == h->room) {
+        h->room = h->room * 2 + 64;
+        h->step = (double *)realloc(h->step, (size_t)h->room * sizeof(double));
+        h->train = (double *)realloc(h->train, (size_t)h->room * sizeof(double));
+        h->held_out = (double *)realloc(h->held_out, (size_t)h->room * sizeof(double));
+        if (!h->step || !h->train || !h->held_out) die("out of memory");
+    }
+    h->step[h->count] = step;
+    h->train[h->count] = train;
+    h->held_out[h->count++] = held_out;
+}
+
+/* Shares of the experts of a layer, and the smallest and largest. */
+static void load_range(const double *load, double *low, double *high) {
+    *low = 1;
+    *high = 0;
+    for (int i = 0; i < opt.layers; i++) {
+        double sum = 0;
+        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        for (int e = 0; e < opt.experts && sum > 0; e++) {
+            double share = load[i * opt.experts + e] / sum;
+            *low = share < *low ? share : *low;
+            *high = share > *high ? share : *high;
+        }
+    }
+}
+
+/* One bar per expert, its height the share over an even one (half height), layers apart. */
+static void load_bars(const double *load, char *to, size_t size) {
+    static const char *const bars[] = {"\u2581", "\u2582", "\u2583", "\u2584", "\u2585", "\u2586", "\u2587", "\u2588"};
+    size_t used = 0;
+    *to = 0;
+    for (int i = 0; i < opt.layers; i++) {
+        double sum = 0;
+        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        for (int e = 0; e < opt.experts && used + 8 < size; e++) {
+            int height = sum > 0 ? (int)(load[i * opt.experts + e] / sum * (double)opt.experts * 4) : 0;
+            used += (size_t)snprintf(to + used, size - used, "%s", bars[height > 7 ? 7 : height]);
+        }
+        if (i + 1 < opt.layers && used + 8 < size) used += (size_t)snprintf(to + used, size - used, " ");
+    }
+}
+
+static void print_load(const double *load) {
+    for (int i = 0; i < opt.layers; i++) {
+        double sum = 0;
+        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        printf("layer %d, load per expert in %%:", i);
+        for (int e = 0; e < opt.experts; e++)
+            printf(" %.1f", sum > 0 ? 100 * load[i * opt.experts + e] / sum : 0.0);
+        printf("\n");
+    }
+}
+
+static void write_svg(const history *h, const double *load, double bigram_loss, const char *path) {
+    svg_box losses = {0, 0, 760, 400}, bars = {0, 400, 760, 280};
+    double ends[2], level[2];
+    svg_series series[3] = {{"training", "#4477aa", 0, 0, NULL, NULL}, {"held-out", "#ee6677", 0, 0, NULL, NULL},
+                            {"bigram, held-out", "#777777", 1, 0, NULL, NULL}};
+    double *shares = (double *)get((size_t)(opt.layers * opt.experts + 1) * sizeof *shares);
+    char *folder = (char *)get(strlen(path) + 1), *slash;
+    FILE *out;
+    strcpy(folder, path);
+    slash = strrchr(folder, '/');
+    if (slash && slash != folder) {
+        *slash = 0;
+        mkdir(folder, 0777); /* where it exists already, or cannot be made, fopen has the last word */
+    }
+    free(folder);
+    out = fopen(path, "w");
+    if (!out) die("cannot write %s: %s", path, strerror(errno));
+    series[0].x = series[1].x = h->step;
+    series[0].y = h->train;
+    series[1].y = h->held_out;
+    series[0].count = series[1].count = h->count;
+    if (h->count) {
+        ends[0] = h->step[0];
+        ends[1] = h->step[h->count - 1];
+        level[0] = level[1] = bigram_loss;
+        series[2].x = ends;
+        series[2].y = level;
+        series[2].count = 2;
+    }
+    for (int i = 0; i < opt.layers; i++) {
+        double sum = 0;
+        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        for (int e = 0; e < opt.experts; e++)
+            shares[i * opt.experts + e] = sum > 0 ? load[i * opt.experts + e] / sum : 0;
+    }
+    svg_begin(out, 760, opt.layers ? 680 : 400);
+    svg_lines(out, losses, "Loss", "step", "nats per byte", series, 3);
+    if (opt.layers)
+        svg_bars(out, bars, "Load per expert", "layer", "share of tokens", shares, (int)opt.layers, (int)opt.experts,
+                 1 / (double)opt.experts);
+    svg_end(out);
+    if (fclose(out)) die("cannot write %s: %s", path, strerror(errno));
+    free(shares);
+}
+
+static void describe(const model *m, const text *t) {
+    double all = 0, active = 0;
+    for (int i = 0; i < m->param_count; i++) {
+        double n = (double)(m->params[i]->rows * m->params[i]->cols);
+        all += n * m->params[i]->count;
+        active += n * (double)(m->params[i]->indexed ? opt.topk : 1);
+    }
+    printf("text: %lld bytes (%lld files), the last %lld held out\n", (long long)t->size, (long long)t->files,
+           (long long)(t->size - t->train));
+    printf("model: %.0f parameters, %.0f per token; %lld layers of %lld experts, top %lld, %s, %s\n", all, active,
+           (long long)opt.layers, (long long)opt.experts, (long long)opt.topk, opt.act, opt.dtype);
+    printf("training: %lld steps of %lld tokens in %lld micro-batches\n", (long long)opt.steps, (long long)opt.batch,
+           (long long)opt.micro_batches);
+}
+
+/* ---------------------------------------------------------------------------------------------------- 11 main --- */
+
+static void train(model *m, const text *t, history *h, double *load_all) {
+    int64_t last = opt.stop_at && opt.stop_at < opt.steps ? opt.stop_at : opt.steps, every = opt.steps / 20;
+    int64_t loads = opt.layers * opt.experts, held = t->size - t->train, subset = held < 4096 ? held : 4096;
+    int64_t *positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
+    progress bar = progress_begin(stdout, m->step, last, (int)opt.quiet);
+    double since = progress_seconds(), held_out = 0, spent = 0;
+    char status[512], bars[256];
+    tally now = {0, 0, NULL, 0};
+    now.load = (double *)get((size_t)(loads + 1) * sizeof(double));
+    every = every ? every : 1;
+    while (m->step < last) {
+        double low, high, speed;
+        int report;
+        train_step(m, t, positions, &now);
+        report = m->step % every == 0 || m->step == last;
+        speed = (double)(now.steps * opt.batch) / (progress_seconds() - since);
+        load_range(now.load, &low, &high);
+        if (bar.terminal) {
+            char known[16] = "-";
+            if (h->count) snprintf(known, sizeof known, "%.3f", held_out);
+            load_bars(now.load, bars, sizeof bars);
+            snprintf(status, sizeof status, "step %lld train %.3f held-out %s %.0f tok/s load %s %.0f-%.0f%%"
+                     " aux %.4f", (long long)m->step, now.loss / (double)now.steps, known, speed, bars, 100 * low,
+                     100 * high, now.aux / (double)now.steps);
+            progress_update(&bar, m->step, status);
+        }
+        if (report) {
+            double began = progress_seconds();
+            held_out = evaluate(m, t, subset);
+            history_add(h, (double)m->step, now.loss / (double)now.steps, held_out);
+            if (!opt.quiet && !bar.terminal) {
+                printf("step %6lld/%lld  train %.4f  held-out %.4f  aux %.4f  tokens/s %.0f  load %.1f-%.1f%%\n",
+                       (long long)m->step, (long long)opt.steps, now.loss / (double)now.steps, held_out,
+                       now.aux / (double)now.steps, speed, 100 * low, 100 * high);
+                fflush(stdout);
+            }
+            for (int64_t i = 0; i < loads; i++) {
+                load_all[i] += now.load[i];
+                now.load[i] = 0;
+            }
+            now.loss = now.aux = 0;
+            now.steps = 0;
+            spent += progress_seconds() - began;
+            since = progress_seconds();
+        }
+        if (*opt.save && opt.save_every && m->step % opt.save_every == 0 && m->step < last)
+            save_checkpoint(m, t, opt.save);
+    }
+    progress_clear(&bar);
+    if (!opt.quiet) printf("trained in %.1f s, of which %.1f s evaluation\n", progress_seconds() - bar.began, spent);
+    free(now.load);
+    free(positions);
+}
+
+int main(int argc, char **argv) {
+    static model m;
+    st_file checkpoint; /* stays open: options taken from it point into it */
+    history h = {NULL, NULL, NULL, 0, 0};
+    int64_t n;
+    double held_out, bigram_loss, *load;
+    option_error error;
+    text t;
+    if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
+    if (opt.help) {
+        print_help();
+        return 0;
+    }
+    if ((*opt.save || *opt.resume) && st_missing()) die("%s", st_missing());
+    if (*opt.resume) checkpoint = open_checkpoint(opt.resume);
+    if (*opt.save) try_saving(opt.save);
+    t = read_text();
+    if (t.train <= opt.context || t.size - t.train < 1)
+        die("the text of %lld bytes is too short for a context of %lld", (long long)t.size, (long long)opt.context);
+    model_make(&m);
+    if (*opt.resume) load_checkpoint(&m, &t, &checkpoint, opt.resume);
+    if (!opt.quiet) describe(&m, &t);
+    load = (double *)get((size_t)(opt.layers * opt.experts + 1) * sizeof *load);
+    train(&m, &t, &h, load);
+    if (*opt.save) save_checkpoint(&m, &t, opt.save);
+
+    n = t.size - t.train;
+    if (opt.eval_tokens && opt.eval_tokens < n) n = opt.eval_tokens;
+    held_out = evaluate(&m, &t, n);
+    bigram_loss = bigram(&t, n);
+    if (!opt.quiet) {
+        print_load(load);
+        if (opt.sample) print_sample(&m, &t);
+    }
+    if (*opt.svg) {
+        write_svg(&h, load, bigram_loss, opt.svg);
+        if (!opt.quiet) printf("losses and expert load: %s\n", opt.svg);
+    }
+    printf("held-out %.4f nats/byte, bigram %.4f nats/byte\n", held_out, bigram_loss);
+    gmm_destroy(m.ctx);
+    if (*opt.resume) st_close(&checkpoint);
+    return 0;
+}

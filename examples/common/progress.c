@@ -1,0 +1,58 @@
+/* progress.c - see progress.h.  SPDX-License-Identifier: MIT */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#include "progress.h"
+
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+double progress_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+progress progress_begin(FILE *out, int64_t first, int64_t total, int quiet) {
+    progress p;
+    memset(&p, 0, sizeof p);
+    p.out = out;
+    p.terminal = !quiet && isatty(fileno(out));
+    p.first = first;
+    p.total = total;
+    p.began = progress_seconds();
+    return p;
+}
+
+static int columns(FILE *out) {
+    struct winsize size;
+    memset(&size, 0, sizeof size);
+    return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+void progress_update(progress *p, int64_t done, const char *text) {
+    enum { BAR = 20 };
+    double now = progress_seconds(), share, left;
+    int64_t span = p->total - p->first;
+    int filled, room, shown = 0;
+    const char *end = text;
+    if (!p->terminal || (now - p->drawn < 0.1 && done < p->total)) return;
+    p->drawn = now;
+    share = span > 0 ? (double)(done - p->first) / (double)span : 1.0;
+    left = share > 0 ? (now - p->began) * (1 - share) / share : 0;
+    filled = (int)(share * BAR + 0.5);
+    fprintf(p->out, "\r\033[K[%.*s%.*s] %3d%% %2d:%02d left  ", filled, "####################", BAR - filled,
+            "....................", (int)(share * 100), (int)left / 60, (int)left % 60);
+    room = columns(p->out) - BAR - 21; /* a line that wraps could not be rewritten */
+    for (; *end && shown < room; end++) shown += ((unsigned char)end[1] & 0xC0) != 0x80; /* characters, not bytes */
+    fprintf(p->out, "%.*s", (int)(end - text), text);
+    fflush(p->out);
+    p->shown = 1;
+}
+
+void progress_clear(progress *p) {
+    if (p->shown) fprintf(p->out, "\r\033[K");
+    p->shown = 0;
+}

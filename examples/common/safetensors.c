@@ -1,0 +1,513 @@
+/* safetensors.c - see safetensors.h.  SPDX-License-Identifier: MIT */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#include "safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifdef HAVE_CJSON
+#include <cjson/cJSON.h>
+#endif
+
+enum { HEADER_LIMIT = 100000000 }; /* bytes, as the reference implementation has it */
+
+struct st_inside {
+    void *map;
+    size_t map_bytes;
+    st_tensor *tensors;
+    st_pair *metadata;
+    const st_tensor **by_name;
+    void *json; /* owns the strings */
+};
+
+static int fail(st_error *error, const char *format, ...) {
+    va_list list;
+    if (!error) return 0;
+    va_start(list, format);
+    vsnprintf(error->text, sizeof error->text, format, list);
+    va_end(list);
+    return 0;
+}
+
+const char *st_missing(void) {
+#ifdef HAVE_CJSON
+    return NULL;
+#else
+    return "this build cannot read or write safetensors files: it was compiled without cJSON "
+           "(install libcjson-dev and build again)";
+#endif
+}
+
+int32_t st_dtype_bits(const char *dtype) {
+    static const struct { const char *name; int32_t bits; } known[] = {
+        {"BOOL", 8}, {"U8", 8}, {"I8", 8}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F4", 4},
+        {"U16", 16}, {"I16", 16}, {"F16", 16}, {"BF16", 16}, {"U32", 32}, {"I32", 32}, {"F32", 32},
+        {"U64", 64}, {"I64", 64}, {"F64", 64}, {"C64", 64}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (!strcmp(dtype, known[i].name)) return known[i].bits;
+    return 0;
+}
+
+/* Bytes of shape times dtype; -1 where they do not fit 63 bits or are no whole number. */
+static int64_t tensor_bytes(const st_tensor *t) {
+    uint64_t product = (uint64_t)t->bits;
+    int empty = 0;
+    for (int32_t i = 0; i < t->rank; i++) empty |= t->shape[i] == 0;
+    if (empty) return 0;
+    for (int32_t i = 0; i < t->rank; i++) {
+        if (t->shape[i] < 0 || product > (uint64_t)INT64_MAX / (uint64_t)t->shape[i]) return -1;
+        product *= (uint64_t)t->shape[i];
+    }
+    return product % 8 ? -1 : (int64_t)(product / 8);
+}
+
+/* Length of the well-formed UTF-8 sequence at s, 0 if there is none. */
+static size_t utf8_length(const unsigned char *s, size_t left) {
+    unsigned char c = s[0];
+    size_t n = c < 0x80 ? 1 : c >= 0xC2 && c <= 0xDF ? 2 : (c & 0xF0) == 0xE0 ? 3 : c >= 0xF0 && c <= 0xF4 ? 4 : 0;
+    if (n == 0 || n > left) return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
+    if (c == 0xE0 && s[1] < 0xA0) return 0; /* longer than needed */
+    if (c == 0xED && s[1] > 0x9F) return 0; /* surrogates */
+    if (c == 0xF0 && s[1] < 0x90) return 0;
+    if (c == 0xF4 && s[1] > 0x8F) return 0; /* above U+10FFFF */
+    return n;
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp((*(const st_tensor *const *)a)->name, (*(const st_tensor *const *)b)->name);
+}
+
+/* Pointers to the tensors in name order; NULL with an error where a name stands twice. */
+static const st_tensor **sort_names(const st_tensor *tensors, int64_t count, st_error *error) {
+    const st_tensor **names = (const st_tensor **)malloc(((size_t)count + 1) * sizeof *names);
+    if (!names) {
+        fail(error, "out of memory");
+        return NULL;
+    }
+    for (int64_t i = 0; i < count; i++) names[i] = &tensors[i];
+    qsort(names, (size_t)count, sizeof *names, compare_names);
+    for (int64_t i = 1; i < count; i++) {
+        if (strcmp(names[i - 1]->name, names[i]->name)) continue;
+        fail(error, "the header holds the key \"%.200s\" twice", names[i]->name);
+        free(names);
+        return NULL;
+    }
+    return names;
+}
+
+void st_close(st_file *file) {
+    struct st_inside *in = file->inside;
+    if (in) {
+        if (in->map) munmap(in->map, in->map_bytes);
+#ifdef HAVE_CJSON
+        cJSON_Delete((cJSON *)in->json);
+#endif
+        free(in->tensors);
+        free(in->metadata);
+        free(in->by_name);
+        free(in);
+    }
+    memset(file, 0, sizeof *file);
+}
+
+const st_tensor *st_find(const st_file *file, const char *name) {
+    st_tensor key;
+    const st_tensor *want = &key, **hit;
+    if (!file->count) return NULL;
+    key.name = name;
+    hit = (const st_tensor **)bsearch(&want, file->inside->by_name, (size_t)file->count, sizeof *hit, compare_names);
+    return hit ? *hit : NULL;
+}
+
+const char *st_metadata(const st_file *file, const char *key) {
+    for (int64_t i = 0; i < file->metadata_count; i++)
+        if (!strcmp(file->metadata[i].key, key)) return file->metadata[i].value;
+    return NULL;
+}
+
+#ifdef HAVE_CJSON
+
+/* What cJSON lets pass: bad UTF-8, control characters, NUL escapes, numbers that are not integers or lose digits as a
+   double, literals. The grammar itself is cJSON's to check. */
+static int scan_header(const unsigned char *s, size_t size, st_error *error) {
+    int in_string = 0;
+    for (size_t i = 0; i < size;) {
+        size_t n = utf8_length(s + i, size - i);
+        if (!n) return fail(error, "the header is not UTF-8 at byte %zu", i);
+        if (in_string) {
+            if (s[i] < 0x20) return fail(error, "the header has a control character in a string at byte %zu", i);
+            if (s[i] == '"') in_string = 0;
+            if (s[i] == '\\') {
+                if (size - i >= 6 && !memcmp(s + i + 1, "u0000", 5))
+                    return fail(error, "the header has a NUL escape at byte %zu", i);
+                n = 2; /* what follows a backslash does not end the string */
+            }
+        } else if (s[i] >= '0' && s[i] <= '9') {
+            uint64_t value = 0;
+            for (n = 0; i + n < size && s[i + n] >= '0' && s[i + n] <= '9'; n++) {
+                value = value * 10 + (uint64_t)(s[i + n] - '0');
+                if (n >= 16 || value > 9007199254740991u)
+                    return fail(error, "the header has an integer above 2^53 - 1 at byte %zu", i);
+            }
+            if (n > 1 && s[i] == '0') return fail(error, "the header has a leading zero at byte %zu", i);
+        } else if (s[i] == '"') {
+            in_string = 1;
+        } else if (!strchr("{}[],: \t\r\n", s[i]) || s[i] == 0) {
+            return fail(error, "the header has an unexpected character (code %d) at byte %zu: only strings, objects, "
+                               "arrays and non-negative integers may stand there", s[i], i);
+        }
+        i += n;
+    }
+    return 1;
+}
+
+static int compare_pairs(const void *a, const void *b) {
+    return strcmp(((const st_pair *)a)->key, ((const st_pair *)b)->key);
+}
+
+static int read_metadata(const cJSON *json, struct st_inside *in, int64_t *count, st_error *error) {
+    const cJSON *item;
+    int64_t n = 0;
+    if (!cJSON_IsObject(json)) return fail(error, "\"__metadata__\" is not an object");
+    in->metadata = (st_pair *)malloc(((size_t)cJSON_GetArraySize(json) + 1) * sizeof *in->metadata);
+    if (!in->metadata) return fail(error, "out of memory");
+    cJSON_ArrayForEach(item, json) {
+        if (!cJSON_IsString(item)) return fail(error, "\"__metadata__\": \"%.200s\" is not a string", item->string);
+        in->metadata[n].key = item->string;
+        in->metadata[n++].value = item->valuestring;
+    }
+    qsort(in->metadata, (size_t)n, sizeof *in->metadata, compare_pairs);
+    for (int64_t i = 1; i < n; i++)
+        if (!strcmp(in->metadata[i - 1].key, in->metadata[i].key))
+            return fail(error, "\"__metadata__\" holds the key \"%.200s\" twice", in->metadata[i].key);
+    *count = n;
+    return 1;
+}
+
+static int read_tensor(const cJSON *json, int64_t data_bytes, st_tensor *t, st_error *error) {
+    const cJSON *item, *dtype = NULL, *shape = NULL, *offsets = NULL;
+    int64_t end, expected;
+    memset(t, 0, sizeof *t);
+    t->name = json->string;
+    if (!cJSON_IsObject(json)) return fail(error, "tensor \"%.200s\" is not an object", t->name);
+    cJSON_ArrayForEach(item, json) {
+        const cJSON **slot = !strcmp(item->string, "dtype") ? &dtype : !strcmp(item->string, "shape") ? &shape
+                           : !strcmp(item->string, "data_offsets") ? &offsets : NULL;
+        if (!slot) return fail(error, "tensor \"%.200s\" has the unknown key \"%.100s\"", t->name, item->string);
+        if (*slot) return fail(error, "tensor \"%.200s\" has the key \"%.100s\" twice", t->name, item->string);
+        *slot = item;
+    }
+    if (!cJSON_IsString(dtype) || !*dtype->valuestring || strlen(dtype->valuestring) >= sizeof t->dtype)
+        return fail(error, "tensor \"%.200s\" has no valid dtype", t->name);
+    strcpy(t->dtype, dtype->valuestring);
+    t->bits = st_dtype_bits(t->dtype);
+    if (!cJSON_IsArray(shape)) return fail(error, "tensor \"%.200s\" has no shape", t->name);
+    cJSON_ArrayForEach(item, shape) {
+        if (!cJSON_IsNumber(item)) return fail(error, "tensor \"%.200s\": an extent is not an integer", t->name);
+        if (t->rank == ST_MAX_RANK)
+            return fail(error, "tensor \"%.200s\" has more than %d dimensions", t->name, ST_MAX_RANK);
+        t->shape[t->rank++] = (int64_t)item->valuedouble;
+    }
+    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !cJSON_IsNumber(offsets->child) ||
+        !cJSON_IsNumber(offsets->child->next))
+        return fail(error, "tensor \"%.200s\" has no pair of data_offsets", t->name);
+    t->begin = (int64_t)offsets->child->valuedouble;
+    end = (int64_t)offsets->child->next->valuedouble;
+    if (t->begin > end || end > data_bytes)
+        return fail(error, "tensor \"%.200s\" stands at bytes %lld to %lld, outside of the %lld data bytes (is the "
+                           "file truncated?)", t->name, (long long)t->begin, (long long)end, (long long)data_bytes);
+    t->bytes = end - t->begin;
+    expected = t->bits ? tensor_bytes(t) : t->bytes;
+    if (expected < 0) return fail(error, "tensor \"%.200s\": shape times dtype is no 63-bit byte count", t->name);
+    if (expected != t->bytes)
+        return fail(error, "tensor \"%.200s\" takes %lld bytes, but its shape and dtype %s make %lld", t->name,
+                    (long long)t->bytes, t->dtype, (long long)expected);
+    return 1;
+}
+
+static int compare_offsets(const void *a, const void *b) {
+    const st_tensor *x = (const st_tensor *)a, *y = (const st_tensor *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
+}
+
+static int read_header(struct st_inside *in, st_file *file, st_error *error) {
+    const unsigned char *bytes = (const unsigned char *)in->map;
+    const cJSON *item;
+    uint64_t length = 0;
+    int64_t data_bytes, next = 0;
+    int seen_metadata = 0;
+    char *text;
+    for (int i = 7; i >= 0; i--) length = length << 8 | bytes[i];
+    if (length > HEADER_LIMIT)
+        return fail(error, "not a safetensors file: its first 8 bytes give a header of %llu bytes, more than %d",
+                    (unsigned long long)length, HEADER_LIMIT);
+    if (length > in->map_bytes - 8)
+        return fail(error, "truncated, or not a safetensors file: a header of %llu bytes does not fit the file of %zu "
+                           "bytes", (unsigned long long)length, in->map_bytes);
+    if (length < 2 || bytes[8] != '{') return fail(error, "not a safetensors file: its header is no JSON object");
+    if (!scan_header(bytes + 8, (size_t)length, error)) return 0;
+    data_bytes = (int64_t)(in->map_bytes - 8 - (size_t)length);
+
+    text = (char *)malloc((size_t)length + 1);
+    if (!text) return fail(error, "out of memory");
+    memcpy(text, bytes + 8, (size_t)length);
+    text[length] = 0;
+    in->json = cJSON_ParseWithLengthOpts(text, (size_t)length + 1, NULL, 1);
+    free(text);
+    if (!in->json) return fail(error, "the header is not valid JSON");
+
+    in->tensors = (st_tensor *)malloc(((size_t)cJSON_GetArraySize((cJSON *)in->json) + 1) * sizeof *in->tensors);
+    if (!in->tensors) return fail(error, "out of memory");
+    cJSON_ArrayForEach(item, (const cJSON *)in->json) {
+        if (!strcmp(item->string, "__metadata__")) {
+            if (seen_metadata++) return fail(error, "the header holds the key \"__metadata__\" twice");
+            if (!read_metadata(item, in, &file->metadata_count, error)) return 0;
+        } else if (!read_tensor(item, data_bytes, &in->tensors[file->count++], error)) {
+            return 0;
+        }
+    }
+    qsort(in->tensors, (size_t)file->count, sizeof *in->tensors, compare_offsets);
+    for (int64_t i = 0; i < file->count; i++) {
+        const st_tensor *t = &in->tensors[i];
+        if (t->begin != next)
+            return fail(error, "tensor \"%.200s\" begins at byte %lld, but the one before it ends at %lld: %s", t->name,
+                        (long long)t->begin, (long long)next, t->begin < next ? "an overlap" : "a gap");
+        next += t->bytes;
+    }
+    if (next != data_bytes)
+        return fail(error, "the tensors end at byte %lld, but the data section has %lld bytes", (long long)next,
+                    (long long)data_bytes);
+    in->by_name = sort_names(in->tensors, file->count, error);
+    if (!in->by_name) return 0;
+    file->tensors = in->tensors;
+    file->metadata = in->metadata;
+    file->data = bytes + 8 + length;
+    return 1;
+}
+
+int st_open(st_file *file, const char *path, st_error *error) {
+    struct stat about;
+    struct st_inside *in;
+    int descriptor, ok;
+    memset(file, 0, sizeof *file);
+    descriptor = open(path, O_RDONLY | O_NONBLOCK); /* a pipe must not block */
+    if (descriptor < 0) return fail(error, "cannot open it: %s", strerror(errno));
+    if (fstat(descriptor, &about) || !S_ISREG(about.st_mode) || about.st_size < 8) {
+        close(descriptor);
+        return fail(error, "not a safetensors file: it is no regular file of at least 8 bytes");
+    }
+    in = (struct st_inside *)calloc(1, sizeof *in);
+    if (!in) {
+        close(descriptor);
+        return fail(error, "out of memory");
+    }
+    file->inside = in;
+    in->map_bytes = (size_t)about.st_size;
+    in->map = mmap(NULL, in->map_bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    close(descriptor);
+    if (in->map == MAP_FAILED) {
+        in->map = NULL;
+        ok = fail(error, "cannot map it: %s", strerror(errno));
+    } else {
+        ok = read_header(in, file, error);
+    }
+    if (!ok) st_close(file);
+    return ok;
+}
+
+#else
+
+int st_open(st_file *file, const char *path, st_error *error) {
+    (void)path;
+    memset(file, 0, sizeof *file);
+    return fail(error, "%s", st_missing());
+}
+
+#endif
+
+/* ---------------------------------------------------------------------------------------------------- Writing --- */
+
+typedef struct text { char *bytes; size_t size, room; int failed; } text;
+
+static void put(text *t, const char *bytes, size_t size) {
+    if (t->failed) return;
+    if (t->size + size > t->room) {
+        size_t room = (t->size + size) * 2 + 4096;
+        char *grown = (char *)realloc(t->bytes, room);
+        if (!grown) {
+            t->failed = 1;
+            return;
+        }
+        t->bytes = grown;
+        t->room = room;
+    }
+    memcpy(t->bytes + t->size, bytes, size);
+    t->size += size;
+}
+
+static void put_text(text *t, const char *s) { put(t, s, strlen(s)); }
+
+static void put_integer(text *t, int64_t value) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    put_text(t, digits);
+}
+
+/* A JSON string; 0 if it is not UTF-8. */
+static int put_string(text *t, const char *s) {
+    size_t left = strlen(s), n;
+    put_text(t, "\"");
+    for (; left; s += n, left -= n) {
+        char escaped[8];
+        n = utf8_length((const unsigned char *)s, left);
+        if (!n) return 0;
+        if (*s == '"' || *s == '\\') {
+            put_text(t, "\\");
+            put(t, s, 1);
+        } else if ((unsigned char)*s < 0x20) {
+            snprintf(escaped, sizeof escaped, "\\u%04x", *s);
+            put_text(t, escaped);
+        } else {
+            put(t, s, n);
+        }
+    }
+    put_text(t, "\"");
+    return 1;
+}
+
+static int put_header(text *t, const st_tensor *tensors, int64_t count, const st_pair *metadata,
+                      int64_t metadata_count, st_error *error) {
+    put(t, "\0\0\0\0\0\0\0\0{", 9);
+    if (metadata_count) put_text(t, "\"__metadata__\":{");
+    for (int64_t i = 0; i < metadata_count; i++) {
+        if (i) put_text(t, ",");
+        if (!put_string(t, metadata[i].key)) return fail(error, "a metadata key is not UTF-8");
+        put_text(t, ":");
+        if (!put_string(t, metadata[i].value)) return fail(error, "a metadata value is not UTF-8");
+    }
+    if (metadata_count) put_text(t, count ? "}," : "}");
+    for (int64_t i = 0; i < count; i++) {
+        if (i) put_text(t, ",");
+        if (!put_string(t, tensors[i].name)) return fail(error, "a tensor's name is not UTF-8");
+        put_text(t, ":{\"dtype\":");
+        if (!put_string(t, tensors[i].dtype)) return fail(error, "a dtype is not UTF-8");
+        put_text(t, ",\"shape\":[");
+        for (int32_t d = 0; d < tensors[i].rank; d++) {
+            if (d) put_text(t, ",");
+            put_integer(t, tensors[i].shape[d]);
+        }
+        put_text(t, "],\"data_offsets\":[");
+        put_integer(t, tensors[i].begin);
+        put_text(t, ",");
+        put_integer(t, tensors[i].begin + tensors[i].bytes);
+        put_text(t, "]}");
+    }
+    put_text(t, "}");
+    while (!t->failed && t->size % 8) put_text(t, " "); /* aligns the data */
+    if (t->failed) return fail(error, "out of memory");
+    if (t->size - 8 > HEADER_LIMIT) return fail(error, "the header would exceed %d bytes", HEADER_LIMIT);
+    for (int i = 0; i < 8; i++) t->bytes[i] = (char)((uint64_t)(t->size - 8) >> (8 * i) & 255);
+    return 1;
+}
+
+static int write_at(int descriptor, int64_t at, const void *data, int64_t bytes, st_error *error) {
+    const char *p = (const char *)data;
+    while (bytes > 0) {
+        ssize_t n = pwrite(descriptor, p, bytes > (1 << 30) ? (size_t)1 << 30 : (size_t)bytes, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return fail(error, "cannot write: %s", strerror(n < 0 ? errno : ENOSPC));
+        p += n;
+        at += n;
+        bytes -= n;
+    }
+    return 1;
+}
+
+int st_create(st_writer *writer, const char *path, st_tensor *tensors, int64_t count, const st_pair *metadata,
+              int64_t metadata_count, st_error *error) {
+    const st_tensor **names;
+    text header = {NULL, 0, 0, 0};
+    int ok;
+    memset(writer, 0, sizeof *writer);
+    writer->descriptor = -1;
+    if (st_missing()) return fail(error, "%s", st_missing());
+    for (int64_t i = 0; i < count; i++) {
+        tensors[i].bits = st_dtype_bits(tensors[i].dtype);
+        tensors[i].begin = writer->data_bytes;
+        tensors[i].bytes = tensors[i].bits ? tensor_bytes(&tensors[i]) : -1;
+        if (tensors[i].bytes < 0 || tensors[i].bytes > INT64_MAX / 2 - writer->data_bytes)
+            return fail(error, "tensor \"%.200s\": unknown dtype, or too large", tensors[i].name);
+        if (!strcmp(tensors[i].name, "__metadata__")) return fail(error, "a tensor cannot be named \"__metadata__\"");
+        writer->data_bytes += tensors[i].bytes;
+    }
+    names = sort_names(tensors, count, error);
+    if (!names) return 0;
+    free(names);
+    ok = put_header(&header, tensors, count, metadata, metadata_count, error);
+    if (ok) {
+        size_t room = strlen(path) + 32;
+        writer->data_at = (int64_t)header.size;
+        writer->path = (char *)malloc(room);
+        writer->temporary = (char *)malloc(room);
+        if (writer->path && writer->temporary) {
+            strcpy(writer->path, path);
+            snprintf(writer->temporary, room, "%s.%ld.tmp", path, (long)getpid());
+            writer->descriptor = open(writer->temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
+            ok = writer->descriptor >= 0 || fail(error, "cannot create %s: %s", writer->temporary, strerror(errno));
+        } else {
+            ok = fail(error, "out of memory");
+        }
+    }
+    if (ok) ok = write_at(writer->descriptor, 0, header.bytes, (int64_t)header.size, error);
+    if (ok && ftruncate(writer->descriptor, (off_t)(writer->data_at + writer->data_bytes)))
+        ok = fail(error, "cannot write: %s", strerror(errno));
+    free(header.bytes);
+    if (!ok) st_abandon(writer);
+    return ok;
+}
+
+int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_error *error) {
+    if (at < 0 || bytes < 0 || at > writer->data_bytes || bytes > writer->data_bytes - at)
+        return fail(error, "%lld bytes at %lld leave the data section of %lld bytes", (long long)bytes, (long long)at,
+                    (long long)writer->data_bytes);
+    return write_at(writer->descriptor, writer->data_at + at, data, bytes, error);
+}
+
+int st_commit(st_writer *writer, st_error *error) {
+    int descriptor = writer->descriptor, ok;
+    ok = fsync(descriptor) == 0;
+    writer->descriptor = -1;
+    ok = close(descriptor) == 0 && ok;
+    ok = ok && rename(writer->temporary, writer->path) == 0;
+    if (!ok) {
+        fail(error, "cannot finish %s: %s", writer->path, strerror(errno));
+        unlink(writer->temporary);
+    }
+    free(writer->path);
+    free(writer->temporary);
+    memset(writer, 0, sizeof *writer);
+    writer->descriptor = -1;
+    return ok;
+}
+
+void st_abandon(st_writer *writer) {
+    if (writer->descriptor >= 0) {
+        close(writer->descriptor);
+        unlink(writer->temporary);
+    }
+    free(writer->path);
+    free(writer->temporary);
+    memset(writer, 0, sizeof *writer);
+    writer->descriptor = -1;
+}

@@ -1,0 +1,2751 @@
+#ifndef GMM__BODY
+#ifndef GMM__GEMM_DONE
+#define GMM__GEMM_DONE
+
+/* .................................................................................... Common to all kernels ... */
+
+#include <cuda_runtime.h>
+#include <string.h>
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "gmm: the kernels need compute capability 8.0; compile with -arch=sm_80 or later"
+#endif
+
+/* The name under which this file includes itself, once per kernel instance. */
+#ifndef GMM_KERNELS_FILE
+#define GMM_KERNELS_FILE "gmm_kernels.cuh"
+#endif
+
+#define GMM__CAT_(a, b) a##b
+#define GMM__CAT(a, b) GMM__CAT_(a, b)
+#define GMM__DEVICE static __device__ __forceinline__
+#define GMM__KERNEL static __global__ GMM__UNUSED void
+
+/* A matrix per group as kernels address it: group g starts at table[g], or at data + g stride. */
+typedef struct gmm_kmat {
+    void *data;
+    void *const *table; /* device memory */
+    int64_t stride;     /* bytes from group to group; 0 = one matrix for all */
+    int64_t ld;         /* elements */
+    gmm_dtype dtype;    /* GMM_NONE = absent */
+} gmm_kmat;
+
+GMM__DEVICE char *gmm_kmat_at(const gmm_kmat *m, int64_t g) {
+    return m->table ? (char *)m->table[g] : (char *)m->data + g * m->stride;
+}
+GMM__DEVICE int gmm_kmat_size(const gmm_kmat *m) { return m->dtype == GMM_F32 ? 4 : 2; }
+
+/* The 16-bit formats in hardware: the same bits as the codecs of gmm_quant.h, stored NaN included. */
+GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
+    uint32_t r;
+    if (dtype == GMM_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
+    float r = __uint_as_float((uint32_t)bits << 16);
+    if (dtype != GMM_BF16) asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+    return r;
+}
+
+/* Up to 4 elements in a row; `count` may be more than 4, or 0 and less. Missing ones read as 0. `whole` says that 4
+   elements may be moved at once. */
+GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *from, int count, int whole, float v[4]) {
+    uint16_t h[4] = { 0, 0, 0, 0 };
+    int i;
+    if (dtype == GMM_F32) {
+        float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (whole && count >= 4) f = *(const float4 *)from;
+        else {
+            if (count > 0) f.x = ((const float *)from)[0];
+            if (count > 1) f.y = ((const float *)from)[1];
+            if (count > 2) f.z = ((const float *)from)[2];
+            if (count > 3) f.w = ((const float *)from)[3];
+        }
+        v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+        return;
+    }
+    if (whole && count >= 4) {
+        const uint2 u = *(const uint2 *)from;
+        h[0] = (uint16_t)u.x; h[1] = (uint16_t)(u.x >> 16); h[2] = (uint16_t)u.y; h[3] = (uint16_t)(u.y >> 16);
+    } else {
+#pragma unroll
+        for (i = 0; i < 4; i++)
+            if (i < count) h[i] = ((const uint16_t *)from)[i];
+    }
+#pragma unroll
+    for (i = 0; i < 4; i++) v[i] = gmm_widen(dtype, h[i]);
+}
+GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *to, int count, int whole, const float v[4]) {
+    uint2 u;
+    int i;
+    if (dtype == GMM_F32) {
+        if (whole && count >= 4) *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
+        else {
+#pragma unroll
+            for (i = 0; i < 4; i++)
+                if (i < count) ((float *)to)[i] = v[i];
+        }
+        return;
+    }
+    u = make_uint2(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]));
+    if (whole && count >= 4) *(uint2 *)to = u;
+    else {
+        if (count > 0) ((uint16_t *)to)[0] = (uint16_t)u.x;
+        if (count > 1) ((uint16_t *)to)[1] = (uint16_t)(u.x >> 16);
+        if (count > 2) ((uint16_t *)to)[2] = (uint16_t)u.y;
+        if (count > 3) ((uint16_t *)to)[3] = (uint16_t)(u.y >> 16);
+    }
+}
+/* Whether every fourth element of a matrix's rows stands where 4 can be moved at once. */
+GMM__DEVICE int gmm_whole4(gmm_dtype dtype, const char *base, int64_t ld) {
+    const uint64_t unit = dtype == GMM_F32 ? 16 : 8;
+    return (((uint64_t)(uintptr_t)base | (uint64_t)ld * (unit / 4)) & (unit - 1)) == 0;
+}
+
+/* Moves *g up to the group that holds item `i` of lists whose ends are prefix sums: ends[g] <= i < ends[g + 1]. All
+   lanes of a warp take part with equal arguments. */
+GMM__DEVICE void gmm_find_group32(const int32_t *ends, int32_t groups, int64_t i, int32_t *g) {
+    int passed;
+    do {
+        const int32_t at = *g + 1 + (int32_t)(threadIdx.x & 31);
+        passed = __popc(__ballot_sync(0xFFFFFFFFu, at <= groups && (int64_t)ends[at] <= i));
+        *g += passed;
+    } while (passed == 32);
+}
+GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i, int32_t *g) {
+    int passed;
+    do {
+        const int32_t at = *g + 1 + (int32_t)(threadIdx.x & 31);
+        passed = __popc(__ballot_sync(0xFFFFFFFFu, at <= groups && ends[at] <= i));
+        *g += passed;
+    } while (passed == 32);
+}
+
+/* ....................................................................................... Values from the host ... */
+
+/* Writes up to GMM_COPY_VALUES words that travel as kernel parameters, so that the host array may change at once and a
+   captured graph keeps what it was given. */
+enum { GMM_COPY_VALUES = 448 };
+typedef struct gmm_copy_args {
+    uint64_t *to;
+    int32_t count;
+    uint64_t values[GMM_COPY_VALUES];
+} gmm_copy_args;
+
+GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_constant__ gmm_copy_args args) {
+    const int i = (int)threadIdx.x;
+    if (i < args.count) args.to[i] = args.values[i];
+}
+
+/* ............................................................................................... Split offsets ... */
+
+enum { GMM_OFFSETS_THREADS = 1024 };
+typedef struct gmm_offsets_args {
+    gmm_groups groups;  /* splits in device memory */
+    int64_t *offsets;   /* [G + 1] */
+    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of tile_rows rows; may be NULL */
+    int32_t tile_rows;
+} gmm_offsets_args;
+
+GMM__DEVICE int64_t gmm_split_value(const gmm_groups *s, int64_t i) {
+    return s->dtype == GMM_I64 ? ((const int64_t *)s->splits)[i] : ((const int32_t *)s->splits)[i];
+}
+
+/* Inclusive scan over the block of values >= 0: their sum cut off at `limit`, or their maximum. *total is the last. */
+GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_t *warps, int64_t *total) {
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    int step;
+    int64_t before;
+    for (step = 1; step < 32; step *= 2) {
+        const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)v, (unsigned)step);
+        if (lane >= step) v = maximum ? (v > other ? v : other) : (v > limit - other ? limit : v + other);
+    }
+    if (lane == 31) warps[warp] = v;
+    __syncthreads();
+    if (warp == 0) {
+        int64_t w = warps[lane];
+        for (step = 1; step < 32; step *= 2) {
+            const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)w, (unsigned)step);
+            if (lane >= step) w = maximum ? (w > other ? w : other) : (w > limit - other ? limit : w + other);
+        }
+        warps[lane] = w;
+    }
+    __syncthreads();
+    *total = warps[31];
+    before = warp > 0 ? warps[warp - 1] : 0;
+    __syncthreads();
+    return maximum ? (v > before ? v : before) : (v > limit - before ? limit : v + before);
+}
+
+/* Reads a split by the rule of gmm_split_end. What a group ends with is a scan, since the rule clamps to a range; the
+   rule itself then judges each group for faults, beside all others. One block. */
+GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __grid_constant__ gmm_offsets_args args) {
+    __shared__ int64_t warps[32], ends[GMM_OFFSETS_THREADS + 1];
+    const gmm_groups *s = &args.groups;
+    const int64_t capacity = s->capacity;
+    const int by_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
+    int64_t rows = 0, tiles = 0, total;
+    uint32_t fault = 0;
+    int32_t first;
+    if (tid == 0) {
+        args.offsets[0] = 0;
+        if (args.tiles) args.tiles[0] = 0;
+        if (by_offsets && gmm_split_value(s, 0) != 0)
+            fault |= (uint32_t)GMM_FAULT_MONOTONIC;
+    }
+    for (first = 0; first < s->count; first += GMM_OFFSETS_THREADS) {
+        const int64_t g = (int64_t)first + tid;
+        const int live = g < s->count;
+        int64_t value = 0, end, i = g + by_offsets;
+        if (live) value = gmm_split_value(s, i);
+        end = value < 0 ? 0 : value > capacity ? capacity : value;
+        if (tid == 0) /* carries the chunk before on */
+            end = by_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
+        end = gmm_block_scan(end, by_offsets, capacity, warps, &total);
+        ends[tid + 1] = end;
+        if (tid == 0) ends[0] = rows;
+        __syncthreads();
+        if (live) {
+            end = gmm_split_end(ends[tid], value, s->form, capacity, s->row_align, &fault);
+            args.offsets[g + 1] = end;
+        }
+        if (args.tiles) {
+            int64_t count = live ? (end - ends[tid] + args.tile_rows - 1) / args.tile_rows : 0, sum;
+            count = gmm_block_scan(count, 0, INT64_MAX, warps, &sum);
+            if (live) args.tiles[g + 1] = (int32_t)(tiles + count);
+            tiles += sum;
+        }
+        rows = total;
+        __syncthreads();
+    }
+    if (fault && s->fault) atomicOr(s->fault, fault);
+}
+
+/* ............................................................................................. Grouped products ... */
+
+/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups of one call, where the groups are ranges of rows of
+   the token matrices. What is ragged is the rows of A and D (fwd, dgrad) or the contraction (wgrad).
+   fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
+   dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
+   wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
+typedef struct gmm_gemm_args {
+    gmm_kmat a, b, d, bias;
+    const int64_t *offsets;   /* [G + 1] */
+    const int32_t *tiles;     /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along their rows */
+    int32_t groups;
+    int32_t m, n, k;          /* extents; the ragged one is not read */
+    int64_t capacity;
+    const float *alpha;       /* [G] or [1]; NULL = 1 */
+    int32_t alpha_per_group;
+    int32_t zero_tail;        /* fwd, dgrad: rows of D that no group has become 0 */
+    const float *row_scale;   /* [T]; NULL = 1 */
+    const float *beta;        /* [G]; NULL = beta_all */
+    const uint8_t *frozen;    /* [G]; NULL = none */
+    float beta_all;
+} gmm_gemm_args;
+
+/* Operations: X(tag, A stands as [k][m], B stands as [k][n], the contraction is ragged) */
+#define GMM_GEMM_OPS(X) \
+    X(fwd, 0, 0, 0) \
+    X(dgrad, 0, 1, 0) \
+    X(wgrad, 1, 1, 1)
+
+/* Precisions of the tensor-core product: X(dtype, tag, instruction) */
+#define GMM_MMA_PRECISIONS(X) \
+    X(GMM_BF16, bf16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") \
+    X(GMM_F16, f16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
+
+/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, blocks per multiprocessor, skip)
+   skip = 1: blocks of 16 rows that the group does not have are not multiplied, for few tokens per group. All tiles
+   multiply an element in the same order, so that the choice never shows in a result. */
+#define GMM_MMA_TILES(X) \
+    X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
+    X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
+
+/* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
+#define GMM_MMA_KERNELS(X) \
+    X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_BF16, bf16, 64x128) \
+    X(fwd, GMM_F16, f16, 128x256) X(fwd, GMM_F16, f16, 64x128) \
+    X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_BF16, bf16, 64x128) \
+    X(dgrad, GMM_F16, f16, 128x256) X(dgrad, GMM_F16, f16, 64x128) \
+    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_BF16, bf16, 64x128) \
+    X(wgrad, GMM_F16, f16, 128x256) X(wgrad, GMM_F16, f16, 64x128)
+
+#define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
+    GMM__CAT(gmm_ragged_k_, tag) = ragged,
+enum { GMM_GEMM_OPS(GMM__X) gmm_gemm_ops_end };
+#undef GMM__X
+#define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_gemm_, tag),
+typedef enum gmm_gemm_op { GMM_GEMM_OPS(GMM__X) gmm_gemm_op_count } gmm_gemm_op;
+#undef GMM__X
+#define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) GMM__CAT(gmm_bm_, tag) = bm, GMM__CAT(gmm_bn_, tag) = bn, \
+    GMM__CAT(gmm_bk_, tag) = bk, GMM__CAT(gmm_stages_, tag) = st, GMM__CAT(gmm_wm_, tag) = wm, \
+    GMM__CAT(gmm_wn_, tag) = wn, GMM__CAT(gmm_ctas_, tag) = ctas, GMM__CAT(gmm_skip_, tag) = skip,
+enum { GMM_MMA_TILES(GMM__X) gmm_mma_tiles_end };
+#undef GMM__X
+#define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) GMM__CAT(gmm_tile_, tag),
+typedef enum gmm_mma_tile { GMM_MMA_TILES(GMM__X) gmm_tile_count } gmm_mma_tile;
+#undef GMM__X
+
+/* Shared memory: the stages, then for each warp 8 rows of its results on their way out. The large tile just fits the
+   163 KiB of compute capability 8.0. */
+#define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) \
+    GMM__CAT(gmm_out_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
+    GMM__CAT(gmm_shared_, tag) = 2 * (st) * (bk) * ((bm) + (bn)) + 4 * 8 * ((bn) / (wn) + 8) * (wm) * (wn),
+enum { GMM_MMA_TILES(GMM__X) gmm_mma_shared_end };
+#undef GMM__X
+
+#define GMM__X(dtype, tag, instruction) \
+    GMM__DEVICE void gmm_mma_##tag(float d[4], const uint32_t a[4], const uint32_t *b) { \
+        asm(instruction " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), \
+            "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
+    }
+GMM_MMA_PRECISIONS(GMM__X)
+#undef GMM__X
+
+/* Four 8 x 8 blocks of 16-bit elements from shared memory, one row address per lane; _t transposes each block. */
+GMM__DEVICE void gmm_ldmatrix(uint32_t r[4], uint32_t at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+GMM__DEVICE void gmm_ldmatrix_t(uint32_t r[4], uint32_t at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+/* 16 bytes from global to shared memory; _part: the first `bytes` are read, the others become 0. */
+GMM__DEVICE void gmm_cp_async(uint32_t to, const char *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(to), "l"(from));
+}
+GMM__DEVICE void gmm_cp_async_part(uint32_t to, const char *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(bytes));
+}
+GMM__DEVICE void gmm_cp_commit(void) { asm volatile("cp.async.commit_group;"); }
+#define GMM__CP_WAIT(groups) asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory")
+
+/* One tile of the list. */
+typedef struct gmm_gemm_tile {
+    int32_t g, m0, n0, m, k; /* group, first row and column in the group, the group's extents */
+    int64_t row;             /* first row of the group in the token matrices */
+} gmm_gemm_tile;
+
+/* Places a tile of a group: along the rows first, in bands of 8 tiles, so that the tiles in flight share operands. */
+GMM__DEVICE void gmm_tile_place(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
+    const uint32_t band = i / (8 * tiles_n), first = band * 8, left = tiles_m - first, height = left < 8 ? left : 8;
+    i -= first * tiles_n;
+    t->m0 = (int32_t)(first + i % height) * bm;
+    t->n0 = (int32_t)(i / height) * bn;
+}
+
+/* What group g does to D. */
+GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
+    return args->beta ? args->beta[g] : args->beta_all;
+}
+
+/* The first tile at or behind *at in this block's list that has work; 0 at the end. Tile numbers fit 32 bits. */
+GMM__DEVICE int gmm_gemm_next(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *at, gmm_gemm_tile *t) {
+    const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
+    const int32_t G = args->groups;
+    if (!ragged_k) {
+        uint32_t q;
+        if (*at >= (int64_t)args->tiles[G] * tiles_n) return 0;
+        q = (uint32_t)*at / tiles_n;
+        gmm_find_group32(args->tiles, G, q, &t->g);
+        t->row = args->offsets[t->g];
+        t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
+        t->k = args->k;
+        q = (uint32_t)args->tiles[t->g];
+        gmm_tile_place((uint32_t)*at - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
+    } else {
+        const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, each = tiles_m * tiles_n;
+        int32_t rows;
+        for (;;) {
+            if (*at >= (int64_t)each * G) return 0;
+            t->g = (int32_t)((uint32_t)*at / each);
+            t->row = args->offsets[t->g];
+            rows = (int32_t)(args->offsets[t->g + 1] - t->row);
+            if (!(args->frozen && args->frozen[t->g]) && !(rows == 0 && gmm_gemm_beta(args, t->g) == 1.0f)) break;
+            { /* on to the first tile of this block in the next group */
+                const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * each - *at);
+                *at += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
+            }
+        }
+        t->m = args->m;
+        t->k = rows;
+        gmm_tile_place((uint32_t)*at - (uint32_t)t->g * each, tiles_m, tiles_n, bm, bn, t);
+    }
+    return 1;
+}
+
+/* What the end of a tile needs beside the sums: read once per tile. */
+typedef struct gmm_gemm_out {
+    char *d;      /* D of the group, at its first row */
+    const char *bias;
+    const float *row_scale;
+    float alpha, beta;
+    int whole, bias_whole;
+} gmm_gemm_out;
+
+GMM__DEVICE gmm_gemm_out gmm_gemm_open(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
+    gmm_gemm_out o;
+    o.d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
+    o.whole = gmm_whole4(args->d.dtype, o.d, args->d.ld);
+    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_at(&args->bias, t->g) : NULL;
+    o.bias_whole = gmm_whole4(args->bias.dtype, o.bias, 4);
+    o.row_scale = !ragged_k && args->row_scale ? args->row_scale + t->row : NULL;
+    o.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f; /* an empty sum is +0 */
+    o.beta = gmm_gemm_beta(args, t->g);
+    return o;
+}
+
+/* Four sums of one row become elements of D: one rounding. `bias` holds the columns' biases. The steps are spelled out,
+   so that the compiler fuses them alike wherever this is expanded. */
+GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_out *o, int32_t row, int32_t col,
+                                const float bias[4], float v[4]) {
+    char *to = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
+    const int count = args->n - col;
+    int i;
+#pragma unroll
+    for (i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], o->alpha);
+    if (o->bias) {
+        const float s = o->row_scale ? o->row_scale[row] : 1.0f;
+#pragma unroll
+        for (i = 0; i < 4; i++) v[i] = __fmaf_rn(bias[i], s, v[i]);
+    }
+    if (o->beta != 0.0f) {
+        float old[4];
+        gmm_read4(args->d.dtype, to, count, o->whole, old);
+#pragma unroll
+        for (i = 0; i < 4; i++) v[i] = __fmaf_rn(o->beta, old[i], v[i]);
+    }
+    gmm_write4(args->d.dtype, to, count, o->whole, v);
+}
+
+/* The same for up to 4 rows whose elements all exist and may be moved four at once: first all reads, then all writes.
+   The sums stand in shared memory, the rows `hop` bytes apart in D and `out_hop` floats apart there. */
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_out *o, int rows, char *to, int64_t hop,
+                                     const float *row_scale, int rows_hop, const float *out, int out_hop,
+                                     const float bias[4]) {
+    float v[4][4];
+    uint4 old[4];
+    const int f32 = args->d.dtype == GMM_F32;
+    int r, i;
+    if (o->beta != 0.0f) {
+#pragma unroll
+        for (r = 0; r < rows; r++)
+            if (f32) old[r] = *(const uint4 *)(to + r * hop);
+            else *(uint2 *)&old[r] = *(const uint2 *)(to + r * hop);
+    }
+#pragma unroll
+    for (r = 0; r < rows; r++) {
+        const float4 f = *(const float4 *)(out + r * out_hop);
+        v[r][0] = __fmul_rn(f.x, o->alpha);
+        v[r][1] = __fmul_rn(f.y, o->alpha);
+        v[r][2] = __fmul_rn(f.z, o->alpha);
+        v[r][3] = __fmul_rn(f.w, o->alpha);
+    }
+    if (o->bias) {
+#pragma unroll
+        for (r = 0; r < rows; r++) {
+            const float s = row_scale ? row_scale[r * rows_hop] : 1.0f;
+#pragma unroll
+            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
+        }
+    }
+    if (o->beta != 0.0f) {
+#pragma unroll
+        for (r = 0; r < rows; r++) {
+            float was[4];
+            if (f32) {
+                was[0] = __uint_as_float(old[r].x); was[1] = __uint_as_float(old[r].y);
+                was[2] = __uint_as_float(old[r].z); was[3] = __uint_as_float(old[r].w);
+            } else {
+                was[0] = gmm_widen(args->d.dtype, (uint16_t)old[r].x);
+                was[1] = gmm_widen(args->d.dtype, (uint16_t)(old[r].x >> 16));
+                was[2] = gmm_widen(args->d.dtype, (uint16_t)old[r].y);
+                was[3] = gmm_widen(args->d.dtype, (uint16_t)(old[r].y >> 16));
+            }
+#pragma unroll
+            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(o->beta, was[i], v[r][i]);
+        }
+    }
+#pragma unroll
+    for (r = 0; r < rows; r++)
+        if (f32) *(float4 *)(to + r * hop) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
+        else *(uint2 *)(to + r * hop) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
+                                                   gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
+}
+
+/* Asks for the part of D that a tile adds to, so that it waits in the L2. */
+GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
+    const int size = gmm_kmat_size(&args->d), lines = bn * size / 128;
+    const char *d;
+    int i;
+    if (gmm_gemm_beta(args, t->g) == 0.0f) return;
+    d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
+    for (i = (int)threadIdx.x; i < bm * lines; i += (int)blockDim.x) {
+        const int32_t row = t->m0 + i / lines, col = t->n0 + i % lines * (128 / size);
+        if (row < t->m && col < args->n)
+            asm volatile("prefetch.global.L2 [%0];" : : "l"(d + ((int64_t)row * args->d.ld + col) * size));
+    }
+}
+
+/* Zeroes the rows of D behind the last group, one warp to a row. */
+GMM__DEVICE void gmm_gemm_tail(const gmm_gemm_args *args) {
+    const int64_t warps = (int64_t)gridDim.x * (blockDim.x >> 5);
+    const int64_t warp = (int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
+    const float zero[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    const int size = gmm_kmat_size(&args->d), whole = gmm_whole4(args->d.dtype, (const char *)args->d.data, args->d.ld);
+    int64_t r;
+    int32_t c;
+    for (r = args->offsets[args->groups] + warp; r < args->capacity; r += warps)
+        for (c = 4 * (int32_t)(threadIdx.x & 31); c < args->n; c += 128)
+            gmm_write4(args->d.dtype, (char *)args->d.data + (r * args->d.ld + c) * size, args->n - c, whole, zero);
+}
+
+/* One operand of 16-bit elements on its way into a stage. A stage holds lines of contiguous elements: rows of an
+   operand that stands as [row][k], or values of k of one that stands as [k][row]. A thread moves the 16-byte chunk at
+   `from` and those `step` lines further on; `lines` and `cols` say how many lines and elements are left from there. */
+typedef struct gmm_feed {
+    const char *from;
+    int64_t hop, advance; /* bytes to the next chunk of the stage, and to the next stage */
+    int32_t lines, cols;  /* of stage 0 */
+    int32_t whole;        /* chunks are aligned to 16 bytes */
+    int32_t full;         /* stages that are whole, and exist to the last element */
+    uint32_t to;          /* byte in the stage */
+} gmm_feed;
+
+/* Chunks are permuted inside a line so that 8 neighbouring lines fall into different banks. */
+GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
+    return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
+}
+
+GMM__DEVICE gmm_feed gmm_feed_open(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines, int32_t cols,
+                                   int line_chunks, int threads, int span, int depth_lines, int depth_cols) {
+    gmm_feed f;
+    const int64_t pitch = m->ld * 2;
+    const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
+    const char *base = gmm_kmat_at(m, g);
+    f.from = base + (row + line) * pitch + (col + chunk * 8) * 2;
+    f.hop = pitch * (threads / line_chunks);
+    f.advance = pitch * depth_lines + 2 * depth_cols;
+    f.lines = lines - line;
+    f.cols = cols - chunk * 8;
+    f.whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    f.full = depth_lines ? (cols >= span ? lines / depth_lines : 0) : (lines >= span ? cols / depth_cols : 0);
+    if (!f.whole) f.full = 0;
+    f.to = gmm_swizzle((uint32_t)line, (uint32_t)chunk, (uint32_t)line_chunks * 16);
+    return f;
+}
+
+/* Moves stage number `q` and steps on. */
+GMM__DEVICE void gmm_feed_stage(gmm_feed *f, char *stage, int q, int chunks, int step, int line_bytes, int depth_lines,
+                                int depth_cols) {
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(stage) + f->to;
+    const char *from = f->from;
+    int i, e;
+    if (q < f->full) {
+#pragma unroll
+        for (i = 0; i < chunks; i++, from += f->hop) gmm_cp_async(to + (uint32_t)(i * step * line_bytes), from);
+    } else {
+        const int lines = f->lines - q * depth_lines, cols = f->cols - q * depth_cols;
+        const int live = cols < 0 ? 0 : cols > 8 ? 8 : cols;
+        if (f->whole) {
+#pragma unroll
+            for (i = 0; i < chunks; i++, from += f->hop)
+                gmm_cp_async_part(to + (uint32_t)(i * step * line_bytes), from, i * step < lines ? 2 * live : 0);
+        } else {
+            uint16_t *h = (uint16_t *)(stage + f->to);
+#pragma unroll 1
+            for (i = 0; i < chunks; i++, from += f->hop, h += step * line_bytes / 2)
+#pragma unroll 1
+                for (e = 0; e < 8; e++) h[e] = i * step < lines && e < live ? ((const uint16_t *)from)[e] : (uint16_t)0;
+        }
+    }
+    f->from += f->advance;
+}
+
+/* Tile of the fp32 product, which runs on the plain arithmetic units. */
+enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gmm_threads_f32 = 256 };
+
+/* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
+#define GMM__BODY 1
+#define GMM__TAG bf16
+#define GMM__OP fwd
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP dgrad
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP wgrad
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#undef GMM__TAG
+#define GMM__TAG f16
+#define GMM__OP fwd
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP dgrad
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP wgrad
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#undef GMM__TAG
+#undef GMM__BODY
+
+#define GMM__BODY 2
+#define GMM__OP fwd
+#include GMM_KERNELS_FILE
+#define GMM__OP dgrad
+#include GMM_KERNELS_FILE
+#define GMM__OP wgrad
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+
+/* One row per kernel. */
+typedef struct gmm_gemm_kernel {
+    gmm_gemm_op op;
+    gmm_dtype dtype;
+    int32_t tile_rows, tile_cols, threads, blocks, shared;
+    const void *function;
+} gmm_gemm_kernel;
+
+static const gmm_gemm_kernel gmm_gemm_kernels[] = {
+#define GMM__X(op, dtype, tag, tile) \
+    { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
+      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)gmm_linear_##op##_##tag##_##tile },
+    GMM_MMA_KERNELS(GMM__X)
+#undef GMM__X
+#define GMM__X(op, ta, tb, ragged) \
+    { GMM__CAT(gmm_gemm_, op), GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, \
+      (const void *)gmm_linear_##op##_f32 },
+    GMM_GEMM_OPS(GMM__X)
+#undef GMM__X
+};
+enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
+
+/* ......................................................................................... Bias gradient ... */
+
+/* db_g[n] = sum over the group's rows of s[r] dy[r][n]: pieces of GMM_BGRAD_ROWS rows, counted from the group's start,
+   are summed in a fixed order, and then the pieces in theirs. d_row_scale[r] = sum over n of dy[r][n] bias_g[n]. */
+enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
+typedef struct gmm_bgrad_args {
+    gmm_kmat dy, db, bias;
+    const int64_t *offsets;   /* [G + 1] */
+    const int32_t *tiles;     /* [G + 1] prefix sums of the groups' pieces */
+    float *pieces;            /* [pieces][n] */
+    int32_t groups, n;
+    int64_t capacity;
+    const float *row_scale;   /* NULL = 1 */
+    const float *beta;        /* [G]; NULL = beta_all */
+    const uint8_t *frozen;    /* [G]; NULL = none */
+    float beta_all;
+    int32_t row_add, zero_tail;
+    float *d_row_scale;       /* NULL = not wanted */
+} gmm_bgrad_args;
+
+#define GMM__BODY 3
+#define GMM__TAG bf16
+#define GMM__DTYPE GMM_BF16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f16
+#define GMM__DTYPE GMM_F16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f32
+#define GMM__DTYPE GMM_F32
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+
+GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __grid_constant__ gmm_bgrad_args args) {
+    const int64_t count = (int64_t)args.groups * args.n;
+    int64_t i;
+    for (i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+        const int64_t g = i / args.n, n = i % args.n;
+        const float beta = args.beta ? args.beta[g] : args.beta_all;
+        const int32_t first = args.tiles[g], last = args.tiles[g + 1];
+        char *to;
+        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        int32_t p;
+        if ((args.frozen && args.frozen[g]) || (first == last && beta == 1.0f)) continue;
+        to = gmm_kmat_at(&args.db, g);
+        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.pieces[(int64_t)p * args.n + n]);
+        to += n * gmm_kmat_size(&args.db);
+        if (beta != 0.0f) {
+            float old[4];
+            gmm_read4(args.db.dtype, to, 1, 0, old);
+            sum[0] = __fmaf_rn(beta, old[0], sum[0]);
+        }
+        gmm_write4(args.db.dtype, to, 1, 0, sum);
+    }
+}
+
+/* One row per precision of dy. */
+typedef struct gmm_bgrad_kernel {
+    gmm_dtype dtype;
+    const void *pieces, *rows;
+} gmm_bgrad_kernel;
+
+static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
+    { GMM_BF16, (const void *)gmm_linear_bgrad_pieces_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
+    { GMM_F16, (const void *)gmm_linear_bgrad_pieces_f16, (const void *)gmm_linear_bgrad_rows_f16 },
+    { GMM_F32, (const void *)gmm_linear_bgrad_pieces_f32, (const void *)gmm_linear_bgrad_rows_f32 }
+};
+
+/* ............................................................................................... Launchers ... */
+
+/* Blocks that a persistent kernel starts: `items` is an upper bound of its work. A limit leaves the other
+   multiprocessors alone, so it counts one block for each. */
+static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t items) {
+    const int64_t all = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
+    return (int32_t)(items < 1 ? 1 : items < all ? items : all);
+}
+
+static GMM__UNUSED cudaError_t gmm_launch_copy(void *to, const void *from, int64_t words, cudaStream_t stream) {
+    gmm_copy_args args;
+    void *params[1];
+    cudaError_t e = cudaSuccess;
+    int64_t i;
+    params[0] = &args;
+    for (i = 0; i < words && e == cudaSuccess; i += GMM_COPY_VALUES) {
+        args.to = (uint64_t *)to + i;
+        args.count = (int32_t)(words - i < GMM_COPY_VALUES ? words - i : (int64_t)GMM_COPY_VALUES);
+        memcpy(args.values, (const uint64_t *)from + i, (size_t)args.count * 8);
+        e = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
+    }
+    return e;
+}
+
+static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, cudaStream_t stream) {
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernel((const void *)gmm_split_offsets, dim3(1), dim3(GMM_OFFSETS_THREADS), params, 0, stream);
+}
+
+static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
+                                               cudaStream_t stream) {
+    const gmm_gemm_kernel *row = &gmm_gemm_kernels[kernel];
+    void *params[1];
+    cudaError_t e = cudaSuccess;
+    params[0] = (void *)(uintptr_t)args;
+    if (row->shared > 48 * 1024)
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    if (e == cudaSuccess)
+        e = cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3((unsigned)row->threads), params,
+                             (size_t)row->shared, stream);
+    return e;
+}
+
+static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, const gmm_bgrad_args *args,
+                                                cudaStream_t stream) {
+    const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
+    void *params[1];
+    cudaError_t e = cudaSuccess;
+    params[0] = (void *)(uintptr_t)args;
+    while (row->dtype != dtype) row++;
+    if (args->db.dtype != GMM_NONE) {
+        e = cudaLaunchKernel(row->pieces, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        if (e == cudaSuccess)
+            e = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
+                                 params, 0, stream);
+    }
+    if (e == cudaSuccess && args->d_row_scale)
+        e = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+    return e;
+}
+
+
+#define GMM__ELEM_DONE
+
+/* Precisions. X(tag, dtype): all operands have this dtype, 16-byte aligned rows and a multiple of 8 columns; the row
+   `any` reads dtypes and alignment at run time, serves what the others do not, and adds in the same order. */
+#define GMM__ELEM_PRECISIONS(X) \
+    X(bf16, GMM_BF16) \
+    X(f16, GMM_F16) \
+    X(f32, GMM_F32) \
+    X(any, GMM_NONE)
+
+/* Units in which rows are copied. X(tag, type, bytes) */
+#define GMM__ELEM_UNITS(X) \
+    X(b16, uint4, 16) \
+    X(b4, uint32_t, 4) \
+    X(b2, uint16_t, 2) \
+    X(b1, uint8_t, 1)
+
+enum {
+    GMM__ELEM_BLOCK = 128,   /* threads of a block */
+    GMM__ELEM_WARPS = 4,     /* of them */
+    GMM__ELEM_PER_SM = 16,   /* blocks per multiprocessor that callers let launchers start */
+    GMM__ELEM_SPAN = 256,    /* columns a warp handles at a time: 8 per lane */
+    GMM__ELEM_RUN = 128,     /* units a warp copies at a time: 4 per lane */
+    GMM__MAP_CHUNK = 1024,   /* slots whose ranks one warp counts */
+    GMM__ROUTE_CHUNK = 8,    /* tokens whose loss terms are added first */
+    GMM__ROUTE_FOLD = 64,    /* partial sums added in one step */
+    GMM__ELEM_SHARED = 48 * 1024
+};
+
+/* ................................................................................. Arguments of the launchers ... */
+
+/* A matrix as kernels see it. vec: base and rows are aligned to 16 bytes. data NULL: absent. */
+typedef struct gmm__view {
+    void *data;
+    int64_t ld; /* elements */
+    gmm_dtype dtype;
+    int32_t vec;
+} gmm__view;
+
+/* Where the two inputs of a gated activation stand. */
+enum {
+    GMM__GLU_SPLIT = 0,  /* eight gate columns and eight linear columns are contiguous */
+    GMM__GLU_PAIRS = 1,  /* gate and linear columns alternate */
+    GMM__GLU_ELEMENT = 2 /* other blocks: element by element */
+};
+
+typedef struct gmm__act_args {
+    const int64_t *live; /* device: rows in use */
+    int64_t rows;
+    int32_t ffn, interleave; /* columns in 32 bits: 64-bit division is slow */
+    int32_t tail_zero, gated, layout, wide;
+    gmm_act_kind kind;
+    gmm_act_coef coef;
+    gmm__view x, y, dy, dx;
+    const float *prob;
+    float *dprob;
+} gmm__act_args;
+
+typedef struct gmm__route_args {
+    gmm__view logits, dlogits;
+    int64_t tokens;
+    int32_t experts, topk, sigmoid, normalize;
+    float scale;
+    float aux, z;              /* aux_coeff E / (topk T^2) and z_coeff / T; 0 = no such loss */
+    const float *expert_bias, *dprobs, *dloss;
+    int32_t *indices, *counts, *offsets; /* counts: forward needs it for offsets and aux_loss */
+    float *probs, *aux_loss, *z_loss;
+    float *sums;               /* forward with losses: gmm__route_sums_bytes */
+    float *scratch;            /* gmm__route_scratch_bytes */
+} gmm__route_args;
+
+typedef struct gmm__map_args {
+    const int32_t *indices;
+    int64_t slots, capacity;   /* T topk, R */
+    int32_t experts, align;
+    int32_t *row_of, *slot_of, *sizes;
+    uint32_t *fault;
+    int32_t *counts;           /* [E][chunks]: slots of each expert per chunk, then their prefix sums */
+    int64_t *starts;           /* [E] first row of each expert */
+} gmm__map_args;
+
+typedef struct gmm__permute_args {
+    gmm__view src, dst;        /* see the launchers */
+    int64_t tokens, capacity, hidden;
+    int32_t topk, experts, tail_zero, wide;
+    const int32_t *row_of, *slot_of, *sizes;
+    const float *probs;        /* of slots; NULL = ones */
+    const float *row_probs_in; /* gmm__k_gather_probs reads */
+    uint32_t *fault;           /* NULL = not wanted */
+    float *row_probs;          /* gmm__k_permute_rows writes */
+    float *dprobs;             /* gmm__k_gather_probs and gmm__k_unpermute_dots write */
+} gmm__permute_args;
+
+typedef struct gmm__pad_args {
+    gmm__view src, dst;
+    int64_t rows, cols;        /* capacity of dst */
+    int64_t groups;
+    const int64_t *src_offsets, *dst_offsets; /* device [groups + 1] */
+    const float *src_prob;
+    float *dst_prob;
+    int32_t tail_zero;
+} gmm__pad_args;
+
+typedef struct gmm__pad_offsets_args {
+    const int64_t *offsets;    /* device [groups + 1] */
+    int64_t *padded;           /* [groups + 1] */
+    int64_t groups, align, capacity;
+    int32_t *sizes;            /* NULL = not wanted */
+    uint32_t *fault;           /* NULL = not wanted */
+} gmm__pad_offsets_args;
+
+/* Moves 2 ffn rows or columns between halves and blocks. With tables, data is NULL. */
+typedef struct gmm__glu_args {
+    gmm__view src, dst;
+    void *const *src_table, *const *dst_table; /* device */
+    int64_t src_stride, dst_stride;            /* elements from matrix to matrix */
+    int64_t count, ffn, cols, block;
+    int32_t inverse;
+} gmm__glu_args;
+
+/* y = beta y + scale x; beta 0 does not read y. */
+typedef struct gmm__accumulate_args {
+    gmm__view x, y;
+    int64_t rows, cols;        /* any; the launcher cuts long rows */
+    float scale, beta;
+} gmm__accumulate_args;
+
+/* dst = src: F32, F16, BF16 into one another; any other dtype of whole bytes into itself. */
+typedef struct gmm__convert_args {
+    gmm__view src, dst;
+    int64_t rows, cols;
+} gmm__convert_args;
+
+/* A unit copy: the same kernels serve every dtype. Strides and columns count units. */
+typedef struct gmm__copy_args {
+    const void *src;
+    void *dst;
+    int64_t rows, cols, src_ld, dst_ld;
+} gmm__copy_args;
+
+/* ..................................................................................................... Elements ... */
+
+GMM__DEVICE int32_t gmm__lane(void) { return (int32_t)(threadIdx.x & 31u); }
+GMM__DEVICE int32_t gmm__warp(void) { return (int32_t)(threadIdx.x >> 5); }
+
+/* Products and sums that no flag contracts or flushes. */
+GMM__DEVICE float gmm__mul_rn(float a, float b) {
+    float r;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+GMM__DEVICE float gmm__add_rn(float a, float b) {
+    float r;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+
+/* One element. */
+GMM__DEVICE float gmm__get(const gmm__view *m, int64_t row, int64_t col) {
+    const int64_t i = row * m->ld + col;
+    if (m->dtype == GMM_F32) return ((const float *)m->data)[i];
+    return gmm_widen(m->dtype, ((const uint16_t *)m->data)[i]);
+}
+GMM__DEVICE void gmm__put(const gmm__view *m, int64_t row, int64_t col, float v) {
+    const int64_t i = row * m->ld + col;
+    if (m->dtype == GMM_F32) ((float *)m->data)[i] = v;
+    else ((uint16_t *)m->data)[i] = (uint16_t)gmm_pack2(m->dtype, v, 0.0f);
+}
+
+/* The eight columns of a lane: two quads of neighbours, of which n count (which may be below 0). In 16-bit rows the
+   quads are neighbours too, so that one access takes both. In fp32 rows each quad follows the one of the lane before,
+   so that the accesses of a warp leave no gaps: memory is slow to write half a sector. */
+typedef struct gmm__quads { int32_t col[2], n[2]; } gmm__quads;
+
+GMM__DEVICE gmm__quads gmm__quads_at(int32_t first, int32_t second, int32_t cols) {
+    gmm__quads q;
+    q.col[0] = first;
+    q.col[1] = second;
+    q.n[0] = min(cols - first, 4);
+    q.n[1] = min(cols - second, 4);
+    return q;
+}
+/* Those of this lane in part `part` of a row of `cols` columns; wide: as in fp32 rows. */
+GMM__DEVICE gmm__quads gmm__lane_quads(int wide, int32_t part, int32_t cols) {
+    const int32_t first = part * GMM__ELEM_SPAN + gmm__lane() * (wide ? 4 : 8);
+    return gmm__quads_at(first, first + (wide ? 128 : 4), cols);
+}
+
+/* Eight elements as they stand in memory; 16-bit elements fill the first four words. Loading and decoding are apart so
+   that a kernel can have several loads under way. Elements that do not count read as 0 and are not written. `fixed` is
+   the dtype of the table's row. */
+typedef struct gmm__eight { uint32_t w[8]; } gmm__eight;
+
+/* How the quads of a matrix are accessed: 2 both at once, 1 one by one, of which the second may be absent, 0 element by
+   element. */
+GMM__DEVICE int gmm__access(gmm_dtype fixed, const gmm__view *m, const gmm__quads *q) {
+    if (fixed != GMM_NONE) return fixed == GMM_F32 ? 1 : 2;
+    if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
+    return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
+}
+
+GMM__DEVICE gmm__eight gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q) {
+    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
+    const int access = gmm__access(fixed, m, q);
+    gmm__eight r = GMM_ZERO;
+    int32_t i, j;
+    if (dtype == GMM_F32) {
+        const uint32_t *p = (const uint32_t *)m->data + row * m->ld;
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (access && q->n[j] > 0) {
+                const uint4 v = *(const uint4 *)(p + q->col[j]);
+                r.w[4 * j] = v.x; r.w[4 * j + 1] = v.y; r.w[4 * j + 2] = v.z; r.w[4 * j + 3] = v.w;
+            } else {
+#pragma unroll
+                for (i = 0; i < 4; i++) r.w[4 * j + i] = i < q->n[j] ? p[q->col[j] + i] : 0u;
+            }
+    } else {
+        const uint16_t *p = (const uint16_t *)m->data + row * m->ld;
+        if (access == 2) {
+            const uint4 v = *(const uint4 *)(p + q->col[0]);
+            r.w[0] = v.x; r.w[1] = v.y; r.w[2] = v.z; r.w[3] = v.w;
+            return r;
+        }
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (access && q->n[j] > 0) {
+                const uint2 v = *(const uint2 *)(p + q->col[j]);
+                r.w[2 * j] = v.x; r.w[2 * j + 1] = v.y;
+            } else {
+#pragma unroll
+                for (i = 0; i < 4; i++)
+                    if (i < q->n[j]) r.w[2 * j + i / 2] |= (uint32_t)p[q->col[j] + i] << (i & 1) * 16;
+            }
+    }
+    return r;
+}
+
+GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__eight *r, float v[8]) {
+    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
+    int32_t i;
+    if (dtype == GMM_F32) {
+#pragma unroll
+        for (i = 0; i < 8; i++) v[i] = gmm_f32_from_bits(r->w[i]);
+    } else if (dtype == GMM_F16) {
+#pragma unroll
+        for (i = 0; i < 8; i++) v[i] = gmm_widen(GMM_F16, (uint16_t)(r->w[i / 2] >> (i & 1) * 16));
+    } else {
+#pragma unroll
+        for (i = 0; i < 8; i++) v[i] = gmm_f32_from_bits(i & 1 ? r->w[i / 2] & 0xFFFF0000u : r->w[i / 2] << 16);
+    }
+}
+
+GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q, const float v[8]) {
+    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
+    const int access = gmm__access(fixed, m, q);
+    int32_t i, j;
+    if (dtype == GMM_F32) {
+        float *p = (float *)m->data + row * m->ld;
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (access && q->n[j] > 0) {
+                *(float4 *)(p + q->col[j]) = make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
+            } else {
+#pragma unroll
+                for (i = 0; i < 4; i++)
+                    if (i < q->n[j]) p[q->col[j] + i] = v[4 * j + i];
+            }
+    } else {
+        uint16_t *p = (uint16_t *)m->data + row * m->ld;
+        uint32_t w[4];
+#pragma unroll
+        for (i = 0; i < 4; i++) w[i] = gmm_pack2(dtype, v[2 * i], v[2 * i + 1]);
+        if (access == 2) {
+            *(uint4 *)(p + q->col[0]) = make_uint4(w[0], w[1], w[2], w[3]);
+            return;
+        }
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (access && q->n[j] > 0) *(uint2 *)(p + q->col[j]) = make_uint2(w[2 * j], w[2 * j + 1]);
+            else {
+#pragma unroll
+                for (i = 0; i < 4; i++)
+                    if (i < q->n[j]) p[q->col[j] + i] = (uint16_t)(w[2 * j + i / 2] >> (i & 1) * 16);
+            }
+    }
+}
+
+/* ........................................................................................................ Warps ... */
+
+/* Sums over a warp, the same on every lane: a tree, whose order is fixed. */
+GMM__DEVICE float gmm__warp_sum(float v) {
+    int32_t d;
+#pragma unroll
+    for (d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
+    return v;
+}
+GMM__DEVICE float gmm__warp_max(float v) { /* a NaN loses */
+    int32_t d;
+#pragma unroll
+    for (d = 16; d > 0; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, d));
+    return v;
+}
+GMM__DEVICE int64_t gmm__warp_scan(int64_t v) { /* inclusive */
+    int32_t d;
+#pragma unroll
+    for (d = 1; d < 32; d <<= 1) {
+        const int64_t up = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)d);
+        if (gmm__lane() >= d) v += up;
+    }
+    return v;
+}
+
+/* The tasks of a warp: parts of rows, dealt round robin to all warps of the grid. Divides at the start alone. Rows and
+   parts fit 31 bits; launchers see to it. */
+typedef struct gmm__walk { uint32_t row, part, parts, step_rows, step_parts, wrap; } gmm__walk;
+
+GMM__DEVICE gmm__walk gmm__walk_begin(int64_t parts) {
+    const uint32_t warps = gridDim.x * GMM__ELEM_WARPS, id = blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp();
+    gmm__walk w;
+    w.parts = (uint32_t)parts;
+    w.row = id / w.parts;
+    w.part = id % w.parts;
+    w.step_rows = warps / w.parts;
+    w.step_parts = warps % w.parts;
+    w.wrap = 1;
+    return w;
+}
+/* The same where a warp takes whole rows, part after part. */
+GMM__DEVICE gmm__walk gmm__walk_rows(int64_t parts) {
+    gmm__walk w;
+    w.parts = (uint32_t)parts;
+    w.row = blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp();
+    w.part = 0;
+    w.step_rows = 0;
+    w.step_parts = 1;
+    w.wrap = gridDim.x * GMM__ELEM_WARPS;
+    return w;
+}
+GMM__DEVICE void gmm__walk_next(gmm__walk *w) {
+    w->row += w->step_rows;
+    w->part += w->step_parts;
+    if (w->part >= w->parts) {
+        w->part -= w->parts;
+        w->row += w->wrap;
+    }
+}
+
+GMM__DEVICE void gmm__fault(uint32_t *word, uint32_t bits) {
+    if (word && bits) atomicOr(word, bits);
+}
+
+/* Rows in use according to expert sizes, by the rule of gmm_split_end. For all threads of a block at once. */
+GMM__DEVICE int64_t gmm__block_live(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
+    __shared__ int64_t part[GMM__ELEM_WARPS];
+    int64_t sum = 0;
+    int32_t e;
+    for (e = (int32_t)threadIdx.x; e < experts; e += GMM__ELEM_BLOCK) {
+        if (sizes[e] > 0) sum += sizes[e];
+        else if (sizes[e] < 0 && blockIdx.x == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_NEGATIVE);
+    }
+    sum = gmm__warp_scan(sum);
+    if (gmm__lane() == 31) part[gmm__warp()] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (e = 0; e < GMM__ELEM_WARPS; e++) sum += part[e];
+    if (sum <= capacity) return sum;
+    if (threadIdx.x == 0 && blockIdx.x == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_CAPACITY);
+    return capacity;
+}
+
+/* An entry of a map, -1 if it is outside [-1, limit). */
+GMM__DEVICE int32_t gmm__map_entry(const int32_t *map, int64_t i, int64_t limit, uint32_t *fault) {
+    const int32_t v = map[i];
+    if (v >= 0 && v < limit) return v;
+    if (v != -1) gmm__fault(fault, (uint32_t)GMM_FAULT_INDEX);
+    return -1;
+}
+
+/* Row of slot i of a token, -1 behind the last slot; and its probability. */
+GMM__DEVICE int32_t gmm__slot_row(const gmm__permute_args *a, int64_t token, int32_t i, float *prob) {
+    const int64_t slot = token * a->topk + i;
+    *prob = 1.0f;
+    if (i >= a->topk) return -1;
+    if (a->probs) *prob = a->probs[slot];
+    return gmm__map_entry(a->row_of, slot, a->capacity, a->fault);
+}
+
+/* The group that holds a row, by a 32-way search of the whole warp: the last one that starts at or before it. */
+GMM__DEVICE int64_t gmm__find_group(const int64_t *offsets, int64_t groups, int64_t row) {
+    int64_t first = 0, n = groups;
+    while (n > 1) {
+        const int64_t step = (n + 31) / 32, i = gmm__lane() * step;
+        const uint32_t below = __ballot_sync(0xFFFFFFFFu, i < n && offsets[first + i] <= row);
+        const int64_t skip = (int64_t)(__popc(below) - 1) * step;
+        first += skip;
+        n = n - skip < step ? n - skip : step;
+    }
+    return first;
+}
+
+/* ................................................................................................... Activation ... */
+
+/* Column of the gate that output j reads (gmm_glu_gate_column in 32 bits), and how far behind it the linear part is. */
+GMM__DEVICE int32_t gmm__act_column(int32_t j, int32_t interleave) {
+    const uint32_t block = interleave ? (uint32_t)j / (uint32_t)interleave : 0u;
+    return j + (int32_t)block * interleave;
+}
+GMM__DEVICE int32_t gmm__act_apart(const gmm__act_args *a) { return a->interleave ? a->interleave : a->ffn; }
+
+/* Row or column that place i of a destination takes its value from: from halves to blocks, or back. All in one unit. */
+GMM__DEVICE uint32_t gmm__glu_from(uint32_t i, uint32_t ffn, uint32_t block, int32_t inverse) {
+    const uint32_t half = i >= ffn, run = i / block;
+    if (inverse) return (uint32_t)gmm__act_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
+    return (run & 1u) * ffn + (run >> 1) * block + (i - run * block);
+}
+
+/* Takes element i of eight from one place. */
+GMM__DEVICE void gmm__gather(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__eight *r) {
+    if (m->dtype == GMM_F32) r->w[i] = ((const uint32_t *)m->data)[row * m->ld + col];
+    else r->w[i / 2] |= (uint32_t)((const uint16_t *)m->data)[row * m->ld + col] << (i & 1) * 16;
+}
+
+/* What eight activations read. */
+typedef struct gmm__act_in {
+    gmm__eight a, b, dy; /* PAIRS: a and b hold the pairs of the first and the second quad */
+} gmm__act_in;
+
+/* Eight activations. The switch stands outside the loop, so that each case is straight-line code. */
+GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
+                                float da[8], float db[8]) {
+    int32_t i;
+    switch (kind) {
+#define GMM__X(name, value, text, gate, gated) \
+    case name: \
+        _Pragma("unroll") for (i = 0; i < 8; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &da[i], &db[i]); \
+        break;
+        GMM_ACT_LIST(GMM__X)
+#undef GMM__X
+    default: break;
+    }
+}
+
+/* .................................................................................................... Instances ... */
+
+#define GMM__X(tag, dtype) enum { gmm__fixed_##tag = dtype };
+GMM__ELEM_PRECISIONS(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, type, bytes) typedef type gmm__unit_##tag;
+GMM__ELEM_UNITS(GMM__X)
+#undef GMM__X
+
+#define GMM__BODY 4
+#define GMM__TAG bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f32
+#include GMM_KERNELS_FILE
+#define GMM__TAG any
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+#define GMM__BODY 5
+#define GMM__TAG b16
+#include GMM_KERNELS_FILE
+#define GMM__TAG b4
+#include GMM_KERNELS_FILE
+#define GMM__TAG b2
+#include GMM_KERNELS_FILE
+#define GMM__TAG b1
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+
+/* ....................................................................................... Accumulate and convert ... */
+
+/* y = beta y + scale x. Two spans per task, so that four accesses or more are under way. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
+    const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
+    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1);
+    for (; w.row < a.rows; gmm__walk_next(&w)) {
+        gmm__eight x[2], y[2];
+        gmm__quads q[2];
+        int32_t j, k;
+#pragma unroll
+        for (j = 0; j < 2; j++) {
+            q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
+            if (q[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.x, w.row, &q[j]);
+            if (q[j].n[0] > 0 && a.beta != 0.0f) y[j] = gmm__load8(GMM_NONE, &a.y, w.row, &q[j]);
+        }
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (q[j].n[0] > 0) {
+                float u[8], v[8];
+                gmm__decode8(GMM_NONE, &a.x, &x[j], u);
+#pragma unroll
+                for (k = 0; k < 8; k++) u[k] = gmm__mul_rn(a.scale, u[k]);
+                if (a.beta != 0.0f) {
+                    gmm__decode8(GMM_NONE, &a.y, &y[j], v);
+#pragma unroll
+                    for (k = 0; k < 8; k++) u[k] = gmm__add_rn(gmm__mul_rn(a.beta, v[k]), u[k]);
+                }
+                gmm__store8(GMM_NONE, &a.y, w.row, &q[j], u);
+            }
+    }
+}
+
+/* dst = src in another float dtype. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
+    const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
+    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1);
+    for (; w.row < a.rows; gmm__walk_next(&w)) {
+        gmm__eight x[2];
+        gmm__quads q[2];
+        int32_t j;
+#pragma unroll
+        for (j = 0; j < 2; j++) {
+            q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
+            if (q[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, w.row, &q[j]);
+        }
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (q[j].n[0] > 0) {
+                float v[8];
+                gmm__decode8(GMM_NONE, &a.src, &x[j], v);
+                gmm__store8(GMM_NONE, &a.dst, w.row, &q[j], v);
+            }
+    }
+}
+
+/* ...................................................................................................... Routing ... */
+
+/* Orders scores: larger first, then lower index; NaN behind everything. Never 0. */
+GMM__DEVICE uint64_t gmm__rank(float v, int32_t e) {
+    const uint32_t u = gmm_f32_bits(v);
+    const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
+    return (uint64_t)key << 32 | (0xFFFFFFFFu - (uint32_t)e);
+}
+
+GMM__DEVICE uint64_t gmm__warp_max_rank(uint64_t v) {
+    const uint32_t hi = __reduce_max_sync(0xFFFFFFFFu, (uint32_t)(v >> 32));
+    const uint32_t lo = __reduce_max_sync(0xFFFFFFFFu, (uint32_t)(v >> 32) == hi ? (uint32_t)v : 0u);
+    return (uint64_t)hi << 32 | lo;
+}
+
+/* Largest logit of a token, and the sum of exp(logit - largest). */
+GMM__DEVICE void gmm__route_softmax(const gmm__route_args *a, int64_t t, float *largest, float *sum) {
+    float m = gmm_f32_from_bits(0xFF800000u), z = 0.0f;
+    int32_t e;
+    for (e = gmm__lane(); e < a->experts; e += 32) m = fmaxf(m, gmm__get(&a->logits, t, e));
+    m = gmm__warp_max(m);
+    for (e = gmm__lane(); e < a->experts; e += 32) z += gmm_exp(gmm__get(&a->logits, t, e) - m);
+    *largest = m;
+    *sum = gmm__warp_sum(z);
+}
+
+GMM__DEVICE float gmm__route_score(const gmm__route_args *a, int64_t t, int32_t e, float largest, float sum) {
+    const float l = gmm__get(&a->logits, t, e);
+    return a->sigmoid ? gmm_sigmoid(l) : gmm_exp(l - largest) / sum;
+}
+
+/* Scores so small that their sum is 0 in fp32 share nothing out. */
+GMM__DEVICE float gmm__portion(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
+
+/* A warp's array of `experts` values: in shared memory where that suffices. */
+GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
+    extern __shared__ float gmm__route_shared[];
+    const int64_t warps = blockDim.x / 32u;
+    return a->scratch ? a->scratch + ((int64_t)blockIdx.x * warps + gmm__warp()) * a->experts
+                      : gmm__route_shared + (int64_t)gmm__warp() * a->experts;
+}
+
+/* A warp routes a token after the other; with losses, ROUTE_CHUNK of them, whose loss terms it adds up. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
+    const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
+    const int64_t chunk = a.sums ? GMM__ROUTE_CHUNK : 1, chunks = (a.tokens + chunk - 1) / chunk;
+    const int32_t lane = gmm__lane();
+    float *value = gmm__route_array(&a);
+    int64_t c;
+    for (c = (int64_t)blockIdx.x * warps + gmm__warp(); c < chunks; c += stride) {
+        const int64_t last_token = (c + 1) * chunk < a.tokens ? (c + 1) * chunk : a.tokens;
+        float *sums = a.sums ? a.sums + c * (a.experts + 1) : NULL, z_sum = 0.0f;
+        int64_t t;
+        for (t = c * chunk; t < last_token; t++) {
+            float m = 0.0f, z = 1.0f, total = 1.0f, chosen = 0.0f, divisor = 1.0f;
+            uint64_t above = ~(uint64_t)0;
+            int32_t e, i;
+            if (!a.sigmoid || (sums && a.z_loss)) gmm__route_softmax(&a, t, &m, &z);
+            if (sums && a.sigmoid) {
+                total = 0.0f;
+                for (e = lane; e < a.experts; e += 32) total += gmm__route_score(&a, t, e, m, z);
+                total = gmm__warp_sum(total);
+            }
+            for (e = lane; e < a.experts; e += 32) {
+                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__portion(s, total) : s;
+                value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
+                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* always this lane */
+            }
+            if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
+            for (i = 0; i < a.topk; i++) {
+                uint64_t best = 0;
+                for (e = lane; e < a.experts; e += 32) {
+                    const uint64_t rank = gmm__rank(value[e], e);
+                    if (rank < above && rank > best) best = rank;
+                }
+                above = gmm__warp_max_rank(best);
+                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)above);
+            }
+            for (i = lane; i < a.topk; i += 32) { /* what this lane wrote */
+                e = a.indices[t * a.topk + i];
+                chosen += gmm__route_score(&a, t, e, m, z);
+                if (a.counts) atomicAdd(&a.counts[e], 1);
+            }
+            if (a.normalize) chosen = gmm__warp_sum(chosen);
+            if (a.normalize) divisor = a.sigmoid ? chosen + 1e-20f : chosen;
+            for (i = lane; i < a.topk; i += 32) {
+                const float s = gmm__route_score(&a, t, a.indices[t * a.topk + i], m, z);
+                a.probs[t * a.topk + i] = a.scale * gmm__portion(s, divisor);
+            }
+        }
+        if (sums && lane == 0) sums[a.experts] = z_sum;
+    }
+}
+
+/* Adds rows of partial sums, ROUTE_FOLD at a time: in [rows][cols] -> out [ceil(rows / ROUTE_FOLD)][cols]. */
+typedef struct gmm__fold_args {
+    const float *in;
+    float *out;
+    int64_t rows, cols;
+} gmm__fold_args;
+
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_constant__ gmm__fold_args a) {
+    __shared__ float part[GMM__ELEM_WARPS][32];
+    const int64_t tiles = (a.cols + 31) / 32, folds = (a.rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
+    int64_t i;
+    for (i = blockIdx.x; i < tiles * folds; i += gridDim.x) {
+        const int64_t fold = i / tiles, col = (i - fold * tiles) * 32 + gmm__lane();
+        const int64_t first = fold * GMM__ROUTE_FOLD + gmm__warp() * (GMM__ROUTE_FOLD / GMM__ELEM_WARPS);
+        float sum = 0.0f;
+        int32_t k;
+#pragma unroll
+        for (k = 0; k < GMM__ROUTE_FOLD / GMM__ELEM_WARPS; k++)
+            if (col < a.cols && first + k < a.rows) sum += a.in[(first + k) * a.cols + col];
+        part[gmm__warp()][gmm__lane()] = sum;
+        __syncthreads();
+        if (gmm__warp() == 0 && col < a.cols) {
+            for (k = 1; k < GMM__ELEM_WARPS; k++) sum += part[k][gmm__lane()];
+            a.out[fold * a.cols + col] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+/* One warp: prefix sums of the counts, and the losses from the sums over all tokens. */
+GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gmm__route_args a) {
+    const int32_t lane = gmm__lane();
+    int32_t base;
+    int64_t begin = 0;
+    float sum = 0.0f;
+    if (a.offsets && lane == 0) a.offsets[0] = 0;
+    for (base = 0; a.offsets && base < a.experts; base += 32) {
+        const int32_t e = base + lane;
+        const int64_t end = begin + gmm__warp_scan(e < a.experts ? a.counts[e] : 0);
+        if (e < a.experts) a.offsets[e + 1] = (int32_t)end;
+        begin = __shfl_sync(0xFFFFFFFFu, end, 31);
+    }
+    if (a.aux_loss) {
+        for (base = lane; a.sums && base < a.experts; base += 32)
+            sum += (float)a.counts[base] * a.sums[base];
+        sum = gmm__warp_sum(sum);
+        if (lane == 0) a.aux_loss[0] = a.aux != 0.0f ? a.aux * sum : 0.0f;
+    }
+    if (a.z_loss && lane == 0) a.z_loss[0] = a.sums && a.z != 0.0f ? a.z * a.sums[a.experts] : 0.0f;
+}
+
+/* A warp per token. w[e] = score times its gradient: then every score in a denominator meets one in a numerator, and no
+   quotient of small numbers is left. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
+    const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
+    const int32_t lane = gmm__lane();
+    const float aux = a.aux != 0.0f ? (a.dloss ? a.dloss[0] : 1.0f) * a.aux : 0.0f;
+    const float z_scale = a.z != 0.0f ? (a.dloss ? a.dloss[1] : 1.0f) * 2.0f * a.z : 0.0f;
+    float *w = gmm__route_array(&a);
+    int64_t t;
+    for (t = (int64_t)blockIdx.x * warps + gmm__warp(); t < a.tokens; t += stride) {
+        float m = 0.0f, z = 1.0f, total = 1.0f, mean = 0.0f;
+        int32_t e, i;
+        if (!a.sigmoid || a.z != 0.0f) gmm__route_softmax(&a, t, &m, &z);
+
+        /* the loss: q_e has the gradient aux c_e */
+        if (a.aux != 0.0f && a.sigmoid) {
+            float sum = 0.0f;
+            for (e = lane; e < a.experts; e += 32) sum += gmm__route_score(&a, t, e, m, z);
+            total = gmm__warp_sum(sum);
+            for (e = lane; e < a.experts; e += 32)
+                mean += aux * (float)a.counts[e] * gmm__portion(gmm__route_score(&a, t, e, m, z), total);
+            mean = gmm__warp_sum(mean);
+        }
+        for (e = lane; e < a.experts; e += 32)
+            w[e] = a.aux == 0.0f ? 0.0f : gmm__portion(gmm__route_score(&a, t, e, m, z), total) *
+                                              (aux * (float)a.counts[e] - mean);
+
+        /* the probabilities: scale s_i / D, with D the sum over the chosen if normalised */
+        if (a.dprobs) {
+            const int32_t *chosen = a.indices + t * a.topk;
+            const float *g = a.dprobs + t * a.topk;
+            float divisor = 1.0f, pull = 0.0f;
+            if (a.normalize) {
+                float sum = 0.0f;
+                for (i = 0; i < a.topk; i++)
+                    if ((uint32_t)chosen[i] < (uint32_t)a.experts) sum += gmm__route_score(&a, t, chosen[i], m, z);
+                divisor = a.sigmoid ? sum + 1e-20f : sum;
+                for (i = 0; i < a.topk; i++)
+                    if ((uint32_t)chosen[i] < (uint32_t)a.experts)
+                        pull += g[i] * gmm__portion(gmm__route_score(&a, t, chosen[i], m, z), divisor);
+            }
+            for (i = 0; i < a.topk; i++) { /* the lane that owns the expert adds */
+                e = chosen[i];
+                if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
+                    w[e] += a.scale * gmm__portion(gmm__route_score(&a, t, e, m, z), divisor) * (g[i] - pull);
+            }
+        }
+
+        mean = 0.0f;
+        if (!a.sigmoid) {
+            for (e = lane; e < a.experts; e += 32) mean += w[e];
+            mean = gmm__warp_sum(mean);
+        }
+        for (e = lane; e < a.experts; e += 32) {
+            float rest = 0.0f, d;
+            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__get(&a.logits, t, e), &rest); /* 1 - s, digits kept */
+            d = a.sigmoid ? w[e] * rest : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
+            if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__get(&a.logits, t, e) - m) / z);
+            gmm__put(&a.dlogits, t, e, d);
+        }
+    }
+}
+
+/* ............................................................................................. Permutation maps ... */
+
+/* Slots per expert of each chunk. Integer atomics: the order of arrival does not matter. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid_constant__ gmm__map_args a) {
+    extern __shared__ int32_t gmm__map_shared[];
+    const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
+    const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED; /* else the launcher has zeroed a.counts */
+    int64_t c;
+    for (c = blockIdx.x; c < chunks; c += gridDim.x) {
+        int32_t e, i;
+        if (shared) {
+            for (e = (int32_t)threadIdx.x; e < a.experts; e += GMM__ELEM_BLOCK) gmm__map_shared[e] = 0;
+            __syncthreads();
+        }
+        for (i = (int32_t)threadIdx.x; i < GMM__MAP_CHUNK; i += GMM__ELEM_BLOCK) {
+            const int64_t slot = c * GMM__MAP_CHUNK + i;
+            if (slot >= a.slots) break;
+            e = a.indices[slot];
+            if (e >= 0 && e < a.experts) atomicAdd(shared ? &gmm__map_shared[e] : &a.counts[e * chunks + c], 1);
+            else if (e != -1) gmm__fault(a.fault, (uint32_t)GMM_FAULT_INDEX);
+        }
+        if (shared) {
+            __syncthreads();
+            for (e = (int32_t)threadIdx.x; e < a.experts; e += GMM__ELEM_BLOCK)
+                a.counts[e * chunks + c] = gmm__map_shared[e];
+            __syncthreads();
+        }
+    }
+}
+
+/* A warp per expert: prefix sums over the chunks, in place; totals into starts. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_constant__ gmm__map_args a) {
+    const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
+    int64_t e;
+    for (e = (int64_t)blockIdx.x * GMM__ELEM_WARPS + gmm__warp(); e < a.experts;
+         e += (int64_t)gridDim.x * GMM__ELEM_WARPS) {
+        int32_t *counts = a.counts + e * chunks;
+        int64_t sum = 0, base;
+        for (base = 0; base < chunks; base += 32) {
+            const int64_t c = base + gmm__lane();
+            const int32_t n = c < chunks ? counts[c] : 0;
+            const int64_t end = sum + gmm__warp_scan(n);
+            if (c < chunks) counts[c] = (int32_t)(end - n);
+            sum = __shfl_sync(0xFFFFFFFFu, end, 31);
+        }
+        if (gmm__lane() == 0) a.starts[e] = sum;
+    }
+}
+
+/* One warp: where each expert starts, how many rows it gets, and whether all fit. */
+GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ gmm__map_args a) {
+    int64_t begin = 0;
+    int32_t base, over = 0;
+    for (base = 0; base < a.experts; base += 32) {
+        const int32_t e = base + gmm__lane();
+        const int64_t n = e < a.experts ? a.starts[e] : 0, padded = (n + a.align - 1) / a.align * a.align;
+        const int64_t end = begin + gmm__warp_scan(padded);
+        const int64_t first = end - padded < a.capacity ? end - padded : a.capacity;
+        const int64_t last = end < a.capacity ? end : a.capacity;
+        if (e < a.experts) {
+            a.starts[e] = first;
+            if (a.sizes) a.sizes[e] = (int32_t)(last - first);
+        }
+        if (end > a.capacity) over = 1;
+        begin = __shfl_sync(0xFFFFFFFFu, end, 31);
+    }
+    if (over) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
+}
+
+/* A warp (= block) per chunk: ranks 32 slots at a time, in their order. */
+GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__ gmm__map_args a) {
+    extern __shared__ int32_t gmm__map_shared[];
+    const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
+    const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED;
+    const int32_t lane = gmm__lane();
+    int64_t c;
+    for (c = blockIdx.x; c < chunks; c += gridDim.x) {
+        int32_t *next = shared ? gmm__map_shared : a.counts + c; /* rank of an expert's next slot */
+        const int64_t stride = shared ? 1 : chunks;
+        int32_t e, i;
+        for (e = lane; shared && e < a.experts; e += 32) next[e] = a.counts[e * chunks + c];
+        __syncwarp();
+        for (i = lane; i < GMM__MAP_CHUNK; i += 32) {
+            const int64_t slot = c * GMM__MAP_CHUNK + i;
+            const int32_t expert = slot < a.slots ? a.indices[slot] : -1;
+            const int valid = expert >= 0 && expert < a.experts;
+            const uint32_t peers = __match_any_sync(0xFFFFFFFFu, valid ? expert : -1);
+            const int32_t rank = __popc(peers & ((1u << lane) - 1u));
+            const int32_t before = valid ? next[expert * stride] : 0;
+            int64_t row = -1;
+            __syncwarp();
+            if (valid && rank == 0) next[expert * stride] = before + __popc(peers);
+            __syncwarp();
+            if (valid) row = a.starts[expert] + before + rank;
+            if (row >= a.capacity) row = -1;
+            if (slot < a.slots && a.row_of) a.row_of[slot] = (int32_t)row;
+            if (row >= 0 && a.slot_of) a.slot_of[row] = (int32_t)slot;
+        }
+        __syncwarp();
+    }
+}
+
+/* dprobs of each slot from the gradient of its row's probability; dropped slots get 0. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid_constant__ gmm__permute_args a) {
+    const int64_t slots = a.tokens * a.topk, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
+    int64_t i;
+    for (i = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + threadIdx.x; i < slots; i += stride) {
+        const int32_t row = gmm__map_entry(a.row_of, i, a.capacity, a.fault);
+        a.dprobs[i] = row >= 0 ? a.row_probs_in[row] : 0.0f;
+    }
+}
+
+/* ...................................................................................................... Padding ... */
+
+/* One warp: offsets of the padded groups, cut off at the capacity. */
+GMM__KERNEL __launch_bounds__(32, 1) gmm_pad_offsets(const __grid_constant__ gmm__pad_offsets_args a) {
+    int64_t begin = 0, base;
+    int32_t over = 0;
+    if (gmm__lane() == 0) a.padded[0] = 0;
+    for (base = 0; base < a.groups; base += 32) {
+        const int64_t g = base + gmm__lane(), n = g < a.groups ? a.offsets[g + 1] - a.offsets[g] : 0;
+        const int64_t padded = (n + a.align - 1) / a.align * a.align, end = begin + gmm__warp_scan(padded);
+        const int64_t first = end - padded < a.capacity ? end - padded : a.capacity;
+        const int64_t last = end < a.capacity ? end : a.capacity;
+        if (g < a.groups) {
+            a.padded[g + 1] = last;
+            if (a.sizes) a.sizes[g] = (int32_t)(last - first);
+        }
+        if (end > a.capacity) over = 1;
+        begin = __shfl_sync(0xFFFFFFFFu, end, 31);
+    }
+    if (over) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
+}
+
+/* .................................................................................................... Launchers ... */
+
+/* Grids have `most` blocks at most, and kernels loop. Results do not depend on it. */
+static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, int64_t most, int32_t threads,
+                                             size_t shared, const void *args, cudaStream_t stream) {
+    void *list[1];
+    dim3 grid, block;
+    if (blocks > most) blocks = most;
+    if (blocks < 1) blocks = 1;
+    grid.x = (unsigned)blocks;
+    block.x = (unsigned)threads;
+    list[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernel(kernel, grid, block, list, shared, stream);
+}
+
+/* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */
+static GMM__UNUSED cudaError_t gmm__k_launch_walk(const void *kernel, int64_t rows, int64_t parts, int64_t most,
+                                                  const void *args, cudaStream_t stream) {
+    if (rows <= 0 || parts <= 0) return cudaSuccess;
+    if (rows > INT32_MAX || parts > INT32_MAX) return cudaErrorInvalidValue;
+    return gmm__k_launch(kernel, rows > most * GMM__ELEM_WARPS ? most : (rows * parts - 1) / GMM__ELEM_WARPS + 1, most,
+                         GMM__ELEM_BLOCK, 0, args, stream);
+}
+
+/* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
+static GMM__UNUSED gmm_dtype gmm__k_common(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
+    if (!m->data) return dtype;
+    return m->dtype == dtype && m->vec && cols % 8 == 0 ? dtype : GMM_NONE;
+}
+
+/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation for a row of the precision table. */
+#define GMM__ELEM_CASE(tag, row, op) if (dtype == row) return (const void *)gmm_##op##_##tag;
+#define GMM__ELEM_PICK(op) \
+    static GMM__UNUSED const void *gmm__k_pick_##op(gmm_dtype dtype) { \
+        GMM__ELEM_PRECISIONS(GMM__ELEM_CASE_##op) \
+        return (const void *)gmm_##op##_any; \
+    }
+#define GMM__ELEM_CASE_act_fwd(tag, row) GMM__ELEM_CASE(tag, row, act_fwd)
+#define GMM__ELEM_CASE_act_bwd(tag, row) GMM__ELEM_CASE(tag, row, act_bwd)
+#define GMM__ELEM_CASE_unpermute_fwd(tag, row) GMM__ELEM_CASE(tag, row, unpermute_fwd)
+#define GMM__ELEM_CASE_unpermute_bwd(tag, row) GMM__ELEM_CASE(tag, row, unpermute_bwd)
+#define GMM__ELEM_CASE_unpermute_dots(tag, row) GMM__ELEM_CASE(tag, row, unpermute_dots)
+GMM__ELEM_PICK(act_fwd)
+GMM__ELEM_PICK(act_bwd)
+GMM__ELEM_PICK(unpermute_fwd)
+GMM__ELEM_PICK(unpermute_bwd)
+GMM__ELEM_PICK(unpermute_dots)
+
+/* The same for units: the widest that divides `bits`, an OR of addresses and byte counts. */
+#define GMM__ELEM_UNIT_CASE(tag, size, op) \
+    if (bits % size == 0) { *bytes = size; return (const void *)gmm_##op##_##tag; }
+#define GMM__ELEM_UNIT_PICK(op) \
+    static GMM__UNUSED const void *gmm__k_pick_##op(uintptr_t bits, int64_t *bytes) { \
+        GMM__ELEM_UNITS(GMM__ELEM_CASE_##op) \
+        return NULL; \
+    }
+#define GMM__ELEM_CASE_permute_rows(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, permute_rows)
+#define GMM__ELEM_CASE_pad(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, pad)
+#define GMM__ELEM_CASE_glu_rows(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, glu_rows)
+#define GMM__ELEM_CASE_glu_columns(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, glu_columns)
+#define GMM__ELEM_CASE_copy(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, copy)
+GMM__ELEM_UNIT_PICK(permute_rows)
+GMM__ELEM_UNIT_PICK(pad)
+GMM__ELEM_UNIT_PICK(glu_rows)
+GMM__ELEM_UNIT_PICK(glu_columns)
+GMM__ELEM_UNIT_PICK(copy)
+
+static GMM__UNUSED int64_t gmm__k_bytes(gmm_dtype dtype) { return gmm_dtype_bits(dtype) / 8; }
+static GMM__UNUSED uintptr_t gmm__k_bits(const gmm__view *m) {
+    return (uintptr_t)m->data | (uintptr_t)(m->ld * gmm__k_bytes(m->dtype));
+}
+static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
+static GMM__UNUSED int64_t gmm__k_runs(int64_t units) { return (units + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN; }
+
+static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
+    a->layout = !a->gated || a->interleave % 8 == 0 ? GMM__GLU_SPLIT
+                : a->interleave == 1                ? GMM__GLU_PAIRS
+                                                    : GMM__GLU_ELEMENT;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, int64_t most, cudaStream_t stream) {
+    gmm__act_args a = *args;
+    gmm_dtype dtype = a.x.dtype;
+    gmm__k_act_layout(&a);
+    dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.y, a.ffn);
+    if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
+    a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
+    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), a.rows, gmm__k_parts(a.ffn), most, &a, stream);
+}
+
+static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, int64_t most, cudaStream_t stream) {
+    gmm__act_args a = *args;
+    gmm_dtype dtype = a.x.dtype;
+    gmm__k_act_layout(&a);
+    dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.dy, a.ffn);
+    dtype = gmm__k_common(gmm__k_common(dtype, &a.dx, a.ffn), &a.y, a.ffn);
+    if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
+    a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
+    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows, a.dprob ? 1 : gmm__k_parts(a.ffn), most, &a, stream);
+}
+
+/* Warps per block and blocks of the routing kernels; *shared is 0 where the arrays need `scratch`. */
+static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
+    int32_t warps = GMM__ELEM_WARPS;
+    while (warps > 1 && (int64_t)warps * experts * 4 > GMM__ELEM_SHARED) warps /= 2;
+    *shared = (size_t)warps * (size_t)experts * 4;
+    if (*shared <= GMM__ELEM_SHARED) return warps;
+    *shared = 0;
+    return GMM__ELEM_WARPS;
+}
+static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t most) {
+    const int64_t blocks = (tasks + warps - 1) / warps;
+    if (!shared) most = (most - 1) / GMM__ELEM_PER_SM + 1; /* each warp holds its array in the workspace */
+    return blocks < most ? blocks : most;
+}
+static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t most) {
+    size_t shared;
+    const int32_t warps = gmm__route_warps(experts, &shared);
+    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, most) * (size_t)warps * (size_t)experts * 4;
+}
+/* Partial sums of all levels of adding up. */
+static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts) {
+    int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, all = rows;
+    while (rows > 1) {
+        rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
+        all += rows;
+    }
+    return (size_t)all * (size_t)(experts + (int64_t)1) * 4;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int64_t most, cudaStream_t stream) {
+    gmm__route_args a = *args;
+    size_t shared;
+    const int32_t warps = gmm__route_warps(a.experts, &shared);
+    int64_t rows = (a.tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
+    cudaError_t status = cudaSuccess;
+    if (shared) a.scratch = NULL;
+    if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
+    if (status == cudaSuccess && a.tokens > 0) {
+        const int64_t tasks = a.sums ? rows : a.tokens;
+        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, most),
+                               most, warps * 32, shared, &a, stream);
+    }
+    if (a.tokens == 0) a.sums = NULL;
+    while (status == cudaSuccess && a.sums && rows > 1) {
+        gmm__fold_args fold;
+        fold.in = a.sums;
+        fold.out = a.sums + rows * (a.experts + (int64_t)1);
+        fold.rows = rows;
+        fold.cols = a.experts + (int64_t)1;
+        rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
+        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), most,
+                               GMM__ELEM_BLOCK, 0, &fold, stream);
+        a.sums = fold.out;
+    }
+    if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss))
+        status = gmm__k_launch((const void *)gmm_route_finish, 1, 1, 32, 0, &a, stream);
+    return status;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, int64_t most, cudaStream_t stream) {
+    gmm__route_args a = *args;
+    size_t shared;
+    const int32_t warps = gmm__route_warps(a.experts, &shared);
+    if (a.tokens == 0) return cudaSuccess;
+    if (shared) a.scratch = NULL;
+    return gmm__k_launch((const void *)gmm_route_gradient, gmm__route_blocks(a.tokens, warps, shared, most), most,
+                         warps * 32, shared, &a, stream);
+}
+
+static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) {
+    return (size_t)((slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK) * (size_t)experts * 4;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, int64_t most, cudaStream_t stream) {
+    const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
+    const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
+    cudaError_t status = cudaSuccess;
+    if (a->slot_of && a->capacity > 0) status = cudaMemsetAsync(a->slot_of, 0xFF, (size_t)a->capacity * 4, stream);
+    if (status == cudaSuccess && !shared && chunks > 0)
+        status = cudaMemsetAsync(a->counts, 0, gmm__map_counts_bytes(a->slots, a->experts), stream);
+    if (status == cudaSuccess && chunks > 0)
+        status = gmm__k_launch((const void *)gmm_permute_count, chunks, most, GMM__ELEM_BLOCK, shared, a,
+                               stream);
+    if (status == cudaSuccess)
+        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, most,
+                               GMM__ELEM_BLOCK, 0, a, stream);
+    if (status == cudaSuccess)
+        status = gmm__k_launch((const void *)gmm_permute_starts, 1, 1, 32, 0, a, stream);
+    if (status == cudaSuccess && chunks > 0 && (a->row_of || a->slot_of))
+        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, most, 32, shared, a, stream);
+    return status;
+}
+
+/* Strides and columns of a copy between two views, in the widest unit; *cols is the number of units. */
+static GMM__UNUSED uintptr_t gmm__k_copy_bits(const gmm__view *src, const gmm__view *dst, int64_t cols) {
+    return gmm__k_bits(src) | gmm__k_bits(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
+}
+static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t *cols, int64_t bytes) {
+    const int64_t size = gmm__k_bytes(src->dtype);
+    src->ld = src->ld * size / bytes;
+    dst->ld = dst->ld * size / bytes;
+    *cols = *cols * size / bytes;
+}
+
+/* dst[r] = src[token of r]; row_probs. */
+static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+    gmm__permute_args a = *args;
+    int64_t bytes;
+    const void *kernel = gmm__k_pick_permute_rows(gmm__k_copy_bits(&a.src, &a.dst, a.hidden), &bytes);
+    gmm__k_in_units(&a.src, &a.dst, &a.hidden, bytes);
+    return gmm__k_launch_walk(kernel, a.capacity, gmm__k_runs(a.hidden), most, &a, stream);
+}
+
+/* Row of the precision table, and which columns a lane takes. */
+static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
+    a->wide = a->src.dtype == GMM_F32 || a->dst.dtype == GMM_F32;
+    return gmm__k_common(gmm__k_common(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
+}
+
+/* dst[t] = sum over slots of (probs) src[row]. */
+static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+    gmm__permute_args a = *args;
+    const gmm_dtype dtype = gmm__k_precision(&a);
+    return gmm__k_launch_walk(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), most, &a, stream);
+}
+
+/* dst[r] = (probs) src[token of r]. */
+static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+    gmm__permute_args a = *args;
+    const gmm_dtype dtype = gmm__k_precision(&a);
+    return gmm__k_launch_walk(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, most, &a,
+                              stream);
+}
+
+/* dprobs[slot] = src[token] . dst[row]; both are read. */
+static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+    gmm__permute_args a = *args;
+    const gmm_dtype dtype = gmm__k_precision(&a);
+    return gmm__k_launch_walk(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, most, &a, stream);
+}
+
+static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, int64_t most, cudaStream_t stream) {
+    const int64_t slots = a->tokens * a->topk;
+    if (slots == 0) return cudaSuccess;
+    return gmm__k_launch((const void *)gmm_gather_probs, (slots + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK,
+                         most, GMM__ELEM_BLOCK, 0, a, stream);
+}
+
+static GMM__UNUSED cudaError_t gmm__k_pad_offsets(const gmm__pad_offsets_args *a, cudaStream_t stream) {
+    return gmm__k_launch((const void *)gmm_pad_offsets, 1, 1, 32, 0, a, stream);
+}
+
+/* Row j of group g of dst is row j of group g of src, or zeros where src has no such row. */
+static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, int64_t most, cudaStream_t stream) {
+    gmm__pad_args a = *args;
+    int64_t bytes;
+    const void *kernel = gmm__k_pick_pad(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
+    gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+    return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), most, &a, stream);
+}
+
+/* The 2 ffn rows of each of `count` matrices move. Tables: elements of device tables are aligned to the dtype only. */
+static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, int64_t most, cudaStream_t stream) {
+    gmm__glu_args a = *args;
+    const int64_t size = gmm__k_bytes(a.src.dtype);
+    uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.cols);
+    int64_t bytes;
+    const void *kernel;
+    if (!a.src_table) bits |= (uintptr_t)(a.src_stride * size);
+    if (!a.dst_table) bits |= (uintptr_t)(a.dst_stride * size);
+    if (a.src_table || a.dst_table) bits |= (uintptr_t)size;
+    if (size == 8) bits |= 4;
+    kernel = gmm__k_pick_glu_rows(bits, &bytes);
+    gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+    a.src_stride = a.src_stride * size / bytes;
+    a.dst_stride = a.dst_stride * size / bytes;
+    return gmm__k_launch_walk(kernel, a.count * 2 * a.ffn, gmm__k_runs(a.cols), most, &a, stream);
+}
+
+/* The 2 ffn columns of one matrix of `count` rows move. */
+static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, int64_t most, cudaStream_t stream) {
+    gmm__glu_args a = *args;
+    const int64_t size = gmm__k_bytes(a.src.dtype);
+    int64_t bytes;
+    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_bits(&a.src, &a.dst, a.block), &bytes);
+    if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
+    a.ffn = a.ffn * size / bytes;
+    gmm__k_in_units(&a.src, &a.dst, &a.block, bytes);
+    return gmm__k_launch_walk(kernel, a.count, gmm__k_runs(2 * a.ffn), most, &a, stream);
+}
+
+/* A matrix without gaps is one long row. */
+static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, int64_t *rows, int64_t *cols) {
+    if (*rows > 1 && a->ld == *cols && b->ld == *cols) {
+        *cols *= *rows;
+        *rows = 1;
+    }
+}
+
+/* Columns that one launch takes: kernels count them in 32 bits. A multiple of the span. */
+enum { GMM__ELEM_LONGEST = 1 << 30 };
+
+static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {
+    return (char *)m->data + col * gmm__k_bytes(m->dtype);
+}
+
+static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, int64_t most, cudaStream_t stream) {
+    gmm__accumulate_args a = *args;
+    cudaError_t status = cudaSuccess;
+    int64_t left;
+    gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
+    for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
+        if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
+        if (a.cols > left) a.cols = left;
+        status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, most, &a,
+                                    stream);
+        a.x.data = gmm__k_column(&a.x, a.cols);
+        a.y.data = gmm__k_column(&a.y, a.cols);
+    }
+    return status;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, int64_t most, cudaStream_t stream) {
+    gmm__convert_args a = *args;
+    cudaError_t status = cudaSuccess;
+    int64_t left;
+    gmm__k_flatten(&a.src, &a.dst, &a.rows, &a.cols);
+    if (a.src.dtype == a.dst.dtype) {
+        gmm__copy_args copy;
+        int64_t bytes;
+        const void *kernel = gmm__k_pick_copy(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
+        gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+        copy.src = a.src.data;
+        copy.dst = a.dst.data;
+        copy.rows = a.rows;
+        copy.cols = a.cols;
+        copy.src_ld = a.src.ld;
+        copy.dst_ld = a.dst.ld;
+        return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), most, &copy, stream);
+    }
+    for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
+        if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
+        if (a.cols > left) a.cols = left;
+        status = gmm__k_launch_walk((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, most, &a,
+                                    stream);
+        a.src.data = gmm__k_column(&a.src, a.cols);
+        a.dst.data = gmm__k_column(&a.dst, a.cols);
+    }
+    return status;
+}
+
+#endif /* GMM__GEMM_DONE */
+
+/* .............................................................................. Body: product on tensor cores ... */
+#elif GMM__BODY == 1
+
+#if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE)
+#error "gmm: this body needs GMM__TAG, GMM__OP and GMM__TILE"
+#endif
+#define GMM__OF(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
+#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _), GMM__TAG), _), GMM__TILE)
+
+GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
+    enum {
+        TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
+        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        BM = GMM__OF(bm), BN = GMM__OF(bn), BK = GMM__OF(bk), STAGES = GMM__OF(stages), THREADS = GMM__OF(threads),
+        WARPS_N = GMM__OF(wn), WM = BM / GMM__OF(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
+        A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
+        A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
+        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that all threads move at once */
+        A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
+        OUT_LD = GMM__OF(out_ld), OUT_LANES = WN / 4, OUT_ROWS = 32 / OUT_LANES
+    };
+    extern __shared__ __align__(1024) char gmm_shared[];
+    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
+    float *out = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * OUT_LD;
+    uint32_t a_at, b_at; /* where this lane reads its row of the first block of a stage */
+    gmm_gemm_tile tile, now; /* on its way in; on its way out */
+    gmm_feed fa, fb;
+    float acc[MT][NT][4];
+    uint32_t a[2][MT][4], b[2][NT / 2][4];
+    int64_t at = blockIdx.x;
+    int first, i, j, h, d, s, depth = 0, blocks, read, write;
+
+    /* A: blocks (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8); B: (n, k), (n, k + 8), (n + 8, k), (n + 8, k + 8) */
+    if (TA)
+        a_at = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
+    else a_at = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
+    if (TB) b_at = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
+    else b_at = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+    b_at += A_BYTES;
+
+/* Stage number q of the tile, to byte `at`. */
+#define GMM__LOAD_STAGE(q, at) \
+    gmm_feed_stage(&fa, gmm_shared + (at), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
+    gmm_feed_stage(&fb, gmm_shared + (at) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
+    gmm_cp_commit()
+/* Fragments of step s of the stage at `base`. */
+#define GMM__LOAD_A(to, base, s) \
+    _Pragma("unroll") for (i = 0; i < MT; i++) \
+        if (TA) gmm_ldmatrix_t((to)[i], (base) + (a_at ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
+        else gmm_ldmatrix((to)[i], (base) + (a_at ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
+#define GMM__LOAD_B(to, base, s) \
+    _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
+        if (TB) gmm_ldmatrix_t((to)[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix((to)[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+
+    tile.g = now.g = 0;
+    for (first = 1;; first = 0, at += gridDim.x) {
+        /* every stage has been read: the next tile's first ones travel while the sums of the last one are stored */
+        const int more = gmm_gemm_next(&args, RAGGED_K, BM, BN, &at, &tile);
+        if (more) {
+            fa = gmm_feed_open(&args.a, 0, RAGGED_K ? tile.row : tile.row + tile.m0, RAGGED_K ? tile.m0 : 0,
+                               TA ? tile.k : tile.m - tile.m0, TA ? tile.m - tile.m0 : tile.k, A_LINE / 16, THREADS,
+                               BM, TA ? BK : 0, TA ? 0 : BK);
+            fb = gmm_feed_open(&args.b, RAGGED_K ? 0 : tile.g, RAGGED_K ? tile.row : TB ? 0 : tile.n0, TB ? tile.n0 : 0,
+                               TB ? tile.k : args.n - tile.n0, TB ? args.n - tile.n0 : tile.k, B_LINE / 16, THREADS,
+                               BN, TB ? BK : 0, TB ? 0 : BK);
+            depth = tile.k > 0 ? (tile.k + BK - 1) / BK : 1; /* an empty group multiplies one stage of zeros */
+#pragma unroll
+            for (s = 0; s < STAGES - 1; s++) {
+                if (s < depth) {
+                    GMM__LOAD_STAGE(s, s * STAGE);
+                } else gmm_cp_commit(); /* waits count alike */
+            }
+        }
+        if (!first) {
+            const gmm_gemm_out o = gmm_gemm_open(&args, RAGGED_K, &now);
+            const int32_t col = now.n0 + warp_n + lane % OUT_LANES * 4;
+            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+            if (o.bias) {
+                const int size = gmm_kmat_size(&args.bias);
+                gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_whole, bias);
+            }
+#pragma unroll 1
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
+                const int32_t first_row = now.m0 + warp_m + i * 8, row = first_row + lane / OUT_LANES;
+                const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
+                if (first_row >= now.m) break;
+#pragma unroll
+                for (s = 0; s < 2 * MT; s++)
+                    if (s == i) {
+#pragma unroll
+                        for (j = 0; j < NT; j++)
+                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] =
+                                make_float2(acc[s / 2][j][s % 2 * 2], acc[s / 2][j][s % 2 * 2 + 1]);
+                    }
+                __syncwarp();
+                if (o.whole && now.m - first_row >= 8 && now.n0 + warp_n + WN <= args.n) {
+                    const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
+                    gmm_gemm_store_rows(&args, &o, 8 / OUT_ROWS,
+                                        o.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d), pitch * OUT_ROWS,
+                                        o.row_scale ? o.row_scale + row : NULL, OUT_ROWS, from, OUT_ROWS * OUT_LD,
+                                        bias);
+                } else {
+#pragma unroll 1
+                    for (d = 0; d < 8; d += OUT_ROWS) {
+                        const float4 f = *(const float4 *)(from + d * OUT_LD);
+                        float v[4];
+                        v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                        if (row + d < now.m && col < args.n) gmm_gemm_store(&args, &o, row + d, col, bias, v);
+                    }
+                }
+                __syncwarp();
+            }
+        }
+        if (!more) break;
+
+        now = tile;
+        blocks = (now.m - now.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        read = 0;
+        write = (STAGES - 1) * STAGE;
+#pragma unroll
+        for (i = 0; i < MT; i++)
+#pragma unroll
+            for (j = 0; j < NT; j++)
+#pragma unroll
+                for (h = 0; h < 4; h++) acc[i][j][h] = 0.0f;
+        gmm_gemm_prefetch(&args, RAGGED_K, &now, BM, BN);
+        GMM__CP_WAIT(STAGES - 2);
+        __syncthreads();
+        GMM__LOAD_A(a[0], shared, 0);
+        GMM__LOAD_B(b[0], shared, 0);
+        for (d = 0; d < depth; d++) {
+#pragma unroll
+            for (s = 0; s < KT; s++) {
+                /* fragments are read one step ahead, across the border of two stages too */
+                if (s + 1 < KT) {
+                    GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read, s + 1);
+                    GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read, s + 1);
+                } else {
+                    read = read + STAGE == STAGES * STAGE ? 0 : read + STAGE;
+                    GMM__CP_WAIT(STAGES - 2);
+                    __syncthreads();
+                    if (d + 1 < depth) {
+                        GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read, 0);
+                        GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read, 0);
+                    }
+                }
+                if (s == 0) {
+                    if (d + STAGES - 1 < depth) {
+                        GMM__LOAD_STAGE(d + STAGES - 1, write);
+                        write = write + STAGE == STAGES * STAGE ? 0 : write + STAGE;
+                    } else gmm_cp_commit();
+                }
+#pragma unroll
+                for (i = 0; i < MT; i++) {
+                    if (GMM__OF(skip) && i >= blocks) continue;
+#pragma unroll
+                    for (j = 0; j < NT; j++)
+                        GMM__CAT(gmm_mma_, GMM__TAG)(acc[i][j], a[s & 1][i], &b[s & 1][j / 2][j % 2 * 2]);
+                }
+            }
+        }
+    }
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args);
+}
+#undef GMM__LOAD_STAGE
+#undef GMM__LOAD_A
+#undef GMM__LOAD_B
+#undef GMM__NAME
+#undef GMM__OF
+#undef GMM__TILE
+
+/* .................................................................. Body: fp32 product, one chain per element ... */
+#elif GMM__BODY == 2
+
+#ifndef GMM__OP
+#error "gmm: this body needs GMM__OP"
+#endif
+GMM__KERNEL __launch_bounds__(gmm_threads_f32, 1)
+GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_args args) {
+    enum {
+        TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
+        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        BM = gmm_bm_f32, BN = gmm_bn_f32, BK = gmm_bk_f32, LD = gmm_ld_f32
+    };
+    __shared__ __align__(16) float as[2][BK * LD], bs[2][BK * LD]; /* [k][m], [k][n] */
+    const int tid = (int)threadIdx.x, ty = tid / 16 * 4, tx = tid % 16 * 4;
+    gmm_gemm_tile tile;
+    int64_t at;
+
+    tile.g = 0;
+    for (at = blockIdx.x; gmm_gemm_next(&args, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
+        const char *a = gmm_kmat_at(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
+        const char *b = gmm_kmat_at(&args.b, RAGGED_K ? 0 : tile.g) +
+                        4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
+        const int whole_a = gmm_whole4(GMM_F32, a, args.a.ld), whole_b = gmm_whole4(GMM_F32, b, args.b.ld);
+        const int m = tile.m - tile.m0, n = args.n - tile.n0;
+        float acc[8][8], va[2][4], vb[2][4];
+        int i, j, k, k0, now = 0;
+#pragma unroll
+        for (i = 0; i < 8; i++)
+#pragma unroll
+            for (j = 0; j < 8; j++) acc[i][j] = 0.0f;
+
+/* Reads one depth of an operand into registers: 4 values of k of a row, or 4 rows of a value of k. */
+#define GMM__FETCH(T, base, whole, ld, rows, v) \
+        _Pragma("unroll") for (i = 0; i < 2; i++) { \
+            const int c = tid + i * gmm_threads_f32; \
+            const int line = T ? k0 + c / 32 : c / 4, col = T ? c % 32 * 4 : k0 + c % 4 * 4; \
+            const int count = line < (T ? tile.k : rows) ? (T ? rows : tile.k) - col : 0; \
+            gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, whole, v[i]); \
+        }
+#define GMM__PLACE(T, to, v) \
+        _Pragma("unroll") for (i = 0; i < 2; i++) { \
+            const int c = tid + i * gmm_threads_f32; \
+            if (T) *(float4 *)&to[c / 32 * LD + c % 32 * 4] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]); \
+            else for (j = 0; j < 4; j++) to[(c % 4 * 4 + j) * LD + c / 4] = v[i][j]; \
+        }
+        k0 = 0;
+        GMM__FETCH(TA, a, whole_a, args.a.ld, m, va)
+        GMM__FETCH(TB, b, whole_b, args.b.ld, n, vb)
+        GMM__PLACE(TA, as[0], va)
+        GMM__PLACE(TB, bs[0], vb)
+        __syncthreads();
+        for (k0 = BK;; k0 += BK) {
+            const int last = k0 >= tile.k;
+            if (!last) {
+                GMM__FETCH(TA, a, whole_a, args.a.ld, m, va)
+                GMM__FETCH(TB, b, whole_b, args.b.ld, n, vb)
+            }
+#pragma unroll
+            for (k = 0; k < BK; k++) {
+                float x[8], y[8];
+                *(float4 *)&x[0] = *(const float4 *)&as[now][k * LD + ty];
+                *(float4 *)&x[4] = *(const float4 *)&as[now][k * LD + ty + 64];
+                *(float4 *)&y[0] = *(const float4 *)&bs[now][k * LD + tx];
+                *(float4 *)&y[4] = *(const float4 *)&bs[now][k * LD + tx + 64];
+#pragma unroll
+                for (i = 0; i < 8; i++)
+#pragma unroll
+                    for (j = 0; j < 8; j++) acc[i][j] = __fmaf_rn(x[i], y[j], acc[i][j]);
+            }
+            if (last) break;
+            now ^= 1;
+            GMM__PLACE(TA, as[now], va)
+            GMM__PLACE(TB, bs[now], vb)
+            __syncthreads();
+        }
+        __syncthreads(); /* the next tile overwrites the first buffer */
+        {
+            const gmm_gemm_out o = gmm_gemm_open(&args, RAGGED_K, &tile);
+#pragma unroll
+            for (j = 0; j < 8; j += 4) {
+                const int32_t col = tile.n0 + tx + (j ? 64 : 0);
+                float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+                if (o.bias) {
+                    const int size = gmm_kmat_size(&args.bias);
+                    gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_whole, bias);
+                }
+#pragma unroll
+                for (i = 0; i < 8; i++) {
+                    const int32_t row = tile.m0 + ty + i % 4 + (i < 4 ? 0 : 64);
+                    if (row < tile.m && col < args.n) gmm_gemm_store(&args, &o, row, col, bias, &acc[i][j]);
+                }
+            }
+        }
+    }
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args);
+}
+#undef GMM__FETCH
+#undef GMM__PLACE
+#undef GMM__OP
+
+/* ........................................................................................ Body: bias gradient ... */
+#elif GMM__BODY == 3
+
+#if !defined(GMM__TAG) || !defined(GMM__DTYPE)
+#error "gmm: this body needs GMM__TAG and GMM__DTYPE"
+#endif
+GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
+GMM__CAT(gmm_linear_bgrad_pieces_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
+    enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
+    __shared__ float sums[LINES][GMM_BGRAD_COLS];
+    const int tid = (int)threadIdx.x, line = tid / 64;
+    const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
+    const int64_t count = (int64_t)args.tiles[args.groups] * blocks;
+    const char *dy = (const char *)args.dy.data;
+    const int whole = gmm_whole4(GMM__DTYPE, dy, args.dy.ld);
+    int32_t g = 0;
+    int64_t at;
+    for (at = blockIdx.x; at < count; at += gridDim.x) {
+        const uint32_t piece = (uint32_t)(at / blocks);
+        const int32_t first = (int32_t)(at % blocks) * GMM_BGRAD_COLS, col = first + tid % 64 * 4;
+        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        int64_t row, end;
+        int i;
+        gmm_find_group32(args.tiles, args.groups, piece, &g);
+        row = args.offsets[g] + (int64_t)(piece - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
+        end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
+#pragma unroll 8
+        for (row += line; row < end; row += LINES) {
+            const float s = args.row_scale ? args.row_scale[row] : 1.0f;
+            float v[4];
+            gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, whole, v);
+#pragma unroll
+            for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
+        }
+        *(float4 *)&sums[line][tid % 64 * 4] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        __syncthreads();
+        if (first + tid < args.n) {
+            float total = sums[0][tid];
+            for (i = 1; i < LINES; i++) total = __fadd_rn(total, sums[i][tid]);
+            args.pieces[(int64_t)piece * args.n + first + tid] = total;
+        }
+        __syncthreads();
+    }
+}
+
+/* One warp to a row. */
+GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
+GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
+    enum { WARPS = GMM_BGRAD_THREADS / 32, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
+    const int lane = (int)threadIdx.x & 31;
+    const int64_t live = args.offsets[args.groups], end = args.zero_tail ? args.capacity : live;
+    const char *dy = (const char *)args.dy.data;
+    const int whole = gmm_whole4(GMM__DTYPE, dy, args.dy.ld);
+    int32_t g = 0;
+    int64_t row;
+    for (row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < end; row += (int64_t)gridDim.x * WARPS) {
+        float sum = 0.0f;
+        if (row < live) {
+            const char *bias;
+            int bias_whole, i;
+            int32_t col;
+            gmm_find_group64(args.offsets, args.groups, row, &g);
+            bias = gmm_kmat_at(&args.bias, g);
+            bias_whole = gmm_whole4(args.bias.dtype, bias, 4);
+            for (col = lane * 4; col < args.n; col += 128) {
+                float v[4], w[4];
+                gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, whole, v);
+                gmm_read4(args.bias.dtype, bias + (int64_t)col * gmm_kmat_size(&args.bias), args.n - col, bias_whole,
+                          w);
+#pragma unroll
+                for (i = 0; i < 4; i++) sum = __fmaf_rn(v[i], w[i], sum);
+            }
+#pragma unroll
+            for (i = 16; i > 0; i /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, i));
+        }
+        if (lane == 0) args.d_row_scale[row] = row < live && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
+    }
+}
+#undef GMM__TAG
+#undef GMM__DTYPE
+
+
+/* ======================================================================================== Bodies per precision === */
+
+#elif GMM__BODY == 4
+#ifndef GMM__TAG
+#error "gmm: this body needs GMM__TAG"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+#define GMM__FIXED ((gmm_dtype)GMM__NAME(gmm__fixed))
+
+#define GMM__WIDE(at_run_time) (GMM__FIXED == GMM_NONE ? (at_run_time) : GMM__FIXED == GMM_F32)
+
+/* Reads the gate and the linear part of the quads q, and dy if there is one. */
+GMM__DEVICE gmm__act_in GMM__NAME(gmm__act_fetch)(const gmm__act_args *a, int64_t row, const gmm__quads *q) {
+    gmm__act_in in = GMM_ZERO;
+    gmm__quads at = *q;
+    int32_t i;
+    if (a->dy.data) in.dy = gmm__load8(GMM__FIXED, &a->dy, row, q);
+    if (a->layout == GMM__GLU_SPLIT) {
+        at.col[0] = gmm__act_column(q->col[0], a->interleave);
+        at.col[1] = gmm__act_column(q->col[1], a->interleave);
+        in.a = gmm__load8(GMM__FIXED, &a->x, row, &at);
+        if (!a->gated) return in;
+        at.col[0] += gmm__act_apart(a);
+        at.col[1] += gmm__act_apart(a);
+        in.b = gmm__load8(GMM__FIXED, &a->x, row, &at);
+    } else if (a->layout == GMM__GLU_PAIRS) {
+        at = gmm__quads_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
+        in.a = gmm__load8(GMM__FIXED, &a->x, row, &at);
+        at = gmm__quads_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
+        in.b = gmm__load8(GMM__FIXED, &a->x, row, &at);
+    } else if (GMM__FIXED == GMM_NONE) {
+#pragma unroll
+        for (i = 0; i < 8; i++) {
+            const int32_t col = gmm__act_column(q->col[i / 4] + i % 4, a->interleave);
+            if (i % 4 < q->n[i / 4]) gmm__gather(&a->x, row, col, i, &in.a);
+            if (i % 4 < q->n[i / 4]) gmm__gather(&a->x, row, col + gmm__act_apart(a), i, &in.b);
+        }
+    }
+    return in;
+}
+
+GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, const gmm__act_in *in, float va[8], float vb[8]) {
+    int32_t i;
+    if (a->layout == GMM__GLU_PAIRS) {
+        float u[8], v[8];
+        gmm__decode8(GMM__FIXED, &a->x, &in->a, u);
+        gmm__decode8(GMM__FIXED, &a->x, &in->b, v);
+#pragma unroll
+        for (i = 0; i < 4; i++) {
+            va[i] = u[2 * i];
+            vb[i] = u[2 * i + 1];
+            va[i + 4] = v[2 * i];
+            vb[i + 4] = v[2 * i + 1];
+        }
+    } else {
+        gmm__decode8(GMM__FIXED, &a->x, &in->a, va);
+        gmm__decode8(GMM__FIXED, &a->x, &in->b, vb);
+    }
+}
+
+/* Writes the gradients of both inputs. */
+GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__quads *q,
+                                               const float va[8], const float vb[8]) {
+    gmm__quads at = *q;
+    int32_t i, j;
+    if (a->layout == GMM__GLU_SPLIT) {
+        at.col[0] = gmm__act_column(q->col[0], a->interleave);
+        at.col[1] = gmm__act_column(q->col[1], a->interleave);
+        gmm__store8(GMM__FIXED, &a->dx, row, &at, va);
+        if (!a->gated) return;
+        at.col[0] += gmm__act_apart(a);
+        at.col[1] += gmm__act_apart(a);
+        gmm__store8(GMM__FIXED, &a->dx, row, &at, vb);
+    } else if (a->layout == GMM__GLU_PAIRS) {
+#pragma unroll
+        for (j = 0; j < 2; j++) {
+            float u[8];
+#pragma unroll
+            for (i = 0; i < 8; i++) u[i] = i & 1 ? vb[4 * j + i / 2] : va[4 * j + i / 2];
+            at = gmm__quads_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
+            if (q->n[j] > 0) gmm__store8(GMM__FIXED, &a->dx, row, &at, u);
+        }
+    } else if (GMM__FIXED == GMM_NONE) {
+#pragma unroll
+        for (i = 0; i < 8; i++)
+            if (i % 4 < q->n[i / 4]) {
+                const int32_t col = gmm__act_column(q->col[i / 4] + i % 4, a->interleave);
+                gmm__put(&a->dx, row, col, va[i]);
+                gmm__put(&a->dx, row, col + gmm__act_apart(a), vb[i]);
+            }
+    }
+}
+
+/* Spans per task, read together: enough accesses under way, and the steps around them shared. */
+#define GMM__SPANS (GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 2 : 1)
+
+/* y = p f(x) */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
+    const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
+    gmm__walk w = gmm__walk_begin((a.ffn - 1) / (GMM__SPANS * GMM__ELEM_SPAN) + 1);
+    for (; w.row < rows; gmm__walk_next(&w)) {
+        const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
+        gmm__act_in in[2];
+        gmm__quads q[2];
+        int32_t i, j;
+#pragma unroll
+        for (j = 0; j < GMM__SPANS; j++) {
+            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), GMM__SPANS * (int32_t)w.part + j, a.ffn);
+            if (q[j].n[0] > 0 && w.row < live) in[j] = GMM__NAME(gmm__act_fetch)(&a, w.row, &q[j]);
+        }
+#pragma unroll
+        for (j = 0; j < GMM__SPANS; j++)
+            if (q[j].n[0] > 0) {
+                float va[8], vb[8], f[8], da[8], db[8];
+                if (w.row < live) {
+                    GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
+                    gmm__act8(a.kind, a.coef, va, vb, f, da, db);
+                }
+#pragma unroll
+                for (i = 0; i < 8; i++) f[i] = w.row < live ? p * f[i] : 0.0f;
+                gmm__store8(GMM__FIXED, &a.y, w.row, &q[j], f);
+            }
+    }
+}
+
+/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a warp takes whole rows, and its lanes add in an order
+   that depends on ffn and the dtypes alone. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 5)
+GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
+    const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
+    const int32_t parts = (a.ffn - 1) / (GMM__SPANS * GMM__ELEM_SPAN) + 1;
+    gmm__walk w = a.dprob ? gmm__walk_rows(parts) : gmm__walk_begin(parts);
+    float sum = 0.0f;
+    for (; w.row < rows; gmm__walk_next(&w)) {
+        const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
+        gmm__act_in in[2];
+        gmm__quads q[2];
+        int32_t i, j;
+#pragma unroll
+        for (j = 0; j < GMM__SPANS; j++) {
+            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), GMM__SPANS * (int32_t)w.part + j, a.ffn);
+            if (q[j].n[0] > 0 && w.row < live) in[j] = GMM__NAME(gmm__act_fetch)(&a, w.row, &q[j]);
+        }
+#pragma unroll
+        for (j = 0; j < GMM__SPANS; j++)
+            if (q[j].n[0] > 0) {
+                float va[8], vb[8], f[8], da[8], db[8], g[8];
+                if (w.row < live) {
+                    GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
+                    gmm__act8(a.kind, a.coef, va, vb, f, da, db);
+                    gmm__decode8(GMM__FIXED, &a.dy, &in[j].dy, g);
+#pragma unroll
+                    for (i = 0; i < 8; i++) {
+                        if (i % 4 < q[j].n[i / 4]) sum = fmaf(g[i], f[i], sum);
+                        da[i] *= p * g[i];
+                        db[i] *= p * g[i];
+                        f[i] *= p;
+                    }
+                } else {
+#pragma unroll
+                    for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
+                }
+                if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, w.row, &q[j], da, db);
+                if (a.y.data) gmm__store8(GMM__FIXED, &a.y, w.row, &q[j], f);
+            }
+        if (a.dprob && w.part == w.parts - 1) {
+            sum = gmm__warp_sum(sum);
+            if (gmm__lane() == 0) a.dprob[w.row] = sum;
+            sum = 0.0f;
+        }
+    }
+}
+#undef GMM__SPANS
+
+/* Rows of a token that are read at once. */
+#define GMM__BATCH (GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 4 : 2)
+
+/* out[t] = sum over slots of (probs) rows[row], in slot order. Where the rows stand is read one batch ahead. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
+    gmm__walk w = gmm__walk_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1);
+    float sum[8], p[4], next_p[4];
+    int32_t row[4], next_row[4], i = 0, j, k;
+#pragma unroll
+    for (k = 0; k < 8; k++) sum[k] = 0.0f;
+#pragma unroll
+    for (j = 0; j < GMM__BATCH; j++)
+        next_row[j] = w.row < a.tokens ? gmm__slot_row(&a, w.row, j, &next_p[j]) : -1;
+    while (w.row < a.tokens) {
+        const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)w.part, (int32_t)a.hidden);
+        const uint32_t token = w.row;
+        gmm__eight r[4];
+#pragma unroll
+        for (j = 0; j < GMM__BATCH; j++) {
+            row[j] = next_row[j];
+            p[j] = next_p[j];
+            if (row[j] >= 0 && q.n[0] > 0) r[j] = gmm__load8(GMM__FIXED, &a.src, row[j], &q);
+        }
+        i += GMM__BATCH;
+        if (i >= a.topk) {
+            i = 0;
+            gmm__walk_next(&w);
+        }
+#pragma unroll
+        for (j = 0; j < GMM__BATCH; j++)
+            next_row[j] = w.row < a.tokens ? gmm__slot_row(&a, w.row, i + j, &next_p[j]) : -1;
+#pragma unroll
+        for (j = 0; j < GMM__BATCH; j++)
+            if (row[j] >= 0 && q.n[0] > 0) {
+                float v[8];
+                gmm__decode8(GMM__FIXED, &a.src, &r[j], v);
+#pragma unroll
+                for (k = 0; k < 8; k++) sum[k] = fmaf(p[j], v[k], sum[k]);
+            }
+        if (i == 0) {
+            if (q.n[0] > 0) gmm__store8(GMM__FIXED, &a.dst, token, &q, sum);
+#pragma unroll
+            for (k = 0; k < 8; k++) sum[k] = 0.0f;
+        }
+    }
+}
+#undef GMM__BATCH
+
+/* drows[r] = (probs) dout[token of r]; zeros in padding. Two spans per task. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
+    const int64_t live = gmm__block_live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t rows = a.tail_zero ? a.capacity : live;
+    gmm__walk w = gmm__walk_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1);
+    for (; w.row < rows; gmm__walk_next(&w)) {
+        const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+        const float p = slot >= 0 && a.probs ? a.probs[slot] : 1.0f;
+        gmm__eight r[2];
+        gmm__quads q[2];
+        int32_t j, k;
+#pragma unroll
+        for (j = 0; j < 2; j++) {
+            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)(2 * w.part) + j, (int32_t)a.hidden);
+            if (slot >= 0 && q[j].n[0] > 0)
+                r[j] = gmm__load8(GMM__FIXED, &a.src, (uint32_t)slot / (uint32_t)a.topk, &q[j]);
+        }
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (q[j].n[0] > 0) {
+                float v[8];
+                if (slot >= 0) gmm__decode8(GMM__FIXED, &a.src, &r[j], v);
+#pragma unroll
+                for (k = 0; k < 8; k++) v[k] = slot >= 0 ? p * v[k] : 0.0f;
+                gmm__store8(GMM__FIXED, &a.dst, w.row, &q[j], v);
+            }
+    }
+}
+
+/* dprobs[slot] = dout[token] . rows[row]: a warp per slot. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
+GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
+    gmm__walk w = gmm__walk_begin(a.topk);
+    for (; w.row < a.tokens; gmm__walk_next(&w)) {
+        const int64_t slot = (int64_t)w.row * a.topk + w.part;
+        const int32_t row = gmm__map_entry(a.row_of, slot, a.capacity, a.fault);
+        float sum = 0.0f;
+        int32_t part;
+        for (part = 0; row >= 0; part += 2) {
+            gmm__eight r[2], s[2];
+            gmm__quads q[2];
+            int32_t j, k;
+#pragma unroll
+            for (j = 0; j < 2; j++) {
+                q[j] = gmm__lane_quads(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
+                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM__FIXED, &a.src, w.row, &q[j]);
+                if (q[j].n[0] > 0) s[j] = gmm__load8(GMM__FIXED, &a.dst, row, &q[j]);
+            }
+            if (q[0].n[0] <= 0) break;
+#pragma unroll
+            for (j = 0; j < 2; j++)
+                if (q[j].n[0] > 0) {
+                    float u[8], v[8];
+                    gmm__decode8(GMM__FIXED, &a.src, &r[j], u);
+                    gmm__decode8(GMM__FIXED, &a.dst, &s[j], v);
+#pragma unroll
+                    for (k = 0; k < 8; k++) sum = fmaf(u[k], v[k], sum);
+                }
+        }
+        sum = gmm__warp_sum(sum);
+        if (gmm__lane() == 0) a.dprobs[slot] = sum;
+    }
+}
+
+#undef GMM__WIDE
+#undef GMM__FIXED
+#undef GMM__NAME
+#undef GMM__TAG
+
+/* ========================================================================================= Bodies per copy unit === */
+
+#elif GMM__BODY == 5
+#ifndef GMM__TAG
+#error "gmm: this body needs GMM__TAG"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+#define GMM__UNIT GMM__NAME(gmm__unit)
+
+/* Four units per lane of one row; src NULL writes zeros. All loads come before the first store. */
+GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t run, int64_t units) {
+    const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
+    GMM__UNIT v[4];
+    int32_t j;
+    memset(v, 0, sizeof v);
+#pragma unroll
+    for (j = 0; j < 4; j++)
+        if (src && first + 32 * j < units) v[j] = src[first + 32 * j];
+#pragma unroll
+    for (j = 0; j < 4; j++)
+        if (first + 32 * j < units) dst[first + 32 * j] = v[j];
+}
+
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
+GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
+    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN);
+    for (; w.row < a.rows; gmm__walk_next(&w))
+        GMM__NAME(gmm__copy_run)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
+                                    w.part, a.cols);
+}
+
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
+GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
+    const int64_t live = gmm__block_live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t rows = a.tail_zero ? a.capacity : live;
+    gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN);
+    for (; w.row < rows; gmm__walk_next(&w)) {
+        const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+        const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
+        GMM__NAME(gmm__copy_run)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
+                                    (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
+        if (a.row_probs && w.part == 0 && gmm__lane() == 0) a.row_probs[w.row] = slot >= 0 ? a.probs[slot] : 0.0f;
+    }
+}
+
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
+GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
+    const int64_t live = a.dst_offsets[a.groups], rows = a.tail_zero ? a.rows : live;
+    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN);
+    for (; w.row < rows; gmm__walk_next(&w)) {
+        int64_t from = -1;
+        if (w.row < live) {
+            const int64_t g = gmm__find_group(a.dst_offsets, a.groups, w.row);
+            from = a.src_offsets[g] + w.row - a.dst_offsets[g];
+            if (from >= a.src_offsets[g + 1]) from = -1;
+        }
+        GMM__NAME(gmm__copy_run)(from >= 0 ? (const GMM__UNIT *)a.src.data + from * a.src.ld : NULL,
+                                    (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
+        if (a.dst_prob && w.part == 0 && gmm__lane() == 0) a.dst_prob[w.row] = from >= 0 ? a.src_prob[from] : 0.0f;
+    }
+}
+
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
+    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN);
+    for (; w.row < a.count * 2 * a.ffn; gmm__walk_next(&w)) {
+        const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
+        const int64_t from = gmm__glu_from(to, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
+        const GMM__UNIT *src = a.src_table ? (const GMM__UNIT *)a.src_table[g]
+                                           : (const GMM__UNIT *)a.src.data + g * a.src_stride;
+        GMM__UNIT *dst = a.dst_table ? (GMM__UNIT *)a.dst_table[g] : (GMM__UNIT *)a.dst.data + g * a.dst_stride;
+        GMM__NAME(gmm__copy_run)(src + from * a.src.ld, dst + to * a.dst.ld, w.part, a.cols);
+    }
+}
+
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
+    gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN);
+    for (; w.row < a.count; gmm__walk_next(&w)) {
+        const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
+        GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + w.row * a.dst.ld;
+        const int64_t first = w.part * GMM__ELEM_RUN + gmm__lane();
+        GMM__UNIT v[4];
+        int32_t j;
+        memset(v, 0, sizeof v);
+#pragma unroll
+        for (j = 0; j < 4; j++)
+            if (first + 32 * j < 2 * a.ffn)
+                v[j] = src[gmm__glu_from((uint32_t)first + 32u * j, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse)];
+#pragma unroll
+        for (j = 0; j < 4; j++)
+            if (first + 32 * j < 2 * a.ffn) dst[first + 32 * j] = v[j];
+    }
+}
+
+#undef GMM__UNIT
+#undef GMM__NAME
+#undef GMM__TAG
+#endif

@@ -1,0 +1,104 @@
+/* device.c - see device.h */
+#ifdef T_CUDA
+#include "device.h"
+
+#include <cuda_runtime.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+    char *base, *image;
+    size_t bytes, used;
+    cudaStream_t stream;
+    void *huge[8];
+    int huge_count;
+} D;
+
+static const char *text(cudaError_t e) { return e == cudaSuccess ? NULL : cudaGetErrorString(e); }
+
+int device_count(void) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+    (void)cudaGetLastError();
+    return count;
+}
+
+gmm_stream device_open(size_t bytes, const char **why) {
+    cudaError_t e = cudaSetDevice(0);
+    void *base = NULL;
+    memset(&D, 0, sizeof D);
+    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&D.stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess) e = cudaMalloc(&base, bytes);
+    D.base = (char *)base;
+    D.image = (char *)malloc(bytes);
+    D.bytes = bytes;
+    *why = e != cudaSuccess ? cudaGetErrorString(e) : D.image ? NULL : "no host memory for the arena's image";
+    return *why ? NULL : D.stream;
+}
+
+void device_close(void) {
+    device_reset();
+    (void)cudaFree(D.base);
+    (void)cudaStreamDestroy(D.stream);
+    free(D.image);
+}
+
+void *device_alloc(size_t bytes, size_t alignment, int huge) {
+    size_t at = (D.used + alignment - 1) / alignment * alignment;
+    if (huge) {
+        void *p = NULL;
+        if (D.huge_count == 8 || cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) return NULL;
+        return D.huge[D.huge_count++] = p;
+    }
+    if (at + bytes > D.bytes) return NULL;
+    D.used = at + bytes;
+    return D.base + at;
+}
+
+void device_reset(void) {
+    while (D.huge_count > 0) (void)cudaFree(D.huge[--D.huge_count]);
+    D.used = 0;
+}
+
+void device_put(void *device, const void *host, size_t bytes) {
+    if (bytes) (void)cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice);
+}
+void device_get(void *host, const void *device, size_t bytes) {
+    if (bytes) (void)cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost);
+}
+void device_set(void *device, int byte, size_t bytes) {
+    if (bytes) (void)cudaMemset(device, byte, bytes);
+    (void)cudaDeviceSynchronize(); /* the stream does not wait for the default stream */
+}
+
+const char *device_wait(void) {
+    cudaError_t e = cudaStreamSynchronize(D.stream);
+    if (e == cudaSuccess) e = cudaGetLastError();
+    return text(e);
+}
+
+void device_look(void) { device_get(D.image, D.base, D.used); }
+const unsigned char *device_seen(const void *device) {
+    return (const unsigned char *)D.image + ((const char *)device - D.base);
+}
+
+const char *device_begin_capture(void) { return text(cudaStreamBeginCapture(D.stream, cudaStreamCaptureModeGlobal)); }
+const char *device_end_capture(void **graph) {
+    cudaGraph_t g = NULL;
+    cudaGraphExec_t run = NULL;
+    cudaError_t e = cudaStreamEndCapture(D.stream, &g);
+    if (e == cudaSuccess) e = cudaGraphInstantiate(&run, g, 0);
+    if (g) (void)cudaGraphDestroy(g);
+    *graph = run;
+    return text(e);
+}
+const char *device_replay(void *graph) {
+    cudaError_t e = cudaGraphLaunch((cudaGraphExec_t)graph, D.stream);
+    return e == cudaSuccess ? device_wait() : cudaGetErrorString(e);
+}
+void device_graph_free(void *graph) {
+    if (graph) (void)cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
+#else
+typedef int device_needs_cuda; /* C wants a declaration in every unit */
+#endif

@@ -1,0 +1,35 @@
+/* device.h - GPU memory of the test harness: one arena, so that all of it is looked at with one copy. Linked only into
+   builds that hold the CUDA engines (T_CUDA). */
+#ifndef GMM_TESTS_DEVICE_H
+#define GMM_TESTS_DEVICE_H
+
+#include "gmm.h"
+
+/* Number of GPUs that gmm can use; 0 without a driver. */
+int device_count(void);
+/* Opens device 0 with an arena of `bytes` and a stream. NULL on failure, with a text. */
+gmm_stream device_open(size_t bytes, const char **why);
+void device_close(void);
+
+/* Memory from the arena at `alignment`, or NULL if it is used up; separately with cudaMalloc if `huge`. Freed by reset. */
+void *device_alloc(size_t bytes, size_t alignment, int huge);
+void device_reset(void);
+
+void device_put(void *device, const void *host, size_t bytes);
+void device_get(void *host, const void *device, size_t bytes);
+void device_set(void *device, int byte, size_t bytes);
+
+/* Waits for the stream; NULL, or the text of the error it found. */
+const char *device_wait(void);
+
+/* Host copy of a place in the arena, valid until the next call of device_look. `device_look` copies all that is in use. */
+void device_look(void);
+const unsigned char *device_seen(const void *device);
+
+/* Captures what is enqueued in between as a graph; replays it and waits. NULL, or the text of an error. */
+const char *device_begin_capture(void);
+const char *device_end_capture(void **graph);
+const char *device_replay(void *graph);
+void device_graph_free(void *graph);
+
+#endif

@@ -1,0 +1,318 @@
+#!/bin/sh
+# Checks of the headers, the built library, the build and the papers. `make check` runs it from the root of the
+# repository with CC, CXX, CUDA_COMPILER (or empty), MAKE_PROGRAM and B (the build folder) set. One line per check: ok,
+# FAIL with the reason, or skip with what this machine lacks.
+
+CC=${CC:-gcc} CXX=${CXX:-g++} MAKE=${MAKE_PROGRAM:-make} B=${B:-build} NVCC=${CUDA_COMPILER:-}
+W=build/check
+STRICT="-Wall -Wextra -pedantic -Werror"
+HEADERS="gmm_quant.h gmm.h gmm_gtp.h"
+TEXTS="$HEADERS $(ls gmm*.cuh 2> /dev/null)"
+UNIT=examples/vendoring/gmm
+failures=0
+rm -rf $W && mkdir -p $W || exit 1
+W=$(cd $W && pwd)
+
+pass() { printf 'ok    %s\n' "$1"; }
+skip() { printf 'skip  %s: %s\n' "$1" "$2"; }
+# check "what" command...: the command's output is its reason
+check() {
+    what=$1
+    shift
+    if "$@" > "$W/log" 2>&1; then pass "$what"
+    else
+        printf 'FAIL  %s\n' "$what"
+        head -n 30 "$W/log" | sed 's/^/        /'
+        failures=$((failures + 1))
+    fi
+}
+# empty command...: succeeds if the command prints nothing
+empty() { out=$("$@" 2>&1); [ -z "$out" ] || { printf '%s\n' "$out"; return 1; }; }
+works() { "$@" --version > /dev/null 2>&1; }
+macros() { "$@" -E -dM - | awk '{ sub(/\(.*/, "", $2); print $2 }' | sort -u; }
+
+compilers_c=$CC
+compilers_cxx=
+if printf '#include <vector>\n' | $CXX -x c++ -fsyntax-only - 2> /dev/null; then compilers_cxx=$CXX
+else skip "C++17" "no C++ compiler"; fi
+if works clang; then compilers_c="$compilers_c clang"; else skip "clang" "not installed"; fi
+if works clang++ && printf '#include <vector>\n' | clang++ -x c++ -fsyntax-only - 2> /dev/null; then
+    compilers_cxx="$compilers_cxx clang++"
+fi
+openmp=$(cat build/probe/openmp 2> /dev/null)
+
+# ---- Declarations
+
+declarations() {
+    for h in $HEADERS; do
+        printf '#include "%s"\n' "$h" > "$W/decl.c"
+        for c in $compilers_c; do
+            for std in c99 c11; do $c -std=$std $STRICT -fsyntax-only -I. "$W/decl.c" || return 1; done
+        done
+        for c in $compilers_cxx; do $c -x c++ -std=c++17 $STRICT -fsyntax-only -I. "$W/decl.c" || return 1; done
+    done
+}
+check "declarations are clean in C99, C11, C++17" declarations
+
+# Lines of our own headers after preprocessing, with their include directives.
+own_includes() {
+    printf '%s#include "gmm_gtp.h"\n' "$1" | $CC $2 -I. -E -dI -x c - |
+        awk '/^# [0-9]+ "/ { own = $3 ~ /gmm/ } /^#include/ && own { print $2 }' | sort -u
+}
+declaration_includes() { empty sh -c "printf '%s\n' \"\$1\" | grep -vxE '<std(def|int)\.h>|\"gmm(_quant)?\.h\"'" - \
+    "$(own_includes '')"; }
+check "declarations include stddef.h and stdint.h alone" declaration_includes
+
+no_cuda() {
+    empty sh -c "printf '#define GMM_IMPLEMENTATION\n#include \"gmm_gtp.h\"\n' | $CC -I. -E -x c - |
+        grep -iE '^# .*(cuda|nccl|cublas)'"
+}
+check "a C unit pulls in no CUDA or NCCL header" no_cuda
+
+leaks_of_declarations() {
+    printf '#include <stddef.h>\n#include <stdint.h>\n' | macros $1 > "$W/base"
+    printf '#include "gmm_gtp.h"\n' | macros $1 -I. | comm -23 - "$W/base" | grep -vE '^GMM(_[A-Z0-9]|DEF$|__[A-Z0-9])'
+}
+check "declarations leak no macro" empty leaks_of_declarations "$CC -x c"
+[ -z "$compilers_cxx" ] || check "declarations leak no macro in C++" empty leaks_of_declarations "$CXX -x c++"
+
+leaks_of_implementation() {
+    $CC -std=c11 -O3 $openmp $STRICT -I. -c -o "$W/unit.o" $UNIT.c &&
+    $CC -std=c11 -O0 $STRICT -I. -c -o "$W/unit.o" $UNIT.c
+}
+check "the implementation is clean in C11" implementation
+implementation_clang() {
+    m=$openmp
+    printf '#include <omp.h>\n' | clang $m -fsyntax-only -x c - 2> /dev/null || m=
+    clang -std=c11 -O1 $m $STRICT -I. -c -o "$W/unit.o" $UNIT.c
+}
+! works clang || check "the implementation is clean in C11 with clang" implementation_clang
+implementation_cxx() {
+    for c in $compilers_cxx; do $c -x c++ -std=c++17 -O1 $STRICT -I. -c -o "$W/unit.o" $UNIT.c || return 1; done
+}
+[ -z "$compilers_cxx" ] || check "the implementation is clean in C++17" implementation_cxx
+
+twice() {
+    printf '#define GMM_IMPLEMENTATION\n' > "$W/twice.c"
+    for h in $HEADERS $HEADERS; do printf '#include "%s"\n' $h >> "$W/twice.c"; done
+    $CC -std=c11 $STRICT -fsyntax-only -I. "$W/twice.c"
+}
+check "the implementation twice in one unit is harmless" twice
+
+only_gmm_symbols() {
+    nm -g --defined-only $B/gmm.o | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
+    nm -g --defined-only $B/gmm.o | grep -q ' gmm_version_number$' || echo "gmm_version_number is not there"
+}
+check "the object exports gmm_ names alone" empty only_gmm_symbols
+
+foreign() { nm -u $B/gmm.o | awk '{ print $2 }' |
+    grep -E '^(_?exit|_Exit|abort|f?puts|v?f?printf|putchar|fwrite|perror|getenv|__assert_fail|__v?f?printf_chk)$'; }
+check "the object calls no exit, abort, print or getenv" empty foreign
+source_calls() { for h in $TEXTS; do
+    $CC -fpreprocessed -dD -E -P -x c $h 2> /dev/null |
+        grep -nE '(^|[^_a-zA-Z0-9])(exit|abort|printf|puts|fprintf|putchar|getenv|assert|throw)[ ]*\(' | sed "s/^/$h: /"
+done; }
+check "nor do the headers" empty source_calls
+
+# Sections instead of nm's letters: tables of pointers lie in .data.rel.ro, which is constant.
+mutable() {
+    size -A $B/gmm.o | awk '$1 ~ /^\.t?(data|bss)/ && $1 !~ /^\.data\.rel\.ro/ && $2 > 0 { print $1, $2 }'
+    nm $B/gmm.o | grep ' C '
+}
+check "no mutable globals" empty mutable
+
+hidden() {
+    $CC -std=c11 -O0 -fPIC -shared -I. -o "$W/hidden.so" $UNIT.c -lm || return 1
+    empty sh -c "nm -D --defined-only '$W/hidden.so' | grep gmm"
+}
+check "a shared object exports nothing of it" hidden
+
+versions_apart() {
+    mkdir -p "$W/v2" && cp gmm*.h "$W/v2/" || return 1
+    sed -i 's/^#define GMM_VERSION_PATCH [0-9]*/#define GMM_VERSION_PATCH 77/' "$W/v2/gmm_quant.h" || return 1
+    $CC -std=c11 -O0 -fPIC -shared -DPLUGIN=plugin_a -I. -o "$W/liba.so" tests/headers/plugin.c -lm &&
+    $CC -std=c11 -O0 -fPIC -shared -DPLUGIN=plugin_b -I"$W/v2" -o "$W/libb.so" tests/headers/plugin.c -lm &&
+    $CC -std=c11 -o "$W/plugin" tests/headers/plugin_main.c -L"$W" -la -lb -Wl,-rpath,"$W" || return 1
+    this=$(awk '$2 ~ /^GMM_VERSION_(MAJOR|MINOR|PATCH)$/ { v = v * 100 + $3 } END { print v }' gmm_quant.h)
+    other=$(awk '$2 ~ /^GMM_VERSION_(MAJOR|MINOR|PATCH)$/ { v = v * 100 + $3 } END { print v }' "$W/v2/gmm_quant.h")
+    [ "$this" != "$other" ] && "$W/plugin" "$this" "$other"
+}
+check "two shared objects with different versions do not mix" versions_apart
+
+# units NAME COMPILER FLAGS COMPILER FLAGS: the first unit holds the implementation, the other declarations
+units() {
+    $2 $3 $STRICT -I. -DFIRST -DGMM_IMPLEMENTATION -c -o "$W/$1a.o" tests/headers/units.c &&
+    $4 $5 $STRICT -I. -c -o "$W/$1b.o" tests/headers/units.c &&
+    $4 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" -lm && "$W/$1"
+}
+check "two units link" units c "$CC" -std=c11 "$CC" -std=c11
+[ -z "$compilers_cxx" ] || check "a C unit and a C++ unit link" units mixed "$CC" -std=c11 "$CXX" "-x c++ -std=c++17"
+
+static_units() {
+    for u in a b; do
+        define=
+        [ $u = b ] || define=-DFIRST
+        $CC -std=c11 $STRICT -I. -DGMM_STATIC -DGMM_IMPLEMENTATION $define -c -o "$W/s$u.o" tests/headers/units.c ||
+            return 1
+        empty sh -c "nm -g --defined-only '$W/s$u.o' | grep ' gmm_'" || return 1
+    done
+    $CC -o "$W/static" "$W/sa.o" "$W/sb.o" -lm && "$W/static"
+}
+check "GMM_STATIC in two units links" static_units
+static_alone() { ! printf '#define GMM_STATIC\n#include "gmm.h"\n' | $CC -I. -fsyntax-only -x c - 2> "$W/err" &&
+    grep -q 'GMM_STATIC needs GMM_IMPLEMENTATION' "$W/err"; }
+check "GMM_STATIC without the implementation is a worded error" static_alone
+
+# ---- CUDA
+
+cuda="-std=c++17 -Werror all-warnings -Xcompiler=-Wall,-Wextra -I."
+cuda_archs() {
+    $NVCC $cuda -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+        -gencode arch=compute_100a,code=sm_100a -c -o "$W/cuda.o" $UNIT.cu
+}
+cuda_torch() {
+    $NVCC $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
+        -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -c -o "$W/cuda_torch.o" $UNIT.cu
+}
+cuda_cxx20() { $NVCC -std=c++20 -O1 -arch=sm_80 -I. -c -o "$W/cuda20.o" $UNIT.cu; }
+# cuda_units NAME FLAGS FIRST_DEFINES SECOND_DEFINES
+cuda_units() {
+    $NVCC $cuda -arch=sm_80 $2 -x cu -DFIRST $3 -c -o "$W/$1a.o" tests/headers/units.c &&
+    $NVCC $cuda -arch=sm_80 $2 -x cu $4 -c -o "$W/$1b.o" tests/headers/units.c &&
+    $NVCC -arch=sm_80 $2 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" && "$W/$1"
+}
+if [ -n "$NVCC" ]; then
+    check "CUDA: sm_80, sm_90a, sm_100a, warnings are errors" cuda_archs
+    check "CUDA: with the flags of PyTorch extensions" cuda_torch
+    check "CUDA: C++20" cuda_cxx20
+    check "CUDA: two units with -rdc=true" cuda_units rdc -rdc=true -DGMM_IMPLEMENTATION ""
+    check "CUDA: GMM_STATIC in two units" cuda_units cs "" "-DGMM_STATIC -DGMM_IMPLEMENTATION" \
+        "-DGMM_STATIC -DGMM_IMPLEMENTATION"
+else
+    skip "CUDA compilation" "no CUDA toolkit"
+fi
+
+# ---- Text
+
+long_macros() { for h in $TEXTS; do
+    awk '/^[ \t]*#[ \t]*define/ { n = 1; lines = 0; at = FNR; table = $2 ~ /_LIST/ }
+        n { lines++ }
+        n && !/\\$/ { if (lines > 5 && !table) print FILENAME ":" at ": a macro of " lines " lines"; n = 0 }' $h
+done; }
+check "no macro longer than five lines but the tables" empty long_macros
+
+contracts() { for h in $HEADERS; do awk -f tests/headers/contracts.awk $h || return 1; done; }
+check "every function has a contract" contracts
+
+layout() {
+    find gmm*.h gmm*.cuh tests examples .ci README.md CHANGELOG.md -type f 2> /dev/null | grep -vE '\.(txt|json)$' |
+        while read -r f; do
+            awk '{ if (length($0) > 120) print FILENAME ":" FNR ": " length($0) " columns"
+                   if ($0 ~ /[ \t]$/) print FILENAME ":" FNR ": blanks at the end"
+                   if (index($0, "\t")) print FILENAME ":" FNR ": a tab" }' "$f"
+        done
+}
+check "lines of at most 120 columns, no tabs, no blanks at the end" empty layout
+
+short_examples() { wc -l examples/*.c examples/*.cpp | awk '$1 >= 100 && $2 != "total" { print $2, $1, "lines" }'; }
+check "examples are shorter than 100 lines" empty short_examples
+
+version() {
+    v=$(sed -n 's/^#define GMM_VERSION_STRING "\(.*\)"/\1/p' gmm_quant.h)
+    n=$(awk '$2 ~ /^GMM_VERSION_(MAJOR|MINOR|PATCH)$/ { v = v s $3; s = "." } END { print v }' gmm_quant.h)
+    [ -n "$v" ] && [ "$v" = "$n" ] || echo "gmm_quant.h: string $v, numbers $n"
+    for h in $TEXTS; do
+        head -n 1 $h | grep -q "^/\* $h - v$v - " || echo "$h: line 1 does not say v$v"
+        head -n 2 $h | tail -n 1 | grep -q 'SPDX-License-Identifier: MIT' || echo "$h: line 2 has no licence"
+    done
+    [ "$(sed -n 's/^## \[\([0-9.]*\)\].*/\1/p' CHANGELOG.md | head -n 1)" = "$v" ] || echo "CHANGELOG.md: top is not $v"
+    grep -qx "Version: $v" examples/vendoring/gmm.pc.in || echo "gmm.pc.in: not $v"
+    grep -q "^project(gmm VERSION $v " examples/vendoring/CMakeLists.txt || echo "CMakeLists.txt: not $v"
+}
+check "the version agrees everywhere" empty version
+
+# C blocks of the README: each is a program.
+readme() {
+    awk -v dir="$W" '/^```c$/ { n++; on = 1; next } /^```/ { on = 0 } on { print > (dir "/readme" n ".c") }' README.md
+    ls "$W"/readme*.c || return 1
+    for f in "$W"/readme*.c; do
+        $CC -std=c11 $STRICT -I. -o "$W/readme" "$f" -lm && "$W/readme" || return 1
+    done
+}
+check "the README's code compiles and runs" readme
+
+# Quick starts of the headers: statements inside a function, with the names they take for granted.
+quick_start() {
+    for h in $HEADERS; do
+        { printf '#define GMM_IMPLEMENTATION\n#include "gmm_gtp.h"\n'
+          printf 'int quick_start(const int32_t *counts, void *xs, void *ws, void *ys, void *workspace);\n'
+          printf 'int quick_start(const int32_t *counts, void *xs, void *ws, void *ys, void *workspace) {\n'
+          printf '(void)counts; (void)xs; (void)ws; (void)ys; (void)workspace;\n'
+          awk '/Quick start/ { on = 1 } /CONTENTS/ { exit } on && sub(/^ \*     /, "") && !/#/' $h
+          printf 'return 0;\n}\n'; } > "$W/quick.c"
+        $CC -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -Wno-unused-but-set-variable -fsyntax-only -I. \
+            "$W/quick.c" || return 1
+    done
+}
+check "the headers' quick starts compile" quick_start
+
+# ---- Build
+
+snapshot() { find . -path ./.git -prune -o -path ./build/check -prune -o -type f -printf '%p %T@ %s\n' | sort; }
+dry_run() {
+    snapshot > "$W/before"
+    for target in clean all help install; do $MAKE -n $target > /dev/null || return 1; done
+    snapshot > "$W/after"
+    diff "$W/before" "$W/after"
+}
+check "make -n changes nothing" dry_run
+nothing_to_do() { $MAKE -q all || { $MAKE -n all | head -n 5; return 1; }; }
+check "a second make does nothing" nothing_to_do
+
+help_lists_targets() {
+    for t in all run test examples bench check help install clean compile_commands.json; do
+        $MAKE help | grep -q "^  $t  *[a-zA-Z]" || { echo "make help does not list $t"; return 1; }
+    done
+}
+check "make help lists every target" help_lists_targets
+
+# From a copy without build folder, in parallel, without a C++ compiler: what needs one says so.
+from_clean() {
+    mkdir -p "$W/copy" && cp -R $TEXTS tests examples Makefile README.md LICENSE CHANGELOG.md "$W/copy/" || return 1
+    (cd "$W/copy" && $MAKE -j2 CONFIG=debug WERROR=1 CC="$CC" CXX=no-such-compiler all > make.log 2>&1 &&
+        grep -q 'skip.*no C++ compiler' make.log) || { tail -n 20 "$W/copy/make.log"; return 1; }
+}
+check "make -j from clean, without a C++ compiler, at -O0, warnings are errors" from_clean
+installs() {
+    $MAKE install DESTDIR="$W/root" PREFIX=/usr > /dev/null || return 1
+    printf '#define GMM_IMPLEMENTATION\n#include "gmm.h"\nint main(void) { return !gmm_version_number(); }\n' \
+        > "$W/use.c"
+    $CC -std=c11 -I"$W/root/usr/include" -o "$W/use" "$W/use.c" -lm && "$W/use" || return 1
+    grep -qx 'prefix=/usr' "$W/root/usr/lib/pkgconfig/gmm.pc"
+}
+check "make install serves a program" installs
+cmake_target() {
+    mkdir -p "$W/cmake" && cp $UNIT.c "$W/cmake/" || return 1
+    printf 'int main(void) { return 0; }\n' > "$W/cmake/main.c"
+    { printf 'cmake_minimum_required(VERSION 3.14)\nproject(use C)\n'
+      printf 'add_subdirectory("%s/examples/vendoring" gmm)\n' "$PWD"
+      printf 'add_executable(use main.c gmm.c)\ntarget_link_libraries(use PRIVATE gmm::gmm)\n'
+    } > "$W/cmake/CMakeLists.txt"
+    cmake -S "$W/cmake" -B "$W/cmake/build" -DCMAKE_C_COMPILER="$CC" && cmake --build "$W/cmake/build"
+}
+if works cmake; then check "the CMake target serves a program" cmake_target
+else skip "the CMake target" "cmake is not installed"; fi
+
+# ---- Tests that cannot fail prove nothing
+
+injected() {
+    if $B/gmm_tests --inject-failure --filter 'no case has this name' > "$W/injected"; then
+        echo "gmm_tests --inject-failure ends with 0"
+        return 1
+    fi
+    [ "$(tail -n 1 "$W/injected")" = "0 passed, 1 failed, 0 skipped" ] || { tail -n 3 "$W/injected"; return 1; }
+}
+check "an injected failure fails the tests" injected
+
+if [ $failures -gt 0 ]; then printf '%d header or build checks failed\n' $failures; exit 1; fi
+printf 'all header and build checks passed\n'

@@ -1,0 +1,65 @@
+/* linear_case.h - builds, runs and checks one grouped linear call from a short description; for test_linear.c,
+   test_groups.c and test_context.c. */
+#ifndef GMM_TESTS_LINEAR_CASE_H
+#define GMM_TESTS_LINEAR_CASE_H
+
+#include "test.h"
+
+typedef enum lin_split { LIN_I32, LIN_I64, LIN_OFFSETS32, LIN_OFFSETS64 } lin_split;
+
+typedef struct lin_spec {
+    gmm_op op;
+    gmm_dtype in, out;       /* of the two factors; of y, dx, dw or db. 0 = F32 */
+    gmm_dtype bias;          /* GMM_NONE = no bias */
+    int32_t groups;
+    int64_t K, N;
+    const int64_t *sizes;    /* [groups] */
+    int64_t extra;           /* capacity beyond the sum of the sizes */
+    lin_split split;
+    int on_host;
+    int64_t pad, gap;        /* of every matrix */
+    t_form w, grad, bias_form;
+    int alpha;               /* 0 none, 1 one value, 2 per group */
+    int scale;               /* row_scale, with zeros and negatives */
+    int add;                 /* y_add */
+    int main_grad, overwrite;
+    int beta;                /* per group */
+    int frozen;              /* every third group */
+    int dscale;              /* bgrad: 1 store d_row_scale, 2 add to it */
+    int no_db;
+    gmm_tail tail;
+    int32_t row_align;
+    int64_t hint;
+    t_fill fill;
+} lin_spec;
+
+/* A built call. `out` is y, dx, dw or db; rows of x, dy and row_scale past the sum are NaN; destinations that are not
+   read before they are written are poison. */
+typedef struct lin_run {
+    lin_spec spec;
+    int64_t live, capacity;
+    int64_t *offsets;
+    gmm_groups groups;
+    gmm_options options;
+    t_mat x, w, dy, bias, out;
+    double *scale, *alpha, *beta;   /* NULL = absent; alpha per group */
+    double *dscale_start;
+    unsigned char *frozen;
+    uint32_t *fault;                /* device word, starts 0 */
+    gmm_grad grad;
+    gmm_linear d;
+    void *before;                   /* bits of `out` before the call */
+} lin_run;
+
+void lin_build(lin_run *r, const lin_spec *spec);
+/* Compares all outputs with the reference: exact for T_INTS, within ref_bound for T_REALS. */
+void lin_check(const lin_run *r);
+/* Build, call on T.ctx, check. */
+void lin_test(const lin_spec *spec);
+/* Dense bits of group g's part of the output. */
+void *lin_group_bits(const lin_run *r, int64_t g, size_t *bytes);
+/* Calls each group alone (count 1, capacity its rows) and requires the same bits. */
+void lin_alone(const lin_run *r);
+gmm_dtype lin_dtype(int i); /* 0 f32, 1 f16, 2 bf16 */
+
+#endif

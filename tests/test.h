@@ -1,0 +1,174 @@
+/* test.h - the harness of the gmm tests
+ *
+ * HOW TO ADD A FILE
+ *     1. tests/test_NAME.c includes "test.h" (which includes gmm.h's declarations), and exports one function that adds
+ *        its cases; the name of a case opens with the row of the test matrix (specs/grouped-linear-and-mlp.md 9):
+ *
+ *            static void relu(int arg) { ... T_OK(gmm_act_fwd(T.ctx, ...)); ... }
+ *            void tests_NAME(void) {
+ *                t_add(relu, 0, "row39 act relu");              // once per engine, on T.ctx with T.stream
+ *                t_add_host(table, 0, "row51 wgrad_decide");    // once; pure functions, no context
+ *            }
+ *
+ *     2. Add X(NAME) to T_FILES below. That is all: the Makefile takes every tests/test_*.c and tests/reference.c.
+ *        With -DT_PARTIAL a program may be linked from a few files only; the missing ones are then left out.
+ *
+ * A case fails at its first failed check, which leaves the case by longjmp: keep all memory in the harness's functions
+ * (they free it), and make no checks inside threads of your own.
+ *
+ * "Device" memory is the memory space of T.ctx. Test code never touches it directly: it allocates with t_alloc, t_in,
+ * t_mat_in, t_mat_out, and reads with t_get, t_mat_get. With a CPU context all of it is host memory, where each buffer
+ * ends at an unreadable page, has canaries wherever alignment leaves room, and is read-only if it was made by t_in or
+ * t_mat_in. T_OK and T_REFUSED check the canaries of all live buffers after the call.
+ */
+#ifndef GMM_TESTS_TEST_H
+#define GMM_TESTS_TEST_H
+
+#include "gmm.h"
+
+#include "reference.h"
+
+#define T_FILES(X) \
+    X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) X(gtp)
+
+/* ------------------------------------------------------------------------------------------------------ Cases --- */
+
+/* What the running case sees. */
+typedef struct t_state {
+    gmm_context *ctx;    /* of the engine under test, with counted allocator; NULL in host cases */
+    gmm_stream stream;   /* NULL for the CPU */
+    gmm_engine engine;
+    gmm_config config;   /* that made ctx: copy and change it for more contexts (t_context) */
+    int gpu;             /* 1: device memory is not host memory */
+    int threads;         /* --threads, 0 = default */
+    int verbose;
+    long allocations;    /* calls of the counted allocator so far; T_OK requires that operations make none */
+} t_state;
+extern t_state T;
+
+/* Adds a case; `arg` is handed to it, the rest is its name, printf-like. */
+void t_add(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
+void t_add_host(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
+
+/* Leaves the case as failed, or as skipped (only for what this machine lacks). */
+_Noreturn void t_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
+_Noreturn void t_failed(const char *file, int line, const char *condition, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+_Noreturn void t_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#define T_FAIL(...) t_fail(__FILE__, __LINE__, __VA_ARGS__)
+#define T_CHECK(condition, ...) \
+    do { if (!(condition)) t_failed(__FILE__, __LINE__, #condition, " " __VA_ARGS__); } while (0)
+
+/* A call on T.ctx that must succeed, in bounds and without allocating. On a GPU the stream is waited for. */
+#define T_OK(call) T_OK_TEXT(call, T.ctx ? gmm_last_error(T.ctx) : "")
+/* The same for any text: another context's gmm_last_error, or gmm_error.text. */
+#define T_OK_TEXT(call, text) \
+    do { \
+        gmm_status t_status_; \
+        t_before(0); \
+        t_status_ = (call); \
+        t_ok(t_status_, (text), #call, __FILE__, __LINE__); \
+    } while (0)
+
+/* A call on T.ctx that must return `want`, write to no live buffer, and leave a message that holds every needle
+   (strings; close with NULL): the function, the argument, the value. */
+#define T_REFUSED(want, call, ...) T_REFUSED_TEXT(want, call, gmm_last_error(T.ctx), __VA_ARGS__)
+#define T_REFUSED_TEXT(want, call, text, ...) \
+    do { \
+        gmm_status t_status_; \
+        t_before(1); \
+        t_status_ = (call); \
+        t_refused((want), t_status_, (text), #call, __FILE__, __LINE__, (const char *[]){__VA_ARGS__}); \
+    } while (0)
+
+void t_before(int hash); /* for the macros only */
+void t_ok(gmm_status got, const char *text, const char *call, const char *file, int line);
+void t_refused(gmm_status want, gmm_status got, const char *text, const char *call, const char *file, int line,
+               const char *const *needles);
+void t_check_guards(void);
+
+/* ----------------------------------------------------------------------------------------------------- Random --- */
+
+/* Seeded per case from --seed and the name, so that --filter changes no data. */
+uint64_t t_rand(void);
+int64_t t_int(int64_t low, int64_t high); /* both included */
+double t_real(void);                      /* uniform in [-1, 1) */
+void t_reseed(uint64_t seed);             /* to make the same data twice */
+
+/* ----------------------------------------------------------------------------------------------------- Memory --- */
+
+/* All of it is freed after the case. */
+void *t_host(size_t bytes);                            /* host scratch, zeroed */
+void *t_alloc(size_t bytes);                           /* device memory, every byte 0xFF (NaN in any float) */
+void *t_alloc_aligned(size_t bytes, size_t alignment); /* else only aligned as far as bytes is divisible */
+void *t_workspace(size_t bytes);                       /* exactly this size at 256; 0xFF and 0xA5 by turns */
+void t_done(void *workspace);                          /* checks canaries; frees it if no buffer was made after it */
+void *t_in(const void *host, size_t bytes);            /* device copy that the library must not write */
+void t_upload(void *device, const void *host, size_t bytes);
+void t_download(void *host, const void *device, size_t bytes);
+void t_poison(void *device, int byte, size_t bytes);
+void *t_get(const void *device, size_t bytes);         /* host copy */
+void *t_sparse(size_t bytes);                          /* huge device memory, zero, backed only where touched */
+
+/* A context like T.ctx with other settings; destroyed after the case. */
+gmm_context *t_context(const gmm_config *config);
+
+/* --------------------------------------------------------------------------------------------------- Matrices --- */
+
+typedef enum t_fill {
+    T_INTS,     /* integers in [-4, 4]: sums of products are exact in fp32 */
+    T_REALS,    /* uniform in [-1, 1), rounded to the dtype */
+    T_POISON    /* outputs: all bits set */
+} t_fill;
+
+typedef enum t_form { T_PACKED, T_TABLE, T_TABLE_HOST } t_form;
+
+/* `count` matrices of rows x cols (activations: count 1). Each row has `pad` unused elements behind it, each matrix
+   `gap` more; unused elements are NaN in inputs and poison in outputs, and t_mat_get checks that they stay. Memory ends
+   with the last used element. In the table forms every matrix has its own buffer, allocated in shuffled order. */
+typedef struct t_mat {
+    gmm_mat mat;        /* for the library: &m.mat */
+    gmm_dtype dtype;
+    t_form form;
+    int64_t count, rows, cols, ld, stride;
+    double *v;          /* [count][rows][cols] dense values as uploaded (inputs; NaN for poison) */
+    void *data;         /* packed */
+    void **table;       /* host array of device addresses, also for packed */
+} t_mat;
+
+t_mat t_mat_make(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, int64_t pad, int64_t gap, t_form form,
+                 t_fill fill);
+t_mat t_mat_in(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, t_fill fill);  /* dense, packed */
+t_mat t_mat_out(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols);              /* dense, packed, poison */
+/* Rewrites the device contents from m->v (also of an input). */
+void t_mat_put(t_mat *m);
+/* Dense bits of the device contents, [count][rows][cols] elements; fails if an unused element changed. */
+void *t_mat_bits(const t_mat *m);
+/* The same decoded. */
+double *t_mat_get(const t_mat *m);
+
+/* fp32 vectors: device copies of doubles rounded to fp32, and back. */
+float *t_floats_in(const double *v, int64_t n);
+float *t_floats_out(int64_t n); /* poison */
+double *t_floats_get(const float *device, int64_t n);
+
+/* ---------------------------------------------------------------------------------------------------- Compare --- */
+
+/* got equals want rounded once to dtype; NaN equals NaN, -0 equals 0. */
+void t_exact(const char *what, gmm_dtype dtype, const double *got, const double *want, int64_t n);
+/* |got - want| <= bound[i]; with --verbose the largest share of the bound is printed. NaN only where want is NaN. */
+void t_near(const char *what, const double *got, const double *want, const double *bound, int64_t n);
+/* Bytes equal. */
+void t_same(const char *what, const void *a, const void *b, size_t bytes);
+/* Every byte has this value. */
+void t_bytes(const char *what, const void *a, int byte, size_t bytes);
+
+/* ------------------------------------------------------------------------------------------------ Shared calls --- */
+
+/* A linear operation with a poisoned workspace of exactly the queried size. */
+gmm_status t_linear(gmm_context *ctx, gmm_op op, const gmm_linear *linear);
+
+#define T_COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
+
+#endif

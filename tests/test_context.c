@@ -1,0 +1,313 @@
+/* test_context.c - contexts: creation, allocator, log, versions, last error, struct_size */
+#include "linear_case.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------------------------------- Allocator, memory --- */
+
+typedef struct hooks {
+    long allocated, released;
+    int fail;
+    void *last;
+} hooks;
+
+static void *hook_alloc(void *user, size_t bytes) {
+    hooks *h = (hooks *)user;
+    if (h->fail) return NULL;
+    h->allocated++;
+    h->last = malloc(bytes);
+    return h->last;
+}
+static void hook_release(void *user, void *memory) {
+    hooks *h = (hooks *)user;
+    h->released++;
+    free(memory);
+}
+
+static void allocator(int arg) {
+    static const int64_t sizes[] = {3, 0, 5};
+    hooks h = {0, 0, 0, NULL};
+    gmm_config config = T.config;
+    gmm_context *ctx = NULL;
+    gmm_error error = GMM_ZERO;
+    long made;
+    (void)arg;
+    config.allocator.user = &h;
+    config.allocator.alloc = hook_alloc;
+    config.allocator.release = hook_release;
+    T_CHECK(gmm_create(&ctx, &config, &error) == GMM_OK, "%s", error.text);
+    made = h.allocated;
+    T_CHECK(made >= 1 && h.released == 0, "%ld allocations, %ld releases", made, h.released);
+    for (int i = 0; i < 12; i++) {
+        const lin_spec s = {.op = (gmm_op)(GMM_OP_LINEAR_FWD + i % 4), .groups = 3, .K = 20, .N = 30, .sizes = sizes};
+        lin_run r;
+        gmm_status status;
+        lin_build(&r, &s);
+        status = t_linear(ctx, s.op, &r.d);
+        r.d.in_features = 0; /* nor does a refusal allocate */
+        if (status == GMM_OK && t_linear(ctx, s.op, &r.d) != GMM_E_ARG) status = GMM_E_ARG;
+        if (status != GMM_OK || h.allocated != made || h.released != 0) {
+            gmm_destroy(ctx);
+            T_FAIL("status %d, %ld allocations during operations", (int)status, h.allocated - made);
+        }
+    }
+    gmm_destroy(ctx);
+    T_CHECK(h.released == h.allocated, "%ld allocations, %ld releases", h.allocated, h.released);
+    /* memory runs out */
+    h.fail = 1;
+    h.allocated = h.released = 0;
+    ctx = (gmm_context *)&h;
+    T_CHECK(gmm_create(&ctx, &config, &error) == GMM_E_MEMORY && ctx == NULL, "%s", error.text);
+    T_CHECK(strstr(error.text, "gmm_create") && strpbrk(error.text, "0123456789"), "\"%s\"", error.text);
+    T_CHECK(h.released == h.allocated, "a failed creation keeps %ld blocks", h.allocated - h.released);
+}
+
+static void half_allocator(int arg) {
+    hooks h = {0, 0, 0, NULL};
+    gmm_config config = T.config;
+    gmm_context *ctx = (gmm_context *)&h;
+    gmm_error error = GMM_ZERO;
+    config.allocator.user = &h;
+    config.allocator.alloc = arg ? hook_alloc : NULL;
+    config.allocator.release = arg ? NULL : hook_release;
+    T_CHECK(gmm_create(&ctx, &config, &error) == GMM_E_ARG && !ctx, "%s", error.text);
+    T_CHECK(strstr(error.text, "allocator") && h.allocated == 0, "\"%s\"", error.text);
+}
+
+/* --------------------------------------------------------------------------------------------------------- Log --- */
+
+typedef struct lines {
+    int count[4];
+    char last[600];
+    int too_high;
+    gmm_log_level level;
+} lines;
+
+static void write_line(void *user, gmm_log_level level, const char *message) {
+    lines *l = (lines *)user;
+    l->count[(int)level & 3]++;
+    if (level > l->level || level == GMM_LOG_NONE) l->too_high++;
+    (void)snprintf(l->last, sizeof l->last, "%s", message);
+}
+
+static void log_hook(int arg) {
+    static const int64_t sizes[] = {3, 0, 5};
+    const lin_spec s = {.op = GMM_OP_LINEAR_WGRAD, .groups = 3, .K = 20, .N = 30, .sizes = sizes};
+    lines l;
+    lin_run r;
+    gmm_config config = T.config;
+    gmm_context *ctx;
+    memset(&l, 0, sizeof l);
+    l.level = config.log.level = (gmm_log_level)arg;
+    config.log.user = &l;
+    config.log.write = write_line;
+    ctx = t_context(&config);
+    T_CHECK((l.count[GMM_LOG_INFO] > 0) == (arg >= GMM_LOG_INFO), "%d lines on creation", l.count[GMM_LOG_INFO]);
+    lin_build(&r, &s);
+    l.last[0] = 0;
+    T_OK_TEXT(t_linear(ctx, s.op, &r.d), gmm_last_error(ctx));
+    T_CHECK((l.count[GMM_LOG_TRACE] > 0) == (arg >= GMM_LOG_TRACE), "%d lines per operation", l.count[GMM_LOG_TRACE]);
+    if (arg >= GMM_LOG_TRACE)
+        T_CHECK(strstr(l.last, "gmm_linear_wgrad") && strstr(l.last, gmm_engine_name(T.engine)), "\"%s\"", l.last);
+    T_CHECK(l.too_high == 0, "%d messages above the level", l.too_high);
+    lin_check(&r);
+}
+
+/* ------------------------------------------------------------------------------------------- Creation's errors --- */
+
+static void refused(const gmm_config *config, gmm_status want, const char *needle, const char *number) {
+    gmm_error error = GMM_ZERO;
+    gmm_context *ctx = (gmm_context *)&error;
+    const gmm_status got = gmm_create(&ctx, config, &error);
+    if (got == GMM_OK) gmm_destroy(ctx);
+    T_CHECK(got == want && error.status == want, "%s: %s (%s) instead of %s", needle, gmm_status_name(got), error.text,
+            gmm_status_name(want));
+    T_CHECK(ctx == NULL, "%s: a failed creation leaves a pointer", needle);
+    T_CHECK(strstr(error.text, "gmm_create") && strstr(error.text, needle) && strstr(error.text, number),
+            "\"%s\" lacks \"%s\" or \"%s\"", error.text, needle, number);
+    ctx = (gmm_context *)&error;
+    T_CHECK(gmm_create(&ctx, config, NULL) == want && !ctx, "%s: without gmm_error", needle);
+}
+
+static void create_errors(int arg) {
+    gmm_config c;
+    gmm_error error = GMM_ZERO;
+    gmm_context *ctx = (gmm_context *)&error;
+    char number[32];
+    (void)arg;
+    memset(&c, 0, sizeof c);
+#define T_BAD(field, value, want, needle, text) \
+    do { gmm_config bad = c; bad.field = value; refused(&bad, want, needle, text); } while (0)
+    T_BAD(space, (gmm_space)7, GMM_E_ARG, "space", "7");
+    T_BAD(device, 3, GMM_E_ARG, "device", "3");
+    T_BAD(threads, -2, GMM_E_ARG, "threads", "-2");
+    T_BAD(cpu_level, 9, GMM_E_ARG, "cpu_level", "9");
+    T_BAD(cpu_level, -1, GMM_E_ARG, "cpu_level", "-1");
+    T_BAD(engine, (gmm_engine)40, GMM_E_ARG, "engine", "40");
+    T_BAD(engine, (gmm_engine)-1, GMM_E_ARG, "engine", "-1");
+    T_BAD(log.level, (gmm_log_level)5, GMM_E_ARG, "level", "5");
+    (void)snprintf(number, sizeof number, "%u", (unsigned)sizeof c + 8u);
+    T_BAD(struct_size, (uint32_t)sizeof c + 8u, GMM_E_VERSION, "struct_size", number);
+#undef T_BAD
+    T_CHECK(gmm_create(NULL, &c, &error) == GMM_E_NULL && strstr(error.text, "out"), "\"%s\"", error.text);
+    /* a header of another version */
+    T_CHECK(gmm__create(&ctx, NULL, (uint32_t)GMM_VERSION_NUMBER + 100u, &error) == GMM_E_VERSION && !ctx, "version");
+    (void)snprintf(number, sizeof number, "%u", (unsigned)GMM_VERSION_NUMBER + 100u);
+    T_CHECK(strstr(error.text, number), "\"%s\" lacks %s", error.text, number);
+    T_CHECK(gmm_version_number() == (uint32_t)GMM_VERSION_NUMBER, "gmm_version_number");
+}
+
+/* A build or machine without a GPU says so; with one, an ordinal far too large is refused. */
+static void no_gpu(int arg) {
+    gmm_config c;
+    gmm_error error = GMM_ZERO;
+    gmm_context *ctx = (gmm_context *)&error;
+    gmm_status got;
+    (void)arg;
+    memset(&c, 0, sizeof c);
+    c.space = GMM_SPACE_CUDA;
+    c.device = 9999;
+    got = gmm_create(&ctx, &c, &error);
+    T_CHECK(got == GMM_E_BUILD || got == GMM_E_DEVICE, "%s: %s", gmm_status_name(got), error.text);
+    T_CHECK(!ctx && strstr(error.text, "gmm_create") && strstr(error.text, "9999"), "\"%s\"", error.text);
+    memset(&c, 0, sizeof c);
+    for (int engine = GMM_ENGINE_MMA; engine <= GMM_ENGINE_CUBLASLT; engine++) { /* GPU engines in a CPU context */
+        c.engine = (gmm_engine)engine;
+        got = gmm_create(&ctx, &c, &error);
+        if (got == GMM_OK) gmm_destroy(ctx);
+        T_CHECK(got == GMM_E_BUILD || got == GMM_E_DEVICE || got == GMM_E_UNSUPPORTED, "%s", gmm_status_name(got));
+        T_CHECK(strstr(error.text, gmm_engine_name(c.engine)), "\"%s\"", error.text);
+    }
+}
+
+static void defaults(int arg) {
+    gmm_context *ctx = NULL;
+    gmm_config c;
+    (void)arg;
+    T_CHECK(gmm_create(&ctx, NULL, NULL) == GMM_OK && ctx, "NULL configuration");
+    T_CHECK(!strcmp(gmm_last_error(ctx), ""), "an error before any: \"%s\"", gmm_last_error(ctx));
+    gmm_destroy(ctx);
+    gmm_destroy(NULL);
+    T_CHECK(!strcmp(gmm_last_error(NULL), ""), "gmm_last_error(NULL)");
+    memset(&c, 0xA5, sizeof c); /* fields behind struct_size are not read */
+    memset(&c, 0, offsetof(gmm_config, threads));
+    c.struct_size = (uint32_t)offsetof(gmm_config, threads);
+    T_CHECK(gmm_create(&ctx, &c, NULL) == GMM_OK, "configuration of an older version");
+    gmm_destroy(ctx);
+}
+
+/* ---------------------------------------------------------------------------------------------------- Messages --- */
+
+/* The text of the last failure stays through successes, until the next failure. */
+static void last_error(int arg) {
+    static const int64_t sizes[] = {3, 0, 5};
+    const lin_spec s = {.op = GMM_OP_LINEAR_FWD, .groups = 3, .K = 20, .N = 30, .sizes = sizes};
+    gmm_context *ctx = t_context(&T.config), *other = t_context(&T.config);
+    const char *text;
+    char copy[600];
+    lin_run r;
+    (void)arg;
+    lin_build(&r, &s);
+    r.d.in_features = -77;
+    T_CHECK(t_linear(ctx, s.op, &r.d) == GMM_E_ARG, "in_features -77");
+    text = gmm_last_error(ctx);
+    T_CHECK(strstr(text, "-77") && strlen(text) < sizeof copy, "\"%s\"", text);
+    (void)snprintf(copy, sizeof copy, "%s", text);
+    r.d.in_features = 20;
+    T_OK_TEXT(t_linear(ctx, s.op, &r.d), gmm_last_error(ctx));
+    T_CHECK(!strcmp(gmm_last_error(ctx), copy), "a success changed the text to \"%s\"", gmm_last_error(ctx));
+    T_CHECK(!strcmp(gmm_last_error(other), ""), "another context has it: \"%s\"", gmm_last_error(other));
+    r.d.out_features = -78;
+    T_CHECK(t_linear(ctx, s.op, &r.d) == GMM_E_ARG, "out_features -78");
+    T_CHECK(strstr(gmm_last_error(ctx), "-78") && !strstr(gmm_last_error(ctx), "-77"), "\"%s\"", gmm_last_error(ctx));
+    r.d.out_features = 30;
+    lin_check(&r);
+}
+
+/* Descriptors of an older version: what lies behind struct_size reads as 0. */
+static void older_descriptors(int arg) {
+    static const int64_t sizes[] = {3, 0, 5};
+    lin_spec s = {.op = arg ? GMM_OP_LINEAR_WGRAD : GMM_OP_LINEAR_FWD, .groups = 3, .K = 20, .N = 30, .sizes = sizes,
+                  .fill = T_INTS};
+    gmm_info info, before;
+    lin_run r;
+    lin_build(&r, &s);
+    r.groups.struct_size = (uint32_t)offsetof(gmm_groups, on_host); /* a device split, no promise, no hint, tail kept */
+    r.groups.on_host = 77;
+    r.groups.row_align = -5;
+    r.groups.tail = (gmm_tail)99;
+    r.groups.fault = (uint32_t *)1;
+    r.options.struct_size = (uint32_t)offsetof(gmm_options, sm_limit);
+    r.options.sm_limit = -9;
+    r.d.options = &r.options;
+    r.x.mat.struct_size = (uint32_t)offsetof(gmm_mat, table);
+    r.x.mat.table = (void *const *)1;
+    r.x.mat.columnwise = (const gmm_mat *)1;
+    r.d.d_row_scale = (float *)1; /* not read by fwd and wgrad */
+    r.d.struct_size = (uint32_t)(arg ? offsetof(gmm_linear, db) : offsetof(gmm_linear, dy));
+    r.d.y_add = 1;
+    r.grad.struct_size = (uint32_t)offsetof(gmm_grad, beta);
+    r.grad.beta = (const float *)1;
+    r.grad.frozen = (const uint8_t *)1;
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    lin_check(&r);
+    memset(&info, 0xA5, sizeof info);
+    before = info;
+    info.struct_size = before.struct_size = (uint32_t)offsetof(gmm_info, saved_bytes);
+    T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &info));
+    T_CHECK(info.engine == T.engine && info.workspace_bytes != before.workspace_bytes, "query");
+    t_same("gmm_info behind struct_size", (char *)&info + info.struct_size, (char *)&before + info.struct_size,
+           sizeof info - info.struct_size);
+    /* and of this version */
+    r.groups.struct_size = (uint32_t)sizeof r.groups;
+    r.groups.on_host = r.groups.row_align = 0;
+    r.groups.tail = GMM_TAIL_KEEP;
+    r.groups.fault = r.fault;
+    r.options.struct_size = (uint32_t)sizeof r.options;
+    r.options.sm_limit = 0;
+    r.x.mat.struct_size = (uint32_t)sizeof r.x.mat;
+    r.x.mat.table = NULL;
+    r.x.mat.columnwise = NULL;
+    r.d.struct_size = (uint32_t)sizeof r.d;
+    r.d.d_row_scale = NULL;
+    r.d.y_add = 0;
+    r.grad.struct_size = (uint32_t)sizeof r.grad;
+    r.grad.beta = NULL;
+    r.grad.frozen = NULL;
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    lin_check(&r);
+}
+
+/* What a query tells: engine, workspace, demands on K and N; the same with and without addresses. */
+static void queries(int arg) {
+    static const int64_t sizes[] = {3, 0, 5};
+    const lin_spec s = {.op = (gmm_op)(GMM_OP_LINEAR_FWD + arg), .in = GMM_BF16, .out = GMM_BF16, .groups = 3, .K = 21,
+                        .N = 33, .sizes = sizes};
+    gmm_info full = GMM_ZERO, bare = GMM_ZERO;
+    lin_run r;
+    lin_build(&r, &s);
+    T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &full));
+    T_CHECK(full.engine == T.engine && full.in_align == 1 && full.out_align == 1, "engine %d, aligns %d %d",
+            (int)full.engine, (int)full.in_align, (int)full.out_align);
+    T_CHECK(full.saved_bytes == 0 && full.deferred_bytes == 0 && memchr(full.note, 0, sizeof full.note), "info");
+    r.groups.splits = NULL;
+    r.groups.fault = NULL;
+    r.x.mat.data = r.w.mat.data = r.dy.mat.data = r.out.mat.data = NULL;
+    T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &bare));
+    T_CHECK(bare.workspace_bytes == full.workspace_bytes && bare.engine == full.engine, "%zu and %zu bytes",
+            bare.workspace_bytes, full.workspace_bytes);
+}
+
+void tests_context(void) {
+    t_add(allocator, 0, "context allocator hooks, none called by operations");
+    for (int i = 0; i < 2; i++) t_add(half_allocator, i, "context allocator with one function, %d", i);
+    for (int i = 0; i < 4; i++) t_add(log_hook, i, "context log level %d", i);
+    t_add_host(create_errors, 0, "context errors of gmm_create");
+    t_add_host(no_gpu, 0, "context GPU engines that are not there");
+    t_add_host(defaults, 0, "context defaults");
+    t_add(last_error, 0, "context gmm_last_error");
+    for (int i = 0; i < 2; i++) t_add(older_descriptors, i, "context older struct_size, %s", i ? "wgrad" : "fwd");
+    for (int i = 0; i < 4; i++) t_add(queries, i, "context query %s", gmm_op_name((gmm_op)(GMM_OP_LINEAR_FWD + i)));
+}

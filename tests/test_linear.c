@@ -1,0 +1,770 @@
+/* test_linear.c - grouped linear: forward, dgrad, wgrad, bgrad against fp64 (rows 1-15, 18-21, 23-30, 48, 61, 64) */
+#include "linear_case.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ----------------------------------------------------------------------------------------------------- Driver --- */
+
+gmm_dtype lin_dtype(int i) { return i == 0 ? GMM_F32 : i == 1 ? GMM_F16 : GMM_BF16; }
+
+static const char *lin_op(gmm_op op) { return gmm_op_name(op) + 7; /* behind "linear_" */ }
+
+static int lin_is_grad(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD || op == GMM_OP_LINEAR_BGRAD; }
+
+/* beta of dst = result + beta dst for group g */
+static double lin_beta(const lin_run *r, int64_t g) {
+    const lin_spec *s = &r->spec;
+    if (!lin_is_grad(s->op)) return s->add ? 1.0 : 0.0;
+    if (r->beta) return r->beta[g];
+    return s->main_grad && !s->overwrite ? 1.0 : 0.0;
+}
+
+static void lin_nan_tail(t_mat *m, int64_t live) {
+    for (int64_t i = live * m->cols; i < m->rows * m->cols; i++) m->v[i] = (double)NAN;
+    t_mat_put(m);
+}
+
+/* The split in the form that the specification asks for. */
+static void lin_splits(lin_run *r) {
+    const lin_spec *s = &r->spec;
+    const int offsets = s->split == LIN_OFFSETS32 || s->split == LIN_OFFSETS64;
+    const int wide = s->split == LIN_I64 || s->split == LIN_OFFSETS64;
+    const int64_t n = s->groups + offsets;
+    int64_t *v64 = (int64_t *)t_host((size_t)n * sizeof *v64);
+    int32_t *v32 = (int32_t *)t_host((size_t)n * sizeof *v32);
+    const void *host = wide ? (const void *)v64 : (const void *)v32;
+    for (int64_t g = 0; g < n; g++) {
+        v64[g] = offsets ? r->offsets[g] : s->sizes[g];
+        v32[g] = (int32_t)v64[g];
+    }
+    r->groups.count = s->groups;
+    r->groups.capacity = r->capacity;
+    r->groups.splits = s->on_host ? host : t_in(host, (size_t)n * (wide ? 8 : 4));
+    r->groups.dtype = wide ? GMM_I64 : GMM_I32;
+    r->groups.form = offsets ? GMM_SPLIT_OFFSETS : GMM_SPLIT_SIZES;
+    r->groups.on_host = s->on_host;
+    r->groups.row_align = s->row_align;
+    r->groups.rows_hint = s->hint;
+    r->groups.tail = s->tail;
+    r->groups.fault = r->fault;
+}
+
+void lin_build(lin_run *r, const lin_spec *spec) {
+    static const double alphas[] = {-2.0, 0.5, 3.0, 1.0, -1.0}, betas[] = {0.0, 1.0, 0.5, -1.0, 2.0};
+    static const double scales[] = {1.0, 0.0, -0.5, 2.0, -1.0, 0.5};
+    const int fwd = spec->op == GMM_OP_LINEAR_FWD, wgrad = spec->op == GMM_OP_LINEAR_WGRAD;
+    const int dgrad = spec->op == GMM_OP_LINEAR_DGRAD, bgrad = spec->op == GMM_OP_LINEAR_BGRAD;
+    const int ints = spec->fill == T_INTS;
+    lin_spec *s = &r->spec;
+    const uint32_t zero = 0;
+    int64_t G = spec->groups, K = spec->K, N = spec->N;
+
+    memset(r, 0, sizeof *r);
+    *s = *spec;
+    if (s->in == GMM_NONE) s->in = GMM_F32;
+    if (s->out == GMM_NONE) s->out = GMM_F32;
+    r->offsets = (int64_t *)t_host((size_t)(G + 1) * sizeof *r->offsets);
+    for (int64_t g = 0; g < G; g++) r->offsets[g + 1] = r->offsets[g] + s->sizes[g];
+    r->live = r->offsets[G];
+    r->capacity = r->live + s->extra;
+    r->fault = (uint32_t *)t_alloc(sizeof zero);
+    t_upload(r->fault, &zero, sizeof zero);
+    lin_splits(r);
+
+    r->d.in_features = K;
+    r->d.out_features = N;
+    r->d.groups = &r->groups;
+    if (fwd || wgrad) {
+        r->x = t_mat_make(s->in, 1, r->capacity, K, s->pad, 0, T_PACKED, s->fill);
+        lin_nan_tail(&r->x, r->live);
+        r->d.x = &r->x.mat;
+    }
+    if (!fwd) {
+        r->dy = t_mat_make(s->in, 1, r->capacity, N, s->pad, 0, T_PACKED, s->fill);
+        lin_nan_tail(&r->dy, r->live);
+        r->d.dy = &r->dy.mat;
+    }
+    if (fwd || dgrad) {
+        r->w = t_mat_make(s->in, G, N, K, s->pad, s->gap, s->w, s->fill);
+        r->d.w = &r->w.mat;
+    }
+    if (s->bias != GMM_NONE) {
+        r->bias = t_mat_make(s->bias, G, 1, N, s->pad, s->gap, s->bias_form, s->fill);
+        r->d.bias = &r->bias.mat;
+    }
+    if (s->scale) {
+        r->scale = (double *)t_host((size_t)r->capacity * sizeof *r->scale);
+        for (int64_t i = 0; i < r->capacity; i++)
+            r->scale[i] = i >= r->live ? (double)NAN
+                          : ints || i % 7 < 2 ? scales[t_int(0, 5)] : ref_round(GMM_F32, t_real());
+        r->d.row_scale = t_floats_in(r->scale, r->capacity);
+    }
+    if (s->alpha) {
+        r->alpha = (double *)t_host((size_t)G * sizeof *r->alpha);
+        for (int64_t g = 0; g < G; g++)
+            r->alpha[g] = s->alpha == 1 && g ? r->alpha[0] : ints ? alphas[g % 5] : ref_round(GMM_F32, t_real());
+        r->d.alpha = t_floats_in(r->alpha, s->alpha == 1 ? 1 : G);
+        r->d.alpha_per_group = s->alpha == 2;
+    }
+    if (s->beta) {
+        r->beta = (double *)t_host((size_t)G * sizeof *r->beta);
+        for (int64_t g = 0; g < G; g++) r->beta[g] = betas[g % 5];
+        r->grad.beta = t_floats_in(r->beta, G);
+    }
+    if (s->frozen) {
+        r->frozen = (unsigned char *)t_host((size_t)G);
+        for (int64_t g = 0; g < G; g++) r->frozen[g] = (unsigned char)(g % 3 == 1 ? 1 + g % 200 : 0);
+        r->grad.frozen = (const uint8_t *)t_in(r->frozen, (size_t)G);
+    }
+    r->out = t_mat_make(s->out, lin_is_grad(s->op) ? G : 1, wgrad ? N : bgrad ? 1 : r->capacity,
+                        fwd || bgrad ? N : K, s->pad, lin_is_grad(s->op) ? s->gap : 0,
+                        lin_is_grad(s->op) ? s->grad : T_PACKED, T_POISON);
+    if (lin_is_grad(s->op) ? s->beta || (s->main_grad && !s->overwrite) : s->add) {
+        const int64_t row = r->out.cols, per_group = r->out.rows * row;
+        const int64_t count = lin_is_grad(s->op) ? G * per_group : r->live * row;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t g = lin_is_grad(s->op) ? i / per_group : 0;
+            /* destinations of groups that must not be read or changed hold what arithmetic would not keep */
+            if (r->frozen && r->frozen[g])
+                r->out.v[i] = i % 3 == 0 ? -0.0 : i % 3 == 1 ? (double)NAN : (double)INFINITY;
+            else if (lin_is_grad(s->op) && s->sizes[g] == 0 && lin_beta(r, g) == 1.0)
+                r->out.v[i] = i % 4 == 0 ? -0.0 : i % 4 == 1 ? (double)NAN : i % 4 == 2 ? -(double)INFINITY : 0.5;
+            else if (lin_is_grad(s->op) && lin_beta(r, g) == 0.0)
+                r->out.v[i] = (double)NAN;
+            else
+                r->out.v[i] = ints ? (double)t_int(-4, 4) + 0.5 : ref_round(s->out, t_real());
+        }
+        t_mat_put(&r->out);
+    }
+    r->before = t_mat_bits(&r->out);
+    if (fwd) r->d.y = &r->out.mat;
+    if (dgrad) r->d.dx = &r->out.mat;
+    r->d.y_add = s->add;
+    if (lin_is_grad(s->op)) {
+        r->grad.main_grad = s->main_grad;
+        r->grad.overwrite = s->overwrite;
+        r->grad.mat = &r->out.mat;
+        if (wgrad) r->d.dw = &r->grad;
+        else if (!s->no_db) r->d.db = &r->grad;
+    }
+    if (s->dscale) {
+        r->dscale_start = (double *)t_host((size_t)r->capacity * sizeof *r->dscale_start);
+        r->d.d_row_scale = t_floats_out(r->capacity);
+        r->d.d_row_scale_add = s->dscale == 2;
+        if (s->dscale == 2) {
+            for (int64_t i = 0; i < r->capacity; i++) r->dscale_start[i] = (double)t_int(-4, 4);
+            {
+                const float *values = t_floats_in(r->dscale_start, r->capacity);
+                t_upload(r->d.d_row_scale, t_get(values, (size_t)r->capacity * 4), (size_t)r->capacity * 4);
+            }
+        }
+    }
+}
+
+/* Elements that were checked, in order. */
+typedef struct lin_list {
+    double *got, *want, *bound;
+    int64_t n;
+} lin_list;
+
+static lin_list lin_list_of(int64_t n) {
+    lin_list l;
+    l.got = (double *)t_host((size_t)n * sizeof(double));
+    l.want = (double *)t_host((size_t)n * sizeof(double));
+    l.bound = (double *)t_host((size_t)n * sizeof(double));
+    l.n = 0;
+    return l;
+}
+
+static void lin_compare(const char *what, const lin_run *r, gmm_dtype dtype, const lin_list *l) {
+    if (r->spec.fill == T_INTS) t_exact(what, dtype, l->got, l->want, l->n);
+    else t_near(what, l->got, l->want, l->bound, l->n);
+}
+
+static ref_linear lin_reference(const lin_run *r) {
+    ref_linear l;
+    memset(&l, 0, sizeof l);
+    l.in = r->spec.K;
+    l.out = r->spec.N;
+    l.offsets = r->offsets;
+    l.x = r->x.v;
+    l.w = r->w.v;
+    l.dy = r->dy.v;
+    l.bias = r->bias.v;
+    l.scale = r->scale;
+    l.alpha = r->alpha;
+    l.start = r->out.v;
+    return l;
+}
+
+void lin_check(const lin_run *r) {
+    const lin_spec *s = &r->spec;
+    const ref_linear l = lin_reference(r);
+    const int grads = lin_is_grad(s->op);
+    const int64_t G = s->groups, cols = r->out.cols, size = ref_bytes(s->out);
+    const int64_t total = r->out.count * r->out.rows * cols;
+    const unsigned char *bits = (const unsigned char *)t_mat_bits(&r->out), *before = (const unsigned char *)r->before;
+    /* the fp64 reference is slow: above 4 million products a sample of the elements is compared */
+    const double work = grads ? (double)r->live * (double)s->N * (s->op == GMM_OP_LINEAR_WGRAD ? (double)s->K : 1.0)
+                              : (double)r->live * (double)s->N * (double)s->K;
+    const int64_t step = work > 4e6 ? (int64_t)(work / 4e6) + 1 : 1;
+    lin_list list = lin_list_of(total);
+    uint32_t fault = 1;
+    int64_t i = 0;
+
+    t_download(&fault, r->fault, sizeof fault);
+    T_CHECK(fault == 0, "a fault-free split set fault bits %x", fault);
+    for (int64_t g = 0; g < G; g++) {
+        const int64_t first = grads ? 0 : r->offsets[g], last = grads ? r->out.rows : r->offsets[g + 1];
+        const double beta = lin_beta(r, g);
+        if (grads && (s->no_db || (r->frozen && r->frozen[g]) || (s->sizes[g] == 0 && beta == 1.0))) {
+            t_same("group that is not touched", bits + g * r->out.rows * cols * size,
+                   before + g * r->out.rows * cols * size, (size_t)(r->out.rows * cols * size));
+            continue;
+        }
+        if (grads && s->sizes[g] == 0 && beta == 0.0)
+            t_bytes("gradient of an empty group", bits + g * r->out.rows * cols * size, 0,
+                    (size_t)(r->out.rows * cols * size));
+        for (int64_t row = first; row < last; row++)
+            for (int64_t col = 0; col < cols; col++, i++) {
+                const int64_t at = (grads ? g * r->out.rows + row : row) * cols + col;
+                double magnitude;
+                if (step > 1 && i % step != 0) continue;
+                list.got[list.n] = ref_load(s->out, bits, at);
+                list.want[list.n] = ref_linear_at(&l, s->op, g, row, col, beta, &magnitude);
+                list.bound[list.n] = ref_bound(s->out, ref_linear_terms(&l, s->op, g), magnitude, list.want[list.n]);
+                list.n++;
+            }
+    }
+    lin_compare(lin_op(s->op), r, s->out, &list);
+    if (!grads) { /* rows past the sum */
+        const size_t at = (size_t)(r->live * cols * size), rest = (size_t)((r->capacity - r->live) * cols * size);
+        if (s->tail == GMM_TAIL_ZERO) t_bytes("zeroed tail", bits + at, 0, rest);
+        else t_same("kept tail", bits + at, before + at, rest);
+    }
+    if (s->dscale) {
+        const double *got = t_floats_get(r->d.d_row_scale, r->capacity);
+        const unsigned char *raw = (const unsigned char *)t_get(r->d.d_row_scale, (size_t)r->capacity * 4);
+        list = lin_list_of(r->capacity);
+        for (int64_t g = 0; g < G; g++)
+            for (int64_t row = r->offsets[g]; row < r->offsets[g + 1]; row++) {
+                const double start = s->dscale == 2 ? r->dscale_start[row] : 0.0;
+                double magnitude;
+                list.got[list.n] = got[row];
+                list.want[list.n] = ref_row_scale_at(&l, g, row, &magnitude) + start;
+                list.bound[list.n] = ref_bound(GMM_F32, s->N, magnitude + fabs(start), list.want[list.n]);
+                list.n++;
+            }
+        lin_compare("d_row_scale", r, GMM_F32, &list);
+        for (int64_t row = r->live; row < r->capacity; row++)
+            if (s->tail == GMM_TAIL_ZERO) t_bytes("zeroed tail of d_row_scale", raw + row * 4, 0, 4);
+            else if (s->dscale == 1) t_bytes("kept tail of d_row_scale", raw + row * 4, 0xFF, 4);
+            else T_CHECK(got[row] == r->dscale_start[row], "tail of d_row_scale");
+    }
+}
+
+void lin_test(const lin_spec *spec) {
+    lin_run r;
+    lin_build(&r, spec);
+    T_OK(t_linear(T.ctx, spec->op, &r.d));
+    lin_check(&r);
+}
+
+void *lin_group_bits(const lin_run *r, int64_t g, size_t *bytes) {
+    const int64_t row = r->out.cols * ref_bytes(r->out.dtype);
+    const int64_t first = lin_is_grad(r->spec.op) ? g * r->out.rows : r->offsets[g];
+    const int64_t rows = lin_is_grad(r->spec.op) ? r->out.rows : r->spec.sizes[g];
+    unsigned char *part = (unsigned char *)t_host((size_t)(rows * row));
+    memcpy(part, (unsigned char *)t_mat_bits(&r->out) + first * row, (size_t)(rows * row));
+    *bytes = (size_t)(rows * row);
+    return part;
+}
+
+static gmm_mat lin_shift(const t_mat *m, int64_t row, int64_t group) {
+    gmm_mat shifted = m->mat;
+    shifted.table = NULL;
+    shifted.flags = 0;
+    shifted.group_stride = 0;
+    shifted.data = (char *)m->table[group] + row * m->ld * ref_bytes(m->dtype);
+    return shifted;
+}
+
+void lin_alone(const lin_run *r) {
+    const lin_spec *s = &r->spec;
+    const int64_t step = s->groups > 16 ? s->groups / 16 : 1;
+    for (int64_t g = 0; g < s->groups; g += step) {
+        const int64_t row = r->offsets[g], size = s->sizes[g];
+        gmm_groups one = r->groups;
+        gmm_linear d = r->d;
+        gmm_mat x, w, dy, bias, out;
+        gmm_grad grad = r->grad;
+        t_mat result;
+        size_t bytes;
+        void *want = lin_group_bits(r, g, &bytes);
+        one.count = 1;
+        one.capacity = size;
+        one.splits = t_in(&size, sizeof size);
+        one.dtype = GMM_I64;
+        one.form = GMM_SPLIT_SIZES;
+        one.on_host = 0;
+        d.groups = &one;
+        if (d.x) x = lin_shift(&r->x, row, 0), d.x = &x;
+        if (d.dy) dy = lin_shift(&r->dy, row, 0), d.dy = &dy;
+        if (d.w) w = lin_shift(&r->w, 0, g), d.w = &w;
+        if (d.bias) bias = lin_shift(&r->bias, 0, g), d.bias = &bias;
+        if (d.row_scale) d.row_scale += row;
+        if (d.alpha && d.alpha_per_group) d.alpha += g;
+        result = t_mat_out(r->out.dtype, 1, lin_is_grad(s->op) ? r->out.rows : size, r->out.cols);
+        out = result.mat;
+        grad.mat = &out;
+        if (d.y) d.y = &out;
+        if (d.dx) d.dx = &out;
+        if (d.dw) d.dw = &grad;
+        if (d.db) d.db = &grad;
+        T_OK(t_linear(T.ctx, s->op, &d));
+        t_same("group alone", want, t_mat_bits(&result), bytes);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ Cases --- */
+
+static const gmm_op ops[] = {GMM_OP_LINEAR_FWD, GMM_OP_LINEAR_DGRAD, GMM_OP_LINEAR_WGRAD, GMM_OP_LINEAR_BGRAD};
+
+/* Rows 1 to 5: shapes, with the one-group call beside them. Spread = rows shared out at random. */
+static const struct { int row; int32_t groups; int64_t rows, K, N; int last_empty; const int64_t *sizes; } shapes[] = {
+    {1, 3, 768, 128, 128, 0, (const int64_t[]){128, 256, 384}},
+    {2, 3, 520, 300, 1040, 1, NULL}, {2, 6, 520, 300, 1040, 1, NULL}, /* crosses every cache block of the CPU engine */
+    {3, 8, 15, 128, 512, 0, NULL}, {3, 1, 127, 128, 512, 0, NULL}, {3, 8, 1027, 128, 512, 0, NULL},
+    {3, 16, 10027, 128, 512, 0, NULL},
+};
+
+static int64_t *spread(int32_t groups, int64_t rows, int last_empty) {
+    int64_t *sizes = (int64_t *)t_host((size_t)groups * sizeof *sizes);
+    while (rows > 0) {
+        const int64_t part = t_int(1, rows < 40 ? rows : rows / 3);
+        sizes[t_int(0, groups - 1 - last_empty)] += part;
+        rows -= part;
+    }
+    return sizes;
+}
+
+static void shape_case(int arg) {
+    const int i = arg / 9;
+    lin_spec s = {.op = ops[arg / 3 % 3], .in = lin_dtype(arg % 3), .groups = shapes[i].groups, .K = shapes[i].K,
+                  .N = shapes[i].N};
+    lin_run r;
+    s.out = s.in;
+    s.sizes = shapes[i].sizes ? shapes[i].sizes : spread(s.groups, shapes[i].rows, shapes[i].last_empty);
+    s.fill = T_INTS;
+    if (shapes[i].rows < 5000) lin_test(&s);
+    s.fill = T_REALS;
+    lin_build(&r, &s);
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    lin_check(&r);
+    lin_alone(&r);
+}
+
+/* Both kinds of data for a description that is filled by the case. */
+static void both(lin_spec s) {
+    s.fill = T_INTS;
+    lin_test(&s);
+    s.fill = T_REALS;
+    lin_test(&s);
+}
+
+static void main_grad_half(int arg) {
+    static const int64_t sizes[] = {17, 0, 31, 5};
+    lin_spec s = {.op = GMM_OP_LINEAR_WGRAD, .in = lin_dtype(arg), .out = GMM_F32, .groups = 4, .K = 69, .N = 24,
+                  .sizes = sizes, .main_grad = 1, .fill = T_INTS};
+    lin_run r;
+    lin_build(&r, &s);
+    for (int64_t i = 0; i < r.out.count * r.out.rows * r.out.cols; i++) r.out.v[i] = 0.5;
+    t_mat_put(&r.out);
+    r.before = t_mat_bits(&r.out);
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    lin_check(&r);
+    both(s);
+    s.out = lin_dtype(arg);
+    both(s);
+}
+
+static void overwrite_nan(int arg) {
+    static const int64_t sizes[] = {3, 0, 20};
+    lin_spec s = {.op = GMM_OP_LINEAR_WGRAD, .in = lin_dtype(arg), .out = GMM_F32, .groups = 3, .K = 40, .N = 33,
+                  .sizes = sizes, .main_grad = 1, .overwrite = 1};
+    both(s); /* the destination is poison, all NaN, and the reference finite */
+    s.op = GMM_OP_LINEAR_BGRAD;
+    both(s);
+}
+
+static void empty_groups(int arg) {
+    static const int64_t sizes[][5] = {{0, 4, 9, 1, 6}, {5, 7, 0, 2, 8}, {5, 7, 3, 2, 0}, {5, 0, 0, 2, 8},
+                                        {0, 0, 0, 0, 3}};
+    lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = lin_dtype(arg % 3), .groups = 5, .K = 24,
+                  .N = 19};
+    for (int i = 0; i < 5; i++) {
+        s.sizes = sizes[i];
+        s.extra = i;
+        both(s);
+    }
+    /* a negative alpha turns no zero of an empty group into -0 */
+    s.alpha = 2;
+    both(s);
+}
+
+static void no_rows(int arg) {
+    static const int64_t sizes[4] = {0, 0, 0, 0};
+    const int op = arg % 4, kind = arg / 4; /* kind: 0 capacity 0, 1 capacity 256 kept, 2 zeroed, 3 one group */
+    for (int d = 0; d < 3; d++) {
+        lin_spec s = {.op = ops[op], .in = lin_dtype(d), .out = lin_dtype(d), .groups = kind == 3 ? 1 : 4, .K = 20,
+                      .N = 9, .sizes = sizes, .extra = kind == 0 ? 0 : kind == 3 ? d * 5 : 256,
+                      .tail = kind == 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP};
+        both(s);
+        if (lin_is_grad(s.op)) {
+            s.main_grad = 1;
+            both(s);
+        }
+    }
+}
+
+/* Capacity 0 needs no activation memory at all. */
+static void no_memory(int arg) {
+    static const int64_t sizes[2] = {0, 0};
+    lin_spec s = {.op = ops[arg], .groups = 2, .K = 5, .N = 7, .sizes = sizes, .fill = T_INTS};
+    lin_run r;
+    lin_build(&r, &s);
+    r.x.mat.data = r.dy.mat.data = NULL;
+    if (!lin_is_grad(s.op)) r.out.mat.data = NULL;
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    if (lin_is_grad(s.op)) lin_check(&r);
+}
+
+static void keep_bits(int arg) {
+    static const int64_t sizes[] = {4, 0, 7, 0, 0};
+    lin_spec s = {.op = arg / 3 ? GMM_OP_LINEAR_BGRAD : GMM_OP_LINEAR_WGRAD, .in = lin_dtype(arg % 3), .groups = 5,
+                  .K = 12, .N = 10, .sizes = sizes, .main_grad = 1};
+    for (int d = 0; d < 3; d++) { /* lin_build puts -0.0, NaN and -Inf where the groups are empty */
+        s.out = lin_dtype(d);
+        s.beta = 0;
+        both(s);
+        s.beta = 1;
+        both(s);
+    }
+}
+
+static void tails(int arg) {
+    static const int64_t sizes[] = {9, 0, 30, 1};
+    for (int d = 0; d < 3; d++)
+        for (int add = 0; add < 2; add++) {
+            lin_spec s = {.op = ops[arg / 2], .in = lin_dtype(d), .out = lin_dtype(d), .groups = 4, .K = 25, .N = 18,
+                          .sizes = sizes, .extra = 80, .tail = arg % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP, .pad = 3};
+            s.add = add;
+            if (s.op == GMM_OP_LINEAR_BGRAD) {
+                s.bias = s.in;
+                s.dscale = 1 + add;
+                s.scale = 1;
+            }
+            both(s);
+        }
+}
+
+static void many_groups(int arg) {
+    static const int32_t counts[] = {1, 2, 63, 64, 65, 128, 256, 512};
+    const int32_t G = counts[arg / 4];
+    for (int d = 0; d < 3; d++) {
+        lin_spec s = {.op = ops[arg % 4], .in = lin_dtype(d), .out = lin_dtype(d), .groups = G, .K = 13, .N = 11};
+        s.sizes = spread(G, 3 * G, 0);
+        s.w = s.grad = (t_form)d;
+        both(s);
+    }
+}
+
+static void skewed(int arg) {
+    const int kind = arg / 4;
+    for (int d = 0; d < 3; d++) {
+        lin_spec s = {.op = ops[arg % 4], .in = lin_dtype(d), .out = lin_dtype(d), .groups = 24, .K = 31, .N = 26};
+        int64_t *sizes = (int64_t *)t_host(24 * sizeof *sizes);
+        for (int g = 0; g < 24; g++)
+            sizes[g] = kind == 0 ? (g == 13 ? 301 : 0) : kind == 1 ? 400 / ((g + 1) * (g + 1)) : 1;
+        s.sizes = sizes;
+        both(s);
+    }
+}
+
+static void odd_shapes(int arg) {
+    static const int64_t dims[] = {1, 8, 24, 69, 136, 2880};
+    static const int64_t sizes[] = {3, 0, 14, 7};
+    for (int i = 0; i < 6; i++)
+        for (int j = 0; j < 6; j++) {
+            lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = lin_dtype(arg % 3), .groups = 4,
+                          .K = dims[i], .N = dims[j], .sizes = sizes};
+            if ((i == 5 && j > 3) || (j == 5 && i > 3)) continue; /* millions of weights, no new code path */
+            s.fill = (i + j) % 2 ? T_INTS : T_REALS;
+            lin_test(&s);
+        }
+}
+
+static void strides(int arg) {
+    static const int64_t sizes[] = {6, 13, 0, 2};
+    for (int64_t pad = 0; pad < 12; pad += 3)
+        for (int64_t gap = 0; gap < 20; gap += 7) {
+            lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = lin_dtype((arg + 1) % 3), .groups = 4,
+                          .K = 21, .N = 16, .sizes = sizes, .extra = 4, .pad = pad, .gap = gap};
+            s.bias = s.op == GMM_OP_LINEAR_FWD ? s.in : GMM_NONE;
+            both(s);
+            s.w = s.grad = s.bias_form = T_TABLE;
+            both(s);
+        }
+}
+
+static void tables(int arg) {
+    static const int64_t sizes[] = {3, 1, 8, 0, 5, 2, 4};
+    for (int form = 0; form < 27; form++) {
+        lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = lin_dtype(arg % 3), .groups = 7, .K = 10,
+                      .N = 14, .sizes = sizes, .w = (t_form)(form % 3), .grad = (t_form)(form / 3 % 3),
+                      .bias_form = (t_form)(form / 9)};
+        if (s.op == GMM_OP_LINEAR_FWD) s.bias = s.out;
+        both(s);
+    }
+}
+
+/* Two experts that share one weight. */
+static void shared_weight(int arg) {
+    static const int64_t sizes[] = {3, 6, 4};
+    lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = GMM_F32, .groups = 3, .K = 9, .N = 12,
+                  .sizes = sizes, .w = T_TABLE_HOST, .fill = T_INTS};
+    lin_run r;
+    lin_build(&r, &s);
+    r.w.table[2] = r.w.table[0];
+    memcpy(r.w.v + 2 * 9 * 12, r.w.v, 9 * 12 * sizeof *r.w.v);
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    lin_check(&r);
+}
+
+static void alpha_beta(int arg) {
+    static const int64_t sizes[] = {3, 0, 8, 11, 5, 0, 0, 2};
+    for (int alpha = 0; alpha < 3; alpha++)
+        for (int beta = 0; beta < 2; beta++) {
+            lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = beta ? GMM_F32 : lin_dtype(arg % 3),
+                          .groups = 8, .K = 22, .N = 17, .sizes = sizes, .alpha = alpha, .add = beta, .main_grad = 1};
+            s.beta = beta && lin_is_grad(s.op);
+            both(s);
+            s.main_grad = 0; /* beta per group holds whatever main_grad and overwrite say */
+            both(s);
+        }
+}
+
+static void dtypes(int arg) {
+    static const int64_t sizes[] = {5, 0, 12};
+    for (int in = 0; in < 3; in++)
+        for (int out = 0; out < 3; out++)
+            for (int bias = 0; bias < 4; bias++) {
+                lin_spec s = {.op = ops[arg], .in = lin_dtype(in), .out = lin_dtype(out), .groups = 3, .K = 20, .N = 15,
+                              .sizes = sizes, .bias = bias ? lin_dtype(bias - 1) : GMM_NONE};
+                if (bias && s.op != GMM_OP_LINEAR_FWD && s.op != GMM_OP_LINEAR_BGRAD) continue;
+                s.dscale = s.op == GMM_OP_LINEAR_BGRAD && bias;
+                both(s);
+            }
+}
+
+static void biases(int arg) {
+    static const int64_t widths[] = {8, 9, 64, 515, 3072}, sizes[] = {2, 0, 5, 1};
+    for (int i = 0; i < 5; i++) {
+        lin_spec s = {.op = GMM_OP_LINEAR_FWD, .in = lin_dtype(arg), .out = lin_dtype(arg), .bias = lin_dtype(arg),
+                      .groups = 4, .K = 8, .N = widths[i], .sizes = sizes};
+        both(s);
+        s.scale = 1;
+        s.extra = 3;
+        both(s);
+        s.add = 1;
+        s.alpha = 2;
+        both(s);
+    }
+}
+
+static void bias_scale(int arg) {
+    static const int64_t sizes[] = {40, 0, 33};
+    lin_spec s = {.op = GMM_OP_LINEAR_FWD, .in = lin_dtype(arg), .out = lin_dtype(arg), .bias = GMM_F32, .groups = 3,
+                  .K = 16, .N = 20, .sizes = sizes, .scale = 1, .extra = 5, .tail = GMM_TAIL_ZERO};
+    both(s);
+    s.bias = GMM_NONE; /* a row scale without a bias scales nothing */
+    both(s);
+}
+
+static void bias_grads(int arg) {
+    static const int64_t sizes[] = {1, 0, 300, 1, 17};
+    for (int out = 0; out < 3; out++)
+        for (int mode = 0; mode < 4; mode++) {
+            lin_spec s = {.op = GMM_OP_LINEAR_BGRAD, .in = lin_dtype(arg), .out = lin_dtype(out), .groups = 5, .K = 3,
+                          .N = 261, .sizes = sizes, .scale = mode % 2, .main_grad = mode / 2, .extra = 6};
+            both(s);
+            s.beta = 1;
+            s.frozen = mode % 2;
+            both(s);
+        }
+}
+
+static void row_scale_grads(int arg) {
+    static const int64_t sizes[] = {1, 0, 280, 1, 17};
+    for (int bias = 0; bias < 3; bias++)
+        for (int mode = 0; mode < 8; mode++) {
+            lin_spec s = {.op = GMM_OP_LINEAR_BGRAD, .in = lin_dtype(arg), .out = GMM_F32, .bias = lin_dtype(bias),
+                          .groups = 5, .K = 3, .N = 40 + 41 * mode, .sizes = sizes, .dscale = 1 + mode % 2,
+                          .no_db = mode / 2 % 2, .tail = mode / 4 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP, .extra = 300};
+            both(s);
+        }
+}
+
+/* Row 48 for a linear layer: frozen groups, and outputs that are not asked for. */
+static void frozen_groups(int arg) {
+    static const int64_t sizes[] = {3, 4, 0, 0, 8, 9, 1};
+    for (int mode = 0; mode < 4; mode++) {
+        lin_spec s = {.op = arg / 3 ? GMM_OP_LINEAR_BGRAD : GMM_OP_LINEAR_WGRAD, .in = lin_dtype(arg % 3),
+                      .out = mode % 2 ? GMM_F32 : lin_dtype(arg % 3), .groups = 7, .K = 18, .N = 23, .sizes = sizes,
+                      .main_grad = mode % 2, .beta = mode / 2, .frozen = 1, .pad = 2, .gap = 3,
+                      .grad = (t_form)(mode % 3)};
+        both(s);
+    }
+}
+
+/* Row 61: element indices beyond 2^31 in x, w, y, dy, dx and dw, in memory that is backed only where it is used. */
+static void big(int arg) {
+    enum { ROWS = 5, K = 6, N = 5 };
+    const gmm_op op = ops[arg];
+    const int64_t ld = (int64_t)1 << 29, sizes[] = {2, 3}; /* row 4 begins at element 2^31 */
+    const int64_t gap = ((int64_t)1 << 32) + 64;           /* group 1 of a packed operand, in elements */
+    const int64_t w_rows = arg == 0 || arg == 1 || arg == 2 ? N : 1;
+    const size_t act_bytes = (size_t)((ROWS - 1) * ld + K + N) * 4;
+    const size_t w_bytes = (size_t)(gap + (w_rows - 1) * ld + K + N) * 4;
+    double x[ROWS * K], dy[ROWS * N], w[2 * N * K];
+    const int64_t offsets[] = {0, 2, 5};
+    char *dev_x = (char *)t_sparse(act_bytes), *dev_dy = (char *)t_sparse(act_bytes);
+    char *dev_w = (char *)t_sparse(w_bytes);
+    gmm_groups groups = GMM_ZERO;
+    gmm_linear d = GMM_ZERO;
+    gmm_grad grad = GMM_ZERO;
+    gmm_mat mx = gmm_mat_packed(GMM_F32, dev_x), mdy = gmm_mat_packed(GMM_F32, dev_dy);
+    gmm_mat mw = gmm_mat_packed(GMM_F32, dev_w);
+    ref_linear l;
+    float v;
+    if (sizeof(void *) < 8) t_skip("needs 64-bit addresses");
+    mx.ld = mdy.ld = mw.ld = ld;
+    mw.group_stride = gap;
+    for (int i = 0; i < ROWS * K; i++) x[i] = (double)t_int(-4, 4);
+    for (int i = 0; i < ROWS * N; i++) dy[i] = (double)t_int(-4, 4);
+    for (int i = 0; i < 2 * N * K; i++) w[i] = (double)t_int(-4, 4);
+    for (int i = 0; i < ROWS * K && op != GMM_OP_LINEAR_DGRAD; i++)
+        v = (float)x[i], t_upload(dev_x + 4 * (i / K * ld + i % K), &v, 4);
+    for (int i = 0; i < ROWS * N && op != GMM_OP_LINEAR_FWD; i++)
+        v = (float)dy[i], t_upload(dev_dy + 4 * (i / N * ld + i % N), &v, 4);
+    for (int i = 0; i < 2 * N * K && arg < 2; i++)
+        v = (float)w[i], t_upload(dev_w + 4 * (i / (N * K) * gap + i / K % N * ld + i % K), &v, 4);
+    groups.count = 2;
+    groups.capacity = ROWS;
+    groups.dtype = GMM_I64;
+    groups.splits = t_in(sizes, sizeof sizes);
+    grad.mat = &mw;
+    d.in_features = K;
+    d.out_features = N;
+    d.groups = &groups;
+    d.x = &mx;
+    d.w = &mw;
+    d.y = d.dy = &mdy;
+    d.dx = &mx;
+    d.dw = d.db = &grad;
+    T_OK(t_linear(T.ctx, op, &d));
+    memset(&l, 0, sizeof l);
+    l.in = K;
+    l.out = N;
+    l.offsets = offsets;
+    l.x = x;
+    l.w = w;
+    l.dy = dy;
+    for (int64_t g = 0; g < 2; g++)
+        for (int64_t row = lin_is_grad(op) ? 0 : offsets[g]; row < (lin_is_grad(op) ? w_rows : offsets[g + 1]); row++)
+            for (int64_t col = 0; col < (arg == 0 || arg == 3 ? N : K); col++) {
+                double magnitude, got, want = ref_linear_at(&l, op, g, row, col, 0.0, &magnitude);
+                const char *base = arg == 0 ? dev_dy : arg == 1 ? dev_x : dev_w + g * gap * 4;
+                t_download(&v, base + (row * ld + col) * 4, 4);
+                got = (double)v;
+                t_exact("element", GMM_F32, &got, &want, 1);
+            }
+}
+
+/* Row 64: NaN and Inf of one group stay there. */
+static void contained(int arg) {
+    static const int64_t sizes[] = {4, 7, 3, 8};
+    const int kind = arg / 12; /* 0: in x or dy, 1: in w */
+    lin_spec s = {.op = ops[arg / 3 % 4], .in = lin_dtype(arg % 3), .out = lin_dtype(arg % 3), .groups = 4, .K = 19,
+                  .N = 30, .sizes = sizes, .fill = T_INTS};
+    lin_run r;
+    lin_build(&r, &s);
+    if (kind == 0) {
+        t_mat *m = s.op == GMM_OP_LINEAR_FWD ? &r.x : &r.dy;
+        for (int64_t i = sizes[0] * m->cols; i < (sizes[0] + sizes[1]) * m->cols; i++)
+            m->v[i] = i % 2 ? (double)NAN : (double)INFINITY;
+        t_mat_put(m);
+    } else {
+        for (int64_t i = 19 * 30; i < 2 * 19 * 30; i++) r.w.v[i] = i % 2 ? (double)NAN : -(double)INFINITY;
+        t_mat_put(&r.w);
+    }
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    for (int64_t g = 0; g < 4; g++) {
+        size_t bytes;
+        const void *bits = lin_group_bits(&r, g, &bytes);
+        for (int64_t i = 0; i < (int64_t)bytes / ref_bytes(s.out); i++) {
+            const double v = ref_load(s.out, bits, i);
+            T_CHECK(g == 1 ? isnan(v) || isinf(v) : isfinite(v), "group %d element %lld is %g", (int)g,
+                    (long long)i, v);
+        }
+    }
+    lin_check(&r);
+}
+
+void tests_linear(void) {
+    static const char *const name[] = {"f32", "f16", "bf16"};
+    for (int i = 0; i < T_COUNT(shapes); i++)
+        for (int k = 0; k < 9; k++)
+            t_add(shape_case, i * 9 + k, "row%02d %s %s G=%d rows=%lld %lldx%lld", k / 3 ? 3 + k / 3 : shapes[i].row,
+                  lin_op(ops[k / 3]), name[k % 3], (int)shapes[i].groups, (long long)shapes[i].rows,
+                  (long long)shapes[i].K, (long long)shapes[i].N);
+    for (int d = 0; d < 3; d++) t_add(main_grad_half, d, "row06 wgrad %s beta 1 into main_grad 0.5", name[d]);
+    for (int d = 0; d < 3; d++) t_add(overwrite_nan, d, "row07 wgrad bgrad %s beta 0 into NaN", name[d]);
+    for (int k = 0; k < 12; k++) t_add(empty_groups, k, "row08 %s %s empty groups", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 4; k++) t_add(no_rows, k, "row09 %s all empty, capacity 0", lin_op(ops[k]));
+    for (int k = 0; k < 4; k++) t_add(no_memory, k, "row09 %s capacity 0 without memory", lin_op(ops[k]));
+    for (int k = 4; k < 12; k++)
+        t_add(no_rows, k, "row10 %s all empty, capacity 256, tail %s", lin_op(ops[k % 4]), k < 8 ? "kept" : "zeroed");
+    for (int k = 0; k < 6; k++)
+        t_add(keep_bits, k, "row11 %s %s beta 1, empty groups keep -0, NaN, Inf", k / 3 ? "bgrad" : "wgrad",
+              name[k % 3]);
+    for (int k = 12; k < 16; k++) t_add(no_rows, k, "row12 %s one empty group", lin_op(ops[k % 4]));
+    for (int k = 0; k < 8; k++)
+        t_add(tails, k, "row%d row15 %s tail %s, NaN in inputs' tails", k % 2 ? 14 : 13, lin_op(ops[k / 2]),
+              k % 2 ? "zeroed" : "kept");
+    for (int k = 0; k < 32; k++) {
+        static const int counts[] = {1, 2, 63, 64, 65, 128, 256, 512};
+        t_add(many_groups, k, "row18 %s G=%d", lin_op(ops[k % 4]), counts[k / 4]);
+    }
+    for (int k = 0; k < 12; k++)
+        t_add(skewed, k, "row19 %s %s", lin_op(ops[k % 4]),
+              k / 4 == 0 ? "one group owns all rows" : k / 4 == 1 ? "power law" : "one row each");
+    for (int k = 0; k < 12; k++) t_add(odd_shapes, k, "row20 %s %s odd K and N", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 12; k++) t_add(strides, k, "row21 %s %s ld and group_stride", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 12; k++)
+        t_add(tables, k, "row23 row24 %s %s packed, table, host table", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 6; k++) t_add(shared_weight, k, "row23 %s %s shared weight", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 12; k++) t_add(alpha_beta, k, "row25 %s %s alpha and beta", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 4; k++) t_add(dtypes, k, "row26 %s every input and output dtype", lin_op(ops[k]));
+    for (int d = 0; d < 3; d++) t_add(biases, d, "row27 fwd %s bias N=8..3072", name[d]);
+    for (int d = 0; d < 3; d++) t_add(bias_scale, d, "row28 fwd %s bias times row scale", name[d]);
+    for (int d = 0; d < 3; d++) t_add(bias_grads, d, "row29 bgrad %s beta, dtypes, sizes 0 and 1", name[d]);
+    for (int d = 0; d < 3; d++) t_add(row_scale_grads, d, "row30 bgrad %s d_row_scale", name[d]);
+    for (int k = 0; k < 6; k++)
+        t_add(frozen_groups, k, "row48 %s %s frozen groups", k / 3 ? "bgrad" : "wgrad", name[k % 3]);
+    for (int k = 0; k < 4; k++) t_add(big, k, "row61 %s more than 2^31 elements", lin_op(ops[k]));
+    for (int k = 0; k < 18; k++)
+        t_add(contained, k, "row64 %s %s NaN and Inf in %s of one group", lin_op(ops[k / 3 % 4]), name[k % 3],
+              k / 12 ? "w" : "an activation");
+}

@@ -1,0 +1,970 @@
+/* test_mlp.c - the expert MLP against an fp64 reference that carries its own error bounds; save policies, delayed
+   weight gradients, callbacks, the decision table, the configuration check */
+#include "test.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------------------------------------------- One call --- */
+
+typedef struct mlp_spec {
+    gmm_dtype dtype;
+    gmm_act act;
+    int64_t hidden, ffn, hidden_out; /* hidden_out 0 = hidden */
+    int bias, prob, on_bias2;
+    t_form form;
+    gmm_save save;
+    gmm_tail tail;
+} mlp_spec;
+
+enum { GROUPS = 4 };
+static const int64_t sizes_of[GROUPS] = { 0, 37, 5, 61 };
+enum { LIVE = 103, ROWS = 110 };
+
+/* A built MLP: inputs, outputs and buffers of fwd and bwd. */
+typedef struct mlp_run {
+    mlp_spec spec;
+    int64_t F1, out;
+    int64_t offsets[GROUPS + 1];
+    gmm_groups groups;
+    gmm_mlp_config config;
+    t_mat x, w1, b1, w2, b2, dy, y, dx, dw1, dw2, db1, db2;
+    gmm_grad gw1, gw2, gb1, gb2;
+    double *prob;
+    float *dprob;
+    gmm_mlp d;
+} mlp_run;
+
+static gmm_grad grad_of(const t_mat *m, int main_grad) {
+    gmm_grad g = GMM_ZERO;
+    g.mat = &m->mat;
+    g.main_grad = main_grad;
+    return g;
+}
+
+/* Rows past the live ones hold NaN in every input. */
+static t_mat activations(gmm_dtype dtype, int64_t cols, double size) {
+    t_mat m = t_mat_make(dtype, 1, ROWS, cols, 3, 0, T_PACKED, T_REALS);
+    for (int64_t i = 0; i < ROWS * cols; i++) m.v[i] = i < LIVE * cols ? ref_round(dtype, m.v[i] * size) : NAN;
+    t_mat_put(&m);
+    return m;
+}
+
+static t_mat weights(gmm_dtype dtype, int64_t rows, int64_t cols, double size, t_form form) {
+    t_mat m = t_mat_make(dtype, GROUPS, rows, cols, form == T_PACKED ? 1 : 0, form == T_PACKED ? 7 : 0, form, T_REALS);
+    for (int64_t i = 0; i < GROUPS * rows * cols; i++) m.v[i] = ref_round(dtype, m.v[i] * size);
+    t_mat_put(&m);
+    return m;
+}
+
+static void build(mlp_run *r, const mlp_spec *spec) {
+    const gmm_dtype t = spec->dtype;
+    int32_t sizes[GROUPS];
+    memset(r, 0, sizeof *r);
+    r->spec = *spec;
+    r->F1 = spec->ffn * (gmm_act_gated(spec->act.kind) ? 2 : 1);
+    r->out = spec->hidden_out ? spec->hidden_out : spec->hidden;
+    for (int g = 0; g < GROUPS; g++) {
+        sizes[g] = (int32_t)sizes_of[g];
+        r->offsets[g + 1] = r->offsets[g] + sizes_of[g];
+    }
+    r->groups.count = GROUPS;
+    r->groups.capacity = ROWS;
+    r->groups.splits = t_in(sizes, sizeof sizes);
+    r->groups.dtype = GMM_I32;
+    r->groups.tail = spec->tail;
+    r->config.hidden = spec->hidden;
+    r->config.ffn = spec->ffn;
+    r->config.hidden_out = spec->hidden_out;
+    r->config.act = spec->act;
+    r->config.save = spec->save;
+    r->config.bias1 = r->config.bias2 = spec->bias;
+    r->config.prob = spec->prob;
+    r->config.prob_on_bias2 = spec->on_bias2;
+
+    r->x = activations(t, spec->hidden, 1.0);
+    r->dy = activations(t, r->out, 1.0);
+    r->w1 = weights(t, r->F1, spec->hidden, 1.0 / sqrt((double)spec->hidden) * 3.0, spec->form);
+    r->w2 = weights(t, r->out, spec->ffn, 1.0 / sqrt((double)spec->ffn) * 2.0, spec->form);
+    r->b1 = weights(t, 1, r->F1, 0.5, T_PACKED);
+    r->b2 = weights(t, 1, r->out, 0.5, T_PACKED);
+    r->prob = (double *)t_host(ROWS * sizeof(double));
+    for (int i = 0; i < ROWS; i++) r->prob[i] = i >= LIVE ? NAN : i % 7 == 3 ? 0.0 : (float)(t_real() * 1.5);
+    r->y = t_mat_make(t, 1, ROWS, r->out, 2, 0, T_PACKED, T_POISON);
+    r->dx = t_mat_make(t, 1, ROWS, spec->hidden, 1, 0, T_PACKED, T_POISON);
+    r->dw1 = t_mat_make(GMM_F32, GROUPS, r->F1, spec->hidden, 0, 0, spec->form, T_POISON);
+    r->dw2 = t_mat_make(GMM_F32, GROUPS, r->out, spec->ffn, 0, 0, spec->form, T_POISON);
+    r->db1 = t_mat_out(GMM_F32, GROUPS, 1, r->F1);
+    r->db2 = t_mat_out(GMM_F32, GROUPS, 1, r->out);
+    r->gw1 = grad_of(&r->dw1, 0);
+    r->gw2 = grad_of(&r->dw2, 0);
+    r->gb1 = grad_of(&r->db1, 0);
+    r->gb2 = grad_of(&r->db2, 0);
+    r->dprob = t_floats_out(ROWS);
+
+    r->d.config = &r->config;
+    r->d.groups = &r->groups;
+    r->d.x = &r->x.mat;
+    r->d.w1 = &r->w1.mat;
+    r->d.w2 = &r->w2.mat;
+    r->d.y = &r->y.mat;
+    r->d.dy = &r->dy.mat;
+    r->d.dx = &r->dx.mat;
+    r->d.dw1 = &r->gw1;
+    r->d.dw2 = &r->gw2;
+    if (spec->bias) {
+        r->d.b1 = &r->b1.mat;
+        r->d.b2 = &r->b2.mat;
+        r->d.db1 = &r->gb1;
+        r->d.db2 = &r->gb2;
+    }
+    if (spec->prob) {
+        r->d.prob = t_floats_in(r->prob, ROWS);
+        r->d.dprob = r->dprob;
+    }
+}
+
+/* One pass with buffers of exactly the queried sizes. `inference`: nothing is saved. */
+static void run_fwd(mlp_run *r, int inference) {
+    gmm_info info = GMM_ZERO;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &r->d, &info));
+    if (!inference) {
+        r->d.saved = t_workspace(info.saved_bytes);
+        r->d.saved_bytes = info.saved_bytes;
+    }
+    T_OK(gmm_mlp_fwd(T.ctx, &r->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+}
+static void run_bwd(mlp_run *r) {
+    gmm_info info = GMM_ZERO;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &r->d, &info));
+    if (info.deferred_bytes) {
+        r->d.deferred = t_workspace(info.deferred_bytes);
+        r->d.deferred_bytes = info.deferred_bytes;
+    }
+    T_OK(gmm_mlp_bwd(T.ctx, &r->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+}
+
+/* Bits of every output of a backward, for comparison. */
+typedef struct outputs { void *bits[7]; size_t bytes[7]; } outputs;
+static outputs outputs_of(const mlp_run *r) {
+    const t_mat *mats[6] = { &r->y, &r->dx, &r->dw1, &r->dw2, &r->db1, &r->db2 };
+    outputs o;
+    for (int i = 0; i < 6; i++) {
+        o.bits[i] = t_mat_bits(mats[i]);
+        o.bytes[i] = (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols * ref_bytes(mats[i]->dtype));
+    }
+    o.bits[6] = t_get(r->dprob, ROWS * sizeof(float));
+    o.bytes[6] = ROWS * sizeof(float);
+    return o;
+}
+static const char *const output_names[7] = { "y", "dx", "dw1", "dw2", "db1", "db2", "dprob" };
+static void outputs_same(const outputs *a, const outputs *b) {
+    for (int i = 0; i < 7; i++) t_same(output_names[i], a->bits[i], b->bits[i], a->bytes[i]);
+}
+
+/* --------------------------------------------------------------------------------------------------- Reference --- */
+
+/* A value and a bound of the error with which the library may have it. Bounds propagate to first order; functions take
+   the largest deviation over the interval's ends, which also covers kinks; 1.25 covers what is beyond first order. */
+typedef struct num { double v, e; } num;
+
+static double u_of(gmm_dtype t) { return ref_roundoff(t); }
+/* Stored once in dtype t. */
+static num stored(num a, gmm_dtype t) {
+    a.e = a.e * 1.25 + (fabs(a.v) + a.e) * u_of(t) + ref_tiny(t);
+    return a;
+}
+/* A sum of n products: exact value, propagated error, magnitude. fp32 accumulation adds (n + 8) 2^-24 of magnitude. */
+static num summed(double v, double e, double magnitude, int64_t n) {
+    num r = { v, e + magnitude * (double)(n + 8) * 0x1p-24 };
+    return r;
+}
+
+static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+
+/* y and derivatives of an activation, from the formulas of the decision (not from the library's code). */
+static double act_ref(const gmm_act *act, double a, double b, double *da, double *db) {
+    const double L = act->limit > 0.0f ? act->limit : INFINITY, al = act->alpha != 0.0f ? act->alpha : 1.0;
+    const double b1 = act->beta1 > 0.0f ? act->beta1 : 4.0, b2 = act->beta2 > 0.0f ? act->beta2 : 25.0;
+    const double g = fmin(a, L), ma = a <= L, mb = fabs(b) <= L;
+    double l = fmax(-L, fmin(b, L)), f = 0, fa = 0, lb = 1, s, t, c;
+    switch (act->kind) {
+    case GMM_ACT_RELU: case GMM_ACT_REGLU: f = g > 0 ? g : 0; fa = g > 0; break;
+    case GMM_ACT_SRELU: case GMM_ACT_SREGLU: f = g > 0 ? g * g : 0; fa = g > 0 ? 2 * g : 0; break;
+    case GMM_ACT_GELU: case GMM_ACT_GEGLU:
+        c = sqrt(2.0 / 3.14159265358979323846);
+        t = tanh(c * al * g * (1 + 0.044715 * al * g * al * g));
+        f = 0.5 * g * (1 + t);
+        fa = 0.5 * (1 + t) + 0.5 * g * (1 - t * t) * c * al * (1 + 3 * 0.044715 * al * g * al * g);
+        break;
+    case GMM_ACT_QGELU: case GMM_ACT_QGEGLU:
+        s = sigmoid(1.702 * al * g);
+        f = g * s;
+        fa = s + 1.702 * al * g * s * (1 - s);
+        break;
+    case GMM_ACT_SILU: case GMM_ACT_SWIGLU: s = sigmoid(al * g); f = g * s; fa = s + al * g * s * (1 - s); break;
+    case GMM_ACT_GLU: s = sigmoid(al * g); f = s; fa = al * s * (1 - s); break;
+    case GMM_ACT_SITUGLU:
+        s = sigmoid(al * g); t = tanh(g / b1);
+        f = b1 * t * s; fa = (1 - t * t) * s + b1 * t * al * s * (1 - s);
+        t = tanh(l / b2); l = b2 * t; lb = 1 - t * t;
+        break;
+    default: f = g; fa = 1; break;
+    }
+    if (!gmm_act_gated(act->kind)) { *da = ma * fa; *db = 0; return f; }
+    *da = ma * fa * (l + act->offset);
+    *db = mb * lb * f;
+    return f * (l + act->offset);
+}
+
+typedef struct act_num { num y, da, db; } act_num;
+static act_num act_bounded(const gmm_act *act, num a, num b) {
+    act_num r;
+    double da, db, v;
+    r.y.v = act_ref(act, a.v, b.v, &r.da.v, &r.db.v);
+    r.y.e = r.da.e = r.db.e = 0;
+    for (int i = 0; i < 9; i++) {
+        v = act_ref(act, a.v + (i % 3 - 1) * a.e, b.v + (i / 3 - 1) * b.e, &da, &db);
+        r.y.e = fmax(r.y.e, fabs(v - r.y.v));
+        r.da.e = fmax(r.da.e, fabs(da - r.da.v));
+        r.db.e = fmax(r.db.e, fabs(db - r.db.v));
+    }
+    /* the library's own fp32 arithmetic: a dozen roundings, some of them relative to the factors */
+    r.y.e += 2e-6 * (fabs(r.y.v) + 0.1);
+    r.da.e += 2e-6 * (fabs(r.da.v) + 1.0) * (1.0 + fabs(b.v));
+    r.db.e += 2e-6 * (fabs(r.db.v) + 0.1);
+    return r;
+}
+
+static int64_t gate_col(const mlp_spec *s, int64_t j) {
+    const int64_t B = s->act.interleave;
+    return B ? j / B * 2 * B + j % B : j;
+}
+static int64_t line_col(const mlp_spec *s, int64_t j) {
+    return gate_col(s, j) + (s->act.interleave ? s->act.interleave : s->ffn);
+}
+
+static num *nums(int64_t n) { return (num *)t_host((size_t)(n > 0 ? n : 1) * sizeof(num)); }
+static void compare(const char *what, const double *got, const num *want, int64_t n) {
+    double *v = (double *)t_host((size_t)(n + 1) * sizeof *v), *e = (double *)t_host((size_t)(n + 1) * sizeof *e);
+    for (int64_t i = 0; i < n; i++) { v[i] = want[i].v; e[i] = want[i].e * 1.25 + 1e-30; }
+    t_near(what, got, v, e, n);
+}
+
+/* Checks all outputs of a forward and backward. Every gradient started as poison and was stored. */
+static void check(const mlp_run *r, int with_bwd) {
+    const mlp_spec *s = &r->spec;
+    const int64_t H = s->hidden, F = s->ffn, F1 = r->F1, O = r->out;
+    const int gated = gmm_act_gated(s->act.kind);
+    const gmm_dtype t = s->dtype;
+    num *z = nums(LIVE * F1), *h = nums(LIVE * F), *dz = nums(LIVE * F1), *y = nums(LIVE * O), *dx = nums(LIVE * H);
+    num *dp = nums(LIVE), *dw1 = nums(GROUPS * F1 * H), *dw2 = nums(GROUPS * O * F);
+    num *db1 = nums(GROUPS * F1), *db2 = nums(GROUPS * O);
+    const double *x = r->x.v, *dy = r->dy.v;
+
+    for (int g = 0; g < GROUPS; g++) {
+        const double *w1 = r->w1.v + g * F1 * H, *w2 = r->w2.v + g * O * F;
+        for (int64_t i = r->offsets[g]; i < r->offsets[g + 1]; i++) {
+            const double p = s->prob ? r->prob[i] : 1.0;
+            double dpv = 0, dpe = 0, dpm = 0;
+            for (int64_t n = 0; n < F1; n++) {
+                double v = s->bias ? r->b1.v[g * F1 + n] : 0, m = fabs(v);
+                for (int64_t k = 0; k < H; k++) {
+                    v += x[i * H + k] * w1[n * H + k];
+                    m += fabs(x[i * H + k] * w1[n * H + k]);
+                }
+                z[i * F1 + n] = stored(summed(v, 0, m, H), t);
+            }
+            for (int64_t j = 0; j < F; j++) {
+                const int64_t ca = gated ? gate_col(s, j) : j, cb = gated ? line_col(s, j) : j;
+                const act_num f = act_bounded(&s->act, z[i * F1 + ca], z[i * F1 + cb]);
+                double v = 0, m = 0;
+                num G, ha = { p * f.y.v, fabs(p) * f.y.e };
+                h[i * F + j] = stored(ha, t);
+                for (int64_t n = 0; n < O; n++) {
+                    v += dy[i * O + n] * w2[n * F + j];
+                    m += fabs(dy[i * O + n] * w2[n * F + j]);
+                }
+                G = stored(summed(v, 0, m, O), t);
+                ha.v = p * G.v * f.da.v;
+                ha.e = fabs(p) * (fabs(G.v) * f.da.e + G.e * (fabs(f.da.v) + f.da.e));
+                dz[i * F1 + ca] = stored(ha, t);
+                ha.v = p * G.v * f.db.v;
+                ha.e = fabs(p) * (fabs(G.v) * f.db.e + G.e * (fabs(f.db.v) + f.db.e));
+                if (gated) dz[i * F1 + cb] = stored(ha, t);
+                dpv += G.v * f.y.v;
+                dpe += G.e * (fabs(f.y.v) + f.y.e) + fabs(G.v) * f.y.e;
+                dpm += fabs(G.v * f.y.v);
+            }
+            for (int64_t n = 0; n < O; n++) {
+                const double b = s->bias ? r->b2.v[g * O + n] : 0, scale = s->on_bias2 ? p : 1.0;
+                double v = b * scale, e = 0, m = fabs(v);
+                for (int64_t j = 0; j < F; j++) {
+                    v += h[i * F + j].v * w2[n * F + j];
+                    e += h[i * F + j].e * fabs(w2[n * F + j]);
+                    m += fabs(h[i * F + j].v * w2[n * F + j]);
+                }
+                y[i * O + n] = stored(summed(v, e, m, F), t);
+                if (s->on_bias2) { dpv += dy[i * O + n] * b; dpm += fabs(dy[i * O + n] * b); }
+                db2[g * O + n].v += scale * dy[i * O + n];
+                db2[g * O + n].e += fabs(scale * dy[i * O + n]) * 80 * 0x1p-24;
+            }
+            dp[i] = summed(dpv, dpe, dpm, F + O);
+            for (int64_t k = 0; k < H; k++) {
+                double v = 0, e = 0, m = 0;
+                for (int64_t n = 0; n < F1; n++) {
+                    v += dz[i * F1 + n].v * w1[n * H + k];
+                    e += dz[i * F1 + n].e * fabs(w1[n * H + k]);
+                    m += fabs(dz[i * F1 + n].v * w1[n * H + k]);
+                }
+                dx[i * H + k] = stored(summed(v, e, m, F1), t);
+            }
+            for (int64_t n = 0; n < F1; n++) {
+                const num d = dz[i * F1 + n];
+                db1[g * F1 + n].v += d.v;
+                db1[g * F1 + n].e += d.e + fabs(d.v) * 80 * 0x1p-24;
+                for (int64_t k = 0; k < H; k++) {
+                    num *o = &dw1[(g * F1 + n) * H + k];
+                    o->v += d.v * x[i * H + k];
+                    o->e += (d.e + fabs(d.v) * 80 * 0x1p-24) * fabs(x[i * H + k]);
+                }
+            }
+            for (int64_t n = 0; n < O; n++)
+                for (int64_t j = 0; j < F; j++) {
+                    num *o = &dw2[(g * O + n) * F + j];
+                    o->v += dy[i * O + n] * h[i * F + j].v;
+                    o->e += fabs(dy[i * O + n]) * (h[i * F + j].e + fabs(h[i * F + j].v) * 80 * 0x1p-24);
+                }
+        }
+    }
+    compare("y", t_mat_get(&r->y), y, LIVE * O);
+    if (with_bwd) {
+        compare("dx", t_mat_get(&r->dx), dx, LIVE * H);
+        compare("dw1", t_mat_get(&r->dw1), dw1, GROUPS * F1 * H);
+        compare("dw2", t_mat_get(&r->dw2), dw2, GROUPS * O * F);
+        if (s->bias) {
+            compare("db1", t_mat_get(&r->db1), db1, GROUPS * F1);
+            compare("db2", t_mat_get(&r->db2), db2, GROUPS * O);
+        }
+        if (s->prob) compare("dprob", t_floats_get(r->dprob, ROWS), dp, LIVE);
+    }
+    /* rows past the sum */
+    {
+        const size_t row = (size_t)(O * ref_bytes(t)), row_dx = (size_t)(H * ref_bytes(t));
+        const int byte = s->tail == GMM_TAIL_ZERO ? 0 : 0xFF;
+        t_bytes("tail of y", (char *)t_mat_bits(&r->y) + LIVE * row, byte, (ROWS - LIVE) * row);
+        if (with_bwd) {
+            t_bytes("tail of dx", (char *)t_mat_bits(&r->dx) + LIVE * row_dx, byte, (ROWS - LIVE) * row_dx);
+            if (s->prob)
+                t_bytes("tail of dprob", (char *)t_get(r->dprob, ROWS * 4) + LIVE * 4, byte, (ROWS - LIVE) * 4);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- Cases --- */
+
+static gmm_act act_make(gmm_act_kind kind, int32_t interleave, float limit, float alpha, float offset, float b1,
+                        float b2) {
+    gmm_act a = GMM_ZERO;
+    a.kind = kind;
+    a.interleave = interleave;
+    a.limit = limit;
+    a.alpha = alpha;
+    a.offset = offset;
+    a.beta1 = b1;
+    a.beta2 = b2;
+    return a;
+}
+
+static mlp_spec spec_make(gmm_dtype dtype, gmm_act act, int64_t hidden, int64_t ffn) {
+    mlp_spec s;
+    memset(&s, 0, sizeof s);
+    s.dtype = dtype;
+    s.act = act;
+    s.hidden = hidden;
+    s.ffn = ffn;
+    s.bias = s.prob = s.on_bias2 = 1;
+    return s;
+}
+
+static mlp_spec table[64];
+static int table_count;
+static void table_fill(void) {
+    static const gmm_act_kind kinds[] = {
+        GMM_ACT_RELU,  GMM_ACT_SRELU,  GMM_ACT_GELU,  GMM_ACT_QGELU,  GMM_ACT_SILU,   GMM_ACT_GLU,
+        GMM_ACT_REGLU, GMM_ACT_SREGLU, GMM_ACT_GEGLU, GMM_ACT_QGEGLU, GMM_ACT_SWIGLU, GMM_ACT_SITUGLU
+    };
+    table_count = 0;
+    for (int i = 0; i < 12; i++) {
+        table[table_count++] = spec_make(GMM_F32, act_make(kinds[i], 0, 0, 0, 0, 0, 0), 24, 16);
+        table[table_count++] =
+            spec_make(GMM_BF16, act_make(kinds[i], gmm_act_gated(kinds[i]) ? 8 : 0, 0, 0, 0, 0, 0), 17, 16);
+    }
+    table[table_count++] = spec_make(GMM_F16, act_make(GMM_ACT_SWIGLU, 1, 7.0f, 1.702f, 1.0f, 0, 0), 33, 20);
+    table[table_count++] = spec_make(GMM_BF16, act_make(GMM_ACT_SWIGLU, 0, 5.0f, 1.5f, 0.5f, 0, 0), 32, 24);
+    table[table_count++] = spec_make(GMM_F32, act_make(GMM_ACT_SWIGLU, 32, 0.5f, 1.5f, 0.5f, 0, 0), 20, 32);
+    table[table_count++] = spec_make(GMM_F32, act_make(GMM_ACT_SITUGLU, 4, 0, 0, 0, 2.0f, 8.0f), 20, 8);
+    for (int i = 0; i < 6; i++) { /* bias, probabilities, output width, pointer tables, tails */
+        mlp_spec s = spec_make(i % 2 ? GMM_BF16 : GMM_F32, act_make(GMM_ACT_SWIGLU, 0, 0, 0, 0, 0, 0), 40, 24);
+        s.bias = i < 4;
+        s.prob = i != 1 && i != 5;
+        s.on_bias2 = i == 0 || i == 2;
+        s.hidden_out = i % 3 == 1 ? 19 : 0;
+        s.form = i % 3 == 0 ? T_PACKED : i % 3 == 1 ? T_TABLE : T_TABLE_HOST;
+        s.tail = i % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP;
+        table[table_count++] = s;
+    }
+    {
+        mlp_spec s = spec_make(GMM_BF16, act_make(GMM_ACT_SWIGLU, 32, 0, 0, 0, 0, 0), 128, 64);
+        table[table_count++] = s;
+    }
+}
+
+static void numerics(int arg) {
+    mlp_run r;
+    build(&r, &table[arg]);
+    run_fwd(&r, 0);
+    run_bwd(&r);
+    check(&r, 1);
+}
+
+static void inference(int arg) {
+    mlp_run r;
+    (void)arg;
+    build(&r, &table[21]);
+    run_fwd(&r, 1);
+    check(&r, 0);
+}
+
+static mlp_spec usual(gmm_dtype dtype) {
+    return spec_make(dtype, act_make(GMM_ACT_SWIGLU, 8, 7.0f, 1.702f, 1.0f, 0, 0), 24, 16);
+}
+
+/* row 45: what is saved changes memory, not results */
+static void save_policies(int arg) {
+    outputs first, o;
+    for (int save = 0; save < 3; save++) {
+        mlp_spec s = usual((gmm_dtype)arg);
+        mlp_run r;
+        s.save = (gmm_save)save;
+        t_reseed(45);
+        build(&r, &s);
+        run_fwd(&r, 0);
+        run_bwd(&r);
+        o = outputs_of(&r);
+        if (save == 0) first = o;
+        else outputs_same(&first, &o);
+    }
+}
+
+/* row 46: the same as FC1, activation and FC2 called one by one */
+static void three_calls(int arg) {
+    const mlp_spec s = usual((gmm_dtype)arg);
+    mlp_run r;
+    t_mat z, h, y;
+    gmm_linear fc = GMM_ZERO;
+    gmm_activation a = GMM_ZERO;
+    build(&r, &s);
+    run_fwd(&r, 0);
+    z = t_mat_out(s.dtype, 1, ROWS, r.F1);
+    h = t_mat_out(s.dtype, 1, ROWS, s.ffn);
+    y = t_mat_out(s.dtype, 1, ROWS, r.out);
+    fc.groups = a.groups = &r.groups;
+    fc.in_features = s.hidden;
+    fc.out_features = r.F1;
+    fc.x = &r.x.mat;
+    fc.w = &r.w1.mat;
+    fc.bias = &r.b1.mat;
+    fc.y = &z.mat;
+    T_OK(t_linear(T.ctx, GMM_OP_LINEAR_FWD, &fc));
+    a.ffn = s.ffn;
+    a.act = &s.act;
+    a.x = &z.mat;
+    a.prob = r.d.prob;
+    a.y = &h.mat;
+    T_OK(gmm_act_fwd(T.ctx, &a, t_workspace(1 << 16), 1 << 16, T.stream));
+    fc.in_features = s.ffn;
+    fc.out_features = r.out;
+    fc.x = &h.mat;
+    fc.w = &r.w2.mat;
+    fc.bias = &r.b2.mat;
+    fc.row_scale = r.d.prob;
+    fc.y = &y.mat;
+    T_OK(t_linear(T.ctx, GMM_OP_LINEAR_FWD, &fc));
+    t_same("y", t_mat_bits(&y), t_mat_bits(&r.y), (size_t)(LIVE * r.out * ref_bytes(s.dtype)));
+}
+
+/* row 48: every subset of the outputs gives the same bits, and what is not wanted stays as it was */
+static void subsets(int arg) {
+    outputs all, o, untouched;
+    for (int mask = 63; mask >= 0; mask--) {
+        const mlp_spec s = usual(GMM_BF16);
+        mlp_run r;
+        t_reseed(48);
+        build(&r, &s);
+        untouched = outputs_of(&r);
+        if (arg) r.config.delay_wgrad = 1;
+        if (!(mask & 1)) r.d.dx = NULL;
+        if (!(mask & 2)) r.d.dw1 = NULL;
+        if (!(mask & 4)) r.d.dw2 = NULL;
+        if (!(mask & 8)) r.d.db1 = NULL;
+        if (!(mask & 16)) r.d.db2 = NULL;
+        if (!(mask & 32)) r.d.dprob = NULL;
+        {
+            gmm_wgrad_entry entry;
+            gmm_wgrad_queue queue = gmm_wgrad_queue_over(&entry, 1);
+            gmm_info info = GMM_ZERO;
+            r.d.queue = &queue;
+            run_fwd(&r, 0);
+            run_bwd(&r);
+            T_CHECK(queue.count == (arg && (mask & 6) ? 1 : 0), "queue holds %d", queue.count);
+            if (queue.count) {
+                T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &r.d, &info));
+                T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+            }
+        }
+        o = outputs_of(&r);
+        if (mask == 63) all = o;
+        else
+            for (int i = 0; i < 7; i++)
+                t_same(output_names[i], o.bits[i], i == 0 || (mask >> (i - 1) & 1) ? all.bits[i] : untouched.bits[i],
+                       o.bytes[i]);
+    }
+}
+
+/* Hooks write down what they were told. */
+typedef struct diary { int count; gmm_param param[16]; gmm_stream stream[16]; } diary;
+static void note(void *user, gmm_param param, gmm_stream stream) {
+    diary *d = (diary *)user;
+    if (d->count < 16) {
+        d->param[d->count] = param;
+        d->stream[d->count] = stream;
+    }
+    d->count++;
+}
+static void diary_is(const diary *d, const char *want) {
+    const char letters[] = "1a2b"; /* W1 B1 W2 B2 */
+    T_CHECK(d->count == (int)strlen(want), "%d callbacks, want %s", d->count, want);
+    for (int i = 0; want[i]; i++)
+        T_CHECK(letters[d->param[i]] == want[i] && d->stream[i] == T.stream, "callback %d is %c, want %s", i,
+                letters[d->param[i]], want);
+}
+
+/* row 49: two micro-batches, queued and run later, equal to the same two run at once, bit by bit; the splits may be
+   overwritten in between; FC2's callbacks come first */
+static void delayed(int arg) {
+    outputs now, later;
+    for (int delay = 0; delay < 2; delay++) {
+        const mlp_spec s = usual((gmm_dtype)arg);
+        gmm_wgrad_entry entries[2];
+        gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
+        gmm_grad_hooks hooks;
+        diary log;
+        mlp_run r, r2;
+        gmm_info info = GMM_ZERO;
+        int32_t other[GROUPS] = { 50, 50, 50, 50 }, *splits;
+        memset(&log, 0, sizeof log);
+        hooks.user = &log;
+        hooks.ready = note;
+        t_reseed(49);
+        build(&r, &s);
+        build(&r2, &s);
+        memset(r.dw1.v, 0, (size_t)(GROUPS * r.F1 * s.hidden) * sizeof(double));
+        memset(r.dw2.v, 0, (size_t)(GROUPS * r.out * s.ffn) * sizeof(double));
+        t_mat_put(&r.dw1);
+        t_mat_put(&r.dw2);
+        splits = (int32_t *)t_alloc(sizeof other);
+        t_upload(splits, t_get(r.groups.splits, sizeof other), sizeof other);
+        r.groups.splits = r2.groups.splits = splits;
+        r.gw1.main_grad = r.gw2.main_grad = 1;
+        r2.d.dw1 = &r.gw1; /* the second micro-batch adds to the same main_grad */
+        r2.d.dw2 = &r.gw2;
+        if (delay) r.config.delay_wgrad = 1;
+        if (delay) r2.config.overlap_dispatch_wgrad = 1;
+        r.d.hooks = r2.d.hooks = &hooks;
+        r.d.queue = r2.d.queue = &queue;
+        run_fwd(&r, 0);
+        run_bwd(&r);
+        diary_is(&log, delay ? "ba" : "2b1a");
+        run_fwd(&r2, 0);
+        run_bwd(&r2);
+        diary_is(&log, delay ? "baba" : "2b1a2b1a");
+        T_CHECK(queue.count == 2 * delay, "queue holds %d", queue.count);
+        if (delay) {
+            void *ws = t_workspace(1 << 22);
+            T_REFUSED(GMM_E_STATE, gmm_mlp_bwd(T.ctx, &r2.d, ws, 1 << 22, T.stream), "gmm_mlp_bwd", "queue", "2 of 2",
+                      NULL);
+            t_upload(splits, other, sizeof other);
+            T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &r.d, &info));
+            T_REFUSED(GMM_E_WORKSPACE, gmm_mlp_wgrad(T.ctx, &queue, ws, info.workspace_bytes - 1, T.stream),
+                      "gmm_mlp_wgrad", NULL);
+            for (int i = 0; i < 2; i++)
+                T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+            diary_is(&log, "baba2121");
+            T_REFUSED(GMM_E_STATE, gmm_mlp_wgrad(T.ctx, &queue, ws, 1 << 22, T.stream), "gmm_mlp_wgrad", "queue",
+                      "empty", NULL);
+            /* for a replayed graph */
+            T_OK(gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_BWD, &r.d, T.stream));
+            T_OK(gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_WGRAD, &r.d, T.stream));
+            diary_is(&log, "baba2121ba21");
+        }
+        if (delay) later = outputs_of(&r);
+        else now = outputs_of(&r);
+    }
+    outputs_same(&now, &later);
+}
+
+/* rows 50, 57: a group's results are those of an MLP with that expert alone */
+static void one_expert(int arg) {
+    const mlp_spec s = usual((gmm_dtype)arg);
+    const int64_t size = ref_bytes(s.dtype);
+    mlp_run r;
+    outputs all, one;
+    const int g = 3;
+    int32_t rows = (int32_t)sizes_of[g];
+    build(&r, &s);
+    run_fwd(&r, 0);
+    run_bwd(&r);
+    all = outputs_of(&r);
+    {
+        mlp_run d = r;
+        const int64_t r0 = r.offsets[g];
+        t_mat y = t_mat_out(s.dtype, 1, rows, r.out), dx = t_mat_out(s.dtype, 1, rows, s.hidden);
+        t_mat *const weights_[] = { &d.w1, &d.w2, &d.b1, &d.b2, &d.dw1, &d.dw2, &d.db1, &d.db2 };
+        d.groups.count = 1;
+        d.groups.capacity = rows;
+        d.groups.splits = t_in(&rows, sizeof rows);
+        d.d.config = &d.config;
+        d.d.groups = &d.groups;
+        for (int i = 0; i < 8; i++) weights_[i]->mat.data = (char *)weights_[i]->data +
+            (size_t)(g * weights_[i]->stride * ref_bytes(weights_[i]->dtype));
+        d.x.mat.data = (char *)d.x.data + (size_t)(r0 * d.x.ld * size);
+        d.dy.mat.data = (char *)d.dy.data + (size_t)(r0 * d.dy.ld * size);
+        d.gw1 = grad_of(&d.dw1, 0);
+        d.gw2 = grad_of(&d.dw2, 0);
+        d.gb1 = grad_of(&d.db1, 0);
+        d.gb2 = grad_of(&d.db2, 0);
+        d.d.x = &d.x.mat; d.d.dy = &d.dy.mat; d.d.w1 = &d.w1.mat; d.d.w2 = &d.w2.mat; d.d.b1 = &d.b1.mat; d.d.b2 = &d.b2.mat;
+        d.d.dw1 = &d.gw1; d.d.dw2 = &d.gw2; d.d.db1 = &d.gb1; d.d.db2 = &d.gb2;
+        d.d.y = &y.mat;
+        d.d.dx = &dx.mat;
+        d.d.prob = r.d.prob + r0;
+        d.d.dprob = t_floats_out(rows);
+        run_fwd(&d, 0);
+        run_bwd(&d);
+        one = outputs_of(&r); /* the weights' gradients went over those of the first call */
+        for (int i = 2; i < 6; i++) t_same(output_names[i], all.bits[i], one.bits[i], all.bytes[i]);
+        t_same("y", t_mat_bits(&y), (char *)all.bits[0] + r0 * r.out * size, (size_t)(rows * r.out * size));
+        t_same("dx", t_mat_bits(&dx), (char *)all.bits[1] + r0 * s.hidden * size, (size_t)(rows * s.hidden * size));
+        t_same("dprob", t_get(d.d.dprob, (size_t)rows * 4), (char *)all.bits[6] + r0 * 4, (size_t)rows * 4);
+    }
+}
+
+/* Weights stored in blocks give the bits of weights stored in halves; dw1 comes back in the same order. */
+static void interleaved(int arg) {
+    mlp_run a, b;
+    mlp_spec s = usual((gmm_dtype)arg);
+    t_mat back;
+    gmm_glu glu = GMM_ZERO;
+    outputs oa, ob;
+    s.act.interleave = 0;
+    t_reseed(7);
+    build(&a, &s);
+    s.act.interleave = 4;
+    t_reseed(7);
+    build(&b, &s);
+    for (int g = 0; g < GROUPS; g++)
+        for (int64_t j = 0; j < s.ffn; j++)
+            for (int half = 0; half < 2; half++) {
+                const int64_t from = half * s.ffn + j, to = half ? line_col(&s, j) : gate_col(&s, j);
+                memcpy(b.w1.v + (g * b.F1 + to) * s.hidden, a.w1.v + (g * b.F1 + from) * s.hidden,
+                       (size_t)s.hidden * sizeof(double));
+                b.b1.v[g * b.F1 + to] = a.b1.v[g * b.F1 + from];
+            }
+    t_mat_put(&b.w1);
+    t_mat_put(&b.b1);
+    run_fwd(&a, 0);
+    run_bwd(&a);
+    run_fwd(&b, 0);
+    run_bwd(&b);
+    back = t_mat_out(GMM_F32, GROUPS, b.F1, s.hidden);
+    glu.axis = GMM_GLU_ROWS;
+    glu.inverse = 1;
+    glu.block = 4;
+    glu.ffn = s.ffn;
+    glu.count = GROUPS;
+    glu.cols = s.hidden;
+    glu.src = &b.dw1.mat;
+    glu.dst = &back.mat;
+    T_OK(gmm_glu_interleave(T.ctx, &glu, t_workspace(1 << 12), 1 << 12, T.stream));
+    oa = outputs_of(&a);
+    ob = outputs_of(&b);
+    for (int i = 0; i < 7; i++)
+        if (i != 1 && i != 2 && i != 4) t_same(output_names[i], oa.bits[i], ob.bits[i], oa.bytes[i]);
+    t_same("dw1", oa.bits[2], t_mat_bits(&back), oa.bytes[2]);
+}
+
+/* All groups empty, with and without capacity: stored gradients are zeros, added ones keep their bits. */
+static void all_empty(int arg) {
+    const mlp_spec s = usual(GMM_BF16);
+    const int32_t zeros[GROUPS] = { 0 };
+    mlp_run r;
+    build(&r, &s);
+    r.groups.splits = t_in(zeros, sizeof zeros);
+    if (arg) r.groups.capacity = 0;
+    r.gw1.main_grad = 1;
+    run_fwd(&r, 0);
+    run_bwd(&r);
+    t_bytes("dw1", t_mat_bits(&r.dw1), 0xFF, (size_t)(GROUPS * r.F1 * s.hidden * 4));
+    t_bytes("dw2", t_mat_bits(&r.dw2), 0, (size_t)(GROUPS * r.out * s.ffn * 4));
+    t_bytes("db1", t_mat_bits(&r.db1), 0, (size_t)(GROUPS * r.F1 * 4));
+    t_bytes("db2", t_mat_bits(&r.db2), 0, (size_t)(GROUPS * r.out * 4));
+    t_bytes("y", t_mat_bits(&r.y), 0xFF, (size_t)(ROWS * r.out * 2));
+    t_bytes("dprob", t_get(r.dprob, ROWS * 4), 0xFF, ROWS * 4);
+}
+
+/* ------------------------------------------------------------------------------------------------------ Errors --- */
+
+/* A refused call gets a large workspace that exists before it: nothing may be written there. */
+static void *large;
+#define WS large, 1 << 22, T.stream
+
+static void refused(int arg) {
+    const mlp_spec s = usual(GMM_BF16);
+    mlp_run r;
+    gmm_info info = GMM_ZERO;
+    gmm_mlp keep;
+    gmm_mat odd;
+    (void)arg;
+    large = t_workspace(1 << 22);
+    build(&r, &s);
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &r.d, &info));
+    run_fwd(&r, 0);
+    keep = r.d;
+#define BAD(status, call, ...) do { T_REFUSED(status, call, __VA_ARGS__, NULL); r.d = keep; } while (0)
+    r.d.saved_bytes--;
+    BAD(GMM_E_WORKSPACE, gmm_mlp_bwd(T.ctx, &r.d, WS), "gmm_mlp_bwd", "saved", "bytes");
+    r.d.saved_bytes--;
+    BAD(GMM_E_WORKSPACE, gmm_mlp_fwd(T.ctx, &r.d, WS), "gmm_mlp_fwd", "saved");
+    r.d.saved = NULL;
+    BAD(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), "gmm_mlp_bwd", "saved");
+    r.d.saved = (char *)r.d.saved + 8;
+    BAD(GMM_E_ALIGN, gmm_mlp_bwd(T.ctx, &r.d, WS), "saved", "256");
+    BAD(GMM_E_WORKSPACE, gmm_mlp_bwd(T.ctx, &r.d, large, info.workspace_bytes - 1, T.stream), "gmm_mlp_bwd",
+        "workspace_bytes");
+    r.d.w1 = NULL;
+    BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), "gmm_mlp_fwd", "w1", "hidden=24");
+    r.d.config = NULL;
+    BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), "config");
+    r.d.b2 = NULL;
+    BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), "b2");
+    r.d.prob = NULL;
+    BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), "prob");
+    odd = r.w1.mat;
+    odd.dtype = GMM_F16;
+    r.d.w1 = &odd;
+    BAD(GMM_E_DTYPE, gmm_mlp_fwd(T.ctx, &r.d, WS), "w1", "f16", "bf16");
+    r.d.struct_size = 4096;
+    BAD(GMM_E_VERSION, gmm_mlp_fwd(T.ctx, &r.d, WS), "mlp", "4096");
+    r.config.prob = r.config.prob_on_bias2 = 0;
+    BAD(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &r.d, WS), "prob");
+    r.config.prob = 1;
+    r.config.act.limit = -1.0f;
+    BAD(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &r.d, WS), "config", "act.limit", "-1");
+    r.config.act.limit = 0.0f;
+    r.config.delay_wgrad = 1;
+    keep.deferred = t_workspace(1 << 20);
+    keep.deferred_bytes = 1 << 20;
+    r.d = keep;
+    BAD(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), "queue");
+    r.d.deferred = NULL;
+    BAD(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), "deferred");
+    T_REFUSED(GMM_E_ARG, gmm_mlp_query(T.ctx, GMM_OP_PAD, &r.d, &info), "op", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_mlp_wgrad(T.ctx, NULL, WS), "queue", NULL);
+    T_REFUSED(GMM_E_ARG, gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_FWD, &r.d, T.stream), "mlp_fwd", NULL);
+    T_REFUSED(GMM_E_UNSUPPORTED, gmm_mlp_fwd(T.ctx, (r.d.options = &(gmm_options){ .engine = GMM_ENGINE_WGMMA }, &r.d), WS),
+              "wgmma", NULL);
+#undef BAD
+}
+
+/* row 52: a main_grad that is missing or has the wrong shape */
+static void bad_main_grad(int arg) {
+    const mlp_spec s = usual(GMM_BF16);
+    mlp_run r;
+    gmm_mat m;
+    (void)arg;
+    large = t_workspace(1 << 22);
+    build(&r, &s);
+    run_fwd(&r, 0);
+    r.gw1.main_grad = 1;
+    m = r.dw1.mat;
+    r.gw1.mat = NULL;
+    T_REFUSED(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", NULL);
+    r.gw1.mat = &m;
+    m.data = NULL;
+    T_REFUSED(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", NULL);
+    m = r.dw1.mat;
+    m.ld = s.hidden - 1;
+    T_REFUSED(GMM_E_STRIDE, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", "23", NULL);
+    m = r.dw1.mat;
+    m.group_stride = r.F1 * s.hidden - 1;
+    T_REFUSED(GMM_E_STRIDE, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", "group_stride", NULL);
+    m = r.dw1.mat;
+    m.dtype = GMM_E4M3;
+    T_REFUSED(GMM_E_DTYPE, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", "e4m3", NULL);
+    m = r.dw1.mat;
+    r.gw1.main_grad = 2;
+    T_REFUSED(GMM_E_ARG, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", "main_grad 2", NULL);
+}
+
+/* row 51: the fifteen rows, spelled out: want main overwrite delay flag zero ('-' any), then
+   now queued beta real dummy zero set hooks */
+static void decisions(int arg) {
+    static const struct { const char *in, *out; } rows[15] = {
+        { "0-----", "00000000" },
+        { "10-0--", "10010000" }, { "10-1--", "01000001" },
+        { "11000-", "10100000" }, { "110010", "10101010" }, { "110011", "10101110" },
+        { "11100-", "10000000" }, { "111010", "10001010" }, { "111011", "10001110" },
+        { "11010-", "01100001" }, { "110110", "01101011" }, { "110111", "01101111" },
+        { "11110-", "01000001" }, { "111110", "01001011" }, { "111111", "01001111" },
+    };
+    gmm_wgrad_in in;
+    gmm_wgrad_out out;
+    gmm_error e;
+    (void)arg;
+    for (int bits = 0; bits < 64; bits++) {
+        uint8_t v[6];
+        int row = -1;
+        for (int i = 0; i < 6; i++) v[i] = (uint8_t)(bits >> i & 1);
+        memcpy(&in, v, 6);
+        for (int k = 0; k < 15; k++) {
+            int match = 1;
+            for (int i = 0; i < 6; i++) match &= rows[k].in[i] == '-' || rows[k].in[i] == '0' + v[i];
+            if (match) {
+                T_CHECK(row < 0, "input %d matches rows %d and %d", bits, row, k);
+                row = k;
+            }
+        }
+        T_CHECK(row >= 0, "input %d matches no row", bits);
+        memset(&out, 0xFF, sizeof out);
+        T_CHECK(gmm_wgrad_decide(&in, &out, &e) == GMM_OK, "input %d", bits);
+        {
+            const uint8_t got[8] = { out.run_now, out.enqueue, out.beta_one, out.return_real, out.return_dummy,
+                                     out.dummy_zero, out.set_flag, out.hooks_after };
+            T_CHECK(out.row == row, "input %d: row %d, want %d", bits, out.row, row);
+            for (int i = 0; i < 8; i++)
+                T_CHECK(got[i] == rows[row].out[i] - '0', "input %d row %d: output %d is %d", bits, row, i, got[i]);
+        }
+    }
+    T_CHECK(gmm_wgrad_decide(NULL, &out, &e) == GMM_E_NULL && strstr(e.text, "in is NULL"), "%s", e.text);
+    in.delay = 3;
+    T_CHECK(gmm_wgrad_decide(&in, &out, &e) == GMM_E_ARG && strstr(e.text, "delay 3"), "%s", e.text);
+}
+
+static gmm_mlp_config good_config(void) {
+    gmm_mlp_config c = GMM_ZERO;
+    c.hidden = 64;
+    c.ffn = 32;
+    c.act.kind = GMM_ACT_SWIGLU;
+    return c;
+}
+
+/* Each rule broken alone is refused by the name of its field; the good configurations pass. */
+static void configurations(int arg) {
+    gmm_mlp_config c;
+    gmm_error e;
+    (void)arg;
+#define GOOD(change) do { c = good_config(); change; \
+        T_CHECK(gmm_mlp_validate(&c, &e) == GMM_OK, "%s refused: %s", #change, e.text); } while (0)
+#define BAD(field, change) do { c = good_config(); change; memset(&e, 0, sizeof e); \
+        T_CHECK(gmm_mlp_validate(&c, &e) == GMM_E_CONFIG, "%s accepted", #change); \
+        T_CHECK(strncmp(e.text, field ":", sizeof(field)) == 0 && strpbrk(strchr(e.text, ':'), "0123456789n") != NULL, \
+                "%s: the text is: %s", #change, e.text); } while (0)
+    GOOD((void)0);
+    GOOD(c.act.interleave = 8; c.source_interleave = 8);
+    GOOD(c.act.interleave = 32; c.source_interleave = 32); /* one block of ffn is the same as halves */
+    GOOD(c.source_interleave = 32);
+    GOOD(c.act = gmm_act_of(GMM_ACT_PRESET_GPT_OSS); c.bias1 = c.bias2 = c.prob = c.prob_on_bias2 = 1; c.topk = 4);
+    GOOD(c.act = gmm_act_of(GMM_ACT_PRESET_NEMOTRON));
+    GOOD(c.act = gmm_act_of(GMM_ACT_PRESET_KIMI_SITU));
+    GOOD(c.delay_wgrad = 1; c.ddp = 1; c.ddp_expects_delay = 1);
+    GOOD(c.overlap_dispatch_wgrad = 1; c.ddp = 1; c.ddp_expects_delay = 1);
+    GOOD(c.prob_on_input = 1; c.topk = 1);
+    GOOD(c.router_padding = 1; c.recipe = GMM_RECIPE_MXFP8);
+    GOOD(c.act_input_fp8 = 1);
+    BAD("hidden", c.hidden = 0);
+    BAD("ffn", c.ffn = -3);
+    BAD("hidden_out", c.hidden_out = -1);
+    BAD("bias1", c.bias1 = 2);
+    BAD("ddp", c.ddp = -1);
+    BAD("save", c.save = (gmm_save)3);
+    BAD("dispatcher", c.dispatcher = (gmm_dispatcher)5);
+    BAD("recipe", c.recipe = (gmm_recipe_kind)6);
+    BAD("struct_size", c.struct_size = sizeof c + 8);
+    BAD("act.kind", c.act.kind = (gmm_act_kind)13);
+    BAD("act.interleave", c.act.interleave = -8);
+    BAD("act.interleave", c.act.interleave = 12);
+    BAD("act.interleave", c.act.kind = GMM_ACT_GELU; c.act.interleave = 8);
+    BAD("act.limit", c.act.limit = -7.0f);
+    BAD("act.limit", c.act.limit = INFINITY);
+    BAD("act.limit", c.act.limit = NAN);
+    BAD("act.offset", c.act.offset = NAN);
+    BAD("act.offset", c.act.kind = GMM_ACT_SILU; c.act.offset = 1.0f);
+    BAD("act.alpha", c.act.alpha = INFINITY);
+    BAD("act.alpha", c.act.kind = GMM_ACT_REGLU; c.act.alpha = 1.5f);
+    BAD("act.beta1", c.act.kind = GMM_ACT_SITUGLU; c.act.beta1 = -1.0f);
+    BAD("act.beta2", c.act.beta2 = 25.0f);
+    BAD("source_interleave", c.act.interleave = 8; c.source_interleave = 32);
+    BAD("source_interleave", c.source_interleave = 16);
+    BAD("source_interleave", c.source_interleave = -1);
+    BAD("topk", c.topk = -1);
+    BAD("etp_size", c.etp_size = -1);
+    BAD("etp_size", c.etp_size = 2; c.bias1 = 1);
+    BAD("etp_size", c.etp_size = 4; c.bias2 = 1);
+    BAD("overlap_dispatch_wgrad", c.delay_wgrad = c.overlap_dispatch_wgrad = 1);
+    BAD("ddp_expects_delay", c.ddp = 1; c.overlap_dispatch_wgrad = 1);
+    BAD("ddp_expects_delay", c.ddp = 1; c.delay_wgrad = 1);
+    BAD("ddp_expects_delay", c.ddp_expects_delay = 1);
+    BAD("prob_on_bias2", c.prob_on_bias2 = 1; c.prob = 1);
+    BAD("prob_on_bias2", c.prob_on_bias2 = 1; c.bias2 = 1);
+    BAD("prob_on_bias2", c.prob = c.bias2 = 1; c.topk = 2);
+    BAD("prob_on_input", c.prob_on_input = 1; c.topk = 2);
+    BAD("prob_on_input", c.prob_on_input = 1; c.topk = 1; c.prob = 1);
+    BAD("router_padding", c.router_padding = 1);
+    BAD("router_padding", c.router_padding = 1; c.recipe = GMM_RECIPE_MXFP8; c.dispatcher = GMM_DISPATCH_ALLGATHER);
+    BAD("act_input_fp8", c.act_input_fp8 = 1; c.act.kind = GMM_ACT_GEGLU);
+    BAD("act_input_fp8", c.act_input_fp8 = 1; c.act.limit = 7.0f);
+    BAD("act_recompute", c.act_recompute = 1; c.save = GMM_SAVE_PREACT_AND_ACT);
+#undef GOOD
+#undef BAD
+    T_CHECK(gmm_mlp_validate(NULL, &e) == GMM_E_CONFIG && gmm_mlp_validate(NULL, NULL) == GMM_E_CONFIG, "NULL accepted");
+}
+
+void tests_mlp(void) {
+    static const gmm_dtype dtypes[3] = { GMM_F32, GMM_F16, GMM_BF16 };
+    table_fill();
+    for (int i = 0; i < table_count; i++) {
+        const mlp_spec *s = &table[i];
+        t_add(numerics, i, "row%s mlp fwd bwd %s %s hidden=%d ffn=%d interleave=%d limit=%g bias=%d prob=%d%s",
+              i < 28 ? "43" : s->hidden == 128 ? "42" : "44", gmm_act_name(s->act.kind), gmm_dtype_name(s->dtype),
+              (int)s->hidden, (int)s->ffn, (int)s->act.interleave, (double)s->act.limit, s->bias, s->prob,
+              s->on_bias2 ? " on bias2" : "");
+    }
+    t_add(inference, 0, "row42 mlp inference");
+    for (int i = 0; i < 3; i++) {
+        const char *name = gmm_dtype_name(dtypes[i]);
+        t_add(save_policies, (int)dtypes[i], "row45 mlp save policies %s", name);
+        t_add(three_calls, (int)dtypes[i], "row46 mlp equals three calls %s", name);
+        t_add(delayed, (int)dtypes[i], "row49 mlp delayed wgrad %s", name);
+        t_add(one_expert, (int)dtypes[i], "row50 mlp one expert alone %s", name);
+        t_add(interleaved, (int)dtypes[i], "row43 mlp interleaved weights %s", name);
+    }
+    t_add(subsets, 0, "row48 mlp subsets of outputs");
+    t_add(subsets, 1, "row48 mlp subsets of outputs, delayed");
+    t_add(all_empty, 0, "row10 mlp all groups empty");
+    t_add(all_empty, 1, "row09 mlp no capacity");
+    t_add(refused, 0, "row22 mlp bad input");
+    t_add(bad_main_grad, 0, "row52 mlp bad main_grad");
+    t_add_host(decisions, 0, "row51 wgrad_decide");
+    t_add_host(configurations, 0, "mlp configurations");
+}

@@ -1,0 +1,613 @@
+/* test_route.c - top-k routing against fp64 references: choice, probabilities, counts, losses, gradients */
+#include "test.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct route_case {
+    gmm_dtype dtype, dlogits;
+    int64_t tokens;
+    int32_t experts, topk;
+    gmm_score score;
+    int32_t normalize, bias;
+    float scale, aux, z;
+    int64_t pad; /* unused columns behind each row of logits and dlogits */
+} route_case;
+
+static const route_case cases[] = {
+    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SOFTMAX, 0, 0, 0.0f, 0.0f, 0.0f, 0},
+    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 0.01f, 0.001f, 3},
+    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SIGMOID, 0, 0, 0.0f, 0.01f, 0.0f, 0},
+    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SIGMOID, 1, 1, 2.5f, 0.5f, 0.25f, 1},
+    {GMM_F32, GMM_BF16, 37, 64, 8, GMM_SCORE_SIGMOID, 1, 1, 1.0f, 1.0f, 0.0f, 0},
+    {GMM_BF16, GMM_F32, 37, 64, 8, GMM_SCORE_SOFTMAX, 1, 1, -0.5f, 1.0f, 1.0f, 0},
+    {GMM_BF16, GMM_BF16, 40, 17, 17, GMM_SCORE_SOFTMAX, 0, 0, 0.0f, 0.1f, 0.0f, 5},
+    {GMM_F16, GMM_F16, 40, 5, 4, GMM_SCORE_SIGMOID, 0, 1, 0.0f, 0.0f, 1e-3f, 0},
+    {GMM_F16, GMM_F32, 16, 128, 6, GMM_SCORE_SOFTMAX, 1, 0, 16.0f, 0.001f, 0.0f, 0},
+    {GMM_F32, GMM_F32, 1, 1, 1, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, 0},
+    {GMM_F32, GMM_F32, 17, 1, 1, GMM_SCORE_SIGMOID, 0, 0, 0.0f, 1.0f, 1.0f, 0},
+    {GMM_F32, GMM_F32, 3, 300, 300, GMM_SCORE_SOFTMAX, 0, 1, 0.0f, 1.0f, 1.0f, 0},
+    {GMM_F32, GMM_F32, 2, 1500, 3, GMM_SCORE_SIGMOID, 1, 0, 0.0f, 1.0f, 1.0f, 0},
+    {GMM_F32, GMM_F32, 4111, 16, 4, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, 0},
+};
+
+/* ------------------------------------------------------------------------------------------------- Reference --- */
+
+/* Scores, the share q that the auxiliary loss sums, and logsumexp of one row. */
+static double scores(const route_case *c, const double *logits, double *s, double *q) {
+    double top = -INFINITY, sum = 0.0, all = 0.0;
+    for (int32_t e = 0; e < c->experts; e++) top = fmax(top, logits[e]);
+    for (int32_t e = 0; e < c->experts; e++) sum += exp(logits[e] - top);
+    for (int32_t e = 0; e < c->experts; e++) {
+        s[e] = c->score == GMM_SCORE_SIGMOID ? 1.0 / (1.0 + exp(-logits[e])) : exp(logits[e] - top) / sum;
+        all += s[e];
+    }
+    for (int32_t e = 0; e < c->experts; e++) q[e] = c->score == GMM_SCORE_SIGMOID ? s[e] / all : s[e];
+    return top + log(sum);
+}
+
+static double scale_of(const route_case *c) { return c->scale == 0.0f ? 1.0 : (double)c->scale; }
+
+static void probabilities(const route_case *c, const double *s, const int32_t *indices, double *probs) {
+    double sum = c->score == GMM_SCORE_SIGMOID ? 1e-20 : 0.0;
+    for (int32_t i = 0; i < c->topk; i++) sum += s[indices[i]];
+    for (int32_t i = 0; i < c->topk; i++)
+        probs[i] = scale_of(c) * s[indices[i]] / (c->normalize ? sum : 1.0);
+}
+
+static double aux_factor(const route_case *c) {
+    return (double)c->aux * c->experts / (c->topk * (double)c->tokens * (double)c->tokens);
+}
+
+/* One token's part of  sum dprobs probs + dloss[0] aux_loss + dloss[1] z_loss. */
+static double objective(const route_case *c, const double *logits, const int32_t *indices, const int32_t *counts,
+                        const double *dprobs, const double *dloss, double *s, double *q, double *probs) {
+    const double lse = scores(c, logits, s, q);
+    double sum = dloss[1] * (double)c->z / (double)c->tokens * lse * lse;
+    probabilities(c, s, indices, probs);
+    for (int32_t i = 0; i < c->topk; i++) sum += dprobs[i] * probs[i];
+    for (int32_t e = 0; e < c->experts; e++) sum += dloss[0] * aux_factor(c) * counts[e] * q[e];
+    return sum;
+}
+
+/* ----------------------------------------------------------------------------------------------------- Calls --- */
+
+static gmm_route route_of(const route_case *c) {
+    gmm_route r = GMM_ZERO;
+    r.experts = c->experts;
+    r.tokens = c->tokens;
+    r.topk = c->topk;
+    r.score = c->score;
+    r.normalize = c->normalize;
+    r.scale = c->scale;
+    r.aux_coeff = c->aux;
+    r.z_coeff = c->z;
+    return r;
+}
+
+static int32_t *ints_out(int64_t n) { return (int32_t *)t_alloc((size_t)n * sizeof(int32_t)); }
+static int32_t *ints_get(const int32_t *device, int64_t n) {
+    return (int32_t *)t_get(device, (size_t)n * sizeof(int32_t));
+}
+
+/* Runs op on ctx with a workspace of exactly the queried size. */
+static void call(gmm_context *ctx, gmm_op op, const gmm_route *r) {
+    gmm_info info = GMM_ZERO;
+    void *workspace;
+    T_OK_TEXT(gmm_topk_query(ctx, op, r, &info), gmm_last_error(ctx));
+    workspace = t_workspace(info.workspace_bytes);
+    if (op == GMM_OP_TOPK_FWD)
+        T_OK_TEXT(gmm_topk_fwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
+    else T_OK_TEXT(gmm_topk_bwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
+}
+
+static void outputs(gmm_route *r) {
+    const int64_t slots = r->tokens * r->topk;
+    r->indices = ints_out(slots);
+    r->probs = t_floats_out(slots);
+    r->counts = ints_out(r->experts);
+    r->offsets = ints_out(r->experts + 1);
+    r->aux_loss = t_floats_out(1);
+    r->z_loss = t_floats_out(1);
+}
+
+static t_mat logits_of(const route_case *c, double size) {
+    t_mat m = t_mat_make(c->dtype, 1, c->tokens, c->experts, c->pad, 0, T_PACKED, T_REALS);
+    for (int64_t i = 0; i < c->tokens * c->experts; i++) m.v[i] = ref_round(c->dtype, size * t_real());
+    t_mat_put(&m);
+    return m;
+}
+
+static double *reals(int64_t n, double size) {
+    double *v = (double *)t_host((size_t)n * sizeof *v);
+    for (int64_t i = 0; i < n; i++) v[i] = ref_round(GMM_F32, size * t_real());
+    return v;
+}
+static double *zeros(int64_t n) { return (double *)t_host((size_t)n * sizeof(double)); }
+
+/* Relative error of a probability in units of 2^-24: 6 of exp, 8 from the rounding of its argument (at most 16 in
+   size), 10 of the operations around them, and the sums over the experts (in 16 lanes) and over the chosen. */
+static double relative(const route_case *c) { return (c->experts / 16 + c->topk + 24) * 0x1p-24; }
+
+/* --------------------------------------------------------------------------------------------------- Forward --- */
+
+static void forward(int arg) {
+    const route_case *c = &cases[arg];
+    const int64_t slots = c->tokens * c->topk;
+    const t_mat logits = logits_of(c, 8.0);
+    const double *bias = reals(c->experts, 0.5);
+    double *s = zeros(c->experts), *q = zeros(c->experts), *sums = zeros(c->experts), *want = zeros(slots);
+    double *bound = zeros(slots), aux = 0.0, z = 0.0, near;
+    int32_t *counts = (int32_t *)t_host((size_t)c->experts * sizeof *counts), first = 0, *got;
+    const int32_t *indices;
+    gmm_route r = route_of(c);
+    r.logits = &logits.mat;
+    if (c->bias) r.expert_bias = t_floats_in(bias, c->experts);
+    outputs(&r);
+    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    indices = ints_get(r.indices, slots);
+
+    for (int64_t t = 0; t < c->tokens; t++) {
+        const int32_t *chosen = indices + t * c->topk;
+        unsigned char *taken = (unsigned char *)t_host((size_t)c->experts);
+        const double lse = scores(c, logits.v + t * c->experts, s, q), close = relative(c);
+        double last = INFINITY;
+        for (int32_t i = 0; i < c->topk; i++) { /* in falling order, where fp32 can tell the values apart */
+            double value;
+            T_CHECK(chosen[i] >= 0 && chosen[i] < c->experts && !taken[chosen[i]], "token %lld slot %d: expert %d",
+                    (long long)t, i, chosen[i]);
+            taken[chosen[i]] = 1;
+            value = s[chosen[i]] + (c->bias ? bias[chosen[i]] : 0.0);
+            T_CHECK(value <= last + close, "token %lld slot %d: %g after %g", (long long)t, i, value, last);
+            last = value;
+            counts[chosen[i]]++;
+        }
+        for (int32_t e = 0; e < c->experts; e++) {
+            const double value = s[e] + (c->bias ? bias[e] : 0.0);
+            T_CHECK(taken[e] || value <= last + close, "token %lld: %g of expert %d beats the last chosen, %g",
+                    (long long)t, value, e, last);
+            sums[e] += q[e];
+        }
+        probabilities(c, s, chosen, want + t * c->topk);
+        z += lse * lse;
+    }
+    for (int64_t i = 0; i < slots; i++) bound[i] = 2.0 * relative(c) * fabs(want[i]);
+    t_near("probs", t_floats_get(r.probs, slots), want, bound, slots);
+    got = ints_get(r.counts, c->experts);
+    t_same("counts", got, counts, (size_t)c->experts * sizeof *counts);
+    got = ints_get(r.offsets, c->experts + 1);
+    for (int32_t e = 0; e < c->experts; e++) {
+        T_CHECK(got[e] == first, "offset %d of expert %d instead of %d", got[e], e, first);
+        first += counts[e];
+        aux += aux_factor(c) * counts[e] * sums[e];
+    }
+    T_CHECK(got[c->experts] == first && first == slots, "last offset %d", got[c->experts]);
+    z *= (double)c->z / (double)c->tokens;
+    /* sums over tokens: chunks of at most 17 tokens here */
+    near = (relative(c) + 32 * 0x1p-24) * fabs(aux);
+    t_near("aux_loss", t_floats_get(r.aux_loss, 1), &aux, &near, 1);
+    near = 2.0 * (relative(c) + 32 * 0x1p-24) * fabs(z);
+    t_near("z_loss", t_floats_get(r.z_loss, 1), &z, &near, 1);
+    (void)t_mat_get(&logits);
+}
+
+/* -------------------------------------------------------------------------------------------------- Backward --- */
+
+static void backward(int arg) {
+    const route_case *c = &cases[arg];
+    const int64_t slots = c->tokens * c->topk, total = c->tokens * c->experts;
+    const int64_t step = c->tokens > 200 ? 97 : 1; /* tokens compared */
+    const t_mat logits = logits_of(c, 4.0);
+    const double *bias = reals(c->experts, 0.5), *dprobs = reals(slots, 1.0), dloss[2] = {0.75, -1.25};
+    const t_mat dlogits = t_mat_make(c->dlogits, 1, c->tokens, c->experts, c->pad, 0, T_PACKED, T_POISON);
+    double *s = zeros(c->experts), *q = zeros(c->experts), *probs = zeros(c->topk), *row = zeros(c->experts);
+    double *want = zeros(total), *bound = zeros(total), *got;
+    const int32_t *indices, *counts;
+    gmm_route r = route_of(c);
+    r.logits = &logits.mat;
+    if (c->bias) r.expert_bias = t_floats_in(bias, c->experts);
+    outputs(&r);
+    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    indices = ints_get(r.indices, slots);
+    counts = ints_get(r.counts, c->experts);
+    r.dprobs = t_floats_in(dprobs, slots);
+    r.dloss = t_floats_in(dloss, 2);
+    r.dlogits = &dlogits.mat;
+    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    got = t_mat_get(&dlogits);
+
+    for (int64_t t = 0; t < c->tokens; t++) {
+        const int32_t *chosen = indices + t * c->topk;
+        const double *g = dprobs + t * c->topk, h = 1e-5;
+        double size = 0.0, most = 0.0, lse;
+        if (t % step) {
+            for (int32_t e = 0; e < c->experts; e++) want[t * c->experts + e] = got[t * c->experts + e];
+            continue;
+        }
+        memcpy(row, logits.v + t * c->experts, (size_t)c->experts * sizeof *row);
+        lse = scores(c, row, s, q);
+        for (int32_t i = 0; i < c->topk; i++) size += fabs(scale_of(c) * g[i]);
+        for (int32_t e = 0; e < c->experts; e++) most = fmax(most, counts[e]);
+        /* the largest terms whose sum a gradient is: each is a product of shares of at most 1 */
+        size = 2.0 * size + 2.0 * fabs(dloss[0] * aux_factor(c)) * most +
+               2.0 * fabs(dloss[1] * (double)c->z / (double)c->tokens) * (fabs(lse) + 1.0);
+        for (int32_t e = 0; e < c->experts; e++) {
+            const double at = row[e];
+            const int64_t i = t * c->experts + e;
+            double up, down;
+            row[e] = at + h;
+            up = objective(c, row, chosen, counts, g, dloss, s, q, probs);
+            row[e] = at - h;
+            down = objective(c, row, chosen, counts, g, dloss, s, q, probs);
+            row[e] = at;
+            want[i] = (up - down) / (2.0 * h);
+            /* fp32 arithmetic, the difference quotient (h^2 and 2^-52 / h), the store */
+            bound[i] = (2.0 * relative(c) + 1e-9) * size + ref_roundoff(c->dlogits) * 1.01 * fabs(want[i]) +
+                       ref_tiny(c->dlogits);
+        }
+    }
+    t_near("dlogits", got, want, bound, total);
+}
+
+/* Gradients do not depend on each other: all at once is the sum of each alone, and NULL means zeros and ones. */
+static void backward_parts(int arg) {
+    const route_case c = {GMM_F32, GMM_F32, 19, 12, 3, (gmm_score)arg, 1, 0, 0.0f, 0.5f, 0.25f, 0};
+    const int64_t slots = c.tokens * c.topk, total = c.tokens * c.experts;
+    const t_mat logits = logits_of(&c, 3.0);
+    const double *dprobs = reals(slots, 1.0), ones[2] = {1.0, 1.0};
+    double *part[4], *sum = zeros(total), *bound = zeros(total), *none = zeros(total);
+    t_mat d = t_mat_out(GMM_F32, 1, c.tokens, c.experts);
+    gmm_route r = route_of(&c);
+    r.logits = &logits.mat;
+    outputs(&r);
+    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    r.dlogits = &d.mat;
+    for (int i = 0; i < 4; i++) { /* all, probs, aux, z */
+        gmm_route one = r;
+        one.dprobs = i < 2 ? t_floats_in(dprobs, slots) : NULL;
+        one.indices = i < 2 ? r.indices : NULL;
+        one.aux_coeff = i == 0 || i == 2 ? r.aux_coeff : 0.0f;
+        one.counts = i == 0 || i == 2 ? r.counts : NULL;
+        one.z_coeff = i == 0 || i == 3 ? r.z_coeff : 0.0f;
+        call(T.ctx, GMM_OP_TOPK_BWD, &one);
+        part[i] = t_mat_get(&d);
+        one.dloss = t_floats_in(ones, 2);
+        call(T.ctx, GMM_OP_TOPK_BWD, &one);
+        t_same("dloss of ones", part[i], t_mat_get(&d), (size_t)total * sizeof(double));
+    }
+    for (int64_t i = 0; i < total; i++) {
+        sum[i] = part[1][i] + part[2][i] + part[3][i];
+        bound[i] = 32 * 0x1p-24 * (fabs(part[1][i]) + fabs(part[2][i]) + fabs(part[3][i]) + 1.0);
+    }
+    t_near("sum of the parts", part[0], sum, bound, total);
+    r.aux_coeff = r.z_coeff = 0.0f;
+    r.indices = r.counts = NULL;
+    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    t_exact("no gradient", GMM_F32, t_mat_get(&d), none, total);
+}
+
+/* Indices that no forward wrote are passed over. */
+static void backward_wild(int arg) {
+    const route_case c = {GMM_F32, GMM_F32, 5, 6, 3, (gmm_score)arg, 0, 0, 0.0f, 0.0f, 0.0f, 0};
+    const t_mat logits = logits_of(&c, 3.0);
+    const t_mat d = t_mat_out(GMM_F32, 1, c.tokens, c.experts);
+    int32_t wild[15], tame[15];
+    double g[15], *got, *want;
+    gmm_route r = route_of(&c);
+    for (int i = 0; i < 15; i++) {
+        static const int32_t bad[3] = {6, -1, INT32_MIN};
+        tame[i] = i % 3;
+        wild[i] = i % 3 == 1 ? bad[i / 3 % 3] : i % 3;
+        g[i] = i % 3 == 1 ? 0.0 : ref_round(GMM_F32, t_real());
+    }
+    r.logits = &logits.mat;
+    r.dlogits = &d.mat;
+    r.indices = (int32_t *)t_in(tame, sizeof tame);
+    r.dprobs = t_floats_in(g, 15);
+    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    want = t_mat_get(&d);
+    r.indices = (int32_t *)t_in(wild, sizeof wild);
+    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    got = t_mat_get(&d);
+    t_exact("dlogits", GMM_F32, got, want, c.tokens * c.experts);
+}
+
+/* -------------------------------------------------------------------------------------------- Order and ties --- */
+
+/* Few distinct values: the choice must be the stable order. Some logits are NaN or infinite, where sigmoid leaves
+   the others alone. */
+static void ties(int arg) {
+    const int32_t experts = 1 + arg;
+    for (int32_t topk = 1; topk <= experts; topk += 1 + experts / 6)
+        for (int score = 0; score < 2; score++) {
+            const route_case c = {GMM_BF16, GMM_BF16, 21, experts, topk, (gmm_score)score, 0, 0, 0.0f, 0.0f, 0.0f, 0};
+            t_mat logits = logits_of(&c, 1.0);
+            gmm_route r = route_of(&c);
+            const int32_t *got;
+            for (int64_t i = 0; i < c.tokens * experts; i++) {
+                static const double values[7] = {0.0, 1.0, -1.0, -0.0, -INFINITY, INFINITY, NAN};
+                logits.v[i] = values[t_int(0, score ? 6 : 3)];
+            }
+            t_mat_put(&logits);
+            r.logits = &logits.mat;
+            outputs(&r);
+            call(T.ctx, GMM_OP_TOPK_FWD, &r);
+            got = ints_get(r.indices, c.tokens * topk);
+            for (int64_t t = 0; t < c.tokens; t++) {
+                const double *row = logits.v + t * experts;
+                unsigned char *taken = (unsigned char *)t_host((size_t)experts);
+                for (int32_t i = 0; i < topk; i++) {
+                    int32_t best = -1;
+                    for (int32_t e = 0; e < experts; e++)
+                        if (!taken[e] && (best < 0 || row[e] > row[best] || (isnan(row[best]) && !isnan(row[e]))))
+                            best = e;
+                    taken[best] = 1;
+                    T_CHECK(got[t * topk + i] == best, "E %d k %d token %lld slot %d: %d instead of %d", experts, topk,
+                            (long long)t, i, got[t * topk + i], best);
+                }
+            }
+        }
+}
+
+/* A NaN in a softmax makes all scores of its token NaN: then the lower indices win; other tokens do not notice. A NaN
+   bias ranks its expert last, behind one of -infinity. */
+static void nan_rows(int arg) {
+    const route_case c = {GMM_F32, GMM_F32, 3, 5, 5, GMM_SCORE_SOFTMAX, 0, 0, 0.0f, 0.0f, 0.0f, 0};
+    const double bias[5] = {0.0, NAN, -INFINITY, 0.0, NAN};
+    static const int32_t plain[15] = {4, 3, 2, 1, 0, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4};
+    static const int32_t biased[15] = {3, 0, 2, 1, 4, 0, 1, 2, 3, 4, 0, 3, 2, 1, 4};
+    t_mat logits = logits_of(&c, 1.0);
+    double *probs;
+    gmm_route r = route_of(&c);
+    (void)arg;
+    for (int i = 0; i < 5; i++) {
+        logits.v[i] = i;
+        logits.v[5 + i] = i == 2 ? NAN : i;
+        logits.v[10 + i] = 5 - i;
+    }
+    t_mat_put(&logits);
+    r.logits = &logits.mat;
+    outputs(&r);
+    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    t_same("indices", ints_get(r.indices, 15), plain, sizeof plain);
+    probs = t_floats_get(r.probs, 15);
+    for (int i = 0; i < 15; i++) T_CHECK(!isnan(probs[i]) == (i / 5 != 1), "prob %d is %g", i, probs[i]);
+    r.expert_bias = t_floats_in(bias, 5);
+    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    t_same("indices with bias", ints_get(r.indices, 15), biased, sizeof biased);
+}
+
+/* Logits whose exponentials leave fp32. */
+static void extreme(int arg) {
+    const route_case c = {GMM_F32, GMM_F32, 4, 4, 4, (gmm_score)arg, 1, 0, 0.0f, 1.0f, 1e-6f, 0};
+    static const double v[16] = {1e4, 9999.0, -1e4, -INFINITY, 3e38, -3e38, 0.0, 1.0,
+                                 -100.0, -100.5, -101.0, -102.0, -80.0, 80.0, 0.0, 88.9};
+    t_mat logits = logits_of(&c, 1.0);
+    const t_mat d = t_mat_out(GMM_F32, 1, 4, 4);
+    double *s = zeros(4), *q = zeros(4), *want = zeros(16), *bound = zeros(16), *got;
+    const int32_t *indices;
+    gmm_route r = route_of(&c);
+    for (int i = 0; i < 16; i++) logits.v[i] = ref_round(GMM_F32, v[i]);
+    t_mat_put(&logits);
+    r.logits = &logits.mat;
+    outputs(&r);
+    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    indices = ints_get(r.indices, 16);
+    for (int t = 0; t < 4; t++) {
+        (void)scores(&c, logits.v + 4 * t, s, q);
+        probabilities(&c, s, indices + 4 * t, want + 4 * t);
+    }
+    /* the third token's sigmoids are subnormal: their digits end at 2^-149, which the 1e-20 below them blows up */
+    for (int i = 0; i < 16; i++)
+        bound[i] = 1e-5 * fabs(want[i]) + (arg == GMM_SCORE_SIGMOID && i / 4 == 2 ? 0x1p-149 / 1e-20 : 1e-37);
+    t_near("probs", t_floats_get(r.probs, 16), want, bound, 16);
+    T_CHECK(isfinite(t_floats_get(r.aux_loss, 1)[0]), "aux_loss");
+    r.z_coeff = 0.0f;
+    r.dprobs = t_floats_in(reals(16, 1.0), 16);
+    r.dlogits = &d.mat;
+    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    got = t_mat_get(&d);
+    for (int i = 0; i < 16; i++) T_CHECK(isfinite(got[i]), "dlogits[%d] is %g", i, got[i]);
+}
+
+/* ----------------------------------------------------------------------------------------- Nothing, optional --- */
+
+static void no_tokens(int arg) {
+    const route_case c = {GMM_F32, GMM_F32, 0, 9, 2, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, 0};
+    static const int32_t none[10] = {0};
+    gmm_mat logits = gmm_mat_packed(GMM_F32, NULL), dlogits = logits;
+    gmm_route r = route_of(&c);
+    (void)arg;
+    r.logits = &logits;
+    r.dlogits = &dlogits;
+    r.counts = ints_out(9);
+    r.offsets = ints_out(10);
+    r.aux_loss = t_floats_out(1);
+    r.z_loss = t_floats_out(1);
+    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    t_same("counts", ints_get(r.counts, 9), none, 9 * sizeof *none);
+    t_same("offsets", ints_get(r.offsets, 10), none, 10 * sizeof *none);
+    T_CHECK(t_floats_get(r.aux_loss, 1)[0] == 0.0 && t_floats_get(r.z_loss, 1)[0] == 0.0, "losses");
+    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+}
+
+/* Outputs that are not asked for change nothing in those that are; coefficients of 0 give losses of 0. */
+static void optional(int arg) {
+    const route_case c = {GMM_BF16, GMM_F32, 50, 11, 3, (gmm_score)arg, 1, 0, 0.0f, 0.5f, 0.5f, 0};
+    const t_mat logits = logits_of(&c, 3.0);
+    gmm_route r = route_of(&c), all;
+    r.logits = &logits.mat;
+    outputs(&r);
+    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    all = r;
+    outputs(&r);
+    r.counts = r.offsets = NULL;
+    r.z_loss = NULL;
+    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    t_same("indices", ints_get(r.indices, 150), ints_get(all.indices, 150), 150 * sizeof(int32_t));
+    t_same("probs", t_get(r.probs, 600), t_get(all.probs, 600), 600);
+    t_same("aux_loss", t_get(r.aux_loss, 4), t_get(all.aux_loss, 4), 4);
+    r.aux_coeff = r.z_coeff = 0.0f;
+    r.z_loss = t_floats_out(1);
+    r.offsets = ints_out(12);
+    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    T_CHECK(t_floats_get(r.aux_loss, 1)[0] == 0.0 && t_floats_get(r.z_loss, 1)[0] == 0.0, "losses");
+    t_same("offsets", ints_get(r.offsets, 12), ints_get(all.offsets, 12), 12 * sizeof(int32_t));
+}
+
+/* Bitwise the same for any number of threads. */
+static void threads(int arg) {
+    const route_case c = {GMM_BF16, GMM_BF16, 1003, 70, 5, (gmm_score)arg, 1, 1, 0.0f, 0.5f, 0.5f, 0};
+    const int64_t slots = c.tokens * c.topk;
+    const t_mat logits = logits_of(&c, 5.0);
+    const double *bias = reals(c.experts, 0.5), *dprobs = reals(slots, 1.0);
+    void *first[6] = {NULL};
+    if (T.gpu) t_skip("threads are the CPU engine's");
+    for (int n = 1; n <= 3; n++) {
+        const size_t sizes[6] = {(size_t)slots * 4, (size_t)slots * 4, (size_t)c.experts * 4, 4, 4,
+                                 (size_t)(c.tokens * c.experts) * 2};
+        const t_mat d = t_mat_out(GMM_BF16, 1, c.tokens, c.experts);
+        gmm_config config = T.config;
+        gmm_context *ctx;
+        gmm_route r = route_of(&c);
+        const void *got[6];
+        config.threads = n;
+        ctx = t_context(&config);
+        r.logits = &logits.mat;
+        r.expert_bias = t_floats_in(bias, c.experts);
+        outputs(&r);
+        call(ctx, GMM_OP_TOPK_FWD, &r);
+        r.dprobs = t_floats_in(dprobs, slots);
+        r.dlogits = &d.mat;
+        call(ctx, GMM_OP_TOPK_BWD, &r);
+        got[0] = r.indices;
+        got[1] = r.probs;
+        got[2] = r.counts;
+        got[3] = r.aux_loss;
+        got[4] = r.z_loss;
+        got[5] = d.data;
+        for (int i = 0; i < 6; i++) {
+            void *bytes = t_get(got[i], sizes[i]);
+            if (n == 1) first[i] = bytes;
+            else t_same("output", bytes, first[i], sizes[i]);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- Errors --- */
+
+static void errors(int arg) {
+    const route_case c = {GMM_F32, GMM_F32, 6, 4, 2, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 0.5f, 0.5f, 0};
+    const t_mat logits = logits_of(&c, 1.0), d = t_mat_out(GMM_F32, 1, 6, 4);
+    const int bwd = arg;
+    const gmm_op op = bwd ? GMM_OP_TOPK_BWD : GMM_OP_TOPK_FWD;
+    const char *name = bwd ? "gmm_topk_bwd" : "gmm_topk_fwd";
+    gmm_info info = GMM_ZERO;
+    gmm_route good = route_of(&c), r;
+    gmm_mat mat;
+    gmm_options options = GMM_ZERO;
+    char *workspace;
+    size_t bytes;
+    good.logits = &logits.mat;
+    good.dlogits = &d.mat;
+    outputs(&good);
+    good.dprobs = t_floats_in(reals(12, 1.0), 12);
+    call(T.ctx, GMM_OP_TOPK_FWD, &good);
+    T_OK(gmm_topk_query(T.ctx, op, &good, &info));
+    bytes = info.workspace_bytes;
+    workspace = (char *)t_workspace(bytes + 256);
+
+#define RUN (bwd ? gmm_topk_bwd : gmm_topk_fwd)
+#define REFUSED(status, ...) \
+    do { \
+        T_REFUSED(status, RUN(T.ctx, &r, workspace, bytes, T.stream), name, __VA_ARGS__, NULL); \
+        r = good; \
+    } while (0)
+#define REFUSED_SHAPE(status, ...) \
+    do { \
+        T_REFUSED(status, gmm_topk_query(T.ctx, op, &r, &info), "gmm_topk_query", __VA_ARGS__, NULL); \
+        REFUSED(status, __VA_ARGS__); \
+    } while (0)
+
+    r = good;
+    r.experts = 0; REFUSED_SHAPE(GMM_E_ARG, "experts", "0", "T=6 E=0 k=2");
+    r.tokens = -1; REFUSED_SHAPE(GMM_E_ARG, "tokens", "-1");
+    r.tokens = (int64_t)1 << 30; REFUSED_SHAPE(GMM_E_ARG, "tokens", "1073741824", "topk 2", "2^31");
+    r.tokens = INT64_MAX; REFUSED_SHAPE(GMM_E_ARG, "tokens", "9223372036854775807");
+    r.topk = 0; REFUSED_SHAPE(GMM_E_ARG, "topk", "0", "1 to 4");
+    r.topk = 5; REFUSED_SHAPE(GMM_E_ARG, "topk", "5", "1 to 4");
+    r.score = (gmm_score)2; REFUSED_SHAPE(GMM_E_ARG, "score", "2");
+    r.normalize = 2; REFUSED_SHAPE(GMM_E_ARG, "normalize", "2");
+    r.scale = INFINITY; REFUSED_SHAPE(GMM_E_ARG, "scale", "inf", "finite");
+    r.aux_coeff = NAN; REFUSED_SHAPE(GMM_E_ARG, "aux_coeff", "nan", "finite");
+    r.z_coeff = -INFINITY; REFUSED_SHAPE(GMM_E_ARG, "z_coeff", "-inf", "finite");
+    r.struct_size = sizeof r + 8; REFUSED_SHAPE(GMM_E_VERSION, "route", "struct_size");
+    r.logits = NULL; REFUSED_SHAPE(GMM_E_NULL, "logits", "NULL", "T=6 E=4 k=2");
+    mat = logits.mat, mat.dtype = GMM_I32, r.logits = &mat; REFUSED_SHAPE(GMM_E_DTYPE, "logits", "i32");
+    mat = logits.mat, mat.dtype = GMM_E4M3, r.logits = &mat; REFUSED_SHAPE(GMM_E_DTYPE, "logits", "e4m3");
+    mat = logits.mat, mat.ld = 3, r.logits = &mat; REFUSED_SHAPE(GMM_E_STRIDE, "logits", "3", "4 columns");
+    mat = logits.mat, mat.ld = INT64_MAX / 2, r.logits = &mat; REFUSED_SHAPE(GMM_E_OVERFLOW, "logits");
+    mat = logits.mat, mat.data = NULL, r.logits = &mat; REFUSED(GMM_E_NULL, "logits", "6 x 4 f32");
+    mat = logits.mat, mat.data = (char *)logits.data + 2, r.logits = &mat; REFUSED(GMM_E_ALIGN, "logits", "aligned");
+    options.engine = GMM_ENGINE_CUBLASLT;
+    r.options = &options; REFUSED_SHAPE(GMM_E_UNSUPPORTED, "options.engine", "cublaslt", bwd ? "topk_bwd" : "topk_fwd");
+    options.engine = (gmm_engine)77;
+    r.options = &options; REFUSED_SHAPE(GMM_E_ARG, "options.engine", "77");
+    r.indices = NULL; REFUSED(GMM_E_NULL, "indices", "12 values", "T=6 E=4 k=2 f32");
+    r.indices = (int32_t *)(void *)((char *)good.indices + 1); REFUSED(GMM_E_ALIGN, "indices");
+    r.counts = (int32_t *)(void *)((char *)good.counts + 2); REFUSED(GMM_E_ALIGN, "counts");
+    if (bwd) {
+        r.dlogits = NULL; REFUSED_SHAPE(GMM_E_NULL, "dlogits");
+        mat = d.mat, mat.dtype = GMM_U8, r.dlogits = &mat; REFUSED_SHAPE(GMM_E_DTYPE, "dlogits", "u8");
+        mat = d.mat, mat.ld = 2, r.dlogits = &mat; REFUSED_SHAPE(GMM_E_STRIDE, "dlogits", "2");
+        r.counts = NULL; REFUSED(GMM_E_NULL, "counts", "4 values");
+        r.dprobs = (float *)(void *)((char *)good.probs + 1); REFUSED(GMM_E_ALIGN, "dprobs");
+        r.dloss = (float *)(void *)((char *)good.probs + 1); REFUSED(GMM_E_ALIGN, "dloss");
+    } else {
+        r.probs = NULL; REFUSED(GMM_E_NULL, "probs", "12 values");
+        r.probs = (float *)(void *)((char *)good.probs + 2); REFUSED(GMM_E_ALIGN, "probs");
+        r.offsets = (int32_t *)(void *)((char *)good.offsets + 2); REFUSED(GMM_E_ALIGN, "offsets");
+        r.aux_loss = (float *)(void *)((char *)good.probs + 2); REFUSED(GMM_E_ALIGN, "aux_loss");
+        r.z_loss = (float *)(void *)((char *)good.probs + 2); REFUSED(GMM_E_ALIGN, "z_loss");
+        r.expert_bias = (float *)(void *)((char *)good.probs + 2); REFUSED(GMM_E_ALIGN, "expert_bias");
+    }
+    T_REFUSED(GMM_E_WORKSPACE, RUN(T.ctx, &r, workspace, bytes - 1, T.stream), name, "workspace_bytes", NULL);
+    T_REFUSED(GMM_E_NULL, RUN(T.ctx, &r, NULL, bytes, T.stream), name, "workspace", NULL);
+    T_REFUSED(GMM_E_ALIGN, RUN(T.ctx, &r, workspace + 128, bytes, T.stream), name, "workspace", "256", NULL);
+    T_REFUSED(GMM_E_NULL, RUN(T.ctx, NULL, workspace, bytes, T.stream), name, "route", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_topk_query(T.ctx, op, &r, NULL), "gmm_topk_query", "info", NULL);
+    T_REFUSED(GMM_E_ARG, gmm_topk_query(T.ctx, GMM_OP_PAD, &r, &info), "gmm_topk_query", "op", "pad", NULL);
+    T_CHECK(RUN(NULL, &r, workspace, bytes, T.stream) == GMM_E_NULL, "no context");
+    T_OK(RUN(T.ctx, &r, workspace, bytes, T.stream));
+#undef RUN
+#undef REFUSED
+#undef REFUSED_SHAPE
+}
+
+void tests_route(void) {
+    for (int i = 0; i < (int)T_COUNT(cases); i++) {
+        const route_case *c = &cases[i];
+        const char *score = c->score == GMM_SCORE_SIGMOID ? "sigmoid" : "softmax";
+        t_add(forward, i, "route fwd %s %s E%d k%d T%lld%s%s", score, gmm_dtype_name(c->dtype), c->experts, c->topk,
+              (long long)c->tokens, c->normalize ? " normalized" : "", c->bias ? " bias" : "");
+        t_add(backward, i, "route bwd %s %s to %s E%d k%d T%lld%s aux %g z %g", score, gmm_dtype_name(c->dtype),
+              gmm_dtype_name(c->dlogits), c->experts, c->topk, (long long)c->tokens,
+              c->normalize ? " normalized" : "", (double)c->aux, (double)c->z);
+    }
+    t_add(ties, 0, "route ties E1");
+    t_add(ties, 6, "route ties E7");
+    t_add(ties, 63, "route ties E64");
+    t_add(ties, 149, "route ties E150");
+    t_add(nan_rows, 0, "row64 route NaN in logits and bias");
+    for (int score = 0; score < 2; score++) {
+        const char *name = score ? "sigmoid" : "softmax";
+        t_add(extreme, score, "route extreme logits %s", name);
+        t_add(backward_parts, score, "route bwd parts %s", name);
+        t_add(backward_wild, score, "row17 route bwd indices out of range %s", name);
+        t_add(optional, score, "row48 route outputs not asked for %s", name);
+        t_add(threads, score, "row56 route threads 1 2 3 %s", name);
+    }
+    t_add(no_tokens, 0, "row9 route T0");
+    t_add(errors, 0, "row59 route fwd errors");
+    t_add(errors, 1, "row59 route bwd errors");
+}

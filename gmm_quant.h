@@ -257,8 +257,8 @@ typedef struct gmm_groups {
     const void *splits;  /* sizes or offsets, see form */
     gmm_dtype dtype;     /* of splits: GMM_I32 or GMM_I64 */
     gmm_split_form form;
-    int32_t on_host;     /* 1: splits is host memory, read during the call (an error while capturing). In a CPU context
-                            0 and 1 differ in that 1 makes a faulty split a status instead of a fault bit */
+    int32_t on_host;     /* 1: splits is host memory, read during the call (an error while capturing); a faulty split or
+                            a broken row_align promise is then a status, not a fault bit, in CPU contexts too */
     int32_t row_align;   /* promise: every size is a multiple of this; 0 = no promise. Never changes results */
     int64_t rows_hint;   /* rows expected, 0 = capacity. Speed only, never results */
     gmm_tail tail;

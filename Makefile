@@ -14,6 +14,7 @@ CXX := g++
 endif
 NVCC ?=
 CUDA_HOME ?=
+GPU ?=
 CONFIG ?= release
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -105,13 +106,14 @@ help:
 ##   CONFIG=release         debug and sanitize build into build/debug and build/sanitize
 ##   V=1                    show commands        WERROR=1  warnings are errors
 ##   CC=gcc CXX=g++         compilers            CFLAGS=, CXXFLAGS=, LDFLAGS= are added to ours
-##   NVCC=, CUDA_HOME=      CUDA compiler, for `make check`; empty: the one in PATH or in /usr/local/cuda
+##   NVCC=, CUDA_HOME=      CUDA compiler; empty: the one in PATH or in /usr/local/cuda
+##   GPU=                   sm_90a, sm_80, ...: build the CUDA engines for it; none: CPU only; empty: what is here
 ##   PREFIX=/usr/local      where to install     DESTDIR=  staging folder
 ##   What the machine has is tried once and kept in build/probe; `make clean` forgets it.
 
 # ---- What this machine has, found by trying it. Each probe leaves compiler flags, or an empty file.
 
-TOOLS := CC=$(CC) CXX=$(CXX) NVCC=$(NVCC) CUDA_HOME=$(CUDA_HOME)
+TOOLS := CC=$(CC) CXX=$(CXX) NVCC=$(NVCC) CUDA_HOME=$(CUDA_HOME) GPU=$(GPU)
 FLAGS := $(CC) $(ALL_CFLAGS) | $(CXX) $(ALL_CXXFLAGS) | $(ALL_LDFLAGS)
 
 # A file that changes with its text only, so that other settings rebuild what they concern.
@@ -154,24 +156,48 @@ $(P)/nvcc: $(P)/tools
 	then echo "$$n" > $@; break; fi; done; rm -rf $@.try; \
 	if test -s $@; then echo "  probe  CUDA compiler: $$(cat $@)"; else echo '  probe  CUDA compiler: no'; fi
 
-RESPONSES := $(P)/openmp $(P)/pthread $(P)/cjson.cflags $(P)/openblas.cflags
+# The GPU of this machine as an nvcc architecture; GPU=none builds the CPU engine alone, GPU=sm_90a names one.
+$(P)/gpu: $(P)/tools $(P)/nvcc
+	@a='$(GPU)'; test -n "$$a" || a=$$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+	grep -E '^[0-9]+\.[0-9]+$$' | sort -V | head -n 1 | tr -d . | sed 's/^/sm_/; s/^sm_\(90\|100\|103\)$$/sm_\1a/'); \
+	if test -s $(P)/nvcc && test -n "$$a" && test "$$a" != none; then echo "$$a"; fi > $@; \
+	if test -s $@; then echo "  probe  GPU: $$(cat $@)"; else echo '  probe  GPU: no'; fi
+$(P)/cuda.cflags: $(P)/gpu
+	@if test -s $<; then echo "-DHAVE_CUDA -isystem $$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/include"; \
+	fi > $@
+$(P)/cuda.link: $(P)/gpu
+	@if test -s $<; then echo "-L$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/lib64 -lcudart_static -ldl -lrt -lpthread -lstdc++"; \
+	fi > $@
+$(P)/none: $(P)/tools
+	@: > $@
+
+# The sanitized build holds the CPU engine alone.
+CUDA_CFLAGS := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.cflags)
+CUDA_LINK := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.link)
+RESPONSES := $(P)/openmp $(P)/pthread $(P)/cjson.cflags $(P)/openblas.cflags $(CUDA_CFLAGS)
 C_RESPONSES := $(RESPONSES:%=@%)
 
 # ---- Rules
 
 say = @printf '  %-5s  %s\n' $(1) $(2)
 
-$(B)/gmm.o: examples/vendoring/gmm.c $(B)/flags $(RESPONSES)
-	$(call say,CC,$<)
+# The library: with the CUDA engines where there is a GPU.
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Xcompiler=-Wall,-Wextra
+$(B)/gmm.o: examples/vendoring/gmm.c examples/vendoring/gmm.cu $(B)/flags $(RESPONSES) $(CUDA_LINK)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<
+	@if test -s $(CUDA_LINK); then printf '  %-5s  %s for %s\n' NVCC examples/vendoring/gmm.cu $$(cat $(P)/gpu); \
+	else printf '  %-5s  %s\n' CC $<; fi
+	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); o=$$(cat $(P)/openmp); \
+	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I. -MMD -MP -MF $(@:.o=.d) \
+	-c -o $@ examples/vendoring/gmm.cu; \
+	else $(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<; fi
 
 $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<
 
-LINK_C = $(Q)mkdir -p $(@D) && $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) @$(P)/openmp @$(P)/pthread
+LINK_C = $(Q)mkdir -p $(@D) && $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) @$(P)/openmp @$(P)/pthread @$(CUDA_LINK)
 $(B)/gmm_tests: $(TEST_OBJ) $(B)/gmm.o
 	$(call say,LINK,$@)
 	$(LINK_C) -lm

@@ -793,13 +793,13 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
 enum {
     GMM__ELEM_BLOCK = 128,   /* threads of a block */
     GMM__ELEM_WARPS = 4,     /* of them */
-    GMM__ELEM_PER_SM = 16,   /* blocks per multiprocessor that callers let launchers start */
+    GMM__ELEM_PER_SM = 16,   /* blocks that callers let launchers start per multiprocessor */
     GMM__ELEM_SPAN = 256,    /* columns a warp handles at a time: 8 per lane */
     GMM__ELEM_RUN = 128,     /* units a warp copies at a time: 4 per lane */
     GMM__MAP_CHUNK = 1024,   /* slots whose ranks one warp counts */
     GMM__ROUTE_CHUNK = 8,    /* tokens whose loss terms are added first */
     GMM__ROUTE_FOLD = 64,    /* partial sums added in one step */
-    GMM__ELEM_SHARED = 48 * 1024
+    GMM__ELEM_SHARED = 48 * 1024 /* bytes that a block has without asking */
 };
 
 /* ................................................................................. Arguments of the launchers ... */
@@ -1692,6 +1692,13 @@ GMM__ELEM_PICK(act_bwd)
 GMM__ELEM_PICK(unpermute_fwd)
 GMM__ELEM_PICK(unpermute_bwd)
 GMM__ELEM_PICK(unpermute_dots)
+#undef GMM__ELEM_PICK
+#undef GMM__ELEM_CASE
+#undef GMM__ELEM_CASE_act_fwd
+#undef GMM__ELEM_CASE_act_bwd
+#undef GMM__ELEM_CASE_unpermute_fwd
+#undef GMM__ELEM_CASE_unpermute_bwd
+#undef GMM__ELEM_CASE_unpermute_dots
 
 /* The same for units: the widest that divides `bits`, an OR of addresses and byte counts. */
 #define GMM__ELEM_UNIT_CASE(tag, size, op) \
@@ -1711,6 +1718,13 @@ GMM__ELEM_UNIT_PICK(pad)
 GMM__ELEM_UNIT_PICK(glu_rows)
 GMM__ELEM_UNIT_PICK(glu_columns)
 GMM__ELEM_UNIT_PICK(copy)
+#undef GMM__ELEM_UNIT_PICK
+#undef GMM__ELEM_UNIT_CASE
+#undef GMM__ELEM_CASE_permute_rows
+#undef GMM__ELEM_CASE_pad
+#undef GMM__ELEM_CASE_glu_rows
+#undef GMM__ELEM_CASE_glu_columns
+#undef GMM__ELEM_CASE_copy
 
 static GMM__UNUSED int64_t gmm__k_bytes(gmm_dtype dtype) { return gmm_dtype_bits(dtype) / 8; }
 static GMM__UNUSED uintptr_t gmm__k_bits(const gmm__view *m) {

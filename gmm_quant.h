@@ -379,14 +379,18 @@ GMM__HD int64_t gmm_swizzle_offset(int64_t i, int64_t j, int64_t scale_cols) {
 
 /* condition ? yes : no without a branch: compilers that keep floating-point traps would not vectorise one. */
 GMM__HD float gmm__pick(int condition, float yes, float no) {
+#ifdef __CUDA_ARCH__
+    return condition ? yes : no;
+#else
     uint32_t mask = 0u - (uint32_t)(condition != 0);
     return gmm_f32_from_bits((gmm_f32_bits(yes) & mask) | (gmm_f32_bits(no) & ~mask));
+#endif
 }
 GMM__HD float gmm__min(float x, float limit) { return gmm__pick(x > limit, limit, x); } /* a NaN stays a NaN */
 GMM__HD float gmm__max(float x, float limit) { return gmm__pick(x < limit, limit, x); }
 
 /* exp, sigmoid and tanh in fp32. On the host they are polynomials of our own (no libm call, so that loops over them
-   vectorise): exp within 3 ulp, sigmoid 4 (its subnormals aside), tanh 5; on the device they stand on expf. NaN
+   vectorise): exp within 3 ulp, sigmoid 4 (its subnormals aside), tanh 5; on the device exp is expf. NaN
    propagates; exp(-inf) = 0, exp(+inf) = +inf. */
 GMM__HD float gmm_exp(float x) {
 #ifdef __CUDA_ARCH__
@@ -407,9 +411,29 @@ GMM__HD float gmm_exp(float x) {
     return p * gmm_f32_from_bits((uint32_t)(half + 127) << 23) * gmm_f32_from_bits((uint32_t)(n - half + 127) << 23);
 #endif
 }
+/* exp(x) for x <= 0, and 1 / x for x from 1 to 2: on the device one instruction of the special-function unit each,
+   within 1e-5 of the value (results below 2^-126 become 0). */
+GMM__HD float gmm__exp_down(float x) {
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.44269504f));
+    return r;
+#else
+    return gmm_exp(x);
+#endif
+}
+GMM__HD float gmm__invert(float x) {
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#else
+    return 1.0f / x;
+#endif
+}
 /* The sigmoid s(x), and 1 - s(x) in *rest: neither loses digits in its tail. */
 GMM__HD float gmm_sigmoid_rest(float x, float *rest) {
-    float e = gmm_exp(gmm__pick(x < 0.0f, x, -x)), r = 1.0f / (1.0f + e), q = e * r;
+    float e = gmm__exp_down(gmm__pick(x < 0.0f, x, -x)), r = gmm__invert(1.0f + e), q = e * r;
     *rest = gmm__pick(x < 0.0f, r, q);
     return gmm__pick(x < 0.0f, q, r);
 }
@@ -420,7 +444,7 @@ GMM__HD float gmm_sigmoid(float x) {
 /* tanh(x), and its derivative 1 - tanh(x)^2 in *slope. Near 0 the series, elsewhere (1 - e) / (1 + e), e = exp(-2a). */
 GMM__HD float gmm_tanh_slope(float x, float *slope) {
     float a = gmm__pick(x < 0.0f, -x, x), s = x * x;
-    float e = gmm_exp(-2.0f * a), q = 1.0f / (1.0f + e), far = (1.0f - e) * q;
+    float e = gmm__exp_down(-2.0f * a), q = gmm__invert(1.0f + e), far = (1.0f - e) * q;
     float near = x * (1.0f + s * (-0.333333333f + s * (0.133333333f + s * (-0.0539682540f + s * 0.0218694885f))));
     *slope = 4.0f * e * q * q;
     return gmm__pick(a < 0.25f, near, gmm__pick(x < 0.0f, -far, far));

@@ -1,5 +1,5 @@
 /* device.c - see device.h */
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
 #include "device.h"
 
 #include <cuda_runtime.h>
@@ -51,6 +51,7 @@ void *device_alloc(size_t bytes, size_t alignment, int huge) {
         return D.huge[D.huge_count++] = p;
     }
     if (at + bytes > D.bytes) return NULL;
+    device_set(D.base + D.used, 0, at - D.used); /* what device_look copies is all initialised */
     D.used = at + bytes;
     return D.base + at;
 }

@@ -1,5 +1,5 @@
 /* device.h - GPU memory of the test harness: one arena, so that all of it is looked at with one copy. Linked only into
-   builds that hold the CUDA engines (T_CUDA). */
+   builds that hold the CUDA engines (HAVE_CUDA). */
 #ifndef GMM_TESTS_DEVICE_H
 #define GMM_TESTS_DEVICE_H
 

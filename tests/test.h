@@ -29,7 +29,7 @@
 #include "reference.h"
 
 #define T_FILES(X) \
-    X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) X(gtp)
+    X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) X(gtp) X(graph)
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 
@@ -46,9 +46,10 @@ typedef struct t_state {
 } t_state;
 extern t_state T;
 
-/* Adds a case; `arg` is handed to it, the rest is its name, printf-like. */
+/* Adds a case for every engine, for none, or for every GPU engine; `arg` is handed to it, the rest is its name. */
 void t_add(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_host(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
+void t_add_gpu(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 
 /* Leaves the case as failed, or as skipped (only for what this machine lacks). */
 _Noreturn void t_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -87,6 +88,8 @@ void t_ok(gmm_status got, const char *text, const char *call, const char *file, 
 void t_refused(gmm_status want, gmm_status got, const char *text, const char *call, const char *file, int line,
                const char *const *needles);
 void t_check_guards(void);
+/* Waits for what was enqueued outside T_OK; the case fails if the device reports an error. */
+void t_wait(void);
 
 /* ----------------------------------------------------------------------------------------------------- Random --- */
 

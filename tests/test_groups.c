@@ -380,6 +380,7 @@ static void context_per_thread(int arg) {
     for (; started < WORKERS; started++)
         if (pthread_create(&thread[started], NULL, work, &workers[started])) break;
     for (int k = 0; k < started; k++) (void)pthread_join(thread[k], NULL);
+    t_wait();
     T_CHECK(started == WORKERS, "only %d threads could be started", started);
     for (int k = 0; k < WORKERS; k++) {
         T_CHECK(workers[k].status == GMM_OK, "thread %d: %s", k, gmm_last_error(workers[k].ctx));

@@ -1,7 +1,7 @@
 /* test_main.c - runs the cases of tests/test_*.c; see test.h */
 #define _GNU_SOURCE /* mmap's MAP_ANONYMOUS and MAP_NORESERVE, sysconf */
 #include "test.h"
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
 #include "device.h"
 #endif
 
@@ -20,9 +20,10 @@ t_state T;
 
 typedef struct t_case {
     void (*run)(int arg);
-    int arg, host;
+    int arg, where;
     char name[160];
 } t_case;
+enum { T_ANY_ENGINE, T_HOST_ONLY, T_GPU_ENGINE };
 
 static struct {
     t_case *cases;
@@ -38,7 +39,7 @@ static struct {
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 
-static void t_append(void (*run)(int), int arg, int host, const char *name, va_list list) {
+static void t_append(void (*run)(int), int arg, int where, const char *name, va_list list) {
     t_case *c;
     if (H.count == H.capacity) {
         H.capacity = H.capacity ? 2 * H.capacity : 256;
@@ -48,21 +49,28 @@ static void t_append(void (*run)(int), int arg, int host, const char *name, va_l
     c = &H.cases[H.count++];
     c->run = run;
     c->arg = arg;
-    c->host = host;
+    c->where = where;
     (void)vsnprintf(c->name, sizeof c->name, name, list);
 }
 
 void t_add(void (*run)(int), int arg, const char *name, ...) {
     va_list list;
     va_start(list, name);
-    t_append(run, arg, 0, name, list);
+    t_append(run, arg, T_ANY_ENGINE, name, list);
     va_end(list);
 }
 
 void t_add_host(void (*run)(int), int arg, const char *name, ...) {
     va_list list;
     va_start(list, name);
-    t_append(run, arg, 1, name, list);
+    t_append(run, arg, T_HOST_ONLY, name, list);
+    va_end(list);
+}
+
+void t_add_gpu(void (*run)(int arg), int arg, const char *name, ...) {
+    va_list list;
+    va_start(list, name);
+    t_append(run, arg, T_GPU_ENGINE, name, list);
     va_end(list);
 }
 
@@ -182,7 +190,7 @@ static void *t_guarded_host(size_t bytes, size_t alignment, int sparse, int fill
     return b->user;
 }
 
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
 /* GPU memory: canaries on both sides, aligned as asked and no further. */
 static void *t_guarded_device(size_t bytes, size_t alignment, int sparse, int fill) {
     const size_t shift = sparse || alignment >= 256 ? 0 : alignment;
@@ -207,7 +215,7 @@ static void *t_guarded_device(size_t bytes, size_t alignment, int sparse, int fi
 #endif
 
 static void *t_guarded(size_t bytes, size_t alignment, int sparse, int fill) {
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
     if (T.gpu) return t_guarded_device(bytes, alignment, sparse, fill);
 #endif
     return t_guarded_host(bytes, alignment, sparse, fill);
@@ -215,12 +223,12 @@ static void *t_guarded(size_t bytes, size_t alignment, int sparse, int fill) {
 
 /* Where the host sees the bytes of a block; t_look comes first. */
 static void t_look(void) {
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
     if (T.gpu) device_look();
 #endif
 }
 static const unsigned char *t_seen(const t_block *b) {
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
     if (b->device) return device_seen(b->user);
 #endif
     return b->user;
@@ -286,7 +294,7 @@ void *t_in(const void *host, size_t bytes) {
 void t_upload(void *device, const void *host, size_t bytes) {
     t_block *b = t_find(device);
     if (b && b->readonly) t_protect(b, PROT_READ | PROT_WRITE);
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
     if (T.gpu) device_put(device, host, bytes);
     else
 #endif
@@ -294,14 +302,14 @@ void t_upload(void *device, const void *host, size_t bytes) {
     if (b && b->readonly) t_protect(b, PROT_READ);
 }
 void t_download(void *host, const void *device, size_t bytes) {
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
     if (T.gpu) device_get(host, device, bytes);
     else
 #endif
         if (bytes) memcpy(host, device, bytes);
 }
 void t_poison(void *device, int byte, size_t bytes) {
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
     if (T.gpu) device_set(device, byte, bytes);
     else
 #endif
@@ -354,7 +362,7 @@ static void t_free_all(void) {
     }
     blocks.count = 0;
     workspace_turn = 0;
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
     if (T.gpu) device_reset();
 #endif
 }
@@ -371,14 +379,20 @@ void t_before(int hash) {
     }
 }
 
+static void t_wait_at(const char *what, const char *file, int line) {
+#ifdef HAVE_CUDA
+    const char *why = T.gpu ? device_wait() : NULL;
+    if (why) t_fail(file, line, "%s: %s", what, why);
+#endif
+    (void)what;
+    (void)file;
+    (void)line;
+}
+void t_wait(void) { t_wait_at("waiting for the stream", __FILE__, __LINE__); }
+
 void t_ok(gmm_status got, const char *text, const char *call, const char *file, int line) {
     if (got != GMM_OK) t_fail(file, line, "%s gave %s: %s", call, gmm_status_name(got), text);
-#ifdef T_CUDA
-    if (T.gpu) {
-        const char *why = device_wait();
-        if (why) t_fail(file, line, "%s: %s", call, why);
-    }
-#endif
+    t_wait_at(call, file, line);
     if (T.allocations != H.allocations)
         t_fail(file, line, "%s allocated %ld times", call, T.allocations - H.allocations);
     t_check_guards();
@@ -671,7 +685,7 @@ static const struct { gmm_engine engine; gmm_space space; } t_engines[] = {
 
 /* Whether this build and this machine have GPUs. */
 static int t_gpus(void) {
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
     return device_count();
 #else
     return 0;
@@ -738,12 +752,12 @@ int main(int argc, char **argv) {
 #endif
     H.engine_name = "host";
     if (inject) {
-        const t_case c = {t_injected, 1, 1, "injected failure"};
+        const t_case c = {t_injected, 1, T_HOST_ONLY, "injected failure"};
         t_run(&c);
         ran = 1;
     }
     for (size_t i = 0; i < H.count; i++)
-        if (H.cases[i].host && strstr(H.cases[i].name, filter)) t_run(&H.cases[i]), ran = 1;
+        if (H.cases[i].where == T_HOST_ONLY && strstr(H.cases[i].name, filter)) t_run(&H.cases[i]), ran = 1;
     for (size_t e = 0; e < sizeof t_engines / sizeof t_engines[0]; e++) {
         gmm_error error = GMM_ZERO;
         H.engine_name = gmm_engine_name(t_engines[e].engine);
@@ -761,7 +775,7 @@ int main(int argc, char **argv) {
             T.gpu = 0;
             continue;
         }
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
         if (T.gpu) {
             const char *why;
             T.stream = device_open((size_t)4 << 30, &why);
@@ -776,10 +790,12 @@ int main(int argc, char **argv) {
             return 2;
         }
         for (size_t i = 0; i < H.count; i++)
-            if (!H.cases[i].host && strstr(H.cases[i].name, filter)) t_run(&H.cases[i]), ran = 1;
+            if ((H.cases[i].where == T_ANY_ENGINE || (H.cases[i].where == T_GPU_ENGINE && T.gpu)) &&
+                strstr(H.cases[i].name, filter))
+                t_run(&H.cases[i]), ran = 1;
         gmm_destroy(T.ctx);
         T.ctx = NULL;
-#ifdef T_CUDA
+#ifdef HAVE_CUDA
         if (T.gpu) device_close();
         T.stream = NULL;
 #endif

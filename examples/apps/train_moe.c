@@ -16,6 +16,9 @@
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
 #endif
+#ifdef HAVE_CUDA
+#include <cuda_runtime.h>
+#endif
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
@@ -266,6 +269,37 @@ static void *cpu_alloc(size_t bytes) { return aligned_alloc(256, (bytes + 255) /
 static void cpu_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static void cpu_zero(void *address, size_t bytes) { memset(address, 0, bytes); }
 static const memory cpu_memory = {GMM_SPACE_CPU, 1, cpu_alloc, free, cpu_copy, cpu_copy, cpu_zero};
+
+#ifdef HAVE_CUDA
+static void cuda_check(cudaError_t e) {
+    if (e != cudaSuccess) die("CUDA: %s", cudaGetErrorString(e));
+}
+static void *cuda_alloc(size_t bytes) {
+    void *p = NULL;
+    return cudaMalloc(&p, bytes) == cudaSuccess ? p : NULL;
+}
+static void cuda_release(void *address) { cuda_check(cudaFree(address)); }
+static void cuda_upload(void *to, const void *from, size_t bytes) {
+    cuda_check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+}
+static void cuda_download(void *to, const void *from, size_t bytes) {
+    cuda_check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost));
+}
+static void cuda_zero(void *address, size_t bytes) { cuda_check(cudaMemset(address, 0, bytes)); }
+static const memory cuda_memory = {GMM_SPACE_CUDA, 0, cuda_alloc, cuda_release, cuda_upload, cuda_download, cuda_zero};
+#endif
+
+/* Where an engine's operands live; `auto` takes a GPU if this build and this machine have one. */
+static memory memory_of(gmm_engine engine) {
+    memory m = cpu_memory;
+#ifdef HAVE_CUDA
+    int devices = 0;
+    if (engine == GMM_ENGINE_AUTO && (cudaGetDeviceCount(&devices) != cudaSuccess || !devices)) return m;
+    if (engine != GMM_ENGINE_CPU) m = cuda_memory;
+#endif
+    if (engine != GMM_ENGINE_AUTO && engine != GMM_ENGINE_CPU) m.space = GMM_SPACE_CUDA; /* or be told why not */
+    return m;
+}
 
 /* An operand: `at` is what gmm gets, `host` what host code uses; on the CPU both are the same address. */
 typedef struct buffer { void *at, *host; size_t bytes; } buffer;
@@ -938,7 +972,7 @@ static void model_make(model *m) {
     if (opt.batch % opt.micro_batches)
         die("--batch %lld is no multiple of --micro-batches %lld", (long long)opt.batch, (long long)opt.micro_batches);
     memset(m, 0, sizeof *m);
-    m->mem = cpu_memory;
+    m->mem = memory_of(engine_of(opt.engine));
     m->dtype = dtype_of(opt.dtype);
     m->random = (uint64_t)opt.seed;
     m->tokens = tokens = opt.batch / opt.micro_batches;
@@ -948,7 +982,7 @@ static void model_make(model *m) {
     if (opt.threads) omp_set_num_threads((int)opt.threads);
 #endif
     config.engine = engine_of(opt.engine);
-    config.space = config.engine == GMM_ENGINE_AUTO || config.engine == GMM_ENGINE_CPU ? m->mem.space : GMM_SPACE_CUDA;
+    config.space = m->mem.space;
     config.threads = (int32_t)opt.threads;
     config.log.level = GMM_LOG_WARN;
     config.log.write = write_log;

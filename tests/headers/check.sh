@@ -77,7 +77,7 @@ check "declarations leak no macro" empty leaks_of_declarations "$CC -x c"
 [ -z "$compilers_cxx" ] || check "declarations leak no macro in C++" empty leaks_of_declarations "$CXX -x c++"
 
 leaks_of_implementation() {
-    $CC -std=c11 -O3 $openmp $STRICT -I. -c -o "$W/unit.o" $UNIT.c &&
+    $CC -std=c11 -O3 $openmp $STRICT -I. -c -o "$W/gmm.o" $UNIT.c &&
     $CC -std=c11 -O0 $STRICT -I. -c -o "$W/unit.o" $UNIT.c
 }
 check "the implementation is clean in C11" implementation
@@ -100,12 +100,12 @@ twice() {
 check "the implementation twice in one unit is harmless" twice
 
 only_gmm_symbols() {
-    nm -g --defined-only $B/gmm.o | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
-    nm -g --defined-only $B/gmm.o | grep -q ' gmm_version_number$' || echo "gmm_version_number is not there"
+    nm -g --defined-only "$W/gmm.o" | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
+    nm -g --defined-only "$W/gmm.o" | grep -q ' gmm_version_number$' || echo "gmm_version_number is not there"
 }
 check "the object exports gmm_ names alone" empty only_gmm_symbols
 
-foreign() { nm -u $B/gmm.o | awk '{ print $2 }' |
+foreign() { nm -u "$W/gmm.o" | awk '{ print $2 }' |
     grep -E '^(_?exit|_Exit|abort|f?puts|v?f?printf|putchar|fwrite|perror|getenv|__assert_fail|__v?f?printf_chk)$'; }
 check "the object calls no exit, abort, print or getenv" empty foreign
 source_calls() { for h in $TEXTS; do
@@ -116,8 +116,8 @@ check "nor do the headers" empty source_calls
 
 # Sections instead of nm's letters: tables of pointers lie in .data.rel.ro, which is constant.
 mutable() {
-    size -A $B/gmm.o | awk '$1 ~ /^\.t?(data|bss)/ && $1 !~ /^\.data\.rel\.ro/ && $2 > 0 { print $1, $2 }'
-    nm $B/gmm.o | grep ' C '
+    size -A "$W/gmm.o" | awk '$1 ~ /^\.t?(data|bss)/ && $1 !~ /^\.data\.rel\.ro/ && $2 > 0 { print $1, $2 }'
+    nm "$W/gmm.o" | grep ' C '
 }
 check "no mutable globals" empty mutable
 
@@ -170,6 +170,10 @@ cuda_archs() {
     $NVCC $cuda -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
         -gencode arch=compute_100a,code=sm_100a -c -o "$W/cuda.o" $UNIT.cu
 }
+cuda_symbols() {
+    nm -g --defined-only "$W/cuda.o" | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
+    nm -f sysv "$W/cuda.o" | grep -E '\|\.t?(data|bss) *$' | grep -vE '__nv|__cuda|__fat|device_stub' # nvcc's own
+}
 cuda_torch() {
     $NVCC $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
         -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -c -o "$W/cuda_torch.o" $UNIT.cu
@@ -183,6 +187,7 @@ cuda_units() {
 }
 if [ -n "$NVCC" ]; then
     check "CUDA: sm_80, sm_90a, sm_100a, warnings are errors" cuda_archs
+    check "CUDA: gmm_ names alone, no mutable globals but nvcc's" empty cuda_symbols
     check "CUDA: with the flags of PyTorch extensions" cuda_torch
     check "CUDA: C++20" cuda_cxx20
     check "CUDA: two units with -rdc=true" cuda_units rdc -rdc=true -DGMM_IMPLEMENTATION ""

@@ -1,0 +1,393 @@
+/* test_graph.c - captured graphs replayed with other splits, whole layers included; multiprocessor limits. GPU only. */
+#include "test.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#ifdef HAVE_CUDA
+#include "device.h"
+
+enum { TOKENS = 96, EXPERTS = 12, TOPK = 3, HIDDEN = 40, FFN = 24, ROWS = TOKENS * TOPK, SLOTS = TOKENS * TOPK };
+
+/* A mixture-of-experts layer, forward and backward, over buffers that stay where they are. */
+typedef struct layer {
+    gmm_groups groups;
+    gmm_options options;
+    gmm_mlp_config config;
+    gmm_route route;
+    gmm_permute permute;
+    gmm_mlp mlp;
+    t_mat logits, dlogits, x, rows, w1, w2, b1, b2, y, out, dout, drows_y, drows_x, dx, dw1, dw2, db1, db2;
+    gmm_grad gw1, gw2, gb1, gb2;
+    float *row_probs, *drow_probs, *dprobs;
+    void *workspace;
+    size_t workspace_bytes;
+    uint32_t *fault;
+} layer;
+
+static void grow(layer *l, gmm_info *info) {
+    if (info->workspace_bytes > l->workspace_bytes) l->workspace_bytes = info->workspace_bytes;
+    memset(info, 0, sizeof *info);
+}
+
+static void layer_build(layer *l, gmm_dtype dtype, int32_t sm_limit) {
+    const uint32_t zero = 0;
+    gmm_info info = GMM_ZERO;
+    memset(l, 0, sizeof *l);
+    l->options.sm_limit = sm_limit;
+    l->logits = t_mat_make(GMM_F32, 1, TOKENS, EXPERTS, 0, 0, T_PACKED, T_REALS);
+    l->dlogits = t_mat_out(GMM_F32, 1, TOKENS, EXPERTS);
+    l->x = t_mat_make(dtype, 1, TOKENS, HIDDEN, 0, 0, T_PACKED, T_REALS);
+    l->rows = t_mat_out(dtype, 1, ROWS, HIDDEN);
+    l->w1 = t_mat_make(dtype, EXPERTS, 2 * FFN, HIDDEN, 0, 0, T_PACKED, T_REALS);
+    l->w2 = t_mat_make(dtype, EXPERTS, HIDDEN, FFN, 0, 0, T_TABLE, T_REALS);
+    l->b1 = t_mat_make(dtype, EXPERTS, 1, 2 * FFN, 0, 0, T_PACKED, T_REALS);
+    l->b2 = t_mat_make(dtype, EXPERTS, 1, HIDDEN, 0, 0, T_PACKED, T_REALS);
+    l->y = t_mat_out(dtype, 1, ROWS, HIDDEN);
+    l->out = t_mat_out(dtype, 1, TOKENS, HIDDEN);
+    l->dout = t_mat_make(dtype, 1, TOKENS, HIDDEN, 0, 0, T_PACKED, T_REALS);
+    l->drows_y = t_mat_out(dtype, 1, ROWS, HIDDEN);
+    l->drows_x = t_mat_out(dtype, 1, ROWS, HIDDEN);
+    l->dx = t_mat_out(dtype, 1, TOKENS, HIDDEN);
+    l->dw1 = t_mat_out(GMM_F32, EXPERTS, 2 * FFN, HIDDEN);
+    l->dw2 = t_mat_make(GMM_F32, EXPERTS, HIDDEN, FFN, 0, 0, T_TABLE, T_POISON);
+    l->db1 = t_mat_out(GMM_F32, EXPERTS, 1, 2 * FFN);
+    l->db2 = t_mat_out(GMM_F32, EXPERTS, 1, HIDDEN);
+    l->row_probs = t_floats_out(ROWS);
+    l->drow_probs = t_floats_out(ROWS);
+    l->dprobs = t_floats_out(SLOTS);
+    l->fault = (uint32_t *)t_alloc(sizeof zero);
+    t_upload(l->fault, &zero, sizeof zero);
+
+    l->route.tokens = TOKENS;
+    l->route.experts = EXPERTS;
+    l->route.topk = TOPK;
+    l->route.normalize = 1;
+    l->route.options = &l->options;
+    l->route.logits = &l->logits.mat;
+    l->route.indices = (int32_t *)t_alloc(SLOTS * sizeof(int32_t));
+    l->route.probs = t_floats_out(SLOTS);
+    l->route.counts = (int32_t *)t_alloc(EXPERTS * sizeof(int32_t));
+    l->route.aux_coeff = 0.01f;
+    l->route.aux_loss = t_floats_out(1);
+    l->route.dprobs = l->dprobs;
+    l->route.dlogits = &l->dlogits.mat;
+
+    l->permute.tokens = TOKENS;
+    l->permute.experts = EXPERTS;
+    l->permute.topk = TOPK;
+    l->permute.capacity = ROWS;
+    l->permute.hidden = HIDDEN;
+    l->permute.tail = GMM_TAIL_ZERO;
+    l->permute.options = &l->options;
+    l->permute.fault = l->fault;
+    l->permute.indices = l->route.indices;
+    l->permute.row_of = (int32_t *)t_alloc(SLOTS * sizeof(int32_t));
+    l->permute.slot_of = (int32_t *)t_alloc(ROWS * sizeof(int32_t));
+    l->permute.sizes = (int32_t *)t_alloc(EXPERTS * sizeof(int32_t));
+    l->permute.x = &l->x.mat;
+    l->permute.probs = l->route.probs;
+    l->permute.rows = &l->rows.mat;
+    l->permute.row_probs = l->row_probs;
+
+    l->groups.count = EXPERTS;
+    l->groups.capacity = ROWS;
+    l->groups.splits = l->permute.sizes;
+    l->groups.dtype = GMM_I32;
+    l->groups.tail = GMM_TAIL_ZERO;
+    l->groups.fault = l->fault;
+    l->config.hidden = HIDDEN;
+    l->config.ffn = FFN;
+    l->config.act.kind = GMM_ACT_SWIGLU;
+    l->config.act.interleave = 8;
+    l->config.bias1 = l->config.bias2 = l->config.prob = l->config.prob_on_bias2 = 1;
+    l->mlp.config = &l->config;
+    l->mlp.groups = &l->groups;
+    l->mlp.options = &l->options;
+    l->mlp.x = &l->rows.mat;
+    l->mlp.w1 = &l->w1.mat;
+    l->mlp.w2 = &l->w2.mat;
+    l->mlp.b1 = &l->b1.mat;
+    l->mlp.b2 = &l->b2.mat;
+    l->mlp.prob = l->row_probs;
+    l->mlp.y = &l->y.mat;
+    l->mlp.dy = &l->drows_y.mat;
+    l->mlp.dx = &l->drows_x.mat;
+    l->gw1.mat = &l->dw1.mat;
+    l->gw2.mat = &l->dw2.mat;
+    l->gb1.mat = &l->db1.mat;
+    l->gb2.mat = &l->db2.mat;
+    l->mlp.dw1 = &l->gw1;
+    l->mlp.dw2 = &l->gw2;
+    l->mlp.db1 = &l->gb1;
+    l->mlp.db2 = &l->gb2;
+    l->mlp.dprob = l->drow_probs;
+
+    T_OK(gmm_topk_query(T.ctx, GMM_OP_TOPK_FWD, &l->route, &info));
+    grow(l, &info);
+    T_OK(gmm_topk_query(T.ctx, GMM_OP_TOPK_BWD, &l->route, &info));
+    grow(l, &info);
+    T_OK(gmm_permute_query(T.ctx, GMM_OP_PERMUTE_MAP, &l->permute, &info));
+    grow(l, &info);
+    T_OK(gmm_permute_query(T.ctx, GMM_OP_PERMUTE_FWD, &l->permute, &info));
+    grow(l, &info);
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &l->mlp, &info));
+    l->mlp.saved = t_workspace(info.saved_bytes);
+    l->mlp.saved_bytes = info.saved_bytes;
+    grow(l, &info);
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &l->mlp, &info));
+    grow(l, &info);
+    l->workspace_bytes += 1 << 16; /* the permutes between them need little */
+    l->workspace = t_workspace(l->workspace_bytes);
+}
+
+/* Enqueues the whole layer; every operation shares one workspace. The first status that is no success. */
+static gmm_status layer_run(layer *l) {
+#define STEP(call) do { const gmm_status s_ = (call); if (s_ != GMM_OK) return s_; } while (0)
+#define WS l->workspace, l->workspace_bytes, T.stream
+    gmm_permute combine = l->permute, back = l->permute, scatter = l->permute;
+    combine.probs = NULL; /* the MLP has weighted its rows */
+    combine.rows = &l->y.mat;
+    combine.out = &l->out.mat;
+    scatter.probs = NULL;
+    scatter.dout = &l->dout.mat;
+    scatter.drows = &l->drows_y.mat;
+    back.drows = &l->drows_x.mat;
+    back.drow_probs = l->drow_probs;
+    back.dx = &l->dx.mat;
+    back.dprobs = l->dprobs;
+    STEP(gmm_topk_fwd(T.ctx, &l->route, WS));
+    STEP(gmm_permute_map(T.ctx, &l->permute, WS));
+    STEP(gmm_permute_fwd(T.ctx, &l->permute, WS));
+    STEP(gmm_mlp_fwd(T.ctx, &l->mlp, WS));
+    STEP(gmm_unpermute_fwd(T.ctx, &combine, WS));
+    STEP(gmm_unpermute_bwd(T.ctx, &scatter, WS));
+    STEP(gmm_mlp_bwd(T.ctx, &l->mlp, WS));
+    STEP(gmm_permute_bwd(T.ctx, &back, WS));
+    STEP(gmm_topk_bwd(T.ctx, &l->route, WS));
+    return GMM_OK;
+#undef STEP
+#undef WS
+}
+
+enum { OUTPUTS = 9 };
+typedef struct bits { void *at[OUTPUTS]; size_t bytes[OUTPUTS]; } bits;
+static const char *const names[OUTPUTS] = { "out", "dx",  "dlogits",    "dw1",     "dw2",
+                                            "db1", "db2", "drow_probs", "aux_loss" };
+static bits layer_bits(const layer *l) {
+    const t_mat *mats[7] = { &l->out, &l->dx, &l->dlogits, &l->dw1, &l->dw2, &l->db1, &l->db2 };
+    bits b;
+    for (int i = 0; i < 7; i++) {
+        b.at[i] = t_mat_bits(mats[i]);
+        b.bytes[i] = (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols * ref_bytes(mats[i]->dtype));
+    }
+    b.at[7] = t_get(l->drow_probs, b.bytes[7] = ROWS * sizeof(float));
+    b.at[8] = t_get(l->route.aux_loss, b.bytes[8] = sizeof(float));
+    return b;
+}
+static void layer_poison(const layer *l) {
+    const t_mat *mats[7] = { &l->out, &l->dx, &l->dlogits, &l->dw1, &l->db1, &l->db2, &l->y };
+    for (int i = 0; i < 7; i++)
+        t_poison(mats[i]->data, 0xFF,
+                 (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols * ref_bytes(mats[i]->dtype)));
+    t_poison(l->drow_probs, 0xFF, ROWS * sizeof(float));
+    t_poison(l->workspace, 0xFF, l->workspace_bytes);
+}
+static void layer_same(const char *what, const bits *a, const bits *b) {
+    for (int i = 0; i < OUTPUTS; i++) {
+        char text[64];
+        (void)snprintf(text, sizeof text, "%s: %s", what, names[i]);
+        t_same(text, a->at[i], b->at[i], a->bytes[i]);
+    }
+}
+
+/* New logits: usual ones, ones that leave most experts empty, or NaN-free ones that favour one expert. */
+static void layer_reroute(layer *l, int kind) {
+    for (int64_t i = 0; i < TOKENS * EXPERTS; i++)
+        l->logits.v[i] = (double)(float)(t_real() + (kind == 1 && i % EXPERTS < TOPK ? 8.0 : 0.0) +
+                                         (kind == 2 && i % EXPERTS == 5 ? 8.0 : 0.0));
+    t_mat_put(&l->logits);
+    for (int64_t i = 0; i < TOKENS * HIDDEN; i++) l->x.v[i] = ref_round(l->x.dtype, t_real());
+    t_mat_put(&l->x);
+}
+
+static void wait_for(const char *what, const char *why) { T_CHECK(!why, "%s: %s", what, why); }
+
+/* rows 53, 54: one captured forward and backward of the layer, replayed with other routings, equals eager calls */
+static void replay_layer(int arg) {
+    const int rounds = T.verbose ? 1000 : 30;
+    layer l;
+    void *graph = NULL;
+    layer_build(&l, (gmm_dtype)arg, 0);
+    wait_for("begin", device_begin_capture());
+    {
+        const gmm_status s = layer_run(&l);
+        wait_for("end", device_end_capture(&graph));
+        T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
+    }
+    for (int i = 0; i < rounds; i++) {
+        bits eager, replayed;
+        layer_reroute(&l, i % 3);
+        layer_poison(&l);
+        T_OK(layer_run(&l));
+        eager = layer_bits(&l);
+        layer_poison(&l);
+        wait_for("replay", device_replay(graph));
+        replayed = layer_bits(&l);
+        layer_same("replay", &eager, &replayed);
+    }
+    device_graph_free(graph);
+}
+
+/* row 56: the number of multiprocessors changes nothing */
+static void limits(int arg) {
+    static const int32_t limit[] = { 0, 132, 100, 33, 1 };
+    bits first, b;
+    for (int i = 0; i < 5; i++) {
+        layer l;
+        t_reseed(56);
+        layer_build(&l, (gmm_dtype)arg, limit[i]);
+        layer_reroute(&l, 0);
+        T_OK(layer_run(&l));
+        b = layer_bits(&l);
+        if (i == 0) first = b;
+        else layer_same("sm_limit", &first, &b);
+    }
+}
+
+/* row 53: linear operations alone, with splits from all empty to full, faulty ones between good ones */
+static void replay_linear(int arg) {
+    enum { G = 5, CAPACITY = 300, K = 72, N = 56 };
+    static const int64_t splits[][G] = {
+        { 10, 20, 30, 40, 50 }, { 0, 0, 0, 0, 0 }, { 300, 0, 0, 0, 0 }, { 0, 0, 0, 0, 300 }, { 129, 1, 0, 127, 43 },
+        { -5, 20, 30, 0, 7 }, { 100, 100, 100, 100, 100 }, { 60, 60, 60, 60, 60 }, { 1, 1, 1, 1, 1 }
+    };
+    const uint32_t want_fault[] = { 0, 0, 0, 0, 0, GMM_FAULT_NEGATIVE, GMM_FAULT_CAPACITY, 0, 0 };
+    const gmm_dtype dtype = (gmm_dtype)arg;
+    const t_mat x = t_mat_in(dtype, 1, CAPACITY, K, T_REALS), dy = t_mat_in(dtype, 1, CAPACITY, N, T_REALS);
+    const t_mat w = t_mat_make(dtype, G, N, K, 0, 0, T_TABLE_HOST, T_REALS);
+    t_mat y = t_mat_out(dtype, 1, CAPACITY, N), dx = t_mat_out(dtype, 1, CAPACITY, K), dw = t_mat_out(GMM_F32, G, N, K);
+    t_mat db = t_mat_out(GMM_F32, G, 1, N);
+    t_mat *const outs[4] = { &y, &dx, &dw, &db };
+    gmm_groups groups = GMM_ZERO;
+    gmm_grad gw = GMM_ZERO, gb = GMM_ZERO;
+    gmm_linear d = GMM_ZERO;
+    gmm_status s = GMM_OK;
+    size_t bytes = 0;
+    void *ws, *graph = NULL;
+    uint32_t *fault = (uint32_t *)t_alloc(4);
+    gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
+        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad };
+    groups.count = G;
+    groups.capacity = CAPACITY;
+    groups.splits = t_alloc(sizeof splits[0]);
+    groups.dtype = GMM_I64;
+    groups.tail = GMM_TAIL_ZERO;
+    groups.fault = fault;
+    gw.mat = &dw.mat;
+    gb.mat = &db.mat;
+    d.groups = &groups;
+    d.in_features = K;
+    d.out_features = N;
+    d.x = &x.mat;
+    d.w = &w.mat;
+    d.y = &y.mat;
+    d.dy = &dy.mat;
+    d.dx = &dx.mat;
+    d.dw = &gw;
+    d.db = &gb;
+    for (int op = 0; op < 4; op++) {
+        gmm_info info = GMM_ZERO;
+        T_OK(gmm_linear_query(T.ctx, (gmm_op)(GMM_OP_LINEAR_FWD + op), &d, &info));
+        if (info.workspace_bytes > bytes) bytes = info.workspace_bytes;
+    }
+    ws = t_workspace(bytes);
+    wait_for("begin", device_begin_capture());
+    for (int op = 0; op < 4 && s == GMM_OK; op++) s = run[op](T.ctx, &d, ws, bytes, T.stream);
+    wait_for("end", device_end_capture(&graph));
+    T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
+    for (int i = 0; i < (int)T_COUNT(splits); i++) {
+        void *eager[4];
+        uint32_t seen, zero = 0;
+        for (int pass = 0; pass < 2; pass++) {
+            t_upload((void *)(uintptr_t)groups.splits, splits[i], sizeof splits[i]);
+            t_upload(fault, &zero, sizeof zero);
+            t_poison(ws, 0xFF, bytes);
+            for (int k = 0; k < 4; k++)
+                t_poison(outs[k]->data, 0xFF, (size_t)(outs[k]->count * outs[k]->rows * outs[k]->cols *
+                                                       ref_bytes(outs[k]->dtype)));
+            if (pass) wait_for("replay", device_replay(graph));
+            else
+                for (int op = 0; op < 4; op++) T_OK(run[op](T.ctx, &d, ws, bytes, T.stream));
+            t_download(&seen, fault, sizeof seen);
+            T_CHECK(seen == want_fault[i], "split %d: fault bits %x, want %x", i, seen, want_fault[i]);
+            for (int k = 0; k < 4; k++) {
+                void *b = t_mat_bits(outs[k]);
+                if (pass)
+                    t_same("replay", eager[k], b, (size_t)(outs[k]->count * outs[k]->rows * outs[k]->cols *
+                                                           ref_bytes(outs[k]->dtype)));
+                else eager[k] = b;
+            }
+        }
+    }
+    device_graph_free(graph);
+}
+
+/* row 55: host sizes cannot be captured; the capture goes on */
+static void host_sizes(int arg) {
+    enum { G = 3, K = 16, N = 24 };
+    const int32_t sizes[G] = { 4, 0, 9 };
+    const t_mat x = t_mat_in(GMM_BF16, 1, 16, K, T_INTS), w = t_mat_in(GMM_BF16, G, N, K, T_INTS);
+    t_mat y = t_mat_out(GMM_BF16, 1, 16, N), y2 = t_mat_out(GMM_BF16, 1, 16, N);
+    gmm_groups host = GMM_ZERO, device;
+    gmm_linear d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    void *ws, *graph = NULL;
+    gmm_status refused, served;
+    char text[512];
+    (void)arg;
+    host.count = G;
+    host.capacity = 16;
+    host.splits = sizes;
+    host.dtype = GMM_I32;
+    host.on_host = 1;
+    device = host;
+    device.on_host = 0;
+    device.splits = t_in(sizes, sizeof sizes);
+    d.groups = &host;
+    d.in_features = K;
+    d.out_features = N;
+    d.x = &x.mat;
+    d.w = &w.mat;
+    d.y = &y.mat;
+    T_OK(gmm_linear_query(T.ctx, GMM_OP_LINEAR_FWD, &d, &info));
+    ws = t_workspace(info.workspace_bytes);
+    T_OK(gmm_linear_fwd(T.ctx, &d, ws, info.workspace_bytes, T.stream));
+    d.y = &y2.mat;
+    wait_for("begin", device_begin_capture());
+    refused = gmm_linear_fwd(T.ctx, &d, ws, info.workspace_bytes, T.stream);
+    (void)snprintf(text, sizeof text, "%s", gmm_last_error(T.ctx));
+    d.groups = &device;
+    served = gmm_linear_fwd(T.ctx, &d, ws, info.workspace_bytes, T.stream);
+    wait_for("end", device_end_capture(&graph));
+    T_CHECK(refused == GMM_E_CAPTURE && strstr(text, "gmm_linear_fwd") && strstr(text, "groups"), "%s: %s",
+            gmm_status_name(refused), text);
+    T_CHECK(served == GMM_OK, "%s", gmm_last_error(T.ctx));
+    wait_for("replay", device_replay(graph));
+    t_same("y", t_mat_bits(&y), t_mat_bits(&y2), 13 * N * 2);
+    device_graph_free(graph);
+}
+
+void tests_graph(void) {
+    static const gmm_dtype dtypes[3] = { GMM_F32, GMM_F16, GMM_BF16 };
+    for (int i = 0; i < 3; i++) {
+        const char *name = gmm_dtype_name(dtypes[i]);
+        t_add_gpu(replay_linear, (int)dtypes[i], "row53 graph of linear operations, other splits %s", name);
+        t_add_gpu(replay_layer, (int)dtypes[i], "row53 row54 graph of a whole layer, other routings %s", name);
+        t_add_gpu(limits, (int)dtypes[i], "row56 sm_limit leaves the bits of a layer %s", name);
+    }
+    t_add_gpu(host_sizes, 0, "row55 host sizes while capturing");
+}
+#else
+void tests_graph(void) {} /* graphs need the CUDA engines */
+#endif

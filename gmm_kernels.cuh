@@ -1,3 +1,26 @@
+/* gmm_kernels.cuh - v0.1.0 - device kernels of mixture-of-experts compute and their launchers - MIT
+ * SPDX-License-Identifier: MIT
+ *
+ * Quick start: none of its own. The CUDA half of gmm.h's implementation includes this file; nothing else does.
+ *
+ * CONTENTS
+ *     Tables and launchers    common helpers, the split kernel, grouped products, bias gradient, rows (activation,
+ *                             routing, permute, pad, gated layout, accumulate, convert)
+ *     Bodies 1 to 5           the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
+ *                             5 rows by unit of copying. So a profiler and a debugger see every line of a kernel.
+ *
+ * CONFIGURATION (before gmm.h)
+ *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
+ *
+ * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
+ * capacities alone. Launchers take plain argument structs, enqueue on the stream, and return cudaError_t. They keep no
+ * state. Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups;
+ * no floating-point atomics.
+ *
+ * REVISIONS (full list: CHANGELOG.md)
+ *     0.1.0  first version
+ */
 #ifndef GMM__BODY
 #ifndef GMM__GEMM_DONE
 #define GMM__GEMM_DONE
@@ -246,25 +269,25 @@ typedef struct gmm_gemm_args {
 } gmm_gemm_args;
 
 /* Operations: X(tag, A stands as [k][m], B stands as [k][n], the contraction is ragged) */
-#define GMM_GEMM_OPS(X) \
+#define GMM_GEMM_OP_LIST(X) \
     X(fwd, 0, 0, 0) \
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
 /* Precisions of the tensor-core product: X(dtype, tag, instruction) */
-#define GMM_MMA_PRECISIONS(X) \
+#define GMM_MMA_PRECISION_LIST(X) \
     X(GMM_BF16, bf16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") \
     X(GMM_F16, f16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
 
 /* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, blocks per multiprocessor, skip)
    skip = 1: blocks of 16 rows that the group does not have are not multiplied, for few tokens per group. All tiles
    multiply an element in the same order, so that the choice never shows in a result. */
-#define GMM_MMA_TILES(X) \
+#define GMM_MMA_TILE_LIST(X) \
     X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
-#define GMM_MMA_KERNELS(X) \
+#define GMM_MMA_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_BF16, bf16, 64x128) \
     X(fwd, GMM_F16, f16, 128x256) X(fwd, GMM_F16, f16, 64x128) \
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_BF16, bf16, 64x128) \
@@ -274,18 +297,18 @@ typedef struct gmm_gemm_args {
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,
-enum { GMM_GEMM_OPS(GMM__X) gmm_gemm_ops_end };
+enum { GMM_GEMM_OP_LIST(GMM__X) gmm_gemm_ops_end };
 #undef GMM__X
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_gemm_, tag),
-typedef enum gmm_gemm_op { GMM_GEMM_OPS(GMM__X) gmm_gemm_op_count } gmm_gemm_op;
+typedef enum gmm_gemm_op { GMM_GEMM_OP_LIST(GMM__X) gmm_gemm_op_count } gmm_gemm_op;
 #undef GMM__X
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) GMM__CAT(gmm_bm_, tag) = bm, GMM__CAT(gmm_bn_, tag) = bn, \
     GMM__CAT(gmm_bk_, tag) = bk, GMM__CAT(gmm_stages_, tag) = st, GMM__CAT(gmm_wm_, tag) = wm, \
     GMM__CAT(gmm_wn_, tag) = wn, GMM__CAT(gmm_ctas_, tag) = ctas, GMM__CAT(gmm_skip_, tag) = skip,
-enum { GMM_MMA_TILES(GMM__X) gmm_mma_tiles_end };
+enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_tiles_end };
 #undef GMM__X
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) GMM__CAT(gmm_tile_, tag),
-typedef enum gmm_mma_tile { GMM_MMA_TILES(GMM__X) gmm_tile_count } gmm_mma_tile;
+typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_tile;
 #undef GMM__X
 
 /* Shared memory: the stages, then for each warp 8 rows of its results on their way out. The large tile just fits the
@@ -293,7 +316,7 @@ typedef enum gmm_mma_tile { GMM_MMA_TILES(GMM__X) gmm_tile_count } gmm_mma_tile;
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) \
     GMM__CAT(gmm_out_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
     GMM__CAT(gmm_shared_, tag) = 2 * (st) * (bk) * ((bm) + (bn)) + 4 * 8 * ((bn) / (wn) + 8) * (wm) * (wn),
-enum { GMM_MMA_TILES(GMM__X) gmm_mma_shared_end };
+enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_shared_end };
 #undef GMM__X
 
 #define GMM__X(dtype, tag, instruction) \
@@ -301,7 +324,7 @@ enum { GMM_MMA_TILES(GMM__X) gmm_mma_shared_end };
         asm(instruction " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), \
             "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
     }
-GMM_MMA_PRECISIONS(GMM__X)
+GMM_MMA_PRECISION_LIST(GMM__X)
 #undef GMM__X
 
 /* Four 8 x 8 blocks of 16-bit elements from shared memory, one row address per lane; _t transposes each block. */
@@ -612,6 +635,33 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #undef GMM__TAG
 #undef GMM__BODY
 
+/* One depth of an operand of the fp32 product: 4 values of k of a row or, where the operand stands as [k][rows], 4 rows
+   of a value of k, twice per thread; into registers, and from there to shared memory as [k][rows]. */
+GMM__DEVICE void gmm_f32_fetch(int transposed, const char *base, int whole, int64_t ld, int rows, int k0, int depth,
+                               float v[2][4]) {
+    int i;
+#pragma unroll
+    for (i = 0; i < 2; i++) {
+        const int c = (int)threadIdx.x + i * gmm_threads_f32;
+        const int line = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
+        const int count = line < (transposed ? depth : rows) ? (transposed ? rows : depth) - col : 0;
+        gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, whole, v[i]);
+    }
+}
+GMM__DEVICE void gmm_f32_place(int transposed, float *to, const float v[2][4]) {
+    int i, j;
+#pragma unroll
+    for (i = 0; i < 2; i++) {
+        const int c = (int)threadIdx.x + i * gmm_threads_f32;
+        if (transposed) {
+            *(float4 *)&to[c / 32 * gmm_ld_f32 + c % 32 * 4] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+            continue;
+        }
+#pragma unroll
+        for (j = 0; j < 4; j++) to[(c % 4 * 4 + j) * gmm_ld_f32 + c / 4] = v[i][j];
+    }
+}
+
 #define GMM__BODY 2
 #define GMM__OP fwd
 #include GMM_KERNELS_FILE
@@ -633,12 +683,12 @@ static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 #define GMM__X(op, dtype, tag, tile) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
       GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)gmm_linear_##op##_##tag##_##tile },
-    GMM_MMA_KERNELS(GMM__X)
+    GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, ta, tb, ragged) \
     { GMM__CAT(gmm_gemm_, op), GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, \
       (const void *)gmm_linear_##op##_f32 },
-    GMM_GEMM_OPS(GMM__X)
+    GMM_GEMM_OP_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
@@ -2219,31 +2269,17 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
 #pragma unroll
             for (j = 0; j < 8; j++) acc[i][j] = 0.0f;
 
-/* Reads one depth of an operand into registers: 4 values of k of a row, or 4 rows of a value of k. */
-#define GMM__FETCH(T, base, whole, ld, rows, v) \
-        _Pragma("unroll") for (i = 0; i < 2; i++) { \
-            const int c = tid + i * gmm_threads_f32; \
-            const int line = T ? k0 + c / 32 : c / 4, col = T ? c % 32 * 4 : k0 + c % 4 * 4; \
-            const int count = line < (T ? tile.k : rows) ? (T ? rows : tile.k) - col : 0; \
-            gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, whole, v[i]); \
-        }
-#define GMM__PLACE(T, to, v) \
-        _Pragma("unroll") for (i = 0; i < 2; i++) { \
-            const int c = tid + i * gmm_threads_f32; \
-            if (T) *(float4 *)&to[c / 32 * LD + c % 32 * 4] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]); \
-            else for (j = 0; j < 4; j++) to[(c % 4 * 4 + j) * LD + c / 4] = v[i][j]; \
-        }
         k0 = 0;
-        GMM__FETCH(TA, a, whole_a, args.a.ld, m, va)
-        GMM__FETCH(TB, b, whole_b, args.b.ld, n, vb)
-        GMM__PLACE(TA, as[0], va)
-        GMM__PLACE(TB, bs[0], vb)
+        gmm_f32_fetch(TA, a, whole_a, args.a.ld, m, k0, tile.k, va);
+        gmm_f32_fetch(TB, b, whole_b, args.b.ld, n, k0, tile.k, vb);
+        gmm_f32_place(TA, as[0], va);
+        gmm_f32_place(TB, bs[0], vb);
         __syncthreads();
         for (k0 = BK;; k0 += BK) {
             const int last = k0 >= tile.k;
             if (!last) {
-                GMM__FETCH(TA, a, whole_a, args.a.ld, m, va)
-                GMM__FETCH(TB, b, whole_b, args.b.ld, n, vb)
+                gmm_f32_fetch(TA, a, whole_a, args.a.ld, m, k0, tile.k, va);
+                gmm_f32_fetch(TB, b, whole_b, args.b.ld, n, k0, tile.k, vb);
             }
 #pragma unroll
             for (k = 0; k < BK; k++) {
@@ -2259,8 +2295,8 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
             }
             if (last) break;
             now ^= 1;
-            GMM__PLACE(TA, as[now], va)
-            GMM__PLACE(TB, bs[now], vb)
+            gmm_f32_place(TA, as[now], va);
+            gmm_f32_place(TB, bs[now], vb);
             __syncthreads();
         }
         __syncthreads(); /* the next tile overwrites the first buffer */
@@ -2284,8 +2320,6 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
     }
     if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args);
 }
-#undef GMM__FETCH
-#undef GMM__PLACE
 #undef GMM__OP
 
 /* ........................................................................................ Body: bias gradient ... */
@@ -2763,3 +2797,18 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 #undef GMM__NAME
 #undef GMM__TAG
 #endif
+
+/* --------------------------------------------------------------------------------------------------- Licence ---
+ * MIT License, text in the file LICENSE of the repository and below.
+ *
+ * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+ * documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+ * rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to
+ * permit persons to whom the Software is furnished to do so, subject to the following conditions: The above copyright
+ * notice and this permission notice shall be included in all copies or substantial portions of the Software.
+ *
+ * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+ * WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS
+ * OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+ * OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+ */

@@ -354,7 +354,7 @@ typedef struct gmm_layout {
     int32_t transposed;             /* 1: data holds the transposed matrix */
 } gmm_layout;
 
-/* Size of a dtype's element in bits, 0 if unknown; its name, "?" if unknown. Same for scaling modes and status codes. */
+/* Size of a dtype's element in bits, 0 if unknown; names of dtypes, scaling modes and status codes, "?" if unknown. */
 GMMDEF int32_t gmm_dtype_bits(gmm_dtype dtype);
 GMMDEF const char *gmm_dtype_name(gmm_dtype dtype);
 GMMDEF const char *gmm_scaling_name(gmm_scaling scaling);
@@ -444,10 +444,10 @@ GMM__HD float gmm_sigmoid(float x) {
 /* tanh(x), and its derivative 1 - tanh(x)^2 in *slope. Near 0 the series, elsewhere (1 - e) / (1 + e), e = exp(-2a). */
 GMM__HD float gmm_tanh_slope(float x, float *slope) {
     float a = gmm__pick(x < 0.0f, -x, x), s = x * x;
-    float e = gmm__exp_down(-2.0f * a), q = gmm__invert(1.0f + e), far = (1.0f - e) * q;
-    float near = x * (1.0f + s * (-0.333333333f + s * (0.133333333f + s * (-0.0539682540f + s * 0.0218694885f))));
+    float e = gmm__exp_down(-2.0f * a), q = gmm__invert(1.0f + e), away = (1.0f - e) * q;
+    float close = x * (1.0f + s * (-0.333333333f + s * (0.133333333f + s * (-0.0539682540f + s * 0.0218694885f))));
     *slope = 4.0f * e * q * q;
-    return gmm__pick(a < 0.25f, near, gmm__pick(x < 0.0f, -far, far));
+    return gmm__pick(a < 0.25f, close, gmm__pick(x < 0.0f, -away, away));
 }
 GMM__HD float gmm_tanh(float x) {
     float slope;
@@ -693,8 +693,8 @@ GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_
                          gmm_dtype_name(dtype), gmm_scaling_name(scaling));
     if (order != GMM_SCALES_COMPACT &&
         (order != GMM_SCALES_SWIZZLED || (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16)))
-        return gmm__fail(error, GMM_E_DTYPE, "gmm_layout_of: scaling %s has no scale order %d; SWIZZLED is for mx32 and "
-                         "nv16", gmm_scaling_name(scaling), (int)order);
+        return gmm__fail(error, GMM_E_DTYPE, "gmm_layout_of: scaling %s has no scale order %d; SWIZZLED is for mx32 "
+                         "and nv16", gmm_scaling_name(scaling), (int)order);
 
     l.transposed = columnwise && scaling != GMM_SCALING_NONE && scaling != GMM_SCALING_MX32;
     l.data_rows = l.transposed ? cols : rows;
@@ -734,8 +734,8 @@ GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_
         }
     }
     if (bits == 4 && l.data_cols % 2 != 0)
-        return gmm__fail(error, GMM_E_ARG, "gmm_layout_of: %lld x %lld %s: rows of %lld 4-bit elements do not fill bytes",
-                         (long long)rows, (long long)cols, gmm_dtype_name(dtype), (long long)l.data_cols);
+        return gmm__fail(error, GMM_E_ARG, "gmm_layout_of: %lld x %lld %s: rows of %lld 4-bit elements do not fill "
+                         "bytes", (long long)rows, (long long)cols, gmm_dtype_name(dtype), (long long)l.data_cols);
     if (!gmm__mul(rows, cols, &elements) || !gmm__mul(elements, bits, &l.data_bytes) ||
         !gmm__mul(l.scale_rows, l.scale_cols, &scale_elements) ||
         !gmm__mul(scale_elements, gmm_dtype_bits(l.scale_dtype) / 8, &l.scale_bytes))

@@ -11,7 +11,7 @@ int device_count(void);
 gmm_stream device_open(size_t bytes, const char **why);
 void device_close(void);
 
-/* Memory from the arena at `alignment`, or NULL if it is used up; separately with cudaMalloc if `huge`. Freed by reset. */
+/* Memory from the arena at `alignment`, or NULL if it is used up; separately with cudaMalloc if `huge`. Reset frees. */
 void *device_alloc(size_t bytes, size_t alignment, int huge);
 void device_reset(void);
 
@@ -22,7 +22,7 @@ void device_set(void *device, int byte, size_t bytes);
 /* Waits for the stream; NULL, or the text of the error it found. */
 const char *device_wait(void);
 
-/* Host copy of a place in the arena, valid until the next call of device_look. `device_look` copies all that is in use. */
+/* Host copy of a place in the arena as of the last device_look, which copies all that is in use. */
 void device_look(void);
 const unsigned char *device_seen(const void *device);
 

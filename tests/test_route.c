@@ -397,8 +397,8 @@ static void extreme(int arg) {
         (void)scores(&c, logits.v + 4 * t, s, q);
         probabilities(&c, s, indices + 4 * t, want + 4 * t);
     }
-    /* the third token's sigmoids are subnormal: their digits end at 2^-149, or they are 0 on a GPU, which the 1e-20 below
-       them blows up */
+    /* the third token's sigmoids are subnormal: their digits end at 2^-149, or they are 0 on a GPU, which the 1e-20
+       below them blows up */
     for (int i = 0; i < 16; i++)
         bound[i] = 1e-5 * fabs(want[i]) +
                    (arg == GMM_SCORE_SIGMOID && i / 4 == 2 ? (T.gpu ? 0x1p-126 : 0x1p-149) / 1e-20 : 1e-37);

@@ -116,10 +116,25 @@ static option options[] = {
 };
 enum { OPTIONS = sizeof options / sizeof options[0] };
 
-static const option *option_of(const void *value) {
+static option *option_of(const void *value) {
     for (int i = 0; i < OPTIONS; i++)
         if (options[i].value == value) return &options[i];
     return NULL;
+}
+
+/* Defaults on a GPU, where they differ. */
+static const struct gpu_default { const void *value; const char *text; } gpu_defaults[] = {
+    {&opt.context, "32"}, {&opt.embed, "32"},    {&opt.hidden, "384"}, {&opt.ffn, "512"},
+    {&opt.layers, "3"},   {&opt.experts, "16"}, {&opt.batch, "8192"}, {&opt.steps, "1200"},
+};
+enum { GPU_DEFAULTS = sizeof gpu_defaults / sizeof gpu_defaults[0] };
+
+static void take_gpu_defaults(void) {
+    option_error error;
+    for (int i = 0; i < GPU_DEFAULTS; i++) {
+        const option *o = option_of(gpu_defaults[i].value);
+        if (!o->given && !option_set(o, gpu_defaults[i].text, "--", &error)) die("%s", error.text);
+    }
 }
 
 static void print_help(void) {
@@ -127,8 +142,11 @@ static void print_help(void) {
            "gmm's.\nThe last tenth of the text is held out. Options (a star: --resume takes it from the checkpoint):"
            "\n\n");
     options_print(options, OPTIONS);
-    printf("\nThe last line reads: held-out X nats/byte, bigram Y nats/byte. Y is an add-one-smoothed bigram model of\n"
-           "the same training text on the same held-out bytes.\n");
+    printf("\nOn a GPU the defaults are larger:");
+    for (int i = 0; i < GPU_DEFAULTS; i++)
+        printf("%s--%s %s", i % 6 ? " " : "\n  ", option_of(gpu_defaults[i].value)->name, gpu_defaults[i].text);
+    printf("\n\nThe last line reads: held-out X nats/byte, bigram Y nats/byte. Y is an add-one-smoothed bigram model\n"
+           "of the same training text on the same held-out bytes.\n");
 }
 
 static gmm_dtype dtype_of(const char *name) {
@@ -259,6 +277,7 @@ typedef struct memory {
     gmm_space space;
     int on_host; /* 1: host code may use the addresses as they are */
     void *(*alloc)(size_t bytes); /* 256-byte aligned; NULL if there is none */
+    void *(*alloc_host)(size_t bytes); /* the host side of an operand, zeroed; NULL if there is none */
     void (*release)(void *address);
     void (*upload)(void *to, const void *from, size_t bytes);
     void (*download)(void *to, const void *from, size_t bytes);
@@ -268,7 +287,7 @@ typedef struct memory {
 static void *cpu_alloc(size_t bytes) { return aligned_alloc(256, (bytes + 255) / 256 * 256); }
 static void cpu_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static void cpu_zero(void *address, size_t bytes) { memset(address, 0, bytes); }
-static const memory cpu_memory = {GMM_SPACE_CPU, 1, cpu_alloc, free, cpu_copy, cpu_copy, cpu_zero};
+static const memory cpu_memory = {GMM_SPACE_CPU, 1, cpu_alloc, get, free, cpu_copy, cpu_copy, cpu_zero};
 
 #ifdef HAVE_CUDA
 static void cuda_check(cudaError_t e) {
@@ -278,6 +297,11 @@ static void *cuda_alloc(size_t bytes) {
     void *p = NULL;
     return cudaMalloc(&p, bytes) == cudaSuccess ? p : NULL;
 }
+static void *cuda_alloc_host(size_t bytes) { /* page-locked: copies run at the speed of the bus */
+    void *p = NULL;
+    if (cudaMallocHost(&p, bytes) != cudaSuccess) return NULL;
+    return memset(p, 0, bytes);
+}
 static void cuda_release(void *address) { cuda_check(cudaFree(address)); }
 static void cuda_upload(void *to, const void *from, size_t bytes) {
     cuda_check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
@@ -286,7 +310,8 @@ static void cuda_download(void *to, const void *from, size_t bytes) {
     cuda_check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost));
 }
 static void cuda_zero(void *address, size_t bytes) { cuda_check(cudaMemset(address, 0, bytes)); }
-static const memory cuda_memory = {GMM_SPACE_CUDA, 0, cuda_alloc, cuda_release, cuda_upload, cuda_download, cuda_zero};
+static const memory cuda_memory = {GMM_SPACE_CUDA, 0, cuda_alloc, cuda_alloc_host, cuda_release, cuda_upload,
+                                   cuda_download, cuda_zero};
 #endif
 
 /* Where an engine's operands live; `auto` takes a GPU if this build and this machine have one. */
@@ -312,7 +337,8 @@ static buffer buffer_make(const memory *mem, size_t bytes, sides wanted) {
     b.at = mem->alloc(b.bytes);
     if (!b.at) die("out of memory (%zu bytes)", b.bytes);
     mem->zero(b.at, b.bytes);
-    b.host = mem->on_host ? b.at : wanted == BOTH ? get(b.bytes) : NULL;
+    b.host = mem->on_host ? b.at : wanted == BOTH ? mem->alloc_host(b.bytes) : NULL;
+    if (!b.host && wanted == BOTH) die("out of page-locked memory (%zu bytes)", b.bytes);
     return b;
 }
 
@@ -363,6 +389,8 @@ typedef struct layer {
 typedef struct model {
     memory mem;
     gmm_context *ctx;
+    gmm_engine engine;        /* that serves the experts */
+    char place[160];          /* what gmm says it runs on */
     buffer workspace;
     gmm_dtype dtype;
     gmm_mlp_config mlp;
@@ -381,6 +409,21 @@ typedef struct model {
     int64_t step;
     uint64_t random;
 } model;
+
+/* Copies what `tokens` tokens have in a buffer made for m->tokens. */
+static buffer rows_of(const model *m, const buffer *b, int64_t tokens) {
+    buffer rows = *b;
+    rows.bytes = b->bytes / (size_t)m->tokens * (size_t)tokens;
+    return rows;
+}
+static void rows_push(const model *m, const buffer *b, int64_t tokens) {
+    buffer rows = rows_of(m, b, tokens);
+    buffer_push(&m->mem, &rows);
+}
+static void rows_pull(const model *m, const buffer *b, int64_t tokens) {
+    buffer rows = rows_of(m, b, tokens);
+    buffer_pull(&m->mem, &rows);
+}
 
 static void check(const model *m, gmm_status status) {
     if (status) die("%s: %s", gmm_status_name(status), gmm_last_error(m->ctx));
@@ -407,6 +450,15 @@ static buffer *parts_make(const memory *mem, int count, size_t bytes, int packed
         for (int i = 0; i < count; i++) parts[i] = buffer_make(mem, bytes, BOTH);
     }
     return parts;
+}
+
+/* Copies between the two sides of [count] buffers: a block at once, or each on its own. */
+static void parts_copy(const memory *mem, const buffer *parts, int count, int packed,
+                       void (*copy)(const memory *, const buffer *)) {
+    buffer whole = parts[0];
+    whole.bytes *= (size_t)count;
+    if (packed) copy(mem, &whole);
+    for (int i = 0; i < count && !packed; i++) copy(mem, &parts[i]);
 }
 
 static gmm_mat parts_mat(const buffer *parts, int count, gmm_dtype dtype, int packed) {
@@ -486,21 +538,23 @@ static void store_row(gmm_dtype dtype, void *to, const float *from, int64_t n) {
         for (int64_t i = 0; i < n; i++) ((uint16_t *)to)[i] = gmm_f32_to_f16(from[i]);
 }
 
+enum { CHUNK = 8192 }; /* values per piece of work: a fixed size, so that sums do not depend on the thread count */
+
 /* Rounds the masters into the copies that gmm computes with. */
 static void params_publish(model *m) {
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        int64_t n = p->rows * p->cols;
+        int64_t n = p->rows * p->cols, chunks = (n + CHUNK - 1) / CHUNK;
         PARALLEL_FOR
-        for (int e = 0; e < p->count; e++) {
-            store_row(p->dtype, p->weight_halves[e].host, p->master + e * n, n);
-            buffer_push(&m->mem, &p->weight_halves[e]);
+        for (int64_t c = 0; c < chunks * p->count; c++) {
+            int64_t from = c % chunks * CHUNK;
+            char *to = (char *)p->weight_halves[c / chunks].host + (size_t)from * dtype_bytes(p->dtype);
+            store_row(p->dtype, to, p->master + c / chunks * n + from, n - from < CHUNK ? n - from : CHUNK);
         }
+        parts_copy(&m->mem, p->weight_halves, p->count, !p->w.table, buffer_push);
         if (p->glu) glu_move(m, p, 0, p->w_halves, p->w);
     }
 }
-
-enum { CHUNK = 8192 }; /* values per piece of work: a fixed size, so that sums do not depend on the thread count */
 
 static double sum_of_squares(const float *x, int64_t n) {
     double total = 0;
@@ -543,7 +597,7 @@ static void params_update(model *m) {
         int64_t n = p->rows * p->cols, chunks = (n + CHUNK - 1) / CHUNK, all = chunks * p->count;
         double *part = (double *)get((size_t)all * sizeof *part);
         if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
-        for (int e = 0; e < p->count; e++) buffer_pull(&m->mem, &p->grad_halves[e]);
+        parts_copy(&m->mem, p->grad_halves, p->count, !p->w.table, buffer_pull);
         PARALLEL_FOR
         for (int64_t c = 0; c < all; c++) {
             int64_t from = c % chunks * CHUNK;
@@ -582,6 +636,7 @@ static void embed_forward(const model *m, const unsigned char *bytes, const int6
     size_t row = (size_t)opt.embed * dtype_bytes(m->dtype);
     const char *table = (const char *)m->embedding->weight[0].host;
     char *x = (char *)m->x0.host;
+    PARALLEL_FOR
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t j = 0; j < opt.context; j++)
             memcpy(x + (size_t)(t * opt.context + j) * row, table + bytes[positions[t] - opt.context + j] * row, row);
@@ -589,12 +644,16 @@ static void embed_forward(const model *m, const unsigned char *bytes, const int6
 
 static void embed_backward(const model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens) {
     float *grad = floats(&m->embedding->grad[0]);
-    for (int64_t t = 0; t < tokens; t++)
-        for (int64_t j = 0; j < opt.context; j++) {
-            const float *dx = floats(&m->dx0) + (t * opt.context + j) * opt.embed;
-            float *g = grad + bytes[positions[t] - opt.context + j] * opt.embed;
-            for (int64_t i = 0; i < opt.embed; i++) g[i] += dx[i];
-        }
+    PARALLEL_FOR
+    for (int share = 0; share < 32; share++) /* of the vocabulary: each byte's sum keeps the order of the tokens */
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t j = 0; j < opt.context; j++) {
+                int byte = bytes[positions[t] - opt.context + j];
+                const float *dx = floats(&m->dx0) + (t * opt.context + j) * opt.embed;
+                float *g = grad + byte * opt.embed;
+                if (byte % 32 != share) continue;
+                for (int64_t i = 0; i < opt.embed; i++) g[i] += dx[i];
+            }
 }
 
 /* y = x / rms(x) * gain, in the compute dtype. */
@@ -629,8 +688,11 @@ static void norm_backward(const float *x, const param *gain, const float *invers
             dx[t * width + i] = add ? dx[t * width + i] + d : d;
         }
     }
-    for (int64_t t = 0; t < tokens; t++)
-        for (int64_t i = 0; i < width; i++) dgain[i] += dy[t * width + i] * x[t * width + i] * inverse[t];
+    PARALLEL_FOR
+    for (int64_t from = 0; from < width; from += 32)
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t i = from; i < width && i < from + 32; i++)
+                dgain[i] += dy[t * width + i] * x[t * width + i] * inverse[t];
 }
 
 static void residual_add(const float *x, const float *y, float *out, int64_t n) {
@@ -819,7 +881,7 @@ static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int trai
     gmm_permute permute;
     moe_call c;
     norm_forward(m, l->h, l->norm, l->inverse_rms, &l->normed, tokens);
-    buffer_push(&m->mem, &l->normed);
+    rows_push(m, &l->normed, tokens);
     linear_forward(m, l->router, NULL, &l->normed, &l->logits, tokens);
     moe_describe(m, l, &c, tokens, train);
 
@@ -843,7 +905,7 @@ static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int trai
     permute.rows = &c.y;
     permute.out = &c.out;
     permute_run(m, GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, &permute);
-    buffer_pull(&m->mem, &l->out);
+    rows_pull(m, &l->out, tokens);
     residual_add(l->h, floats(&l->out), out, tokens * opt.hidden);
 }
 
@@ -853,7 +915,7 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     gmm_permute permute;
     moe_call c;
     moe_describe(m, l, &c, tokens, 1);
-    buffer_push(&m->mem, &m->dh);
+    rows_push(m, &m->dh, tokens);
     permute = c.permute;
     permute.dout = &c.dout;
     permute.drows = &c.drows;
@@ -874,7 +936,7 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     need_workspace(m, info.workspace_bytes);
     check(m, gmm_topk_bwd(m->ctx, &c.route, m->workspace.at, m->workspace.bytes, NULL));
     linear_backward(m, l->router, NULL, &l->normed, &m->drouter, &m->dn, 1, tokens);
-    buffer_pull(&m->mem, &m->dn);
+    rows_pull(m, &m->dn, tokens);
     norm_backward(l->h, l->norm, l->inverse_rms, floats(&m->dn), floats(&m->dh), 1, tokens);
 }
 
@@ -938,6 +1000,7 @@ static void layer_make(model *m, layer *l, int index) {
     l->saved = buffer_make(&m->mem, info.saved_bytes, AT_ONLY);
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_BWD, &call.mlp, &info));
     l->deferred = buffer_make(&m->mem, info.deferred_bytes, AT_ONLY);
+    m->engine = info.engine;
 }
 
 static void configure_mlp(model *m) {
@@ -958,9 +1021,9 @@ static void configure_mlp(model *m) {
 }
 
 static void write_log(void *user, gmm_log_level level, const char *message) {
-    (void)user;
-    (void)level;
-    fprintf(stderr, "gmm: %s\n", message);
+    model *m = (model *)user;
+    if (level == GMM_LOG_WARN) fprintf(stderr, "gmm: %s\n", message);
+    else snprintf(m->place, sizeof m->place, "%s", message);
 }
 
 static void model_make(model *m) {
@@ -984,9 +1047,11 @@ static void model_make(model *m) {
     config.engine = engine_of(opt.engine);
     config.space = m->mem.space;
     config.threads = (int32_t)opt.threads;
-    config.log.level = GMM_LOG_WARN;
+    config.log.user = m;
+    config.log.level = GMM_LOG_INFO;
     config.log.write = write_log;
     if (gmm_create(&m->ctx, &config, &error)) die("--engine %s: %s", opt.engine, error.text);
+    m->engine = config.engine; /* with layers: what their queries say */
     m->workspace = buffer_make(&m->mem, 256, AT_ONLY);
     m->entries = (gmm_wgrad_entry *)get((size_t)(opt.layers + 1) * sizeof *m->entries);
     m->queue = gmm_wgrad_queue_over(m->entries, (int32_t)opt.layers + 1);
@@ -1029,31 +1094,32 @@ static void model_make(model *m) {
 static void forward(model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens, int train) {
     float *first = opt.layers ? m->layers[0].h : m->h;
     embed_forward(m, bytes, positions, tokens);
-    buffer_push(&m->mem, &m->x0);
+    rows_push(m, &m->x0, tokens);
     linear_forward(m, m->input_w, m->input_b, &m->x0, &m->h0, tokens);
-    buffer_pull(&m->mem, &m->h0);
+    rows_pull(m, &m->h0, tokens);
     memcpy(first, m->h0.host, (size_t)(tokens * opt.hidden) * sizeof(float));
     for (int i = 0; i < opt.layers; i++)
         moe_forward(m, &m->layers[i], i + 1 < opt.layers ? m->layers[i + 1].h : m->h, tokens, train);
     norm_forward(m, m->h, m->final_norm, m->inverse_rms, &m->normed, tokens);
-    buffer_push(&m->mem, &m->normed);
+    rows_push(m, &m->normed, tokens);
     linear_forward(m, m->head_w, m->head_b, &m->normed, &m->logits, tokens);
-    buffer_pull(&m->mem, &m->logits);
+    rows_pull(m, &m->logits, tokens);
 }
 
 /* Adds the gradients of a forward with train = 1 whose cross entropy has been taken. */
 static void backward(model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens) {
-    buffer_push(&m->mem, &m->dlogits);
+    rows_push(m, &m->dlogits, tokens);
     linear_backward(m, m->head_w, m->head_b, &m->normed, &m->dlogits, &m->dn, 0, tokens);
-    buffer_pull(&m->mem, &m->dn);
+    rows_pull(m, &m->dn, tokens);
     norm_backward(m->h, m->final_norm, m->inverse_rms, floats(&m->dn), floats(&m->dh), 0, tokens);
     for (int i = (int)opt.layers - 1; i >= 0; i--) moe_backward(m, &m->layers[i], tokens);
+    PARALLEL_FOR
     for (int64_t t = 0; t < tokens; t++)
         store_row(m->dtype, (char *)m->dh_low.host + (size_t)(t * opt.hidden) * dtype_bytes(m->dtype),
                   floats(&m->dh) + t * opt.hidden, opt.hidden);
-    buffer_push(&m->mem, &m->dh_low);
+    rows_push(m, &m->dh_low, tokens);
     linear_backward(m, m->input_w, m->input_b, &m->x0, &m->dh_low, &m->dx0, 0, tokens);
-    buffer_pull(&m->mem, &m->dx0);
+    rows_pull(m, &m->dx0, tokens);
     embed_backward(m, bytes, positions, tokens);
     if (opt.delay_wgrad && opt.layers) moe_delayed(m);
 }
@@ -1457,6 +1523,7 @@ static void describe(const model *m, const text *t) {
            (long long)(t->size - t->train));
     printf("model: %.0f parameters, %.0f per token; %lld layers of %lld experts, top %lld, %s, %s\n", all, active,
            (long long)opt.layers, (long long)opt.experts, (long long)opt.topk, opt.act, opt.dtype);
+    printf("engine: %s; %s\n", gmm_engine_name(m->engine), m->place);
     printf("training: %lld steps of %lld tokens in %lld micro-batches\n", (long long)opt.steps, (long long)opt.batch,
            (long long)opt.micro_batches);
 }
@@ -1530,6 +1597,7 @@ int main(int argc, char **argv) {
         print_help();
         return 0;
     }
+    if (memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();
     if ((*opt.save || *opt.resume) && st_missing()) die("%s", st_missing());
     if (*opt.resume) checkpoint = open_checkpoint(opt.resume);
     if (*opt.save) try_saving(opt.save);

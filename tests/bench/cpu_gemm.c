@@ -214,13 +214,16 @@ int main(int argc, char **argv) {
     measure(all, count);
     cpuinfo("cpu MHz", after, sizeof after);
 
-    if (!strcmp(form, "json")) printf("{\"cpu\": \"%s\", \"size\": %d, \"rounds\": %d, \"results\": [\n", cpu, size, rounds);
-    else if (!strcmp(form, "csv")) printf("contender,threads,size,median_gflops,best_gflops,p95_gflops,vs_openblas,error\n");
-    else {
+    if (!strcmp(form, "json")) {
+        printf("{\"cpu\": \"%s\", \"size\": %d, \"rounds\": %d, \"results\": [\n", cpu, size, rounds);
+    } else if (!strcmp(form, "csv")) {
+        printf("contender,threads,size,median_gflops,best_gflops,p95_gflops,vs_openblas,error\n");
+    } else {
         printf("# %s; clock %s MHz before, %s MHz after; gmm %s\n", cpu, before, after, GMM_VERSION_STRING);
         printf("# y = x w^T, %d x %d x %d; median of %d rounds, contenders by turns%s\n", size, size, size, rounds,
                share(all, all, count) > 0.0 ? "" : "; OpenBLAS not found");
-        printf("%-16s %7s %9s %9s %9s %12s %9s\n", "GFLOP/s", "threads", "median", "best", "p95", "vs OpenBLAS", "error");
+        printf("%-16s %7s %9s %9s %9s %12s %9s\n", "GFLOP/s", "threads", "median", "best", "p95", "vs OpenBLAS",
+               "error");
     }
     for (i = 0; i < count; i++) {
         const contender *c = &all[i];

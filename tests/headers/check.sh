@@ -77,6 +77,33 @@ check "declarations leak no macro" empty leaks_of_declarations "$CC -x c"
 [ -z "$compilers_cxx" ] || check "declarations leak no macro in C++" empty leaks_of_declarations "$CXX -x c++"
 
 leaks_of_implementation() {
+    own_includes '#define GMM_IMPLEMENTATION
+' "$openmp" | grep '<' | sed 's/^/#include /' > "$W/base.h"
+    macros $1 $openmp < "$W/base.h" > "$W/base"
+    printf '#define GMM_IMPLEMENTATION\n#include "gmm_gtp.h"\n' | macros $1 $openmp -I. | comm -23 - "$W/base" |
+        grep -vE '^GMM(_[A-Z0-9]|DEF$|__[A-Z0-9])'
+    printf '#define GMM_IMPLEMENTATION\n#include "gmm_gtp.h"\n' | macros $1 $openmp -I. | grep -x 'GMM__X'
+}
+check "the implementation leaks no macro" empty leaks_of_implementation "$CC -x c"
+[ -z "$compilers_cxx" ] || check "the implementation leaks no macro in C++" empty leaks_of_implementation "$CXX -x c++"
+
+orders() { # every order of the headers, after a hostile prelude, with and without the implementation
+    for a in $HEADERS; do for b in $HEADERS; do for c in $HEADERS; do
+        [ $a != $b ] && [ $a != $c ] && [ $b != $c ] || continue
+        for define in '' '#define GMM_IMPLEMENTATION'; do
+            printf '#include "hostile.h"\n%s\n#include "%s"\n#include "%s"\n#include "%s"\n' \
+                "$define" $a $b $c > "$W/order.c"
+            $CC -std=c11 $STRICT -fsyntax-only -I. -Itests/headers "$W/order.c" || return 1
+            [ -z "$compilers_cxx" ] ||
+                $CXX -x c++ -std=c++17 $STRICT -fsyntax-only -I. -Itests/headers "$W/order.c" || return 1
+        done
+    done; done; done
+}
+check "any include order, after hostile macros" orders
+
+# ---- Implementation
+
+implementation() {
     $CC -std=c11 -O3 $openmp $STRICT -I. -c -o "$W/gmm.o" $UNIT.c &&
     $CC -std=c11 -O0 $STRICT -I. -c -o "$W/unit.o" $UNIT.c
 }
@@ -212,7 +239,7 @@ check "every function has a contract" contracts
 layout() {
     find gmm*.h gmm*.cuh tests examples .ci README.md CHANGELOG.md -type f 2> /dev/null | grep -vE '\.(txt|json)$' |
         while read -r f; do
-            awk '{ if (length($0) > 120) print FILENAME ":" FNR ": " length($0) " columns"
+            awk '{ if (length($0) > 120 && $0 !~ /^\|/) print FILENAME ":" FNR ": " length($0) " columns"
                    if ($0 ~ /[ \t]$/) print FILENAME ":" FNR ": blanks at the end"
                    if (index($0, "\t")) print FILENAME ":" FNR ": a tab" }' "$f"
         done

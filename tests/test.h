@@ -29,7 +29,8 @@
 #include "reference.h"
 
 #define T_FILES(X) \
-    X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) X(gtp) X(graph)
+    X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) \
+    X(gtp) X(graph)
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 

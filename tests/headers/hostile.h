@@ -16,17 +16,3 @@
 #define OK hostile
 #define I hostile
 #define X(a) hostile
-#define A hostile
-#define B hostile
-#define C hostile
-#define D hostile
-#define E hostile
-#define G hostile
-#define H hostile
-#define K hostile
-#define M hostile
-#define N hostile
-#define P hostile
-#define R hostile
-#define S hostile
-#define T hostile

@@ -57,7 +57,7 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test examples bench check help install clean FORCE
+.PHONY: all run test examples bench gpu-report check help install clean FORCE
 
 ##
 ## Targets
@@ -76,13 +76,32 @@ test: $(B)/gmm_tests
 examples: $(EXAMPLES) $(EXAMPLES_CXX)
 	$(Q)set -e; for e in $^; do test -x $$e || continue; echo "== $$e"; $$e; done
 
-##   bench                  CPU GFLOP/s beside OpenBLAS where that is installed; ARGS="--csv" or "--json"
-bench: $(B)/cpu_gemm
-	$(Q)$(B)/cpu_gemm $(ARGS)
+##   bench                  CPU GFLOP/s beside OpenBLAS where that is installed; then, with a GPU, TFLOP/s beside cuBLAS
+##                          and torch; ARGS="--csv", "--json" (GPU: "--json=FILE", "--filter=...", "--quick")
+bench: $(B)/cpu_gemm $(B)/gpu_bench.run
+	$(Q)$(B)/cpu_gemm $(filter --csv $(CPU_ARGS),$(ARGS))
+	$(Q)if test -s $(B)/gpu_bench.run; then echo; sh $(B)/gpu_bench.run $(filter-out $(CPU_ARGS),$(ARGS)); fi
+CPU_ARGS := --json --size=% --rounds=% --threads=%
+
+##   gpu-report             the tests and the GPU benchmark on this GPU, written to tests/results/<GPU>.txt
+gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
+	$(Q)test -s $(B)/gpu_bench.run || { echo 'gpu-report: no GPU, or no cuBLAS'; exit 1; }
+	$(Q)mkdir -p tests/results; name=$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1); \
+	file=tests/results/$$(echo "$$name" | tr 'A-Z ' 'a-z-').txt; status=0; \
+	sh $(B)/gpu_bench.run --json=$(B)/gpu-report.json $(ARGS) > $(B)/gpu-report.bench || status=1; \
+	{ echo "# gmm on one $$name: make gpu-report"; echo; echo 'Headers (SHA-256)'; sha256sum $(HEADERS); \
+	echo; echo 'Versions'; $$(cat $(P)/nvcc) --version | tail -n 2 | head -n 1; $(CC) --version | head -n 1; \
+	echo "built for $$(cat $(P)/gpu)"; \
+	nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.memory,power.limit --format=csv; \
+	} > $$file; \
+	$(B)/gmm_tests > $(B)/gpu-report.log 2>&1 || status=1; \
+	{ echo; echo 'Tests'; grep '^ *FAIL' $(B)/gpu-report.log; tail -n 1 $(B)/gpu-report.log; echo; echo 'Benchmark'; \
+	} >> $$file; \
+	cat $(B)/gpu-report.bench >> $$file; cat $$file; exit $$status
 
 ##   check                  header and build checks, then the tests under ASan and UBSan
-check: all $(P)/nvcc compile_commands.json
-	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc)" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
+check: all $(P)/nvcc $(P)/cublaslt compile_commands.json
+	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc $(P)/cublaslt | tr '\n' ' ')" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
 	sh tests/headers/check.sh
 	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test
 
@@ -165,9 +184,25 @@ $(P)/gpu: $(P)/tools $(P)/nvcc
 $(P)/cuda.cflags: $(P)/gpu
 	@if test -s $<; then echo "-DHAVE_CUDA -isystem $$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/include"; \
 	fi > $@
-$(P)/cuda.link: $(P)/gpu
-	@if test -s $<; then echo "-L$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/lib64 -lcudart_static -ldl -lrt -lpthread -lstdc++"; \
-	fi > $@
+$(P)/cublaslt: $(P)/nvcc
+	@: > $@; if test -s $<; then printf '#include <cublasLt.h>\nint main() { return !cublasLtGetVersion(); }\n' > $@.cu; \
+	if "$$(cat $<)" -o $@.try $@.cu -lcublasLt >/dev/null 2>&1; then echo '-lcublasLt' > $@; echo '  probe  cuBLASLt: yes'; \
+	else echo '-DGMM_NO_CUBLASLT' > $@; echo '  probe  cuBLASLt: no'; fi; rm -f $@.try $@.cu; fi
+$(P)/cuda.link: $(P)/gpu $(P)/cublaslt
+	@if test -s $<; then d=$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/lib64; \
+	l=; if grep -q lcublasLt $(P)/cublaslt; then l="-lcublasLt -Wl,-rpath,$$d "; fi; \
+	echo "-L$$d $$l-lcudart_static -ldl -lrt -lpthread -lstdc++"; fi > $@
+$(P)/cublas: $(P)/cuda.link
+	@: > $@; if test -s $<; then d=$$(sed 's/^-L\([^ ]*\).*/\1/' $<); \
+	f="-L$$d -Wl,-rpath,$$d -lcublas -lcublasLt"; \
+	if echo 'int cublasCreate_v2(void **); int main(void) { return !cublasCreate_v2; }' | \
+	$(CC) -x c - $$f -o $@.try >/dev/null 2>&1; then echo "$$f" > $@; fi; rm -f $@.try; \
+	if test -s $@; then echo '  probe  cuBLAS (peer of the benchmark): yes'; \
+	else echo '  probe  cuBLAS (peer of the benchmark): no'; fi; fi
+$(P)/torch: $(P)/gpu
+	@: > $@; if test -s $<; then if python3 -c 'import torch; torch._grouped_mm, torch.cuda.init()' >/dev/null 2>&1; \
+	then echo yes > $@; echo '  probe  torch._grouped_mm (peer of the benchmark): yes'; \
+	else echo '  probe  torch._grouped_mm (peer of the benchmark): no'; fi; fi
 $(P)/none: $(P)/tools
 	@: > $@
 
@@ -181,15 +216,15 @@ C_RESPONSES := $(RESPONSES:%=@%)
 
 say = @printf '  %-5s  %s\n' $(1) $(2)
 
-# The library: with the CUDA engines where there is a GPU.
-NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Xcompiler=-Wall,-Wextra
+# The library: with the CUDA engines where there is a GPU, and cuBLASLt where the toolkit has it.
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Xcompiler=-Wall,-Wextra,-fPIC
 $(B)/gmm.o: examples/vendoring/gmm.c examples/vendoring/gmm.cu $(B)/flags $(RESPONSES) $(CUDA_LINK)
 	$(Q)mkdir -p $(@D)
 	@if test -s $(CUDA_LINK); then printf '  %-5s  %s for %s\n' NVCC examples/vendoring/gmm.cu $$(cat $(P)/gpu); \
 	else printf '  %-5s  %s\n' CC $<; fi
 	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); o=$$(cat $(P)/openmp); \
 	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I. -MMD -MP -MF $(@:.o=.d) \
-	-c -o $@ examples/vendoring/gmm.cu; \
+	$$(cat $(P)/cublaslt) -c -o $@ examples/vendoring/gmm.cu; \
 	else $(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<; fi
 
 $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)
@@ -207,6 +242,16 @@ $(B)/train_moe: $(B)/obj/examples/apps/train_moe.o $(COMMON_OBJ) $(B)/gmm.o $(P)
 $(B)/cpu_gemm: $(B)/obj/tests/bench/cpu_gemm.o $(B)/gmm.o $(P)/openblas
 	$(call say,LINK,$@)
 	$(LINK_C) @$(P)/openblas -lm
+# The GPU benchmark: a program, or with torch a library that peers.py loads; gpu_bench.run is the command, or empty.
+$(B)/gpu_bench.run: tests/bench/gpu_bench.cu tests/bench/peers.py $(B)/gmm.o $(P)/cublas $(P)/torch
+	@: > $@; if test -s $(P)/cublas && test -s $(CUDA_LINK); then printf '  %-5s  %s\n' NVCC $<; fi
+	$(Q)if test -s $(P)/cublas && test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); $$(cat $(P)/nvcc) $(NVCC_FLAGS) \
+	-gencode arch=compute_$${g#sm_},code=$$g -I. -c -o $(B)/gpu_bench.o $< && \
+	$(CC) $(LDFLAGS) -o $(B)/gpu_bench $(B)/gpu_bench.o $(B)/gmm.o @$(P)/openmp @$(P)/cublas @$(P)/cuda.link -lm && \
+	echo '$(B)/gpu_bench "$$@"' > $@; fi
+	$(Q)if test -s $@ && test -s $(P)/torch; then \
+	$(CC) -shared $(LDFLAGS) -o $(B)/libgmm_bench.so $(B)/gpu_bench.o $(B)/gmm.o @$(P)/openmp @$(P)/cublas \
+	@$(P)/cuda.link -lm && echo 'python3 tests/bench/peers.py $(B)/libgmm_bench.so "$$@"' > $@; fi
 $(EXAMPLES): $(B)/%: $(B)/obj/%.o $(B)/gmm.o
 	$(call say,LINK,$@)
 	$(LINK_C) -lm

@@ -18,10 +18,11 @@
  *     gmm_linear_fwd(ctx, &lin, workspace, info.workspace_bytes, NULL);
  *
  * CONTENTS
- *     1  Version, context, errors      5  Expert MLP                     9  Pad, GLU interleave
- *     2  Operations, options, queries  6  Weight-gradient decisions     10  Implementation
- *     3  Grouped linear                7  Routing                       11  Licence
- *     4  Activation                    8  Permute, unpermute
+ *     1  Version, context, errors      6  Weight-gradient decisions     11  Runtime
+ *     2  Operations, options, queries  7  Routing                       12  Implementation
+ *     3  Grouped linear                8  Permute, unpermute            13  Licence
+ *     4  Activation                    9  Pad, GLU interleave
+ *     5  Expert MLP                   10  Small operations
  *
  * CONFIGURATION (beside gmm_quant.h's; define where GMM_IMPLEMENTATION is)
  *     GMM_MALLOC, GMM_FREE   host allocation of contexts where gmm_config has no allocator; both or none; default
@@ -118,7 +119,8 @@ typedef struct gmm_config {
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
    Stream, graph: creates nothing on a stream; not while capturing.
    Errors: GMM_E_NULL (out), GMM_E_VERSION (header versions mixed), GMM_E_ARG (field out of range), GMM_E_BUILD (a GPU
-       asked of a unit that a C compiler built), GMM_E_DEVICE (no such device, or too old), GMM_E_MEMORY. */
+       asked of a unit that a C compiler built, or of a build without kernels for it), GMM_E_DEVICE (no such device, or
+       too old), GMM_E_UNSUPPORTED (an engine of the other space), GMM_E_MEMORY, GMM_E_CUDA. */
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error);
 static inline gmm_status gmm_create(gmm_context **out, const gmm_config *config, gmm_error *error) {
     return gmm__create(out, config, (uint32_t)GMM_VERSION_NUMBER, error);
@@ -202,8 +204,8 @@ typedef struct gmm_info {
 
 /* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups says.
    Shapes: offsets [G + 1] int64, context memory.
-   Stream, graph: enqueued; capturable. Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_SPLIT, GMM_E_VERSION,
-       GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
+   Stream, graph: enqueued; capturable. Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_DTYPE, GMM_E_SPLIT,
+       GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
 GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_t *offsets, gmm_stream stream);
 
 /* ------------------------------------------------------------------------------------------ 3 Grouped linear --- */
@@ -455,7 +457,7 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 /* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). Delayed
    weight gradients are recorded in `queue` with everything they need: x, dy, `deferred` and the destinations must stay
    as they are until gmm_mlp_wgrad has run; the splits need not.
-   Stream, graph: enqueued; capturable.
+   Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
@@ -467,7 +469,7 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
                                 gmm_stream stream);
 
 /* Fires the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP fires: to be called after a graph that
-   holds the operation was launched.  Stream, graph: handed to the hooks. Errors: GMM_E_NULL, GMM_E_ARG. */
+   holds the operation was launched.  Stream, graph: handed to the hooks. Errors: those of gmm_mlp_query. */
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream);
 
 /* -------------------------------------------------------------------------------- 6 Weight-gradient decisions --- */
@@ -689,12 +691,106 @@ GMMDEF gmm_status gmm_glu_query(gmm_context *ctx, gmm_op op, const gmm_glu *glu,
 GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void *workspace, size_t workspace_bytes,
                                      gmm_stream stream);
 
+/* ------------------------------------------------------------------------------------------ 10 Small operations --- */
+
+/* y = beta y + scale (x_0 + x_1 + ... + x_{count - 1}): what reduces gradients into main_grad. fp32 in this order, one
+   rounding at the store. beta 0 never reads y; scale and beta are taken as they are, so a scale of 0 means 0.
+   Shapes: x count matrices of [rows, cols], packed or a table; y [rows, cols].
+   dtypes: x and y each F32, F16 or BF16.  Aliasing: none but y with itself. */
+typedef struct gmm_accumulation {
+    uint32_t struct_size;
+    int32_t count;           /* >= 1 */
+    int64_t rows;            /* >= 0 */
+    int64_t cols;            /* >= 1 */
+    const gmm_options *options;
+    const gmm_mat *x;        /* a table stands on the host (GMM_MAT_TABLE_ON_HOST) and is read during the call */
+    const gmm_mat *y;
+    float scale;
+    float beta;
+} gmm_accumulation;
+
+/* Engine and workspace of GMM_OP_ACCUMULATE.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_accumulate_query(gmm_context *ctx, const gmm_accumulation *accumulation, gmm_info *info);
+
+/* Accumulates. Stream, graph: enqueued; capturable, with scale, beta and a table's addresses as they are now.
+   Errors: as gmm_linear_fwd. */
+GMMDEF gmm_status gmm_accumulate(gmm_context *ctx, const gmm_accumulation *accumulation, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream);
+
+/* dst = src, row by row, rounded once to another dtype where dtypes differ.
+   Shapes: src, dst [rows, cols], each with its own ld.
+   dtypes: F32, F16 and BF16 into one another; any dtype of whole bytes into itself, which keeps every bit.
+   Aliasing: none. */
+typedef struct gmm_conversion {
+    uint32_t struct_size;
+    int32_t reserved;        /* 0 */
+    int64_t rows;            /* >= 0 */
+    int64_t cols;            /* >= 1 */
+    const gmm_options *options;
+    const gmm_mat *src;
+    const gmm_mat *dst;
+} gmm_conversion;
+
+/* Engine and workspace of GMM_OP_CONVERT.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_convert_query(gmm_context *ctx, const gmm_conversion *conversion, gmm_info *info);
+
+/* Converts. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+GMMDEF gmm_status gmm_convert(gmm_context *ctx, const gmm_conversion *conversion, void *workspace,
+                              size_t workspace_bytes, gmm_stream stream);
+
+/* --------------------------------------------------------------------------------------------------- 11 Runtime --- */
+
+typedef struct CUevent_st *gmm_event; /* a cudaEvent_t; in a CPU context an object of this library */
+
+enum { GMM_EVENT_EXTERNAL = 1u }; /* while capturing, the record or wait becomes a node of the graph and meets the event
+                                     outside of it at every replay; otherwise it changes nothing */
+
+/* Streams, events, copies and fills of one memory space, as a table of functions: gmm_runtime_of fills it for a
+   context, and whoever brings streams of his own fills one himself. Every function takes `self` first.
+   Order       What is given to one stream is done in that order; events order streams. The host waits in stream_sync
+               and event_sync only. On the CPU everything is done on return, and the one stream is NULL.
+   Stream, graph: record, wait, copies and fills are enqueued and capturable; stream_sync on a capturing stream is
+               GMM_E_CAPTURE and leaves the capture intact. The rest is not for captured streams and events.
+   Memory      create and destroy alone may allocate: on the CPU from the context's allocator.
+   Errors: GMM_E_NULL, GMM_E_ARG (pitch below width, value above 255, unknown flags, a stream that is not NULL on the
+               CPU), GMM_E_OVERFLOW, GMM_E_MEMORY, GMM_E_CAPTURE, GMM_E_CUDA; gmm_last_error of the context tells more.
+   Threads     As the context; the table lives as long as the context does. */
+typedef struct gmm_runtime {
+    uint32_t struct_size;
+    gmm_space space;
+    void *self;
+    /* A stream that waits for no other. `priority` 0 is usual, smaller is more urgent; cut to what the device has. */
+    gmm_status (*stream_create)(void *self, int32_t priority, gmm_stream *out);
+    gmm_status (*stream_destroy)(void *self, gmm_stream stream); /* what it was given is still done; NULL is allowed */
+    /* What the stream is given from now on starts after the event's last record; at once if there was none. */
+    gmm_status (*stream_wait)(void *self, gmm_stream stream, gmm_event event, uint32_t flags);
+    gmm_status (*stream_sync)(void *self, gmm_stream stream);
+    gmm_status (*event_create)(void *self, gmm_event *out); /* without time stamps */
+    gmm_status (*event_destroy)(void *self, gmm_event event); /* NULL is allowed */
+    gmm_status (*event_record)(void *self, gmm_event event, gmm_stream stream, uint32_t flags);
+    gmm_status (*event_query)(void *self, gmm_event event, int32_t *done); /* 1: last record reached, or none */
+    gmm_status (*event_sync)(void *self, gmm_event event);
+    /* Copies `width` bytes of each of `height` rows; either side may be host memory. No overlap. */
+    gmm_status (*copy)(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream);
+    gmm_status (*copy2d)(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
+                         size_t height, gmm_stream stream);
+    /* Sets bytes to `value`, 0 to 255. */
+    gmm_status (*fill)(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream);
+    gmm_status (*fill2d)(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
+                         gmm_stream stream);
+    gmm_status (*is_capturing)(void *self, gmm_stream stream, int32_t *capturing);
+} gmm_runtime;
+
+/* The runtime of a context's memory space. out->struct_size 0 means this header's.
+   Stream, graph: no effect on either. Errors: GMM_E_NULL, GMM_E_VERSION. */
+GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out);
+
 #ifdef __cplusplus
 }
 #endif
 #endif /* GMM_MOE_GMM_H_INCLUDED */
 
-/* ----------------------------------------------------------------------------------------- 10 Implementation --- */
+/* -------------------------------------------------------------------------------------------- 12 Implementation --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__IMPLEMENTATION_DONE)
 #define GMM__IMPLEMENTATION_DONE
@@ -723,6 +819,10 @@ GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void 
 
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
+#ifndef GMM_NO_CUBLASLT
+#define GMM__CUBLASLT
+#include <cublasLt.h>
+#endif
 #endif
 
 #ifdef __cplusplus
@@ -733,9 +833,22 @@ extern "C" {
 #include "gmm_kernels.cuh"
 #endif
 
-/* ........................................................................................ 10.1 Context, checks ... */
+/* ......................................................................................... 12.1 Context, checks ... */
 
 enum { GMM__WORKSPACE_ALIGN = 256 };
+
+#ifdef GMM__CUBLASLT
+/* CUBLASLT engine: cuBLASLt's handle, and algorithms by a hash of what their choice depends on. */
+enum { GMM__LT_KEY = 10, GMM__LT_CACHE = 128 };
+typedef struct gmm__lt_choice {
+    int64_t key[GMM__LT_KEY];
+    cublasLtMatmulAlgo_t algo;
+} gmm__lt_choice;
+typedef struct gmm__lt {
+    cublasLtHandle_t handle;
+    gmm__lt_choice cache[GMM__LT_CACHE];
+} gmm__lt;
+#endif
 
 struct gmm_context {
     gmm_config config;
@@ -743,6 +856,9 @@ struct gmm_context {
     int32_t threads;   /* CPU engine */
     int32_t cpu_level; /* 1 plain, 2 AVX2, 3 AVX-512 */
     int32_t capability;/* CUDA: 90 for compute capability 9.0 */
+#ifdef GMM__CUBLASLT
+    gmm__lt lt;
+#endif
 };
 
 /* Operands of a call by role. Families share roles, so that checks and engines read alike. */
@@ -773,6 +889,8 @@ typedef struct gmm__call {
         gmm_permute permute;
         gmm_padding pad;
         gmm_glu glu;
+        gmm_accumulation sum;
+        gmm_conversion convert;
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
@@ -860,6 +978,13 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
     if (call->options.engine == GMM_ENGINE_AUTO) call->options.engine = call->ctx->config.engine;
     if (call->options.engine < GMM_ENGINE_AUTO || call->options.engine > GMM_ENGINE_CUBLASLT)
         return gmm__refuse(call, GMM_E_ARG, "options.engine", "%d is no engine", (int)call->options.engine);
+    {
+        const gmm_options *o = &call->options;
+        if ((o->allow_nondeterminism | o->allow_tf32 | o->fp8_fast_accum) & ~1)
+            return gmm__refuse(call, GMM_E_ARG, "options", "allow_nondeterminism %d, allow_tf32 %d and fp8_fast_accum "
+                               "%d must be 0 or 1", (int)o->allow_nondeterminism, (int)o->allow_tf32,
+                               (int)o->fp8_fast_accum);
+    }
     if (call->options.sm_limit < 0)
         return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", (int)call->options.sm_limit);
     return GMM_OK;
@@ -893,6 +1018,10 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
         return gmm__refuse(call, GMM_E_ARG, "groups.tail", "%d is neither keep (0) nor zero (1)", (int)g->tail);
     if (g->row_align < 0)
         return gmm__refuse(call, GMM_E_ARG, "groups.row_align", "%d must be >= 0", (int)g->row_align);
+    if (g->rows_hint < 0)
+        return gmm__refuse(call, GMM_E_ARG, "groups.rows_hint", "%lld must be >= 0", (long long)g->rows_hint);
+    if (g->on_host & ~1) return gmm__refuse(call, GMM_E_ARG, "groups.on_host", "%d must be 0 or 1", (int)g->on_host);
+    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, "groups.reserved", "%d must be 0", (int)g->reserved);
     call->rows = g->capacity;
     if (call->query) return GMM_OK;
     if (!g->splits) return gmm__refuse(call, GMM_E_NULL, "groups.splits", "is NULL with %d groups", (int)g->count);
@@ -950,6 +1079,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                            gmm_scaling_name(m->scaling));
     if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX))
         return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", (unsigned)m->flags);
+    if (m->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", (int)m->reserved);
     if (m->ld == 0) m->ld = cols;
     if (m->ld < cols)
         return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= the %lld columns", (long long)m->ld,
@@ -1005,6 +1135,7 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     if ((g->main_grad | g->overwrite) & ~1)
         return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", (int)g->main_grad,
                            (int)g->overwrite);
+    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", (int)g->reserved);
     if (!call->query && (uintptr_t)g->beta % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "beta %p is not aligned to 4 bytes", (const void *)g->beta);
     return gmm__read_mat(call, role, argument, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
@@ -1071,7 +1202,7 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
                              gmm_stream stream);
 
-/* ........................................................................................... 10.2 CPU engine ... */
+/* .............................................................................................. 12.2 CPU engine ... */
 
 /* Runs task(arg, i, thread) for i in [0, count) on the context's threads; thread < ctx->threads. Tasks are independent,
    so results do not depend on the number of threads. The only place that knows OpenMP. */
@@ -1159,7 +1290,7 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
     return GMM_OK;
 }
 
-/* ....................................................................................... 10.3 Grouped linear ... */
+/* .......................................................................................... 12.3 Grouped linear ... */
 
 /* Checks one linear operation. Only the operands that the operation uses are read. */
 static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
@@ -1179,6 +1310,10 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     N = call->out = d->out_features;
     (void)snprintf(call->shapes, sizeof call->shapes, "G=%lld T=%lld K=%lld N=%lld", (long long)G,
                    (long long)call->rows, (long long)K, (long long)N);
+    if ((d->alpha_per_group | d->y_add | d->d_row_scale_add) & ~1)
+        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_row_scale_add %d must be 0 or "
+                           "1",
+                           (int)d->alpha_per_group, (int)d->y_add, (int)d->d_row_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
 
@@ -1674,7 +1809,7 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     return GMM_OK;
 }
 
-/* ........................................................................................... 10.4 Activation ... */
+/* .............................................................................................. 12.4 Activation ... */
 
 GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     gmm_act a = GMM_ZERO;
@@ -1736,8 +1871,12 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
     const int sigmoid = gate != GMM_GATE_RELU && gate != GMM_GATE_SRELU && gate != GMM_GATE_MAX;
     const double limit = (double)act->limit, alpha = (double)act->alpha, offset = (double)act->offset;
     const double beta1 = (double)act->beta1, beta2 = (double)act->beta2;
+    uint32_t reserved = 0;
+    size_t i;
 
-    if (act->kind < GMM_ACT_NONE || act->kind > GMM_ACT_SITUGLU)
+    for (i = 0; i < sizeof act->reserved / sizeof act->reserved[0]; i++) reserved |= act->reserved[i];
+    if (reserved) (void)snprintf(rule, size, "%sreserved: %u must be 0", prefix, (unsigned)reserved);
+    else if (act->kind < GMM_ACT_NONE || act->kind > GMM_ACT_SITUGLU)
         (void)snprintf(rule, size, "%skind: %d is no activation", prefix, (int)act->kind);
     else if (act->interleave < 0)
         (void)snprintf(rule, size, "%sinterleave: %d must be >= 0", prefix, (int)act->interleave);
@@ -1800,6 +1939,7 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                            (int)GMM_OP_ACT_FWD, (int)GMM_OP_ACT_BWD);
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
     if (d->ffn < 1) return gmm__refuse(call, GMM_E_ARG, "ffn", "%lld must be >= 1", (long long)d->ffn);
     if ((s = gmm__read(call, "act", &call->act, sizeof call->act, d->act)) != GMM_OK) return s;
     if ((s = gmm__check_act(&call->act, d->ffn, "act.", rule, sizeof rule)) != GMM_OK)
@@ -2092,7 +2232,7 @@ static gmm_status gmm__cpu_launch_act_bwd(const gmm__plan *plan, gmm_stream stre
     return gmm__cpu_launch_act(plan);
 }
 
-/* .................................................................................... 10.5 Pad, GLU interleave ... */
+/* ..................................................................................... 12.5 Pad, GLU interleave ... */
 
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor) {
     if (grouped_tensor) return 256;
@@ -2390,7 +2530,7 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     return GMM_OK;
 }
 
-/* ........................................................................................... 10.5 Expert MLP ... */
+/* .............................................................................................. 12.6 Expert MLP ... */
 
 GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, gmm_error *error) {
     gmm_wgrad_out o;
@@ -2512,7 +2652,7 @@ static int gmm__mlp_delayed(const gmm__call *call) {
     return call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
 }
 
-/* Whether an operand stands where the configuration says, and nowhere else. */
+/* Refuses an operand that the configuration does not have. */
 static gmm_status gmm__mlp_match(gmm__call *call, const char *argument, int given, int configured) {
     if (given && !configured)
         return gmm__refuse(call, GMM_E_CONFIG, argument, "is given, but the configuration has none");
@@ -2532,6 +2672,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (s != GMM_OK || (s = gmm__read(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
     if (op < GMM_OP_MLP_FWD || op > GMM_OP_MLP_WGRAD)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no MLP operation", (int)op);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "mlp.reserved", "%d must be 0", (int)d->reserved);
     if ((s = gmm__read(call, "config", c, sizeof *c, d->config)) != GMM_OK) return s;
     if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse(call, error.status, "config", "%s", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
@@ -2724,22 +2865,28 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
 }
 
 /* Raises *bytes to the workspace of one step. Returns 0 if the engine declines it. */
-static int gmm__mlp_size(gmm__call *step, gmm_status prepared, size_t *bytes, gmm__plan *plan) {
+static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *before, size_t *bytes,
+                         gmm__plan *plan) {
     gmm__plan sub;
-    if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK)
-        return gmm__decline(plan, "%.180s", step->ctx->error.text);
+    if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK) {
+        (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
+        step->ctx->error = *before; /* a plan that says no is no error of the context yet */
+        return 0;
+    }
     if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
     return 1;
 }
 static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
     gmm__call step;
+    const gmm_error before = plan->call->ctx->error;
     const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);
-    return gmm__mlp_size(&step, s, bytes, out);
+    return gmm__mlp_size(&step, s, &before, bytes, out);
 }
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
+    const gmm_error before = plan->call->ctx->error;
     const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 1);
-    return gmm__mlp_size(&step, s, bytes, out);
+    return gmm__mlp_size(&step, s, &before, bytes, out);
 }
 
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
@@ -2940,7 +3087,7 @@ static void gmm__mlp_replay(gmm__wgrad_record *r, int i, gmm_linear *l) {
     l->dw = &r->grad[i];
 }
 
-/* call->input: the record; NULL for a query, which sizes from the MLP's descriptor instead. */
+/* call->input, output: the record; NULL for a query, which sizes from the MLP's descriptor instead. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
     size_t sub = 0;
     int i;
@@ -2966,17 +3113,18 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
 
 static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm_param params[2] = { GMM_PARAM_W2, GMM_PARAM_W1 };
-    gmm__wgrad_record r = *(const gmm__wgrad_record *)plan->call->input;
+    gmm__wgrad_record *r = (gmm__wgrad_record *)plan->call->output;
     int i;
     for (i = 0; i < 2; i++) {
         gmm_linear l;
         gmm_status s;
-        if (!r.wanted[i]) continue;
-        gmm__mlp_replay(&r, i, &l);
+        if (!r->wanted[i]) continue;
+        gmm__mlp_replay(r, i, &l);
         s = gmm__linear_run(plan->call->ctx, GMM_OP_LINEAR_WGRAD, plan->call->function, &l, plan->workspace,
                             plan->workspace_bytes, stream);
         if (s != GMM_OK) return s;
-        gmm__mlp_fire(plan->call->ctx, &r.hooks, params[i], 1, stream);
+        r->wanted[i] = 0; /* should the other one fail, a second try leaves this one alone */
+        gmm__mlp_fire(plan->call->ctx, &r->hooks, params[i], 1, stream);
     }
     return GMM_OK;
 }
@@ -3046,9 +3194,12 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     call.options = record.options;
     call.groups = record.groups;
     call.rows = record.groups.capacity;
-    call.input = &record;
+    call.input = call.output = &record;
     (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", (int)record.groups.count, (long long)call.rows);
-    if ((s = gmm__serve(&call, NULL, workspace, workspace_bytes, stream)) != GMM_OK) return s;
+    if ((s = gmm__serve(&call, NULL, workspace, workspace_bytes, stream)) != GMM_OK) {
+        memcpy(&queue->entries[queue->head], &record, sizeof record);
+        return s;
+    }
     queue->head = (queue->head + 1) % queue->capacity;
     queue->count--;
     return GMM_OK;
@@ -3069,7 +3220,7 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
     return GMM_OK;
 }
 
-/* ............................................................................................... 10.6 Routing ... */
+/* ................................................................................................. 12.7 Routing ... */
 
 static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
@@ -3410,7 +3561,7 @@ GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *w
     return gmm__topk(ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0, NULL, workspace, workspace_bytes, stream);
 }
 
-/* .................................................................................... 10.7 Permute, unpermute ... */
+/* ...................................................................................... 12.8 Permute, unpermute ... */
 
 /* Operands of the permutation among the roles. */
 enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY };
@@ -3854,7 +4005,174 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
                         stream);
 }
 
-/* ............................................................................ 10.10 MMA engine: grouped linear ... */
+/* ..................................................................................... 12.9 Accumulate, convert ... */
+
+/* The extents that both operations share, named in messages. */
+static gmm_status gmm__small_extents(gmm__call *call, int64_t rows, int64_t cols) {
+    if (rows < 0) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 0", (long long)rows);
+    if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
+    call->rows = rows;
+    call->in = call->out = cols;
+    return GMM_OK;
+}
+
+static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                          const gmm_accumulation *accumulation, int query) {
+    gmm_accumulation *d = &call->d.sum;
+    gmm_status s = gmm__open(call, ctx, GMM_OP_ACCUMULATE, function, query);
+    if (s != GMM_OK || (s = gmm__read(call, "accumulation", d, sizeof *d, accumulation)) != GMM_OK) return s;
+    (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld %s", (int)d->count, (long long)d->rows,
+                   (long long)d->cols, gmm__peek_dtype(d->x));
+    if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
+    if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", (int)d->count);
+    if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
+    if (d->x) { /* looked at before the addresses in the table are */
+        gmm_mat m;
+        if (gmm__copy_sized(&m, sizeof m, d->x) && m.table && ctx->config.space == GMM_SPACE_CUDA &&
+            !(m.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+            return gmm__refuse(call, GMM_E_ARG, "x", "table must stand on the host (GMM_MAT_TABLE_ON_HOST)");
+    }
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, d->count, d->rows, d->cols, GMM__FLOATS)) != GMM_OK) return s;
+    return gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, d->rows, d->cols, GMM__FLOATS);
+}
+
+GMMDEF gmm_status gmm_accumulate_query(gmm_context *ctx, const gmm_accumulation *accumulation, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__accumulate_prepare(&call, ctx, "gmm_accumulate_query", accumulation, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_accumulate(gmm_context *ctx, const gmm_accumulation *accumulation, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__accumulate_prepare(&call, ctx, "gmm_accumulate", accumulation, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                       const gmm_conversion *conversion, int query) {
+    gmm_conversion *d = &call->d.convert;
+    gmm_dtype src, dst;
+    gmm_status s = gmm__open(call, ctx, GMM_OP_CONVERT, function, query);
+    if (s != GMM_OK || (s = gmm__read(call, "conversion", d, sizeof *d, conversion)) != GMM_OK) return s;
+    (void)snprintf(call->shapes, sizeof call->shapes, "%lld x %lld %s", (long long)d->rows, (long long)d->cols,
+                   gmm__peek_dtype(d->src));
+    if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK ||
+        (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK)
+        return s;
+    src = call->mat[GMM__X_].dtype;
+    dst = call->mat[GMM__Y].dtype;
+    if (src != dst && !(GMM__FLOATS >> src & GMM__FLOATS >> dst & 1))
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s cannot be made of %s: only f32, f16 and bf16 convert",
+                           gmm_dtype_name(dst), gmm_dtype_name(src));
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_convert_query(gmm_context *ctx, const gmm_conversion *conversion, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__convert_prepare(&call, ctx, "gmm_convert_query", conversion, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_convert(gmm_context *ctx, const gmm_conversion *conversion, void *workspace,
+                              size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__convert_prepare(&call, ctx, "gmm_convert", conversion, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+/* CPU engine. A task is a few whole rows, or a piece of a long one; a piece fits the stack as fp32. */
+enum { GMM__SMALL_PIECE = 1024, GMM__SMALL_TASK = 16 * GMM__SMALL_PIECE };
+
+static int64_t gmm__small_tasks_per_row(const gmm__call *call) { return gmm__ceil_div(call->in, GMM__SMALL_TASK); }
+static void gmm__small_for(const gmm__call *call, gmm__task task) {
+    const int64_t blocks = gmm__ceil_div(call->rows, gmm__rows_per_task(call->in));
+    gmm__cpu_for(call->ctx, blocks * gmm__small_tasks_per_row(call), task, call);
+}
+
+/* Rows [row, row_end) and columns [col, col_end) of a task. */
+typedef struct gmm__small_part {
+    int64_t row, row_end, col, col_end;
+} gmm__small_part;
+static gmm__small_part gmm__small_part_of(const gmm__call *call, int64_t task) {
+    const int64_t across = gmm__small_tasks_per_row(call), rows = gmm__rows_per_task(call->in);
+    gmm__small_part p;
+    p.row = task / across * rows;
+    p.row_end = call->rows - p.row < rows ? call->rows : p.row + rows;
+    p.col = task % across * GMM__SMALL_TASK;
+    p.col_end = call->in - p.col < GMM__SMALL_TASK ? call->in : p.col + GMM__SMALL_TASK;
+    return p;
+}
+
+static void gmm__accumulate_task(const void *arg, int64_t task, int32_t thread) {
+    const gmm__call *call = (const gmm__call *)arg;
+    const gmm_accumulation *d = &call->d.sum;
+    const gmm_mat *x = &call->mat[GMM__X_], *y = &call->mat[GMM__Y];
+    const gmm__small_part p = gmm__small_part_of(call, task);
+    float sum[GMM__SMALL_PIECE], other[GMM__SMALL_PIECE];
+    int64_t row, col, n, i, j;
+    (void)thread;
+    for (row = p.row; row < p.row_end; row++)
+        for (col = p.col; col < p.col_end; col += n) {
+            n = p.col_end - col < GMM__SMALL_PIECE ? p.col_end - col : (int64_t)GMM__SMALL_PIECE;
+            gmm__row_load(x->dtype, gmm__at(x, 0, row, col), sum, n);
+            for (j = 1; j < d->count; j++) {
+                gmm__row_load(x->dtype, gmm__at(x, j, row, col), other, n);
+                for (i = 0; i < n; i++) sum[i] += other[i];
+            }
+            for (i = 0; i < n; i++) sum[i] *= d->scale;
+            if (d->beta != 0.0f) {
+                gmm__row_load(y->dtype, gmm__at(y, 0, row, col), other, n);
+                for (i = 0; i < n; i++) other[i] *= d->beta; /* a loop of its own: every product is rounded */
+                for (i = 0; i < n; i++) sum[i] += other[i];
+            }
+            gmm__row_store(y->dtype, gmm__at(y, 0, row, col), sum, n);
+        }
+}
+
+static int gmm__cpu_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__cpu_launch_accumulate(const gmm__plan *plan, gmm_stream stream) {
+    (void)stream;
+    gmm__small_for(plan->call, gmm__accumulate_task);
+    return GMM_OK;
+}
+
+static void gmm__convert_task(const void *arg, int64_t task, int32_t thread) {
+    const gmm__call *call = (const gmm__call *)arg;
+    const gmm_mat *src = &call->mat[GMM__X_], *dst = &call->mat[GMM__Y];
+    const int64_t size = gmm_dtype_bits(src->dtype) / 8;
+    const gmm__small_part p = gmm__small_part_of(call, task);
+    float piece[GMM__SMALL_PIECE];
+    int64_t row, col, n;
+    (void)thread;
+    for (row = p.row; row < p.row_end; row++) {
+        if (src->dtype == dst->dtype) {
+            memcpy(gmm__at(dst, 0, row, p.col), gmm__at(src, 0, row, p.col), (size_t)((p.col_end - p.col) * size));
+            continue;
+        }
+        for (col = p.col; col < p.col_end; col += n) {
+            n = p.col_end - col < GMM__SMALL_PIECE ? p.col_end - col : (int64_t)GMM__SMALL_PIECE;
+            gmm__row_load(src->dtype, gmm__at(src, 0, row, col), piece, n);
+            gmm__row_store(dst->dtype, gmm__at(dst, 0, row, col), piece, n);
+        }
+    }
+}
+
+static int gmm__cpu_plan_convert(const gmm__call *call, gmm__plan *plan) {
+    return gmm__cpu_plan_accumulate(call, plan);
+}
+static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stream) {
+    (void)stream;
+    gmm__small_for(plan->call, gmm__convert_task);
+    return GMM_OK;
+}
+
+/* ............................................................................. 12.10 MMA engine: grouped linear ... */
 
 #ifdef __CUDACC__
 
@@ -4109,7 +4427,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 #endif /* __CUDACC__ */
 
-/* ................................................. 10.11 MMA engine: activation, routing, rows, gated layout ... */
+/* .................................................... 12.11 MMA engine: activation, routing, rows, gated layout ... */
 
 #ifdef __CUDACC__
 
@@ -4118,6 +4436,7 @@ enum { GMM__SPLIT_PLAIN, GMM__SPLIT_PADDED };                 /* activation, pad
 enum { GMM__ROUTE_COUNTS, GMM__ROUTE_SUMS, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
 enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int32; [E] int64 */
 enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
+enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
 
 /* Blocks that kernels may start. */
 static int64_t gmm__mma_blocks(const gmm__call *call) {
@@ -4456,9 +4775,658 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     return gmm__cuda_status(call, e);
 }
 
+/* --- accumulate, convert --- */
+
+static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
+    return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", (int)INT32_MAX);
+}
+/* Several addends are summed up in the workspace first: the bits are those of one pass. */
+static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
+    if (call->d.sum.count > 1)
+        gmm__reserve(plan, GMM__SMALL_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));
+    return gmm__mma_plan_convert(call, plan);
+}
+
+/* Addend j; a table of them stands on the host. */
+static gmm__view gmm__mma_addend(const gmm__call *call, int64_t j) {
+    const gmm_mat *m = &call->mat[GMM__X_];
+    gmm__view v = gmm__mma_view(call, GMM__X_);
+    v.data = gmm__at(m, j, 0, 0);
+    v.vec = (((uintptr_t)v.data | (uintptr_t)(m->ld * (gmm_dtype_bits(m->dtype) / 8))) & 15) == 0;
+    return v;
+}
+
+static gmm_status gmm__mma_launch_accumulate(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_accumulation *d = &call->d.sum;
+    cudaError_t e = cudaSuccess;
+    gmm__accumulate_args a;
+    int32_t j;
+    memset(&a, 0, sizeof a);
+    a.rows = call->rows;
+    a.cols = call->in;
+    a.x = gmm__mma_addend(call, 0);
+    if (d->count > 1) {
+        a.y.data = gmm__part(plan, GMM__SMALL_SUM);
+        a.y.ld = call->in;
+        a.y.dtype = GMM_F32;
+        a.y.vec = call->in % 4 == 0;
+        a.scale = 1.0f;
+        for (j = 0; j < d->count && e == cudaSuccess; j++) {
+            a.x = gmm__mma_addend(call, j);
+            a.beta = j > 0 ? 1.0f : 0.0f;
+            e = gmm__k_accumulate(&a, gmm__mma_blocks(call), stream);
+        }
+        a.x = a.y;
+    }
+    a.y = gmm__mma_view(call, GMM__Y);
+    a.scale = d->scale;
+    a.beta = d->beta;
+    if (e == cudaSuccess) e = gmm__k_accumulate(&a, gmm__mma_blocks(call), stream);
+    return gmm__cuda_status(call, e);
+}
+
+static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm__convert_args a;
+    memset(&a, 0, sizeof a);
+    a.src = gmm__mma_view(call, GMM__X_);
+    a.dst = gmm__mma_view(call, GMM__Y);
+    a.rows = call->rows;
+    a.cols = call->in;
+    return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_blocks(call), stream));
+}
+
 #endif /* __CUDACC__ */
 
-/* .......................................................................... 10.9 Engine table, public functions ... */
+/* ........................................................................ 12.12 CUBLASLT engine: grouped linear ... */
+
+#ifdef GMM__CUBLASLT
+
+/* One cublasLtMatmul per group, for calls whose sizes the host knows: what the other engines are compared with.
+   Row-major matrices are described as their column-major transposes. Algorithms are chosen by what belongs to one
+   group, never by the rows before it, and reduce in fp32 in a fixed order: results are deterministic and do not depend
+   on the other groups. */
+
+enum { GMM__LT_BETA, GMM__LT_SCRATCH }; /* regions of the workspace */
+enum { GMM__LT_SCRATCH_BYTES = 32 << 20 };
+
+/* One group's product as cuBLASLt describes it. Descriptors live on the stack: nothing is allocated. */
+typedef struct gmm__lt_problem {
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
+    const void *a, *b, *bias;
+    void *d;
+    uint32_t align_a, align_b, align_d, align_bias; /* bytes */
+} gmm__lt_problem;
+
+static cudaDataType_t gmm__lt_type(gmm_dtype dtype) {
+    return dtype == GMM_BF16 ? CUDA_R_16BF : dtype == GMM_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+/* What an address and the step between rows are surely multiples of, at most 16 bytes: no more is of use, and so rows
+   before a group change nothing. */
+static uint32_t gmm__lt_align(const void *at, int64_t row_bytes) {
+    const uint64_t bits = (uint64_t)(uintptr_t)at | (uint64_t)row_bytes | 16u;
+    return (uint32_t)(bits & (~bits + 1u));
+}
+
+static gmm_status gmm__lt_status(const gmm__call *call, cublasStatus_t status) {
+    if (status == CUBLAS_STATUS_SUCCESS) return GMM_OK;
+    return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: cuBLASLt: %s (%s)", call->function,
+                     cublasLtGetStatusString(status), call->shapes);
+}
+
+/* The handle of a context, on its device; without one the engine declines. */
+static void gmm__lt_open(gmm_context *ctx) {
+    int current = 0;
+    cudaError_t e = cudaGetDevice(&current);
+    if (e == cudaSuccess) e = cudaSetDevice(ctx->config.device);
+    if (e != cudaSuccess || cublasLtCreate(&ctx->lt.handle) != CUBLAS_STATUS_SUCCESS) ctx->lt.handle = NULL;
+    (void)cudaSetDevice(current);
+    (void)cudaGetLastError();
+}
+static void gmm__lt_close(gmm_context *ctx) {
+    if (ctx->lt.handle) (void)cublasLtDestroy(ctx->lt.handle);
+}
+
+/* Roles of the factors a, b and the result d of an operation. */
+static int gmm__lt_a(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__W; }
+static int gmm__lt_b(gmm_op op) { return op == GMM_OP_LINEAR_FWD ? GMM__X_ : GMM__DY; }
+static int gmm__lt_d(gmm_op op) {
+    return op == GMM_OP_LINEAR_FWD ? GMM__Y : op == GMM_OP_LINEAR_DGRAD ? GMM__DX : GMM__DW;
+}
+
+static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const gmm_mat *m, int64_t rows,
+                                     int64_t cols) {
+    return cublasLtMatrixLayoutInit(layout, gmm__lt_type(m->dtype), (uint64_t)cols, (uint64_t)rows, m->ld);
+}
+
+/* Describes group g, whose rows [row, row + rows) are not none. The bias pointer is set when it is known to stay. */
+static cublasStatus_t gmm__lt_describe(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
+                                       gmm__lt_problem *p) {
+    const gmm_op op = call->op;
+    const int wgrad = op == GMM_OP_LINEAR_WGRAD;
+    const gmm_mat *a = &call->mat[gmm__lt_a(op)], *b = &call->mat[gmm__lt_b(op)], *d = &call->mat[gmm__lt_d(op)];
+    const gmm_mat *bias = &call->mat[GMM__BIAS];
+    const int32_t trans_a = op == GMM_OP_LINEAR_FWD ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t trans_b = wgrad ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t mode = call->d.linear.alpha ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
+    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const int tf32 = a->dtype == GMM_F32 && call->options.allow_tf32;
+    cublasStatus_t s;
+
+    memset(p, 0, sizeof *p);
+    p->a = gmm__at(a, wgrad ? 0 : g, wgrad ? row : 0, 0);
+    p->b = gmm__at(b, 0, row, 0);
+    p->d = gmm__at(d, wgrad ? g : 0, wgrad ? 0 : row, 0);
+    p->align_a = gmm__lt_align(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
+    p->align_b = gmm__lt_align(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
+    p->align_d = gmm__lt_align(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
+    s = cublasLtMatmulDescInit(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
+    if (!s) s = gmm__lt_layout(&p->a_layout, a, wgrad ? rows : call->out, call->in);
+    if (!s) s = gmm__lt_layout(&p->b_layout, b, rows, op == GMM_OP_LINEAR_FWD ? call->in : call->out);
+    if (!s)
+        s = gmm__lt_layout(&p->d_layout, d, wgrad ? call->out : rows, op == GMM_OP_LINEAR_FWD ? call->out : call->in);
+    if (s || bias->dtype == GMM_NONE) return s;
+    p->bias = gmm__at(bias, g, 0, 0);
+    p->align_bias = gmm__lt_align(p->bias, 0);
+    return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+}
+
+static cublasStatus_t gmm__lt_set_bias(gmm__lt_problem *p, const void *bias) {
+    if (!p->bias) return CUBLAS_STATUS_SUCCESS;
+    return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+}
+
+/* Asks cuBLASLt for the algorithm of a product. Partial sums may be reduced in fp32 only, so that the store rounds
+   once; the bias pointer, which is not followed, stands for its alignment. */
+static cublasStatus_t gmm__lt_ask(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
+    cublasLtMatmulPreferenceOpaque_t pref;
+    cublasLtMatmulHeuristicResult_t result;
+    const uint64_t scratch = GMM__LT_SCRATCH_BYTES;
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const cublasLtMatmulPreferenceAttributes_t which[4] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+    };
+    uint32_t align[4];
+    cublasStatus_t s;
+    int found = 0, i;
+    align[0] = p->align_a;
+    align[1] = p->align_b;
+    align[2] = align[3] = p->align_d;
+    s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
+    if (!s) s = cublasLtMatmulPreferenceInit(&pref);
+    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch,
+                                                     sizeof scratch);
+    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                     sizeof reduction);
+    for (i = 0; i < 4 && !s; i++) s = cublasLtMatmulPreferenceSetAttribute(&pref, which[i], &align[i], sizeof align[i]);
+    memset(&result, 0, sizeof result);
+    if (!s) s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
+                                               &p->d_layout, &pref, 1, &result, &found);
+    if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
+    *algo = result.algo;
+    return s;
+}
+
+/* The algorithm for `rows` rows of a described group: from the cache, whose entries newer shapes overwrite. */
+static cublasStatus_t gmm__lt_choose(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
+                                     const cublasLtMatmulAlgo_t **algo) {
+    const gmm_mat *d = &call->mat[gmm__lt_d(call->op)], *a = &call->mat[gmm__lt_a(call->op)];
+    gmm__lt_choice *choice;
+    int64_t key[GMM__LT_KEY];
+    uint64_t hash = 0;
+    cublasStatus_t s;
+    int i;
+    key[0] = (int64_t)call->op + 1; /* 0 marks an empty entry */
+    key[1] = (int64_t)a->dtype << 8 | (int64_t)d->dtype;
+    key[2] = (call->d.linear.alpha ? 1 : 0) | (call->options.allow_tf32 ? 2 : 0) | (int64_t)p->align_bias << 2;
+    key[3] = (int64_t)p->align_a << 16 | (int64_t)p->align_b << 8 | (int64_t)p->align_d;
+    key[4] = rows;
+    key[5] = call->in;
+    key[6] = call->out;
+    key[7] = a->ld;
+    key[8] = call->mat[gmm__lt_b(call->op)].ld;
+    key[9] = d->ld;
+    for (i = 0; i < GMM__LT_KEY; i++) {
+        hash = (hash ^ (uint64_t)key[i]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+    }
+    choice = &call->ctx->lt.cache[hash % GMM__LT_CACHE];
+    *algo = &choice->algo;
+    if (!memcmp(choice->key, key, sizeof key)) return CUBLAS_STATUS_SUCCESS;
+    choice->key[0] = 0;
+    s = gmm__lt_ask(call->ctx, p, &choice->algo);
+    if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
+    return s;
+}
+
+static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
+    const gmm_op op = call->op;
+    const gmm_mat *a = &call->mat[gmm__lt_a(op)], *d = &call->mat[gmm__lt_d(op)], *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
+    if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
+    if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
+    if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
+        return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
+    if ((table->table && !(table->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) ||
+        (bias->table && !(bias->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
+        return gmm__decline(plan, "needs pointer tables on the host");
+    if (d->dtype != a->dtype && d->dtype != GMM_F32)
+        return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(d->dtype), gmm_dtype_name(a->dtype));
+    if (bias->dtype != GMM_NONE && bias->dtype != d->dtype)
+        return gmm__decline(plan, "adds no bias of %s to %s", gmm_dtype_name(bias->dtype), gmm_dtype_name(d->dtype));
+    if (bias->dtype != GMM_NONE && call->d.linear.row_scale) return gmm__decline(plan, "scales no bias by row");
+    if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].beta) return gmm__decline(plan, "takes no beta per group");
+    if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].frozen) return gmm__decline(plan, "takes no frozen groups");
+    if (call->options.sm_limit)
+        return gmm__decline(plan, "cannot keep sm_limit %d without other results", (int)call->options.sm_limit);
+    if (call->d.linear.alpha) gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t));
+    gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
+    (void)snprintf(plan->note, sizeof plan->note, "one product per group%s",
+                   a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
+    return 1;
+}
+
+/* Zeroes a row-major part of a matrix. */
+static cudaError_t gmm__lt_zero(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
+    const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
+    if (rows <= 0) return cudaSuccess;
+    return cudaMemset2DAsync(at, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
+}
+
+static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_linear *l = &call->d.linear;
+    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const gmm_mat *d = &call->mat[gmm__lt_d(call->op)];
+    const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
+    const float one = 1.0f, beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
+    const float *beta_at = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
+    const cublasLtMatmulAlgo_t *algo = NULL;
+    gmm__lt_problem p;
+    cudaError_t e = cudaSuccess;
+    cublasStatus_t s;
+    int64_t begin, end = 0, g;
+    uint32_t fault = 0;
+    int pass;
+
+    if (gmm__capturing(call->ctx, stream))
+        return gmm__fail(&call->ctx->error, GMM_E_CAPTURE, "%s: groups.on_host: host sizes cannot be captured, since "
+                         "every replay would use them, and cublaslt serves no others (%s)", call->function,
+                         call->shapes);
+    /* the first pass finds what cannot be served before anything is launched */
+    for (pass = 0; pass < 2; pass++) {
+        if (pass == 1 && l->alpha) { /* alpha stands in device memory, and beta must stand there too */
+            uint64_t word = 0;
+            memcpy(&word, &beta, sizeof beta);
+            e = gmm_launch_copy(gmm__part(plan, GMM__LT_BETA), &word, 1, stream);
+        }
+        for (g = 0, end = 0; g < call->groups.count && e == cudaSuccess; g++) {
+            begin = end;
+            end = gmm_split_end(begin, gmm__split_value(&call->groups, g), call->groups.form, call->groups.capacity,
+                                call->groups.row_align, &fault);
+            if (begin == end) {
+                if (pass == 1 && wgrad && beta == 0.0f)
+                    e = gmm__lt_zero(d, gmm__at(d, g, 0, 0), call->out, cols, stream);
+                continue;
+            }
+            s = gmm__lt_describe(call, g, begin, end - begin, &p);
+            if (s == CUBLAS_STATUS_SUCCESS) s = gmm__lt_choose(call, end - begin, &p, &algo);
+            if (s == CUBLAS_STATUS_NOT_SUPPORTED)
+                return gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.engine: cublaslt has no algorithm "
+                                 "for the %lld rows of group %lld (%s)", call->function, (long long)(end - begin),
+                                 (long long)g, call->shapes);
+            if (s == CUBLAS_STATUS_SUCCESS && pass == 1) s = gmm__lt_set_bias(&p, p.bias);
+            if (s == CUBLAS_STATUS_SUCCESS && pass == 1)
+                s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,
+                                   l->alpha ? l->alpha + (l->alpha_per_group ? g : 0) : &one, p.a, &p.a_layout, p.b,
+                                   &p.b_layout, beta_at, p.d, &p.d_layout, p.d, &p.d_layout, algo,
+                                   gmm__part(plan, GMM__LT_SCRATCH), (size_t)GMM__LT_SCRATCH_BYTES, stream);
+            if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
+        }
+    }
+    if (e == cudaSuccess && !wgrad && call->groups.tail == GMM_TAIL_ZERO && end < call->rows)
+        e = gmm__lt_zero(d, gmm__at(d, 0, end, 0), call->rows - end, cols, stream);
+    return gmm__cuda_status(call, e);
+}
+
+#endif /* GMM__CUBLASLT */
+
+/* ................................................................................................ 12.13 Runtime ... */
+
+/* What a function of the table starts with: its context, and the checks that both rows share. */
+static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
+                               const char *argument) {
+    gmm_context *ctx = (gmm_context *)self;
+    if (!ctx) return GMM_E_NULL;
+    if (!needed) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_runtime.%s: %s is NULL", function, argument);
+    if (ctx->config.space == GMM_SPACE_CPU && stream)
+        return gmm__fail(&ctx->error, GMM_E_ARG, "gmm_runtime.%s: stream: %p must be NULL in a CPU context", function,
+                         (void *)stream);
+    return GMM_OK;
+}
+
+static gmm_status gmm__rt_open_flags(void *self, const char *function, gmm_stream stream, gmm_event event,
+                                     uint32_t flags) {
+    const gmm_status s = gmm__rt_open(self, function, stream, event, "event");
+    if (s != GMM_OK || !(flags & ~(uint32_t)GMM_EVENT_EXTERNAL)) return s;
+    return gmm__fail(&((gmm_context *)self)->error, GMM_E_ARG, "gmm_runtime.%s: flags 0x%x has unknown bits", function,
+                     (unsigned)flags);
+}
+
+/* One side of a copy or fill of `height` rows; nothing of it is looked at where no byte is touched. */
+static gmm_status gmm__rt_open_rows(void *self, const char *function, gmm_stream stream, const char *argument,
+                                    const void *memory, size_t pitch, size_t width, size_t height) {
+    gmm_context *ctx = (gmm_context *)self;
+    const gmm_status s = gmm__rt_open(self, function, stream, width && height ? memory : self, argument);
+    if (s != GMM_OK || !width || !height) return s;
+    if (pitch < width)
+        return gmm__fail(&ctx->error, GMM_E_ARG, "gmm_runtime.%s: pitch of %s: %llu must be >= width %llu", function,
+                         argument, (unsigned long long)pitch, (unsigned long long)width);
+    if (pitch > SIZE_MAX / height)
+        return gmm__fail(&ctx->error, GMM_E_OVERFLOW, "gmm_runtime.%s: %llu rows of pitch %llu of %s do not fit size_t",
+                         function, (unsigned long long)height, (unsigned long long)pitch, argument);
+    return GMM_OK;
+}
+
+static gmm_status gmm__rt_open_copy(void *self, const char *function, void *dst, size_t dst_pitch, const void *src,
+                                    size_t src_pitch, size_t width, size_t height, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_rows(self, function, stream, "dst", dst, dst_pitch, width, height);
+    return s != GMM_OK ? s : gmm__rt_open_rows(self, function, stream, "src", src, src_pitch, width, height);
+}
+
+static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst, size_t pitch, int32_t value,
+                                    size_t width, size_t height, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_rows(self, function, stream, "dst", dst, pitch, width, height);
+    if (s != GMM_OK || (value >= 0 && value <= 255)) return s;
+    return gmm__fail(&((gmm_context *)self)->error, GMM_E_ARG, "gmm_runtime.%s: value %d must be 0 to 255", function,
+                     (int)value);
+}
+
+/* --- CPU: one stream, whose work is done when it is given. What an event records is reached at once, so all that it
+   holds is whose it is. --- */
+
+typedef struct gmm__cpu_event {
+    gmm_context *ctx;
+} gmm__cpu_event;
+
+static gmm_status gmm__cpu_rt_event(void *self, const char *function, gmm_stream stream, gmm_event event,
+                                    uint32_t flags, gmm__cpu_event **out) {
+    gmm_context *ctx = (gmm_context *)self;
+    const gmm_status s = gmm__rt_open_flags(self, function, stream, event, flags);
+    if (s != GMM_OK) return s;
+    *out = (gmm__cpu_event *)(void *)event;
+    if ((*out)->ctx != ctx)
+        return gmm__fail(&ctx->error, GMM_E_ARG, "gmm_runtime.%s: event: %p is not of this context", function,
+                         (void *)event);
+    return GMM_OK;
+}
+
+static gmm_status gmm__cpu_rt_stream_create(void *self, int32_t priority, gmm_stream *out) {
+    const gmm_status s = gmm__rt_open(self, "stream_create", NULL, out, "out");
+    (void)priority;
+    if (s == GMM_OK) *out = NULL;
+    return s;
+}
+static gmm_status gmm__cpu_rt_stream_destroy(void *self, gmm_stream stream) {
+    return gmm__rt_open(self, "stream_destroy", stream, self, "self");
+}
+static gmm_status gmm__cpu_rt_stream_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
+    gmm__cpu_event *e;
+    return gmm__cpu_rt_event(self, "stream_wait", stream, event, flags, &e);
+}
+static gmm_status gmm__cpu_rt_stream_sync(void *self, gmm_stream stream) {
+    return gmm__rt_open(self, "stream_sync", stream, self, "self");
+}
+
+static gmm_status gmm__cpu_rt_event_create(void *self, gmm_event *out) {
+    gmm_context *ctx = (gmm_context *)self;
+    const gmm_status s = gmm__rt_open(self, "event_create", NULL, out, "out");
+    const gmm_allocator *a;
+    gmm__cpu_event *e;
+    if (s != GMM_OK) return s;
+    *out = NULL;
+    a = &ctx->config.allocator;
+    e = (gmm__cpu_event *)(a->alloc ? a->alloc(a->user, sizeof *e) : GMM_MALLOC(sizeof *e));
+    if (!e)
+        return gmm__fail(&ctx->error, GMM_E_MEMORY, "gmm_runtime.event_create: no memory for an event of %u bytes",
+                         (unsigned)sizeof *e);
+    e->ctx = ctx;
+    *out = (gmm_event)(void *)e;
+    return GMM_OK;
+}
+static gmm_status gmm__cpu_rt_event_destroy(void *self, gmm_event event) {
+    const gmm_allocator *a;
+    gmm__cpu_event *e;
+    gmm_status s = gmm__rt_open(self, "event_destroy", NULL, self, "self");
+    if (s != GMM_OK || !event) return s;
+    if ((s = gmm__cpu_rt_event(self, "event_destroy", NULL, event, 0, &e)) != GMM_OK) return s;
+    a = &e->ctx->config.allocator;
+    if (a->release) a->release(a->user, e);
+    else GMM_FREE(e);
+    return GMM_OK;
+}
+static gmm_status gmm__cpu_rt_event_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
+    gmm__cpu_event *e;
+    return gmm__cpu_rt_event(self, "event_record", stream, event, flags, &e);
+}
+static gmm_status gmm__cpu_rt_event_query(void *self, gmm_event event, int32_t *done) {
+    gmm__cpu_event *e;
+    const gmm_status s = gmm__rt_open(self, "event_query", NULL, done, "done");
+    if (s != GMM_OK) return s;
+    *done = 1;
+    return gmm__cpu_rt_event(self, "event_query", NULL, event, 0, &e);
+}
+static gmm_status gmm__cpu_rt_event_sync(void *self, gmm_event event) {
+    gmm__cpu_event *e;
+    return gmm__cpu_rt_event(self, "event_sync", NULL, event, 0, &e);
+}
+
+static gmm_status gmm__cpu_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                                     size_t width, size_t height, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_copy(self, "copy2d", dst, dst_pitch, src, src_pitch, width, height, stream);
+    size_t i;
+    if (s != GMM_OK || !width) return s;
+    for (i = 0; i < height; i++) memcpy((char *)dst + i * dst_pitch, (const char *)src + i * src_pitch, width);
+    return GMM_OK;
+}
+static gmm_status gmm__cpu_rt_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_copy(self, "copy", dst, bytes, src, bytes, bytes, 1, stream);
+    if (s == GMM_OK && bytes) memcpy(dst, src, bytes);
+    return s;
+}
+static gmm_status gmm__cpu_rt_fill2d(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
+                                     gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_fill(self, "fill2d", dst, pitch, value, width, height, stream);
+    size_t i;
+    if (s != GMM_OK || !width) return s;
+    for (i = 0; i < height; i++) memset((char *)dst + i * pitch, (int)value, width);
+    return GMM_OK;
+}
+static gmm_status gmm__cpu_rt_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_fill(self, "fill", dst, bytes, value, bytes, 1, stream);
+    if (s == GMM_OK && bytes) memset(dst, (int)value, bytes);
+    return s;
+}
+static gmm_status gmm__cpu_rt_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
+    const gmm_status s = gmm__rt_open(self, "is_capturing", stream, capturing, "capturing");
+    if (s == GMM_OK) *capturing = 0;
+    return s;
+}
+
+/* --- CUDA: calls on the context's device, after which the device that was current before is current again. --- */
+
+#ifdef __CUDACC__
+
+static cudaError_t gmm__cuda_enter(const void *self, int *current) {
+    const gmm_context *ctx = (const gmm_context *)self;
+    cudaError_t e;
+    *current = ctx->config.device;
+    e = cudaGetDevice(current);
+    return e == cudaSuccess && *current != ctx->config.device ? cudaSetDevice(ctx->config.device) : e;
+}
+static gmm_status gmm__cuda_leave(void *self, const char *function, int current, cudaError_t e) {
+    gmm_context *ctx = (gmm_context *)self;
+    if (current != ctx->config.device) (void)cudaSetDevice(current);
+    if (e == cudaSuccess) return GMM_OK;
+    (void)cudaGetLastError();
+    return gmm__fail(&ctx->error, GMM_E_CUDA, "gmm_runtime.%s: %s", function, cudaGetErrorString(e));
+}
+
+/* Carries out one call on the context's device: the end of a function whose checks have passed. */
+#define GMM__ON_DEVICE(function, call) \
+    int current; \
+    cudaError_t e = gmm__cuda_enter(self, &current); \
+    if (e == cudaSuccess) e = (call); \
+    return gmm__cuda_leave(self, function, current, e)
+
+static gmm_status gmm__cuda_rt_stream_create(void *self, int32_t priority, gmm_stream *out) {
+    const gmm_status s = gmm__rt_open(self, "stream_create", NULL, out, "out");
+    if (s != GMM_OK) return s;
+    *out = NULL;
+    GMM__ON_DEVICE("stream_create", cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, (int)priority));
+}
+static gmm_status gmm__cuda_rt_stream_destroy(void *self, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open(self, "stream_destroy", stream, self, "self");
+    if (s != GMM_OK || !stream) return s;
+    GMM__ON_DEVICE("stream_destroy", cudaStreamDestroy(stream));
+}
+static gmm_status gmm__cuda_rt_stream_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
+    const gmm_status s = gmm__rt_open_flags(self, "stream_wait", stream, event, flags);
+    const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
+    if (s != GMM_OK) return s;
+    GMM__ON_DEVICE("stream_wait", cudaStreamWaitEvent(stream, event, node ? cudaEventWaitExternal
+                                                                          : cudaEventWaitDefault));
+}
+static gmm_status gmm__cuda_rt_stream_sync(void *self, gmm_stream stream) {
+    gmm_context *ctx = (gmm_context *)self;
+    const gmm_status s = gmm__rt_open(self, "stream_sync", stream, self, "self");
+    if (s != GMM_OK) return s;
+    if (gmm__capturing(ctx, stream))
+        return gmm__fail(&ctx->error, GMM_E_CAPTURE, "gmm_runtime.stream_sync: stream: %p is capturing",
+                         (void *)stream);
+    GMM__ON_DEVICE("stream_sync", cudaStreamSynchronize(stream));
+}
+
+static gmm_status gmm__cuda_rt_event_create(void *self, gmm_event *out) {
+    const gmm_status s = gmm__rt_open(self, "event_create", NULL, out, "out");
+    if (s != GMM_OK) return s;
+    *out = NULL;
+    GMM__ON_DEVICE("event_create", cudaEventCreateWithFlags(out, cudaEventDisableTiming));
+}
+static gmm_status gmm__cuda_rt_event_destroy(void *self, gmm_event event) {
+    const gmm_status s = gmm__rt_open(self, "event_destroy", NULL, self, "self");
+    if (s != GMM_OK || !event) return s;
+    GMM__ON_DEVICE("event_destroy", cudaEventDestroy(event));
+}
+static gmm_status gmm__cuda_rt_event_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
+    const gmm_status s = gmm__rt_open_flags(self, "event_record", stream, event, flags);
+    const int node = s == GMM_OK && flags && gmm__capturing((const gmm_context *)self, stream);
+    if (s != GMM_OK) return s;
+    GMM__ON_DEVICE("event_record", cudaEventRecordWithFlags(event, stream, node ? cudaEventRecordExternal
+                                                                                : cudaEventRecordDefault));
+}
+static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t *done) {
+    gmm_status s = gmm__rt_open(self, "event_query", NULL, done, "done");
+    int current;
+    cudaError_t e;
+    if (s != GMM_OK || (s = gmm__rt_open(self, "event_query", NULL, event, "event")) != GMM_OK) return s;
+    e = gmm__cuda_enter(self, &current);
+    if (e == cudaSuccess) e = cudaEventQuery(event);
+    *done = e == cudaSuccess;
+    if (e == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* an answer, not an error */
+        e = cudaSuccess;
+    }
+    return gmm__cuda_leave(self, "event_query", current, e);
+}
+static gmm_status gmm__cuda_rt_event_sync(void *self, gmm_event event) {
+    const gmm_status s = gmm__rt_open(self, "event_sync", NULL, event, "event");
+    if (s != GMM_OK) return s;
+    GMM__ON_DEVICE("event_sync", cudaEventSynchronize(event));
+}
+
+/* Rows without gaps are one row: 2-D calls limit the pitch. */
+static gmm_status gmm__cuda_rt_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                                      size_t width, size_t height, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_copy(self, "copy2d", dst, dst_pitch, src, src_pitch, width, height, stream);
+    const int dense = height == 1 || (dst_pitch == width && src_pitch == width);
+    if (s != GMM_OK || !width || !height) return s;
+    GMM__ON_DEVICE("copy2d", dense ? cudaMemcpyAsync(dst, src, width * height, cudaMemcpyDefault, stream)
+                                   : cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, height, cudaMemcpyDefault,
+                                                       stream));
+}
+static gmm_status gmm__cuda_rt_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_copy(self, "copy", dst, bytes, src, bytes, bytes, 1, stream);
+    if (s != GMM_OK || !bytes) return s;
+    GMM__ON_DEVICE("copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
+}
+static gmm_status gmm__cuda_rt_fill2d(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
+                                      gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_fill(self, "fill2d", dst, pitch, value, width, height, stream);
+    if (s != GMM_OK || !width || !height) return s;
+    GMM__ON_DEVICE("fill2d", height == 1 || pitch == width
+                                 ? cudaMemsetAsync(dst, (int)value, width * height, stream)
+                                 : cudaMemset2DAsync(dst, pitch, (int)value, width, height, stream));
+}
+static gmm_status gmm__cuda_rt_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open_fill(self, "fill", dst, bytes, value, bytes, 1, stream);
+    if (s != GMM_OK || !bytes) return s;
+    GMM__ON_DEVICE("fill", cudaMemsetAsync(dst, (int)value, bytes, stream));
+}
+static gmm_status gmm__cuda_rt_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const gmm_status s = gmm__rt_open(self, "is_capturing", stream, capturing, "capturing");
+    int current;
+    cudaError_t e;
+    if (s != GMM_OK) return s;
+    e = gmm__cuda_enter(self, &current);
+    if (e == cudaSuccess) e = cudaStreamIsCapturing(stream, &status);
+    *capturing = status != cudaStreamCaptureStatusNone;
+    return gmm__cuda_leave(self, "is_capturing", current, e);
+}
+
+#undef GMM__ON_DEVICE
+#endif /* __CUDACC__ */
+
+#define GMM__RUNTIME(space, row) { \
+    0, space, NULL, \
+    gmm__##row##_rt_stream_create, gmm__##row##_rt_stream_destroy, gmm__##row##_rt_stream_wait, \
+    gmm__##row##_rt_stream_sync, gmm__##row##_rt_event_create, gmm__##row##_rt_event_destroy, \
+    gmm__##row##_rt_event_record, gmm__##row##_rt_event_query, gmm__##row##_rt_event_sync, gmm__##row##_rt_copy, \
+    gmm__##row##_rt_copy2d, gmm__##row##_rt_fill, gmm__##row##_rt_fill2d, gmm__##row##_rt_is_capturing \
+}
+static const gmm_runtime gmm__runtimes[] = {
+    GMM__RUNTIME(GMM_SPACE_CPU, cpu),
+#ifdef __CUDACC__
+    GMM__RUNTIME(GMM_SPACE_CUDA, cuda),
+#endif
+};
+#undef GMM__RUNTIME
+
+GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
+    gmm_runtime full;
+    uint32_t size;
+    if (!ctx) return GMM_E_NULL;
+    if (!out) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_runtime_of: out is NULL");
+    size = out->struct_size;
+    if (size > sizeof full)
+        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_runtime_of: out: struct_size %u is larger than the %u bytes "
+                         "of version %s", size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    full = gmm__runtimes[ctx->config.space];
+    full.struct_size = size;
+    full.self = ctx;
+    memcpy(out, &full, size ? size : sizeof full);
+    return GMM_OK;
+}
+
+/* ......................................................................... 12.14 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
 #define GMM__OP(engine, op) { gmm__##engine##_plan_##op, gmm__##engine##_launch_##op }
@@ -4481,8 +5449,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(cpu, unpermute_fwd), GMM__OP(cpu, unpermute_bwd),
         GMM__OP(cpu, pad), GMM__OP(cpu, unpad),
         GMM__OP(cpu, glu_interleave),
-        GMM__NO_OP, /* accumulate */
-        GMM__NO_OP  /* convert */
+        GMM__OP(cpu, accumulate), GMM__OP(cpu, convert)
     } },
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
@@ -4499,8 +5466,20 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(mma, unpermute_fwd), GMM__OP(mma, unpermute_bwd),
         GMM__OP(mma, pad), GMM__OP(mma, unpad),
         GMM__OP(mma, glu_interleave),
-        GMM__NO_OP, /* accumulate */
-        GMM__NO_OP  /* convert */
+        GMM__OP(mma, accumulate), GMM__OP(mma, convert)
+    } },
+#endif
+#ifdef GMM__CUBLASLT
+    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, {
+        GMM__NO_OP, /* quantize */
+        GMM__NO_OP, /* dequantize */
+        GMM__NO_OP, /* requantize */
+        GMM__NO_OP, /* scale_update */
+        GMM__NO_OP, /* offsets */
+        GMM__OP(lt, product), /* linear_fwd */
+        GMM__OP(lt, product), /* linear_dgrad */
+        GMM__OP(lt, product), /* linear_wgrad; no other operations */
+        GMM__NO_OP
     } },
 #endif
 };
@@ -4518,10 +5497,15 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
         memset(plan, 0, sizeof *plan);
         plan->call = call;
         plan->engine = row->engine;
-        if (row->space != call->ctx->config.space) why = "serves another memory space";
+        if (row->space != call->ctx->config.space) {
+            if (wanted == GMM_ENGINE_AUTO) continue;
+            why = "serves another memory space";
+        }
         else if (!row->ops[call->op].plan) why = "does not have this operation";
         else if (row->ops[call->op].plan(call, plan)) {
-            if (!plan->note[0]) memcpy(plan->note, declined, sizeof declined);
+            const size_t own = strlen(plan->note), room = sizeof plan->note - own;
+            if (declined[0] && room > 3)
+                (void)snprintf(plan->note + own, room, "%s%.*s", own ? "; " : "", (int)(room - 3), declined);
             return GMM_OK;
         } else why = plan->note;
         used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
@@ -4591,8 +5575,9 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
     if (call->ctx->config.space == GMM_SPACE_CPU && stream)
         return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
     plan.workspace = workspace;
-    gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s (%s)", call->function, gmm_engine_name(plan.engine),
-             plan.note[0] ? ": " : "", plan.note, call->shapes);
+    gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan.engine),
+             plan.note[0] ? ": " : "", plan.note, call->shapes[0] ? " (" : "", call->shapes,
+             call->shapes[0] ? ")" : "");
     return gmm__launch(&plan, stream);
 }
 
@@ -4646,8 +5631,10 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_
     struct cudaFuncAttributes attributes;
     int count = 0, major = 0, minor = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
-    if (e != cudaSuccess) count = 0;
-    (void)cudaGetLastError();
+    if (e != cudaSuccess) {
+        count = 0;
+        (void)cudaGetLastError(); /* reported here, so it is not found again by the next call */
+    }
     if (c->device < 0 || c->device >= count)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.device: %d asked, %d CUDA device%s found%s%s",
                          (int)c->device, count, count == 1 ? "" : "s", e == cudaSuccess ? "" : ": ",
@@ -4665,7 +5652,7 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_
         if (e == cudaSuccess) e = cudaSetDevice(c->device);
         if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)gmm_copy_values);
         (void)cudaSetDevice(current);
-        (void)cudaGetLastError();
+        if (e != cudaSuccess) (void)cudaGetLastError();
     }
     if (e != cudaSuccess)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.device: %d has compute capability %d.%d, and this "
@@ -4685,6 +5672,9 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (version != (uint32_t)GMM_VERSION_NUMBER)
         return gmm__fail(error, GMM_E_VERSION, "gmm_create: the caller's header is version %u, the implementation's %u",
                          version, (unsigned)GMM_VERSION_NUMBER);
+    if (config && config->struct_size && config->struct_size < 2 * sizeof config->struct_size)
+        return gmm__fail(error, GMM_E_ARG, "gmm_create: config: struct_size %u is too small for any version",
+                         config->struct_size);
     if (config && !gmm__copy_sized(&c, sizeof c, config))
         return gmm__fail(error, GMM_E_VERSION, "gmm_create: config: struct_size %u is larger than the %u bytes of "
                          "version %s", config->struct_size, (unsigned)sizeof c, GMM_VERSION_STRING);
@@ -4706,7 +5696,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.engine < GMM_ENGINE_AUTO || c.engine > GMM_ENGINE_CUBLASLT)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.engine: %d is no engine", (int)c.engine);
     if (c.engine != GMM_ENGINE_AUTO && (c.engine == GMM_ENGINE_CPU) != (c.space == GMM_SPACE_CPU))
-        return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.engine: %s needs a %s context, space %d",
+        return gmm__fail(error, GMM_E_UNSUPPORTED, "gmm_create: config.engine: %s needs a %s context, space %d",
                          gmm_engine_name(c.engine), c.space == GMM_SPACE_CPU ? "GPU" : "CPU",
                          c.space == GMM_SPACE_CPU ? 1 : 0);
     if (c.threads < 0 || c.threads > 4096)
@@ -4733,6 +5723,9 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     ctx->threads = threads;
     ctx->cpu_level = c.cpu_level ? c.cpu_level : level;
     ctx->capability = capability;
+#ifdef GMM__CUBLASLT
+    if (c.space == GMM_SPACE_CUDA) gmm__lt_open(ctx);
+#endif
     *out = ctx;
     if (c.space == GMM_SPACE_CUDA)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CUDA device %d, compute capability %d.%d", GMM_VERSION_STRING,
@@ -4745,19 +5738,23 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 GMMDEF void gmm_destroy(gmm_context *ctx) {
     gmm_allocator a;
     if (!ctx) return;
+#ifdef GMM__CUBLASLT
+    gmm__lt_close(ctx);
+#endif
     a = ctx->config.allocator;
     if (a.release) a.release(a.user, ctx);
     else GMM_FREE(ctx);
 }
 
 #undef GMM__X86
+#undef GMM__CUBLASLT
 #undef GMM__UNROLL
 
 #ifdef __cplusplus
 }
 #endif
 #endif /* GMM_IMPLEMENTATION */
-/* -------------------------------------------------------------------------------------------------11 Licence ---
+/* --------------------------------------------------------------------------------------------------- 13 Licence ---
  * MIT License, text in the file LICENSE of the repository and below.
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated

@@ -194,7 +194,8 @@ enum {
 /* One operand: a matrix, or one matrix per group. Row-major; ld counts elements.
    Activations (one row per token) stand in one buffer of capacity rows: data is set. Weights, biases and their
    gradients are packed (data, group after group at group_stride) or one pointer per group (table); exactly one of the
-   two is set. A bias is a matrix of one row. Size queries ignore all pointers, so they can come before allocation. */
+   two is set. A bias is a matrix of one row. Size queries read no address, so they can come before allocation; but
+   whether an optional output's pointer is NULL tells them whether it is wanted. */
 typedef struct gmm_mat {
     uint32_t struct_size;
     gmm_dtype dtype;             /* of the elements */
@@ -500,6 +501,7 @@ typedef struct gmm_act {
     float alpha;        /* slope inside the sigmoid; 0 = 1. Only gates that have a sigmoid take another value */
     float offset;       /* added to the linear part; gated only */
     float beta1, beta2; /* SiTU: 0 = 4 and 25; else finite > 0 */
+    uint32_t reserved[8]; /* 0; later settings go here, so that structures may hold a gmm_act by value */
 } gmm_act;
 
 /* gmm_act with its defaults filled in, as the arithmetic wants it. */

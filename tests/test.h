@@ -30,7 +30,8 @@
 
 #define T_FILES(X) \
     X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) \
-    X(gtp) X(graph)
+    X(gtp) X(graph) \
+    X(small) X(runtime) X(cublaslt)
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 

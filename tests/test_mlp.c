@@ -917,6 +917,7 @@ static void configurations(int arg) {
     BAD("act.alpha", c.act.kind = GMM_ACT_REGLU; c.act.alpha = 1.5f);
     BAD("act.beta1", c.act.kind = GMM_ACT_SITUGLU; c.act.beta1 = -1.0f);
     BAD("act.beta2", c.act.beta2 = 25.0f);
+    BAD("act.reserved", c.act.reserved[3] = 1);
     BAD("source_interleave", c.act.interleave = 8; c.source_interleave = 32);
     BAD("source_interleave", c.source_interleave = 16);
     BAD("source_interleave", c.source_interleave = -1);

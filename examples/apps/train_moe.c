@@ -67,7 +67,7 @@ static struct settings {
     int64_t delay_wgrad, quiet, help;
     const char *act, *score, *dtype, *engine, *weights, *save_policy;
     const char *data, *save, *resume, *svg;
-    double aux, lr;
+    double aux, lr, dropout;
 } opt;
 
 #define ACT_CHOICES \
@@ -95,6 +95,7 @@ static option options[] = {
     {"normalize", OPTION_INTEGER, 1, &opt.normalize, "1", 0, 1, "", "1: a token's probabilities add up to one", 0},
     {"aux", OPTION_REAL, 1, &opt.aux, "0.01", 0, 1e6, "", "coefficient of the load-balancing loss", 0},
     {"lr", OPTION_REAL, 1, &opt.lr, "0.003", 0, 10, "", "peak learning rate", 0},
+    {"dropout", OPTION_REAL, 1, &opt.dropout, "0", 0, 0.9, "", "share of the seen bytes that training hides", 0},
     {"dtype", OPTION_CHOICE, 1, &opt.dtype, "bf16", 0, 0, "bf16|f16|f32", "weights and activations in products", 0},
     {"engine", OPTION_CHOICE, 0, &opt.engine, "auto", 0, 0, "auto|cpu|mma|wgmma|cublaslt", "gmm's engine", 0},
     {"threads", OPTION_INTEGER, 0, &opt.threads, "0", 0, 4096, "", "CPU threads; 0 = all", 0},
@@ -124,8 +125,8 @@ static option *option_of(const void *value) {
 
 /* Defaults on a GPU, where they differ. */
 static const struct gpu_default { const void *value; const char *text; } gpu_defaults[] = {
-    {&opt.context, "32"}, {&opt.embed, "32"},    {&opt.hidden, "384"}, {&opt.ffn, "512"},
-    {&opt.layers, "3"},   {&opt.experts, "16"}, {&opt.batch, "8192"}, {&opt.steps, "1200"},
+    {&opt.context, "32"}, {&opt.embed, "32"},   {&opt.hidden, "256"}, {&opt.ffn, "256"},
+    {&opt.layers, "3"},   {&opt.experts, "16"}, {&opt.batch, "8192"}, {&opt.dropout, "0.2"},
 };
 enum { GPU_DEFAULTS = sizeof gpu_defaults / sizeof gpu_defaults[0] };
 
@@ -389,7 +390,7 @@ typedef struct layer {
 typedef struct model {
     memory mem;
     gmm_context *ctx;
-    gmm_engine engine;        /* that serves the experts */
+    gmm_engine engine;        /* that serves the experts; without layers the output layer */
     char place[160];          /* what gmm says it runs on */
     buffer workspace;
     gmm_dtype dtype;
@@ -404,6 +405,7 @@ typedef struct model {
     buffer dh, dh_low, dn, dexpert, drow_probs, dprobs, drouter;
     float *h, *inverse_rms;   /* behind the last block */
     double *losses;
+    unsigned char *hide;      /* [tokens][context] 1: the micro-batch does not see this byte */
     gmm_wgrad_entry *entries;
     gmm_wgrad_queue queue;
     int64_t step;
@@ -631,15 +633,29 @@ static void params_update(model *m) {
 
 /* ---------------------------------------------------------------------------------------- 5 Layers on the host --- */
 
-/* Row t: the embeddings of the `context` bytes before positions[t]. */
-static void embed_forward(const model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens) {
+/* Draws the bytes that a micro-batch does not see. */
+static void draw_dropout(model *m) {
+    const unsigned limit = (unsigned)(opt.dropout * 256);
+    uint64_t random = 0;
+    for (int64_t i = 0; limit && i < m->tokens * opt.context; i++, random >>= 8) {
+        if (i % 8 == 0) random = random_next(&m->random);
+        m->hide[i] = (random & 255) < limit;
+    }
+}
+
+/* Row t: the embeddings of the `context` bytes before positions[t], zeros where one is hidden. */
+static void embed_forward(const model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens,
+                          int train) {
     size_t row = (size_t)opt.embed * dtype_bytes(m->dtype);
     const char *table = (const char *)m->embedding->weight[0].host;
     char *x = (char *)m->x0.host;
     PARALLEL_FOR
     for (int64_t t = 0; t < tokens; t++)
-        for (int64_t j = 0; j < opt.context; j++)
-            memcpy(x + (size_t)(t * opt.context + j) * row, table + bytes[positions[t] - opt.context + j] * row, row);
+        for (int64_t j = 0; j < opt.context; j++) {
+            char *to = x + (size_t)(t * opt.context + j) * row;
+            if (train && m->hide[t * opt.context + j]) memset(to, 0, row);
+            else memcpy(to, table + bytes[positions[t] - opt.context + j] * row, row);
+        }
 }
 
 static void embed_backward(const model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens) {
@@ -651,7 +667,7 @@ static void embed_backward(const model *m, const unsigned char *bytes, const int
                 int byte = bytes[positions[t] - opt.context + j];
                 const float *dx = floats(&m->dx0) + (t * opt.context + j) * opt.embed;
                 float *g = grad + byte * opt.embed;
-                if (byte % 32 != share) continue;
+                if (byte % 32 != share || m->hide[t * opt.context + j]) continue;
                 for (int64_t i = 0; i < opt.embed; i++) g[i] += dx[i];
             }
 }
@@ -765,6 +781,22 @@ static void linear_forward(model *m, const param *w, const param *b, const buffe
     linear.bias = b ? &b->w : NULL;
     linear.y = &my;
     linear_run(m, GMM_OP_LINEAR_FWD, &linear);
+}
+
+/* The engine that serves linear_forward. */
+static gmm_engine linear_engine(model *m, const param *w) {
+    gmm_groups groups = whole_batch(m, m->tokens);
+    gmm_mat x = gmm_mat_packed(m->dtype, NULL), y = gmm_mat_packed(GMM_F32, NULL);
+    gmm_linear linear = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    linear.groups = &groups;
+    linear.in_features = w->cols;
+    linear.out_features = w->rows;
+    linear.x = &x;
+    linear.w = &w->w;
+    linear.y = &y;
+    check(m, gmm_linear_query(m->ctx, GMM_OP_LINEAR_FWD, &linear, &info));
+    return info.engine;
 }
 
 /* dx (fp32, stored or added), dw and db from dy */
@@ -1051,7 +1083,6 @@ static void model_make(model *m) {
     config.log.level = GMM_LOG_INFO;
     config.log.write = write_log;
     if (gmm_create(&m->ctx, &config, &error)) die("--engine %s: %s", opt.engine, error.text);
-    m->engine = config.engine; /* with layers: what their queries say */
     m->workspace = buffer_make(&m->mem, 256, AT_ONLY);
     m->entries = (gmm_wgrad_entry *)get((size_t)(opt.layers + 1) * sizeof *m->entries);
     m->queue = gmm_wgrad_queue_over(m->entries, (int32_t)opt.layers + 1);
@@ -1081,19 +1112,21 @@ static void model_make(model *m) {
     m->h = (float *)get((size_t)(tokens * hidden) * sizeof(float));
     m->inverse_rms = (float *)get((size_t)tokens * sizeof(float));
     m->losses = (double *)get((size_t)tokens * sizeof(double));
+    m->hide = (unsigned char *)get((size_t)(tokens * opt.context));
 
     m->layers = (layer *)get((size_t)(opt.layers + 1) * sizeof *m->layers);
     for (int i = 0; i < opt.layers; i++) layer_make(m, &m->layers[i], i);
     m->final_norm = param_add(m, "decoder.final_layernorm.weight", 1, 0, 1, hidden, GMM_F32, 1, 0);
     m->head_w = param_add(m, "output_layer.weight", 1, 0, BYTES, hidden, m->dtype, 0, 0.5 / sqrt(hidden));
     m->head_b = param_add(m, "output_layer.bias", 1, 0, 1, BYTES, GMM_F32, 0, 0);
+    if (!opt.layers) m->engine = linear_engine(m, m->head_w);
     params_publish(m);
 }
 
 /* Predicts the bytes at `positions` from those before; logits end up in m->logits.host. */
 static void forward(model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens, int train) {
     float *first = opt.layers ? m->layers[0].h : m->h;
-    embed_forward(m, bytes, positions, tokens);
+    embed_forward(m, bytes, positions, tokens, train);
     rows_push(m, &m->x0, tokens);
     linear_forward(m, m->input_w, m->input_b, &m->x0, &m->h0, tokens);
     rows_pull(m, &m->h0, tokens);
@@ -1153,6 +1186,7 @@ static void train_step(model *m, const text *t, int64_t *positions, tally *now) 
     for (int64_t part = 0; part < opt.micro_batches; part++) {
         for (int64_t i = 0; i < m->tokens; i++)
             positions[i] = opt.context + (int64_t)(random_next(&m->random) % (uint64_t)(t->train - opt.context));
+        draw_dropout(m);
         begin_gradients(m, part == 0);
         forward(m, t->bytes, positions, m->tokens, 1);
         cross_entropy(m, t->bytes, positions, m->tokens, 1);

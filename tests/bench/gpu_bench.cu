@@ -1,0 +1,863 @@
+/* gpu_bench - TFLOP/s of gmm's grouped linear on the GPU beside cuBLAS and torch, and the bandwidth of the operations
+   that only move rows. All contenders of a row take turns in one process on the same random data. peers.py loads this
+   file as a shared library and lends torch._grouped_mm as one more contender. What the numbers mean: NOTES.md. */
+#include "gmm.h"
+
+#include <cublasLt.h>
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One product as peers.py sees it. */
+typedef struct bench_call {
+    int32_t op;     /* 0 fwd, 1 dgrad, 2 wgrad */
+    int32_t f32;    /* wgrad: added into fp32 */
+    int32_t first;  /* the first call on this row */
+    int32_t check;  /* the result must go to out */
+    int32_t groups, reserved;
+    int64_t rows, n, k;
+    void *x, *w, *dy, *out;
+    int32_t *ends;  /* device: end row of each group */
+    cudaStream_t stream;
+} bench_call;
+typedef int (*bench_peer)(const bench_call *call); /* 0 = enqueued */
+
+extern "C" __attribute__((visibility("default"))) int gmm_bench(int argc, char **argv, bench_peer torch,
+                                                                const char *torch_version);
+
+typedef struct shape {
+    const char *name;
+    int groups, topk;
+    int64_t tokens, hidden, ffn;
+} shape;
+static const shape SHAPES[] = {{"dsv3", 8, 8, 32768, 7168, 2048},
+                               {"mixtral", 8, 2, 16384, 4096, 14336},
+                               {"qwen3", 128, 8, 65536, 2048, 768},
+                               {"gptoss", 32, 4, 32768, 2880, 2880}};
+enum { SHAPE_COUNT = 4, MAX_GROUPS = 128, BLOCKS = 20, STREAMS = 4, SAMPLES = 256 };
+enum { FWD, DGRAD, WGRAD, WGRAD_F32, KINDS };
+static const char *const KIND_LETTER[KINDS] = {"f", "d", "w", "w"};
+enum { GMM_RUN, DENSE, LOOP1, LOOP4, GROUPED, STRIDED, TORCH, CONTENDERS };
+static const char *const NAMES[CONTENDERS] = {"gmm", "dense", "loop1", "loop4", "grouped", "strided", "torch"};
+static const size_t LT_WORKSPACE = (size_t)32 << 20;
+
+typedef struct lt_plan {
+    int64_t rows;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+} lt_plan;
+
+typedef struct product { /* column-major, as cuBLAS wants it */
+    int64_t m, n, k;
+    const uint16_t *a, *b;
+    char *c;
+} product;
+
+static struct {
+    gmm_context *ctx;
+    gmm_engine engine, served; /* asked for; that served the last row */
+    cudaStream_t stream, side[STREAMS];
+    cudaEvent_t fork, join[STREAMS], begin[BLOCKS * CONTENDERS], end[BLOCKS * CONTENDERS];
+    cublasHandle_t blas;
+    cublasLtHandle_t lt;
+    char *lt_workspace[STREAMS];
+    bench_peer torch;
+    double block_ms;
+
+    /* the row */
+    int kind, groups, uniform;
+    int64_t rows, n, k, size[MAX_GROUPS], start[MAX_GROUPS + 1];
+    int32_t *sizes, *ends; /* device */
+    uint16_t *x, *w, *dy, *out;
+    char *dw;
+    gmm_groups g;
+    gmm_linear lin;
+    gmm_grad grad;
+    gmm_mat mx, mw, my, mdy, mdx, mdw;
+    gmm_options options;
+    char *workspace;
+    size_t workspace_bytes;
+    cublasLtMatmulDesc_t desc;
+    lt_plan dense, plan[MAX_GROUPS];
+    int plans, plan_of[MAX_GROUPS];
+    int grouped_count, gm[MAX_GROUPS], gn[MAX_GROUPS], gk[MAX_GROUPS], ga[MAX_GROUPS], gb[MAX_GROUPS], gc[MAX_GROUPS];
+    int ones[MAX_GROUPS];
+    float alphas[MAX_GROUPS], betas[MAX_GROUPS];
+    cublasOperation_t gta[MAX_GROUPS], gtb[MAX_GROUPS];
+    const void **pointers; /* device [3][MAX_GROUPS] */
+    bench_call call;
+    int peer_failed;
+
+    /* bandwidth rows */
+    gmm_permute perm;
+    gmm_activation act;
+    gmm_padding pad;
+    char *copy_from, *copy_to;
+    size_t copy_bytes;
+
+    void *nvml, *nvml_device;
+    int (*nvml_clock)(void *, int, unsigned *);
+    char driver[96];
+} B;
+
+static void die(const char *what, const char *why) {
+    fprintf(stderr, "gpu_bench: %s: %s\n", what, why);
+    exit(1);
+}
+static void cuda(cudaError_t e, const char *what) {
+    if (e != cudaSuccess) die(what, cudaGetErrorString(e));
+}
+static void ok(gmm_status s) {
+    if (s != GMM_OK) die("gmm", gmm_last_error(B.ctx));
+}
+static char *room(size_t bytes) {
+    void *p = NULL;
+    cuda(cudaMalloc(&p, bytes ? bytes : 256), "cudaMalloc");
+    return (char *)p;
+}
+static void *upload(const void *host, size_t bytes) {
+    char *p = room(bytes);
+    cuda(cudaMemcpy(p, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    return p;
+}
+
+/* -------------------------------------------------------------------------------------- Data, and its check --- */
+
+static __device__ uint32_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return (uint32_t)((z ^ (z >> 31)) >> 32);
+}
+/* Normal variates. */
+static __global__ void fill_bf16(uint16_t *to, int64_t count, uint64_t seed) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+        uint32_t u = mix((uint64_t)i * 2 + 1 + (seed << 40)), v = mix((uint64_t)i * 2 + 2 + (seed << 40));
+        float r = sqrtf(-2.0f * logf(((float)(u >> 8) + 1.0f) / 16777216.0f));
+        to[i] = gmm_f32_to_bf16(r * cospif((float)(v >> 8) / 8388608.0f));
+    }
+}
+static uint16_t *random_bf16(int64_t count, uint64_t seed) {
+    uint16_t *p = (uint16_t *)room((size_t)count * 2);
+    fill_bf16<<<1056, 256, 0, B.stream>>>(p, count, seed);
+    cuda(cudaGetLastError(), "fill");
+    return p;
+}
+
+typedef struct sample { int64_t a, b, c, length, stride_a, stride_b; } sample;
+
+/* share[s] = |c - fp64| over the error that one rounding to bf16 and fp32 accumulation allow. */
+static __global__ void compare(const uint16_t *a, const uint16_t *b, const void *c, int f32, const sample *samples,
+                               double *share) {
+    __shared__ double sums[2][128];
+    const sample s = samples[blockIdx.x];
+    double sum = 0.0, all = 0.0;
+    for (int64_t i = threadIdx.x; i < s.length; i += 128) {
+        double p = (double)gmm_bf16_to_f32(a[s.a + i * s.stride_a]) * (double)gmm_bf16_to_f32(b[s.b + i * s.stride_b]);
+        sum += p;
+        all += fabs(p);
+    }
+    sums[0][threadIdx.x] = sum;
+    sums[1][threadIdx.x] = all;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int i = 1; i < 128; i++) {
+        sum += sums[0][i];
+        all += sums[1][i];
+    }
+    share[blockIdx.x] = fabs((double)gmm_load(f32 ? GMM_F32 : GMM_BF16, c, s.c) - sum) /
+                        (fabs(sum) * 0x1p-8 + all * 1e-5 + 1e-30);
+}
+
+/* Runs the contender on a poisoned destination and compares sampled elements with fp64. */
+static int right(void (*run)(void)) {
+    static sample s[SAMPLES];
+    double share[SAMPLES];
+    const int wgrad = B.kind >= WGRAD;
+    const size_t bytes = wgrad ? (size_t)B.groups * (size_t)(B.n * B.k) * (B.kind == WGRAD_F32 ? 4 : 2)
+                               : (size_t)B.rows * (size_t)(B.kind == FWD ? B.n : B.k) * 2;
+    void *c = wgrad ? (void *)B.dw : (void *)B.out;
+    uint64_t r = 0x9E3779B97F4A7C15u;
+    int i, good = 1;
+    for (i = 0; i < SAMPLES; i++) {
+        int64_t g, row, n, k;
+        r = r * 6364136223846793005u + 1442695040888963407u;
+        row = (int64_t)((r >> 16) % (uint64_t)B.rows);
+        n = (int64_t)((r >> 24) % (uint64_t)B.n);
+        k = (int64_t)((r >> 32) % (uint64_t)B.k);
+        for (g = 0; row >= B.start[g + 1]; g++) {}
+        if (B.kind == FWD) {
+            sample t = {row * B.k, (g * B.n + n) * B.k, row * B.n + n, B.k, 1, 1};
+            s[i] = t;
+        } else if (B.kind == DGRAD) {
+            sample t = {row * B.n, g * B.n * B.k + k, row * B.k + k, B.n, 1, B.k};
+            s[i] = t;
+        } else {
+            sample t = {B.start[g] * B.k + k, B.start[g] * B.n + n, (g * B.n + n) * B.k + k, B.size[g], B.k, B.n};
+            s[i] = t;
+        }
+    }
+    cuda(cudaMemsetAsync(c, B.kind == WGRAD_F32 ? 0 : 0xFF, bytes, B.stream), "memset");
+    B.call.check = 1;
+    run();
+    B.call.check = 0;
+    if (B.peer_failed) return 0;
+    cuda(cudaStreamSynchronize(B.stream), "a contender");
+    {
+        sample *samples = (sample *)upload(s, sizeof s);
+        double *shares = (double *)room(sizeof share);
+        compare<<<SAMPLES, 128, 0, B.stream>>>(B.kind == FWD ? B.x : B.kind == DGRAD ? B.dy : B.x,
+                                               wgrad ? B.dy : B.w, c, B.kind == WGRAD_F32, samples, shares);
+        cuda(cudaStreamSynchronize(B.stream), "compare");
+        cuda(cudaMemcpy(share, shares, sizeof share, cudaMemcpyDeviceToHost), "compare");
+        cudaFree(samples);
+        cudaFree(shares);
+    }
+    for (i = 0; i < SAMPLES; i++) good &= share[i] <= 1.0;
+    return good;
+}
+
+/* ------------------------------------------------------------------------------------------------ Contenders --- */
+
+static product part(int64_t group, int64_t row, int64_t rows) {
+    product p;
+    if (B.kind >= WGRAD) {
+        p.m = B.k, p.n = B.n, p.k = rows;
+        p.a = B.x + row * B.k;
+        p.b = B.dy + row * B.n;
+        p.c = B.dw + group * B.n * B.k * (B.kind == WGRAD_F32 ? 4 : 2);
+    } else {
+        const int64_t in = B.kind == FWD ? B.k : B.n, out = B.kind == FWD ? B.n : B.k;
+        p.m = out, p.n = rows, p.k = in;
+        p.a = B.w + group * B.n * B.k;
+        p.b = (B.kind == FWD ? B.x : B.dy) + row * in;
+        p.c = (char *)(B.out + row * out);
+    }
+    return p;
+}
+static cublasOperation_t op_a(void) { return B.kind == FWD ? CUBLAS_OP_T : CUBLAS_OP_N; }
+static cublasOperation_t op_b(void) { return B.kind >= WGRAD ? CUBLAS_OP_T : CUBLAS_OP_N; }
+static int64_t ld_b(void) { return B.kind == FWD ? B.k : B.n; }
+static int64_t ld_c(void) { return B.kind == FWD ? B.n : B.k; }
+static cudaDataType_t type_c(void) { return B.kind == WGRAD_F32 ? CUDA_R_32F : CUDA_R_16BF; }
+static float beta(void) { return B.kind == WGRAD_F32 ? 1.0f : 0.0f; }
+
+static int lt_make(lt_plan *plan, int64_t rows) {
+    const product p = part(0, 0, rows);
+    const uint32_t align = 128; /* rows of these shapes start at multiples of it */
+    cublasLtMatmulPreference_t want;
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+    plan->rows = rows;
+    cublasLtMatrixLayoutCreate(&plan->a, CUDA_R_16BF, op_a() ? p.k : p.m, op_a() ? p.m : p.k, B.k);
+    cublasLtMatrixLayoutCreate(&plan->b, CUDA_R_16BF, op_b() ? p.n : p.k, op_b() ? p.k : p.n, ld_b());
+    cublasLtMatrixLayoutCreate(&plan->c, type_c(), p.m, p.n, ld_c());
+    cublasLtMatmulPreferenceCreate(&want);
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &LT_WORKSPACE, 8);
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align, 4);
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align, 4);
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align, 4);
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align, 4);
+    if (cublasLtMatmulAlgoGetHeuristic(B.lt, B.desc, plan->a, plan->b, plan->c, plan->c, want, 1, &found, &count) !=
+        CUBLAS_STATUS_SUCCESS)
+        count = 0;
+    cublasLtMatmulPreferenceDestroy(want);
+    if (count) plan->algo = found.algo;
+    return count > 0;
+}
+static void lt_drop(lt_plan *plan) {
+    cublasLtMatrixLayoutDestroy(plan->a);
+    cublasLtMatrixLayoutDestroy(plan->b);
+    cublasLtMatrixLayoutDestroy(plan->c);
+}
+static void lt_run(const lt_plan *plan, const product *p, int stream) {
+    const float one = 1.0f, add = beta();
+    if (cublasLtMatmul(B.lt, B.desc, &one, p->a, plan->a, p->b, plan->b, &add, p->c, plan->c, p->c, plan->c,
+                       &plan->algo, B.lt_workspace[stream], LT_WORKSPACE, stream ? B.side[stream] : B.stream))
+        die("cublasLtMatmul", "failed");
+}
+
+static void run_gmm(void) {
+    switch (B.kind) {
+    case FWD: ok(gmm_linear_fwd(B.ctx, &B.lin, B.workspace, B.workspace_bytes, B.stream)); break;
+    case DGRAD: ok(gmm_linear_dgrad(B.ctx, &B.lin, B.workspace, B.workspace_bytes, B.stream)); break;
+    default: ok(gmm_linear_wgrad(B.ctx, &B.lin, B.workspace, B.workspace_bytes, B.stream)); break;
+    }
+}
+static void run_dense(void) {
+    const product p = part(0, 0, B.rows);
+    lt_run(&B.dense, &p, 0);
+}
+static void loop_over(int streams) {
+    int g, s;
+    if (streams > 1) {
+        cudaEventRecord(B.fork, B.stream);
+        for (s = 1; s < streams; s++) cudaStreamWaitEvent(B.side[s], B.fork, 0);
+    }
+    for (g = 0; g < B.groups; g++) {
+        const product p = part(g, B.start[g], B.size[g]);
+        if (B.size[g]) lt_run(&B.plan[B.plan_of[g]], &p, g % streams);
+        else if (B.kind == WGRAD) cudaMemsetAsync(p.c, 0, (size_t)(B.n * B.k) * 2, B.stream);
+    }
+    if (streams > 1)
+        for (s = 1; s < streams; s++) {
+            cudaEventRecord(B.join[s], B.side[s]);
+            cudaStreamWaitEvent(B.stream, B.join[s], 0);
+        }
+}
+static void run_loop1(void) { loop_over(1); }
+static void run_loop4(void) { loop_over(STREAMS); }
+static cublasStatus_t grouped(void) {
+    return cublasGemmGroupedBatchedEx(B.blas, B.gta, B.gtb, B.gm, B.gn, B.gk, B.alphas, B.pointers, CUDA_R_16BF, B.ga,
+                                      B.pointers + MAX_GROUPS, CUDA_R_16BF, B.gb, B.betas,
+                                      (void *const *)(B.pointers + 2 * MAX_GROUPS), type_c(), B.gc, B.grouped_count,
+                                      B.ones, CUBLAS_COMPUTE_32F);
+}
+static void run_grouped(void) {
+    if (grouped()) B.peer_failed = 1;
+}
+static void run_strided(void) {
+    const float one = 1.0f, add = beta();
+    const product p = part(0, 0, B.size[0]), q = part(1, B.size[0], B.size[0]);
+    if (cublasGemmStridedBatchedEx(B.blas, op_a(), op_b(), (int)p.m, (int)p.n, (int)p.k, &one, p.a, CUDA_R_16BF,
+                                   (int)B.k, q.a - p.a, p.b, CUDA_R_16BF, (int)ld_b(), q.b - p.b, &add, p.c, type_c(),
+                                   (int)ld_c(), (q.c - p.c) / (type_c() == CUDA_R_32F ? 4 : 2), B.groups,
+                                   CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT))
+        B.peer_failed = 1;
+}
+static void run_torch(void) {
+    if (B.torch(&B.call)) B.peer_failed = 1;
+    B.call.first = 0;
+}
+static void (*const RUN[CONTENDERS])(void) = {run_gmm,     run_dense,   run_loop1, run_loop4,
+                                              run_grouped, run_strided, run_torch};
+
+/* ---------------------------------------------------------------------------------------------------- Timing --- */
+
+static int ascending(const void *a, const void *b) {
+    const double p = *(const double *)a, q = *(const double *)b;
+    return (p > q) - (p < q);
+}
+static unsigned sm_clock(void) {
+    unsigned mhz = 0;
+    if (!B.nvml_clock || B.nvml_clock(B.nvml_device, 1, &mhz)) mhz = 0;
+    return mhz;
+}
+
+/* Median seconds of a call of each contender. The contenders take turns in 20 blocks; a turn is as many calls as fill
+   its share of the time, so that all load the GPU alike and gaps between launches are those of a busy stream. */
+static void measure(void (*const *run)(void), const int *present, int count, double *seconds, double *mhz) {
+    int calls[CONTENDERS], c, b, i, clocks = 0;
+    double clock = 0.0;
+    for (c = 0; c < count; c++) {
+        float ms = 0.0f;
+        if (!present[c]) continue;
+        for (i = 0; i < 2; i++) run[c]();
+        cuda(cudaEventRecord(B.begin[0], B.stream), "event");
+        for (i = 0; i < 3; i++) run[c]();
+        cuda(cudaEventRecord(B.end[0], B.stream), "event");
+        cuda(cudaEventSynchronize(B.end[0]), "a contender");
+        cuda(cudaEventElapsedTime(&ms, B.begin[0], B.end[0]), "event");
+        calls[c] = 1 + (int)(B.block_ms / (ms / 3.0 + 1e-6));
+    }
+    for (b = 0; b < BLOCKS; b++) {
+        for (c = 0; c < count; c++) {
+            if (!present[c]) continue;
+            cuda(cudaEventRecord(B.begin[b * CONTENDERS + c], B.stream), "event");
+            for (i = 0; i < calls[c]; i++) run[c]();
+            cuda(cudaEventRecord(B.end[b * CONTENDERS + c], B.stream), "event");
+        }
+        if (b % 5 == 4) {
+            const unsigned now = sm_clock();
+            clock += now;
+            clocks += now > 0;
+        }
+    }
+    cuda(cudaStreamSynchronize(B.stream), "a contender");
+    *mhz = clocks ? clock / clocks : 0.0;
+    for (c = 0; c < count; c++) {
+        double t[BLOCKS];
+        seconds[c] = 0.0;
+        if (!present[c]) continue;
+        for (b = 0; b < BLOCKS; b++) {
+            float ms;
+            cuda(cudaEventElapsedTime(&ms, B.begin[b * CONTENDERS + c], B.end[b * CONTENDERS + c]), "event");
+            t[b] = ms * 1e-3 / calls[c];
+        }
+        qsort(t, BLOCKS, sizeof *t, ascending);
+        seconds[c] = 0.5 * (t[BLOCKS / 2 - 1] + t[BLOCKS / 2]);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ Rows --- */
+
+/* Uniform; or weights e^2 of exponential variates e, every fifth expert empty, odd counts. */
+static void split(const shape *s, int uniform) {
+    double weight[MAX_GROUPS], sum = 0.0;
+    int64_t left = s->tokens;
+    int32_t sizes[MAX_GROUPS], ends[MAX_GROUPS];
+    uint64_t r = 2026;
+    int g, largest = 0;
+    for (g = 0; g < s->groups; g++) {
+        r = r * 6364136223846793005u + 1442695040888963407u;
+        weight[g] = log(((double)(r >> 11) + 1.0) * 0x1p-53);
+        weight[g] = g % 5 == 3 ? 0.0 : weight[g] * weight[g];
+        sum += weight[g];
+        if (weight[g] > weight[largest]) largest = g;
+    }
+    for (g = 0; g < s->groups; g++) {
+        B.size[g] = uniform ? s->tokens / s->groups : g % 5 == 3 ? 0 : (int64_t)(weight[g] / sum * s->tokens) | 1;
+        left -= B.size[g];
+    }
+    B.size[largest] += left;
+    B.start[0] = 0;
+    for (g = 0; g < s->groups; g++) {
+        B.start[g + 1] = B.start[g] + B.size[g];
+        sizes[g] = (int32_t)B.size[g];
+        ends[g] = (int32_t)B.start[g + 1];
+    }
+    cuda(cudaMemcpy(B.sizes, sizes, sizeof(int32_t) * (size_t)s->groups, cudaMemcpyHostToDevice), "splits");
+    cuda(cudaMemcpy(B.ends, ends, sizeof(int32_t) * (size_t)s->groups, cudaMemcpyHostToDevice), "splits");
+    memset(&B.g, 0, sizeof B.g);
+    B.uniform = uniform;
+    B.groups = s->groups;
+    B.g.count = s->groups;
+    B.g.capacity = B.rows = s->tokens;
+    B.g.splits = B.sizes;
+    B.g.dtype = GMM_I32;
+}
+
+static void workspace(size_t bytes) {
+    if (bytes <= B.workspace_bytes) return;
+    cudaFree(B.workspace);
+    B.workspace = room(bytes);
+    B.workspace_bytes = bytes;
+}
+
+/* Everything that a user would do once per shape. present[] says who can run the row. */
+static void prepare(int kind, int *present) {
+    const gmm_op op = kind == FWD ? GMM_OP_LINEAR_FWD : kind == DGRAD ? GMM_OP_LINEAR_DGRAD : GMM_OP_LINEAR_WGRAD;
+    const cublasOperation_t ta = (B.kind = kind, op_a()), tb = op_b();
+    const void *pointers[3][MAX_GROUPS];
+    gmm_info info = GMM_ZERO;
+    int g, i;
+    memset(&B.lin, 0, sizeof B.lin);
+    memset(&B.grad, 0, sizeof B.grad);
+    memset(&B.options, 0, sizeof B.options);
+    B.options.engine = B.engine;
+    B.mx = gmm_mat_packed(GMM_BF16, B.x);
+    B.mw = gmm_mat_packed(GMM_BF16, B.w);
+    B.mdy = gmm_mat_packed(GMM_BF16, B.dy);
+    B.my = B.mdx = gmm_mat_packed(GMM_BF16, B.out);
+    B.mdw = gmm_mat_packed(kind == WGRAD_F32 ? GMM_F32 : GMM_BF16, B.dw);
+    B.grad.mat = &B.mdw;
+    B.grad.main_grad = kind == WGRAD_F32;
+    B.lin.in_features = B.k;
+    B.lin.out_features = B.n;
+    B.lin.groups = &B.g;
+    B.lin.options = &B.options;
+    B.lin.x = &B.mx, B.lin.w = &B.mw, B.lin.y = &B.my;
+    B.lin.dy = &B.mdy, B.lin.dx = &B.mdx, B.lin.dw = &B.grad;
+    ok(gmm_linear_query(B.ctx, op, &B.lin, &info));
+    B.served = info.engine;
+    workspace(info.workspace_bytes);
+
+    cublasLtMatmulDescCreate(&B.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatmulDescSetAttribute(B.desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
+    cublasLtMatmulDescSetAttribute(B.desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
+    B.plans = B.grouped_count = 0;
+    present[GMM_RUN] = 1;
+    present[DENSE] = lt_make(&B.dense, B.rows);
+    present[LOOP1] = 1;
+    for (g = 0; g < B.groups; g++) {
+        const product p = part(g, B.start[g], B.size[g]);
+        if (!B.size[g]) continue;
+        for (i = 0; i < B.plans && B.plan[i].rows != B.size[g]; i++) {}
+        if (i == B.plans && !lt_make(&B.plan[B.plans++], B.size[g])) present[LOOP1] = 0;
+        B.plan_of[g] = i;
+        i = B.grouped_count++;
+        B.gm[i] = (int)p.m, B.gn[i] = (int)p.n, B.gk[i] = (int)p.k;
+        B.ga[i] = (int)B.k, B.gb[i] = (int)ld_b(), B.gc[i] = (int)ld_c();
+        B.gta[i] = ta, B.gtb[i] = tb;
+        B.alphas[i] = 1.0f, B.betas[i] = beta(), B.ones[i] = 1;
+        pointers[0][i] = p.a, pointers[1][i] = p.b, pointers[2][i] = p.c;
+    }
+    for (i = 0; i < 3; i++)
+        cuda(cudaMemcpy(B.pointers + i * MAX_GROUPS, pointers[i], sizeof(void *) * (size_t)B.grouped_count,
+                        cudaMemcpyHostToDevice), "pointers");
+    present[LOOP4] = present[LOOP1];
+    present[GROUPED] = B.uniform;
+    present[STRIDED] = B.uniform;
+    present[TORCH] = B.torch != NULL;
+    memset(&B.call, 0, sizeof B.call);
+    B.call.op = kind == WGRAD_F32 ? 2 : kind;
+    B.call.f32 = kind == WGRAD_F32;
+    B.call.first = 1;
+    B.call.groups = B.groups;
+    B.call.rows = B.rows, B.call.n = B.n, B.call.k = B.k;
+    B.call.x = B.x, B.call.w = B.w, B.call.dy = B.dy;
+    B.call.out = kind >= WGRAD ? (void *)B.dw : (void *)B.out;
+    B.call.ends = B.ends;
+    B.call.stream = B.stream;
+    for (i = 0; i < CONTENDERS; i++) {
+        if (!present[i] || i == DENSE) continue; /* dense multiplies all rows by one weight */
+        B.peer_failed = 0;
+        if (!right(RUN[i])) {
+            if (i == GMM_RUN) die("gmm", "a sampled result is wrong");
+            if (!B.peer_failed) fprintf(stderr, "gpu_bench: %s: a sampled result is wrong; left out\n", NAMES[i]);
+            present[i] = 0;
+        }
+    }
+    (void)cudaGetLastError();
+}
+static void finish(void) {
+    int i;
+    for (i = 0; i < B.plans; i++) lt_drop(&B.plan[i]);
+    lt_drop(&B.dense);
+    cublasLtMatmulDescDestroy(B.desc);
+}
+
+/* ------------------------------------------------------------------------------------------------- Bandwidth --- */
+
+enum { PERMUTE, PERMUTE_ROWS, UNPERMUTE, ACT_FWD, ACT_BWD, PAD, UNPAD, MOVES };
+static const char *const MOVE_NAMES[MOVES] = {"permute", "permute*", "unpermute", "act fwd", "act bwd", "pad", "unpad"};
+static void run_permute(void) { ok(gmm_permute_fwd(B.ctx, &B.perm, B.workspace, B.workspace_bytes, B.stream)); }
+static void run_unpermute(void) { ok(gmm_unpermute_fwd(B.ctx, &B.perm, B.workspace, B.workspace_bytes, B.stream)); }
+static void run_act_fwd(void) { ok(gmm_act_fwd(B.ctx, &B.act, B.workspace, B.workspace_bytes, B.stream)); }
+static void run_act_bwd(void) { ok(gmm_act_bwd(B.ctx, &B.act, B.workspace, B.workspace_bytes, B.stream)); }
+static void run_pad(void) { ok(gmm_pad(B.ctx, &B.pad, B.workspace, B.workspace_bytes, B.stream)); }
+static void run_unpad(void) { ok(gmm_unpad(B.ctx, &B.pad, B.workspace, B.workspace_bytes, B.stream)); }
+static void (*const RUN_MOVE[MOVES])(void) = {run_permute, run_permute, run_unpermute, run_act_fwd,
+                                             run_act_bwd, run_pad,     run_unpad};
+static void run_copy(void) {
+    cuda(cudaMemcpyAsync(B.copy_to, B.copy_from, B.copy_bytes, cudaMemcpyDeviceToDevice, B.stream), "copy");
+}
+
+/* GB/s of one operation and of a copy in turns with it; fewest bytes: every input and output once. */
+static void bandwidth(const shape *s, int what, double *gbs, double *copy, double *mhz) {
+    const int64_t tokens = s->tokens / s->topk, rows = s->tokens, h = s->hidden, ffn = s->ffn;
+    void (*run[2])(void) = {RUN_MOVE[what], run_copy};
+    const int present[2] = {1, 1};
+    double seconds[2], bytes = 0.0;
+    gmm_info info = GMM_ZERO;
+    gmm_act act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
+    gmm_mat in, out, third, fourth;
+    void *hold[8];
+    int held = 0, i;
+    int64_t r;
+    B.options.engine = B.engine;
+    split(s, what != PAD && what != UNPAD);
+    if (what == PERMUTE || what == UNPERMUTE) {
+        int32_t *indices = (int32_t *)malloc(sizeof *indices * (size_t)rows);
+        float *probs = (float *)malloc(sizeof *probs * (size_t)rows);
+        uint64_t z = 7;
+        if (!indices || !probs) die("malloc", "no memory");
+        for (r = 0; r < rows; r++) {
+            int again = 1;
+            while (again) {
+                int64_t q = r / s->topk * s->topk;
+                z = z * 6364136223846793005u + 1442695040888963407u;
+                indices[r] = (int32_t)((z >> 33) % (uint64_t)s->groups);
+                for (again = 0; q < r; q++) again |= indices[q] == indices[r];
+            }
+            probs[r] = (float)((z >> 40) & 0xFFFF) / 65536.0f;
+        }
+        memset(&B.perm, 0, sizeof B.perm);
+        B.perm.experts = s->groups;
+        B.perm.tokens = tokens;
+        B.perm.capacity = rows;
+        B.perm.hidden = h;
+        B.perm.topk = s->topk;
+        B.perm.options = &B.options;
+        B.perm.indices = (int32_t *)(hold[held++] = upload(indices, sizeof *indices * (size_t)rows));
+        B.perm.probs = (float *)(hold[held++] = upload(probs, sizeof *probs * (size_t)rows));
+        B.perm.row_of = (int32_t *)(hold[held++] = room(4 * (size_t)rows));
+        B.perm.slot_of = (int32_t *)(hold[held++] = room(4 * (size_t)rows));
+        B.perm.row_probs = (float *)(hold[held++] = room(4 * (size_t)rows));
+        B.perm.sizes = B.sizes;
+        in = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(what == PERMUTE ? tokens * h : rows * h, 1));
+        out = gmm_mat_packed(GMM_BF16, hold[held++] = room((size_t)(what == PERMUTE ? rows : tokens) * (size_t)h * 2));
+        B.perm.x = &in;
+        B.perm.rows = what == PERMUTE ? &out : &in;
+        B.perm.out = &out;
+        for (i = 0; i < 2; i++) { /* the map, and what is timed */
+            const gmm_op op = i ? (what == PERMUTE ? GMM_OP_PERMUTE_FWD : GMM_OP_UNPERMUTE_FWD) : GMM_OP_PERMUTE_MAP;
+            ok(gmm_permute_query(B.ctx, op, &B.perm, &info));
+            workspace(info.workspace_bytes);
+            if (!i) ok(gmm_permute_map(B.ctx, &B.perm, B.workspace, B.workspace_bytes, B.stream));
+        }
+        bytes = 2.0 * (double)((tokens + rows) * h) + (what == PERMUTE ? 12.0 : 8.0) * (double)rows;
+        free(indices);
+        free(probs);
+    } else if (what == ACT_FWD || what == ACT_BWD) {
+        memset(&B.act, 0, sizeof B.act);
+        B.act.ffn = ffn;
+        B.act.groups = &B.g;
+        B.act.options = &B.options;
+        B.act.act = &act;
+        in = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(rows * 2 * ffn, 1));
+        out = gmm_mat_packed(GMM_BF16, hold[held++] = room((size_t)(rows * ffn) * 2));
+        B.act.x = &in;
+        B.act.y = &out;
+        B.act.prob = (float *)(hold[held++] = room(4 * (size_t)rows));
+        cuda(cudaMemset((void *)B.act.prob, 0x3F, 4 * (size_t)rows), "memset"); /* 0.747 */
+        if (what == ACT_BWD) {
+            third = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(rows * ffn, 2));
+            fourth = gmm_mat_packed(GMM_BF16, hold[held++] = room((size_t)(rows * 2 * ffn) * 2));
+            B.act.dy = &third;
+            B.act.dx = &fourth;
+            B.act.dprob = (float *)(hold[held++] = room(4 * (size_t)rows));
+        }
+        ok(gmm_act_query(B.ctx, what == ACT_FWD ? GMM_OP_ACT_FWD : GMM_OP_ACT_BWD, &B.act, &info));
+        bytes = (double)rows * (what == ACT_FWD ? 6.0 * (double)ffn + 4.0 : 12.0 * (double)ffn + 8.0);
+    } else {
+        int64_t padded = 0;
+        memset(&B.pad, 0, sizeof B.pad);
+        for (i = 0; i < s->groups; i++) padded += (B.size[i] + 15) / 16 * 16;
+        B.pad.align = 16;
+        B.pad.cols = h;
+        B.pad.padded_capacity = rows + 15 * s->groups;
+        B.pad.groups = &B.g;
+        B.pad.options = &B.options;
+        in = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(B.pad.padded_capacity * h, 1));
+        out = gmm_mat_packed(GMM_BF16, hold[held++] = room((size_t)(B.pad.padded_capacity * h) * 2));
+        B.pad.src = &in;
+        B.pad.dst = &out;
+        ok(gmm_pad_query(B.ctx, what == PAD ? GMM_OP_PAD : GMM_OP_UNPAD, &B.pad, &info));
+        bytes = 2.0 * (double)h * (double)(rows + (what == PAD ? padded : rows));
+    }
+    workspace(info.workspace_bytes);
+    measure(run, present, 2, seconds, mhz);
+    *gbs = bytes / seconds[0] * 1e-9;
+    *copy = 2.0 * (double)B.copy_bytes / seconds[1] * 1e-9;
+    for (i = 0; i < held; i++) cudaFree(hold[i]);
+}
+
+/* ------------------------------------------------------------------------------------------------------ Main --- */
+
+static void open_nvml(int device) {
+    char bus[32];
+    int (*init)(void), (*by_bus)(const char *, void **), (*driver)(char *, unsigned);
+    snprintf(B.driver, sizeof B.driver, "unknown");
+    B.nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    if (!B.nvml || cudaDeviceGetPCIBusId(bus, sizeof bus, device) != cudaSuccess) return;
+    *(void **)&init = dlsym(B.nvml, "nvmlInit_v2");
+    *(void **)&by_bus = dlsym(B.nvml, "nvmlDeviceGetHandleByPciBusId_v2");
+    *(void **)&driver = dlsym(B.nvml, "nvmlSystemGetDriverVersion");
+    if (!init || !by_bus || !driver || init()) return;
+    (void)driver(B.driver, sizeof B.driver);
+    if (by_bus(bus, &B.nvml_device) == 0) *(void **)&B.nvml_clock = dlsym(B.nvml, "nvmlDeviceGetClockInfo");
+}
+
+extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *torch_version) {
+    const char *filter = "", *json_path = NULL;
+    FILE *json = NULL;
+    double ms = 200.0, logs[2][KINDS] = {{0}};
+    double share_of[MOVES][SHAPE_COUNT], rate_of[MOVES][SHAPE_COUNT], copy_of[MOVES][SHAPE_COUNT];
+    int csv = 0, quick = 0, uniform_only = 0, engine, i, s, fc, u, kind, rows_of[2][KINDS] = {{0}}, entries = 0;
+    gmm_config config = GMM_ZERO;
+    gmm_error error;
+    cudaDeviceProp prop;
+    int runtime = 0, cublas_version = 0;
+    for (i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--csv")) csv = 1;
+        else if (!strcmp(argv[i], "--quick")) quick = 1;
+        else if (!strcmp(argv[i], "--uniform")) uniform_only = 1;
+        else if (!strncmp(argv[i], "--json=", 7)) json_path = argv[i] + 7;
+        else if (!strncmp(argv[i], "--filter=", 9)) filter = argv[i] + 9;
+        else if (!strncmp(argv[i], "--ms=", 5)) ms = atof(argv[i] + 5);
+        else if (!strncmp(argv[i], "--engine=", 9)) {
+            for (engine = 0; strcmp(gmm_engine_name((gmm_engine)engine), argv[i] + 9); engine++)
+                if (engine == GMM_ENGINE_CUBLASLT) die("--engine", "no such engine");
+            B.engine = (gmm_engine)engine;
+        } else {
+            printf("usage: gpu_bench [--csv] [--json=FILE] [--filter=dsv3/uniform/fc1f] [--quick] [--uniform]"
+                   " [--ms=200] [--engine=mma]\n"
+                   "--quick: the first shape, evenly split. --uniform: no skewed rows. --ms: time of a contender.\n");
+            return strcmp(argv[i], "--help") != 0;
+        }
+    }
+    if (!(ms > 0.0 && ms < 1e6)) die("--ms", "must be above 0 and below 1e6");
+    B.block_ms = ms / BLOCKS;
+    B.torch = torch;
+    cuda(cudaSetDevice(0), "cudaSetDevice");
+    cuda(cudaGetDeviceProperties(&prop, 0), "cudaGetDeviceProperties");
+    cuda(cudaStreamCreateWithFlags(&B.stream, cudaStreamNonBlocking), "stream");
+    cuda(cudaEventCreateWithFlags(&B.fork, cudaEventDisableTiming), "event");
+    for (i = 0; i < STREAMS; i++) {
+        cuda(cudaStreamCreateWithFlags(&B.side[i], cudaStreamNonBlocking), "stream");
+        cuda(cudaEventCreateWithFlags(&B.join[i], cudaEventDisableTiming), "event");
+        B.lt_workspace[i] = room(LT_WORKSPACE);
+    }
+    for (i = 0; i < BLOCKS * CONTENDERS; i++) {
+        cuda(cudaEventCreate(&B.begin[i]), "event");
+        cuda(cudaEventCreate(&B.end[i]), "event");
+    }
+    if (cublasCreate(&B.blas) || cublasLtCreate(&B.lt) || cublasSetStream(B.blas, B.stream) ||
+        cublasSetWorkspace(B.blas, B.lt_workspace[0], LT_WORKSPACE))
+        die("cuBLAS", "cannot be opened");
+    cublasGetVersion(B.blas, &cublas_version);
+    cudaRuntimeGetVersion(&runtime);
+    config.space = GMM_SPACE_CUDA;
+    if (gmm_create(&B.ctx, &config, &error) != GMM_OK) die("gmm_create", error.text);
+    B.sizes = (int32_t *)room(4 * MAX_GROUPS);
+    B.ends = (int32_t *)room(4 * MAX_GROUPS);
+    B.pointers = (const void **)room(3 * MAX_GROUPS * sizeof(void *));
+    open_nvml(0);
+    if (json_path && !(json = fopen(json_path, "w"))) die(json_path, "cannot be written");
+    if (json)
+        fprintf(json, "{\"gpu\": \"%s\", \"driver\": \"%s\", \"gmm\": \"%s\", \"rows\": [", prop.name, B.driver,
+                GMM_VERSION_STRING);
+    if (csv) {
+        printf("row,tokens,n,k");
+        for (i = 0; i < CONTENDERS; i++) printf(",%s", NAMES[i]);
+        printf(",gmm/dense,gmm/best,sm_mhz\n");
+    } else {
+        printf("# %s, %d multiprocessors; SM clock %u MHz before; driver %s; CUDA %d.%d; cuBLAS %d.%d.%d; torch %s; "
+               "gmm %s\n", prop.name, prop.multiProcessorCount, sm_clock(), B.driver, runtime / 1000,
+               runtime % 1000 / 10, cublas_version / 10000, cublas_version / 100 % 100, cublas_version % 100,
+               torch_version ? torch_version : "not installed", GMM_VERSION_STRING);
+        printf("# bf16, TFLOP/s at the median of %d blocks, %.0f ms per contender by turns; every result but dense "
+               "compared with fp64\n", BLOCKS, ms);
+        printf("# gmm: device sizes. dense: one cublasLtMatmul of equal FLOPs. loop1, loop4: one per group on 1 and 4 "
+               "streams, host sizes.\n# grouped: cublasGemmGroupedBatchedEx. strided: cublasGemmStridedBatchedEx, even "
+               "splits only. best: of loop1, loop4, grouped, torch.\n");
+        printf("# fc1 N = 2 ffn, fc2 N = hidden; f forward, d dgrad, w wgrad; out f32+: added into fp32 (torch: by a "
+               "second kernel).\n");
+        if (uniform_only || quick) printf("# Only evenly split rows%s.\n", quick ? " of the first shape" : "");
+        printf("%-8s %-8s %-5s %-5s", "shape", "split", "op", "out");
+        for (i = 0; i < CONTENDERS; i++) printf(" %8s", NAMES[i]);
+        printf(" %9s %8s %5s\n", "gmm/dense", "gmm/best", "MHz");
+    }
+    for (s = 0; s < (quick ? 1 : SHAPE_COUNT); s++)
+        for (fc = 1; fc <= 2; fc++) {
+            const shape *p = &SHAPES[s];
+            int ready = 0;
+            B.n = fc == 1 ? 2 * p->ffn : p->hidden;
+            B.k = fc == 1 ? p->hidden : p->ffn;
+            for (u = 1; u >= (quick || uniform_only ? 1 : 0); u--)
+                for (kind = 0; kind < KINDS; kind++) {
+                    int present[CONTENDERS];
+                    double seconds[CONTENDERS], rate[CONTENDERS], best = 0.0, mhz;
+                    char name[64];
+                    snprintf(name, sizeof name, "%s/%s/fc%d%s/%s", p->name, u ? "uniform" : "skewed", fc,
+                             KIND_LETTER[kind], kind == WGRAD_F32 ? "f32" : "bf16");
+                    if (!strstr(name, filter)) continue;
+                    if (!ready) {
+                        const int64_t wide = B.n > B.k ? B.n : B.k;
+                        B.x = random_bf16(p->tokens * B.k, 1);
+                        B.w = random_bf16(p->groups * B.n * B.k, 2);
+                        B.dy = random_bf16(p->tokens * B.n, 3);
+                        B.out = (uint16_t *)room((size_t)(p->tokens * wide) * 2);
+                        B.dw = room((size_t)(p->groups * B.n * B.k) * 4);
+                        ready = 1;
+                    }
+                    split(p, u);
+                    prepare(kind, present);
+                    measure(RUN, present, CONTENDERS, seconds, &mhz);
+                    finish();
+                    for (i = 0; i < CONTENDERS; i++) {
+                        rate[i] = present[i] ? 2e-12 * (double)(B.rows * B.n) * (double)B.k / seconds[i] : 0.0;
+                        if (i != GMM_RUN && i != DENSE && i != STRIDED && rate[i] > best) best = rate[i];
+                    }
+                    for (i = 0; i < 2; i++) {
+                        const int peer = i ? STRIDED : DENSE;
+                        if (!u || !present[peer]) continue;
+                        logs[i][kind] += log(rate[GMM_RUN] / rate[peer]);
+                        rows_of[i][kind]++;
+                    }
+                    if (csv) printf("%s,%lld,%lld,%lld", name, (long long)B.rows, (long long)B.n, (long long)B.k);
+                    else
+                        printf("%-8s %-8s fc%d%-2s %-5s", p->name, u ? "uniform" : "skewed", fc, KIND_LETTER[kind],
+                               kind == WGRAD_F32 ? "f32+" : "bf16");
+                    for (i = 0; i < CONTENDERS; i++) {
+                        if (rate[i] > 0.0) printf(csv ? ",%.1f" : " %8.0f", rate[i]);
+                        else printf(csv ? "," : " %8s", "-");
+                    }
+                    printf(csv ? ",%.3f,%.3f,%.0f\n" : " %9.2f %8.2f %5.0f\n", rate[GMM_RUN] / rate[DENSE],
+                           rate[GMM_RUN] / best, mhz);
+                    fflush(stdout);
+                    if (json) {
+                        fprintf(json, "%s\n  {\"row\": \"%s\"", entries++ ? "," : "", name);
+                        for (i = 0; i < CONTENDERS; i++)
+                            if (rate[i] > 0.0) fprintf(json, ", \"%s\": %.2f", NAMES[i], rate[i]);
+                        fprintf(json, ", \"sm_mhz\": %.0f}", mhz);
+                    }
+                }
+            if (ready) {
+                cudaFree(B.x), cudaFree(B.w), cudaFree(B.dy), cudaFree(B.out), cudaFree(B.dw);
+            }
+        }
+
+    B.copy_bytes = (size_t)1 << 30;
+    B.copy_from = (char *)random_bf16((int64_t)(B.copy_bytes / 2), 9);
+    B.copy_to = room(B.copy_bytes);
+    memset(share_of, 0, sizeof share_of);
+    for (s = 0; s < (quick ? 1 : SHAPE_COUNT); s++)
+        for (i = 0; i < MOVES; i++) {
+            char name[64];
+            double mhz;
+            snprintf(name, sizeof name, "%s/%s", SHAPES[s].name, MOVE_NAMES[i]);
+            if (!strstr(name, filter)) continue;
+            if (i != PERMUTE_ROWS) {
+                bandwidth(&SHAPES[s], i, &rate_of[i][s], &copy_of[i][s], &mhz);
+            } else if (share_of[PERMUTE][s] > 0.0) { /* the same run, other bytes */
+                const double h = 2.0 * (double)SHAPES[s].hidden, tokens = 1.0 / SHAPES[s].topk;
+                rate_of[i][s] = rate_of[PERMUTE][s] * (2.0 * h + 12.0) / (h * (1.0 + tokens) + 12.0);
+                copy_of[i][s] = copy_of[PERMUTE][s];
+            } else {
+                continue;
+            }
+            share_of[i][s] = rate_of[i][s] / copy_of[i][s];
+            if (json)
+                fprintf(json, "%s\n  {\"row\": \"%s\", \"gbs\": %.1f, \"copy_gbs\": %.1f}", entries++ ? "," : "", name,
+                        rate_of[i][s], copy_of[i][s]);
+        }
+    if (json) {
+        fprintf(json, "\n]}\n");
+        fclose(json);
+    }
+    if (!csv) {
+        static const char *const names[KINDS] = {"fwd", "dgrad", "wgrad bf16", "wgrad f32+"};
+        printf("\nGeometric means over the evenly split rows (gmm: engine %s)\n", gmm_engine_name(B.served));
+        for (u = 0; u < 2; u++) {
+            const double *l = logs[u];
+            const int *n = rows_of[u];
+            printf("%-12s", u ? "gmm/strided" : "gmm/dense");
+            for (i = 0; i < KINDS; i++)
+                if (n[i]) printf("  %s %.3f", names[i], exp(l[i] / n[i]));
+            if (n[WGRAD] + n[WGRAD_F32])
+                printf("  both wgrads %.3f", exp((l[WGRAD] + l[WGRAD_F32]) / (n[WGRAD] + n[WGRAD_F32])));
+            printf("\n");
+        }
+        printf("\nGB/s of the row / of a device-to-device copy by turns, and the share. Inputs, outputs count once;\n"
+               "in permute* a token's row counts once for every row that it is copied to.\n");
+        printf("%-10s", "");
+        for (s = 0; s < (quick ? 1 : SHAPE_COUNT); s++) printf(" %18s", SHAPES[s].name);
+        printf("\n");
+        for (i = 0; i < MOVES; i++) {
+            printf("%-10s", MOVE_NAMES[i]);
+            for (s = 0; s < (quick ? 1 : SHAPE_COUNT); s++) {
+                if (share_of[i][s] > 0.0)
+                    printf(" %5.0f/%-5.0f %5.1f%%", rate_of[i][s], copy_of[i][s], 100.0 * share_of[i][s]);
+                else printf(" %18s", "-");
+            }
+            printf("\n");
+        }
+    } else {
+        printf("\nrow,gbs,copy_gbs,share\n");
+        for (s = 0; s < SHAPE_COUNT; s++)
+            for (i = 0; i < MOVES; i++)
+                if (share_of[i][s] > 0.0)
+                    printf("%s/%s,%.1f,%.1f,%.3f\n", SHAPES[s].name, MOVE_NAMES[i], rate_of[i][s], copy_of[i][s],
+                           share_of[i][s]);
+    }
+    fflush(stdout);
+    gmm_destroy(B.ctx);
+    return 0;
+}
+
+int main(int argc, char **argv) { return gmm_bench(argc, argv, NULL, NULL); }

@@ -127,7 +127,7 @@ static inline gmm_status gmm_create(gmm_context **out, const gmm_config *config,
 }
 
 /* Frees a context; NULL is allowed. Work that it enqueued may still run.
-   Stream, graph: no effect on either. Errors: none. */
+   Stream, graph: a GPU context's destruction may wait for the device (cuBLASLt). Errors: none. */
 GMMDEF void gmm_destroy(gmm_context *ctx);
 
 /* What the last failing call on this context said; "" before any. Lives until the next failing call.
@@ -1311,8 +1311,8 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     (void)snprintf(call->shapes, sizeof call->shapes, "G=%lld T=%lld K=%lld N=%lld", (long long)G,
                    (long long)call->rows, (long long)K, (long long)N);
     if ((d->alpha_per_group | d->y_add | d->d_row_scale_add) & ~1)
-        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_row_scale_add %d must be 0 or "
-                           "1",
+        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_row_scale_add %d must be 0 "
+                           "or 1",
                            (int)d->alpha_per_group, (int)d->y_add, (int)d->d_row_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
@@ -5019,8 +5019,9 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
         return gmm__decline(plan, "needs pointer tables on the host");
     if (d->dtype != a->dtype && d->dtype != GMM_F32)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(d->dtype), gmm_dtype_name(a->dtype));
-    if (bias->dtype != GMM_NONE && bias->dtype != d->dtype)
-        return gmm__decline(plan, "adds no bias of %s to %s", gmm_dtype_name(bias->dtype), gmm_dtype_name(d->dtype));
+    if (bias->dtype != GMM_NONE && (a->dtype != GMM_F32 || bias->dtype != GMM_F32)) /* 16-bit sums are rounded first */
+        return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
+                            gmm_dtype_name(a->dtype));
     if (bias->dtype != GMM_NONE && call->d.linear.row_scale) return gmm__decline(plan, "scales no bias by row");
     if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].beta) return gmm__decline(plan, "takes no beta per group");
     if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].frozen) return gmm__decline(plan, "takes no frozen groups");

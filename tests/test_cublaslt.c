@@ -122,7 +122,7 @@ static void biases(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
     for (int i = 0; i < 4; i++) {
         lin_spec s = spec_of(arg, sizes);
-        s.bias = s.out;
+        s.bias = GMM_F32;
         s.K = i % 2 ? 69 : 128;
         s.N = i % 2 ? 33 : 256;
         s.alpha = i / 2 ? 2 : 0;
@@ -252,19 +252,21 @@ static void context(int arg) {
 /* What it declines, each with its reason, before anything is written. */
 static void declines(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
-    enum { DEVICE_SIZES, TABLE, SM_LIMIT, DTYPE, BIAS_DTYPE, ROW_SCALE, BETA, FROZEN, BGRAD, KINDS };
-    static const char *const why[KINDS] = {"needs host sizes", "pointer tables", "sm_limit 7", "no f16 from bf16",
-                                           "no bias of f32", "scales no bias", "beta per group", "frozen groups",
-                                           "does not have this operation"};
+    enum { DEVICE_SIZES, TABLE, SM_LIMIT, DTYPE, BIAS, BIAS_DTYPE, ROW_SCALE, BETA, FROZEN, BGRAD, KINDS };
+    static const char *const why[KINDS] = {
+        "needs host sizes", "pointer tables", "sm_limit 7", "no f16 from bf16", "no bias of bf16", "no bias of f16",
+        "scales no bias", "beta per group", "frozen groups", "does not have this operation"
+    };
     (void)arg;
     for (int i = 0; i < KINDS; i++) {
-        lin_spec s = spec_of(2, sizes);
+        lin_spec s = spec_of(i == BIAS_DTYPE || i == ROW_SCALE ? 0 : 2, sizes); /* f32, else bf16 */
         lin_run r;
         s.on_host = i != DEVICE_SIZES;
         if (i == TABLE) s.w = T_TABLE;
         if (i == DTYPE) s.out = GMM_F16;
-        if (i == BIAS_DTYPE) s.bias = GMM_F32;
-        if (i == ROW_SCALE) s.bias = s.out, s.scale = 1;
+        if (i == BIAS) s.bias = GMM_BF16;
+        if (i == BIAS_DTYPE) s.bias = GMM_F16;
+        if (i == ROW_SCALE) s.bias = GMM_F32, s.scale = 1;
         if (i == BETA || i == FROZEN) s.op = GMM_OP_LINEAR_WGRAD;
         s.beta = i == BETA;
         s.frozen = i == FROZEN;
@@ -326,10 +328,10 @@ void tests_cublaslt(void) {
         t_add_gpu(alone, i, "cublaslt group alone %s %s", op, dtype);
     }
     for (int i = 0; i < 3; i++) {
-        t_add_gpu(biases, i, "cublaslt bias %s", gmm_dtype_name(lin_dtype(i)));
         t_add_gpu(many_shapes, i, "cublaslt many shapes %s", gmm_dtype_name(lin_dtype(i)));
         t_add_gpu(context, i, "cublaslt context and query %s", gmm_dtype_name(lin_dtype(i)));
     }
+    t_add_gpu(biases, 0, "cublaslt bias f32");
     t_add_gpu(tf32, 0, "cublaslt f32 as TF32 only when asked");
     t_add_gpu(declines, 0, "cublaslt declines with a reason");
     t_add_gpu(capture, 2, "cublaslt host sizes while capturing");

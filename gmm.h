@@ -5396,20 +5396,22 @@ static gmm_status gmm__cuda_rt_is_capturing(void *self, gmm_stream stream, int32
 #undef GMM__ON_DEVICE
 #endif /* __CUDACC__ */
 
-#define GMM__RUNTIME(space, row) { \
-    0, space, NULL, \
-    gmm__##row##_rt_stream_create, gmm__##row##_rt_stream_destroy, gmm__##row##_rt_stream_wait, \
-    gmm__##row##_rt_stream_sync, gmm__##row##_rt_event_create, gmm__##row##_rt_event_destroy, \
-    gmm__##row##_rt_event_record, gmm__##row##_rt_event_query, gmm__##row##_rt_event_sync, gmm__##row##_rt_copy, \
-    gmm__##row##_rt_copy2d, gmm__##row##_rt_fill, gmm__##row##_rt_fill2d, gmm__##row##_rt_is_capturing \
-}
+#define GMM__RT(row, entry) gmm__##row##_rt_##entry
 static const gmm_runtime gmm__runtimes[] = {
-    GMM__RUNTIME(GMM_SPACE_CPU, cpu),
+    { 0, GMM_SPACE_CPU, NULL,
+      GMM__RT(cpu, stream_create), GMM__RT(cpu, stream_destroy), GMM__RT(cpu, stream_wait), GMM__RT(cpu, stream_sync),
+      GMM__RT(cpu, event_create), GMM__RT(cpu, event_destroy), GMM__RT(cpu, event_record), GMM__RT(cpu, event_query),
+      GMM__RT(cpu, event_sync), GMM__RT(cpu, copy), GMM__RT(cpu, copy2d), GMM__RT(cpu, fill), GMM__RT(cpu, fill2d),
+      GMM__RT(cpu, is_capturing) },
 #ifdef __CUDACC__
-    GMM__RUNTIME(GMM_SPACE_CUDA, cuda),
+    { 0, GMM_SPACE_CUDA, NULL,
+      GMM__RT(cuda, stream_create), GMM__RT(cuda, stream_destroy), GMM__RT(cuda, stream_wait),
+      GMM__RT(cuda, stream_sync), GMM__RT(cuda, event_create), GMM__RT(cuda, event_destroy),
+      GMM__RT(cuda, event_record), GMM__RT(cuda, event_query), GMM__RT(cuda, event_sync), GMM__RT(cuda, copy),
+      GMM__RT(cuda, copy2d), GMM__RT(cuda, fill), GMM__RT(cuda, fill2d), GMM__RT(cuda, is_capturing) },
 #endif
 };
-#undef GMM__RUNTIME
+#undef GMM__RT
 
 GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     gmm_runtime full;

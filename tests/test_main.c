@@ -207,7 +207,7 @@ static void *t_guarded_device(size_t bytes, size_t alignment, int sparse, int fi
     if (sparse) device_set(at, 0, bytes);
     else {
         b->front = b->back = T_FRONT;
-        device_set(b->user - T_FRONT, T_CANARY, bytes + 2 * T_FRONT);
+        device_set(at, T_CANARY, bytes + 3 * T_FRONT);
         device_set(b->user, fill, bytes);
     }
     return b->user;

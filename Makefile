@@ -57,7 +57,7 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test examples bench gpu-report check help install clean FORCE
+.PHONY: all run test examples bench gpu-report sanitize check help install clean FORCE
 
 ##
 ## Targets
@@ -98,6 +98,12 @@ gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	{ echo; echo 'Tests'; grep '^ *FAIL' $(B)/gpu-report.log; tail -n 1 $(B)/gpu-report.log; echo; echo 'Benchmark'; \
 	} >> $$file; \
 	cat $(B)/gpu-report.bench >> $$file; cat $$file; exit $$status
+
+##   sanitize               every GPU operation under memcheck, racecheck, initcheck and synccheck of compute-sanitizer;
+##                          ARGS="memcheck" names the tools
+sanitize: $(B)/gmm_tests
+	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }
+	$(Q)B=$(B) sh tests/sanitize.sh $(ARGS)
 
 ##   check                  header and build checks, then the tests under ASan and UBSan
 check: all $(P)/nvcc $(P)/cublaslt compile_commands.json

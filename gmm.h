@@ -25,6 +25,7 @@
  *     5  Expert MLP                   10  Small operations
  *
  * CONFIGURATION (beside gmm_quant.h's; define where GMM_IMPLEMENTATION is)
+ *     GMM_NO_CUBLASLT        under nvcc: leaves out the CUBLASLT engine, so that nothing links with -lcublasLt
  *     GMM_MALLOC, GMM_FREE   host allocation of contexts where gmm_config has no allocator; both or none; default
  *                            malloc and free. Signatures: void *GMM_MALLOC(size_t), void GMM_FREE(void *)
  *     GMM_ASSERT             internal consistency checks; default: none
@@ -596,7 +597,8 @@ GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, 
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x, rows.
-   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   row_of, if there, spares a GPU reading a token once for each of its rows; the results are those of slot_of, whatever
+   it holds.  Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
@@ -611,7 +613,8 @@ GMMDEF gmm_status gmm_unpermute_fwd(gmm_context *ctx, const gmm_permute *permute
                                     size_t workspace_bytes, gmm_stream stream);
 
 /* drows[r] = (probs) dout[token of r], zeros in padding; dprobs = dout . rows. Needs dout, and slot_of and sizes with
-   drows, or row_of and rows with dprobs.  Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   drows (row_of as in permute_fwd), or row_of and rows with dprobs.  Stream, graph: enqueued; capturable.
+   Errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream);
 
@@ -3922,6 +3925,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
             return gmm__refuse(call, GMM_E_DTYPE, "rows", "dtype %s must be that of x, %s",
                                gmm_dtype_name(call->mat[GMM__ROWS].dtype), gmm_dtype_name(call->mat[GMM__X_].dtype));
         if ((s = gmm__check_array(call, "slot_of", p->slot_of, 1, p->capacity)) != GMM_OK ||
+            (s = gmm__check_array(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
             (s = gmm__check_array(call, "sizes", p->sizes, 1, p->experts)) != GMM_OK ||
             (s = gmm__check_array(call, "row_probs", p->row_probs, 0, p->capacity)) != GMM_OK)
             return s;
@@ -3949,6 +3953,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         if (p->drows &&
             ((s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK ||
              (s = gmm__check_array(call, "slot_of", p->slot_of, 1, p->capacity)) != GMM_OK ||
+             (s = gmm__check_array(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
              (s = gmm__check_array(call, "sizes", p->sizes, 1, p->experts)) != GMM_OK))
             return s;
         if (p->dprobs &&
@@ -4432,7 +4437,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 #ifdef __CUDACC__
 
 /* Regions of the workspace, by family of operations. */
-enum { GMM__SPLIT_PLAIN, GMM__SPLIT_PADDED };                 /* activation, padding: [G + 1] int64 */
+enum { GMM__SPLIT_PLAIN, GMM__SPLIT_PADDED };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
 enum { GMM__ROUTE_COUNTS, GMM__ROUTE_SUMS, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
 enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int32; [E] int64 */
 enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
@@ -4442,6 +4447,12 @@ enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp
 static int64_t gmm__mma_blocks(const gmm__call *call) {
     const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
     return gmm__grid(processors, call->options.sm_limit, GMM__ELEM_PER_SM, INT32_MAX);
+}
+
+/* The same for kernels that stream rows. */
+static int64_t gmm__mma_stream(const gmm__call *call) {
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    return gmm__grid(processors, call->options.sm_limit, GMM__ELEM_STREAM, INT32_MAX);
 }
 
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
@@ -4495,8 +4506,8 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
         a.dx = gmm__mma_view(call, GMM__DX);
         a.dprob = d->dprob;
     }
-    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_blocks(call), stream)
-                                          : gmm__k_act_bwd(&a, gmm__mma_blocks(call), stream));
+    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_stream(call), stream)
+                                          : gmm__k_act_bwd(&a, gmm__mma_stream(call), stream));
 }
 static gmm_status gmm__mma_launch_act_fwd(const gmm__plan *plan, gmm_stream stream) {
     return gmm__mma_launch_act(plan, stream);
@@ -4627,7 +4638,7 @@ static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
     gmm__permute_args a = gmm__mma_permute(call, GMM__X_, GMM__ROWS);
     a.probs = call->d.permute.probs;
     a.row_probs = call->d.permute.row_probs;
-    return gmm__cuda_status(call, gmm__k_permute_rows(&a, gmm__mma_blocks(call), stream));
+    return gmm__cuda_status(call, gmm__k_permute_rows(&a, gmm__mma_stream(call), stream));
 }
 
 static int gmm__mma_plan_permute_bwd(const gmm__call *call, gmm__plan *plan) {
@@ -4664,7 +4675,7 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
     if (p->drows) {
         gmm__permute_args a = gmm__mma_permute(call, GMM__DOUT, GMM__DROWS);
         a.probs = p->probs;
-        if (!a.probs && a.src.dtype == a.dst.dtype) e = gmm__k_permute_rows(&a, gmm__mma_blocks(call), stream);
+        if (!a.probs && a.src.dtype == a.dst.dtype) e = gmm__k_permute_rows(&a, gmm__mma_stream(call), stream);
         else e = gmm__k_unpermute_bwd(&a, gmm__mma_blocks(call), stream);
     }
     if (e == cudaSuccess && p->dprobs) {
@@ -4681,7 +4692,7 @@ static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->d.pad.padded_capacity > INT32_MAX)
         return gmm__decline(plan, "takes at most %d rows", (int)INT32_MAX);
     gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
-    gmm__mma_reserve_split(call, plan, GMM__SPLIT_PADDED);
+    gmm__reserve(plan, GMM__SPLIT_PADDED, ((size_t)call->groups.count + 1) * sizeof(int32_t));
     return 1;
 }
 static int gmm__mma_plan_unpad(const gmm__call *call, gmm__plan *plan) { return gmm__mma_plan_pad(call, plan); }
@@ -4689,36 +4700,28 @@ static int gmm__mma_plan_unpad(const gmm__call *call, gmm__plan *plan) { return 
 static gmm_status gmm__mma_launch_padding(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
-    const int pad = call->op == GMM_OP_PAD;
-    const int64_t *plain = (const int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN);
-    int64_t *padded = (int64_t *)gmm__part(plan, GMM__SPLIT_PADDED);
-    const gmm_status s = gmm__mma_read_split(plan, stream);
-    gmm__pad_offsets_args o;
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN);
+    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__SPLIT_PADDED);
+    const gmm_status s = gmm__mma_offsets(call, offsets, blocks, d->align, stream);
     gmm__pad_args a;
-    cudaError_t e;
     if (s != GMM_OK) return s;
-    memset(&o, 0, sizeof o);
-    o.offsets = plain;
-    o.padded = padded;
-    o.groups = call->groups.count;
-    o.align = d->align;
-    o.capacity = d->padded_capacity;
-    o.sizes = pad ? d->sizes : NULL;
-    o.fault = call->groups.fault;
     memset(&a, 0, sizeof a);
+    a.pad = call->op == GMM_OP_PAD;
     a.src = gmm__mma_view(call, GMM__X_);
     a.dst = gmm__mma_view(call, GMM__Y);
-    a.rows = pad ? d->padded_capacity : call->rows;
+    a.rows = a.pad ? d->padded_capacity : call->rows;
     a.cols = d->cols;
+    a.offsets = offsets;
+    a.blocks = blocks;
     a.groups = call->groups.count;
-    a.src_offsets = pad ? plain : padded;
-    a.dst_offsets = pad ? padded : plain;
+    a.align = d->align;
+    a.capacity = d->padded_capacity;
     a.src_prob = d->src_prob;
     a.dst_prob = d->dst_prob;
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
-    e = gmm__k_pad_offsets(&o, stream);
-    if (e == cudaSuccess) e = gmm__k_pad(&a, gmm__mma_blocks(call), stream);
-    return gmm__cuda_status(call, e);
+    a.sizes = a.pad ? d->sizes : NULL;
+    a.fault = call->groups.fault;
+    return gmm__cuda_status(call, gmm__k_pad(&a, gmm__mma_stream(call), stream));
 }
 static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) {
     return gmm__mma_launch_padding(plan, stream);
@@ -4755,7 +4758,7 @@ static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int pa
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
-    const int64_t most = gmm__mma_blocks(call);
+    const int64_t most = gmm__mma_stream(call);
     gmm__glu_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -4780,20 +4783,11 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
 static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
     return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", (int)INT32_MAX);
 }
-/* Several addends are summed up in the workspace first: the bits are those of one pass. */
+/* More addends than one launch takes: the fp32 sum goes from launch to launch through the workspace. */
 static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
-    if (call->d.sum.count > 1)
+    if (call->d.sum.count > GMM__ELEM_ADDENDS)
         gmm__reserve(plan, GMM__SMALL_SUM, (size_t)call->rows * (size_t)call->in * sizeof(float));
     return gmm__mma_plan_convert(call, plan);
-}
-
-/* Addend j; a table of them stands on the host. */
-static gmm__view gmm__mma_addend(const gmm__call *call, int64_t j) {
-    const gmm_mat *m = &call->mat[GMM__X_];
-    gmm__view v = gmm__mma_view(call, GMM__X_);
-    v.data = gmm__at(m, j, 0, 0);
-    v.vec = (((uintptr_t)v.data | (uintptr_t)(m->ld * (gmm_dtype_bits(m->dtype) / 8))) & 15) == 0;
-    return v;
 }
 
 static gmm_status gmm__mma_launch_accumulate(const gmm__plan *plan, gmm_stream stream) {
@@ -4801,28 +4795,30 @@ static gmm_status gmm__mma_launch_accumulate(const gmm__plan *plan, gmm_stream s
     const gmm_accumulation *d = &call->d.sum;
     cudaError_t e = cudaSuccess;
     gmm__accumulate_args a;
-    int32_t j;
+    gmm__view sum;
+    int32_t first, j;
     memset(&a, 0, sizeof a);
+    memset(&sum, 0, sizeof sum);
+    sum.ld = call->in;
+    sum.dtype = GMM_F32;
+    sum.vec = call->in % 4 == 0;
     a.rows = call->rows;
     a.cols = call->in;
-    a.x = gmm__mma_addend(call, 0);
-    if (d->count > 1) {
-        a.y.data = gmm__part(plan, GMM__SMALL_SUM);
-        a.y.ld = call->in;
-        a.y.dtype = GMM_F32;
-        a.y.vec = call->in % 4 == 0;
-        a.scale = 1.0f;
-        for (j = 0; j < d->count && e == cudaSuccess; j++) {
-            a.x = gmm__mma_addend(call, j);
-            a.beta = j > 0 ? 1.0f : 0.0f;
-            e = gmm__k_accumulate(&a, gmm__mma_blocks(call), stream);
+    for (first = 0; first < d->count && e == cudaSuccess; first += a.count) {
+        const int last = d->count - first <= GMM__ELEM_ADDENDS;
+        a.count = last ? d->count - first : (int32_t)GMM__ELEM_ADDENDS;
+        a.x = gmm__mma_view(call, GMM__X_);
+        for (j = 0; j < a.count; j++) { /* a table stands on the host */
+            a.addends[j] = (const char *)gmm__at(&call->mat[GMM__X_], first + j, 0, 0);
+            a.x.vec &= ((uintptr_t)a.addends[j] & 15) == 0;
         }
-        a.x = a.y;
+        if (d->count > GMM__ELEM_ADDENDS) sum.data = gmm__part(plan, GMM__SMALL_SUM);
+        if (first > 0) a.start = sum;
+        a.y = last ? gmm__mma_view(call, GMM__Y) : sum;
+        a.scale = last ? d->scale : 1.0f;
+        a.beta = last ? d->beta : 0.0f;
+        e = gmm__k_accumulate(&a, gmm__mma_stream(call), stream);
     }
-    a.y = gmm__mma_view(call, GMM__Y);
-    a.scale = d->scale;
-    a.beta = d->beta;
-    if (e == cudaSuccess) e = gmm__k_accumulate(&a, gmm__mma_blocks(call), stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -4834,7 +4830,7 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
     a.dst = gmm__mma_view(call, GMM__Y);
     a.rows = call->rows;
     a.cols = call->in;
-    return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_blocks(call), stream));
+    return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_stream(call), stream));
 }
 
 #endif /* __CUDACC__ */

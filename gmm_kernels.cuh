@@ -187,7 +187,7 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     if (lane == 31) warps[warp] = v;
     __syncthreads();
     if (warp == 0) {
-        int64_t w = warps[lane];
+        int64_t w = lane < (int)blockDim.x >> 5 ? warps[lane] : 0;
         for (step = 1; step < 32; step *= 2) {
             const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)w, (unsigned)step);
             if (lane >= step) w = maximum ? (w > other ? w : other) : (w > limit - other ? limit : w + other);
@@ -202,7 +202,7 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
 }
 
 /* Reads a split by the rule of gmm_split_end. What a group ends with is a scan, since the rule clamps to a range; the
-   rule itself then judges each group for faults, beside all others. One block. */
+   rule itself then judges each group for faults, beside all others. One block, of whole warps. */
 GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __grid_constant__ gmm_offsets_args args) {
     __shared__ int64_t warps[32], ends[GMM_OFFSETS_THREADS + 1];
     const gmm_groups *s = &args.groups;
@@ -217,7 +217,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
         if (by_offsets && gmm_split_value(s, 0) != 0)
             fault |= (uint32_t)GMM_FAULT_MONOTONIC;
     }
-    for (first = 0; first < s->count; first += GMM_OFFSETS_THREADS) {
+    for (first = 0; first < s->count; first += (int32_t)blockDim.x) {
         const int64_t g = (int64_t)first + tid;
         const int live = g < s->count;
         int64_t value = 0, end, i = g + by_offsets;
@@ -785,9 +785,11 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *to, const void *from, int64
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, cudaStream_t stream) {
+    const int64_t warps = ((int64_t)args->groups.count + 31) / 32, most = GMM_OFFSETS_THREADS / 32;
+    const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < most ? warps : most);
     void *params[1];
     params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_split_offsets, dim3(1), dim3(GMM_OFFSETS_THREADS), params, 0, stream);
+    return cudaLaunchKernel((const void *)gmm_split_offsets, dim3(1), dim3(threads), params, 0, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
@@ -844,8 +846,11 @@ enum {
     GMM__ELEM_BLOCK = 128,   /* threads of a block */
     GMM__ELEM_WARPS = 4,     /* of them */
     GMM__ELEM_PER_SM = 16,   /* blocks that callers let launchers start per multiprocessor */
+    GMM__ELEM_STREAM = 128,  /* the same for kernels that stream rows: a grid in the order of addresses is faster than
+                                one that stays, but blocks that find no row cost time as well */
     GMM__ELEM_SPAN = 256,    /* columns a warp handles at a time: 8 per lane */
     GMM__ELEM_RUN = 128,     /* units a warp copies at a time: 4 per lane */
+    GMM__ELEM_ADDENDS = 256, /* matrices that one launch adds up: their addresses are kernel parameters */
     GMM__MAP_CHUNK = 1024,   /* slots whose ranks one warp counts */
     GMM__ROUTE_CHUNK = 8,    /* tokens whose loss terms are added first */
     GMM__ROUTE_FOLD = 64,    /* partial sums added in one step */
@@ -916,23 +921,19 @@ typedef struct gmm__permute_args {
     float *dprobs;             /* gmm__k_gather_probs and gmm__k_unpermute_dots write */
 } gmm__permute_args;
 
+/* Rows of groups as they are and with every group rounded up to `align` rows, cut off at `capacity`. */
 typedef struct gmm__pad_args {
     gmm__view src, dst;
     int64_t rows, cols;        /* capacity of dst */
-    int64_t groups;
-    const int64_t *src_offsets, *dst_offsets; /* device [groups + 1] */
+    const int64_t *offsets;    /* device [groups + 1]: the groups as they are */
+    const int32_t *blocks;     /* device [groups + 1]: prefix sums of their blocks of `align` rows */
+    int64_t groups, align, capacity;
+    int32_t pad, tail_zero;    /* pad: dst is the padded side */
     const float *src_prob;
     float *dst_prob;
-    int32_t tail_zero;
-} gmm__pad_args;
-
-typedef struct gmm__pad_offsets_args {
-    const int64_t *offsets;    /* device [groups + 1] */
-    int64_t *padded;           /* [groups + 1] */
-    int64_t groups, align, capacity;
-    int32_t *sizes;            /* NULL = not wanted */
+    int32_t *sizes;            /* padded sizes; NULL = not wanted */
     uint32_t *fault;           /* NULL = not wanted */
-} gmm__pad_offsets_args;
+} gmm__pad_args;
 
 /* Moves 2 ffn rows or columns between halves and blocks. With tables, data is NULL. */
 typedef struct gmm__glu_args {
@@ -943,9 +944,11 @@ typedef struct gmm__glu_args {
     int32_t inverse;
 } gmm__glu_args;
 
-/* y = beta y + scale x; beta 0 does not read y. */
+/* y = beta y + scale (start + x_0 + x_1 + ...), summed up in fp32 from the left; beta 0 does not read y. */
 typedef struct gmm__accumulate_args {
-    gmm__view x, y;
+    gmm__view x, y, start;     /* x: every addend, but for data; start: fp32 or absent */
+    const char *addends[GMM__ELEM_ADDENDS];
+    int32_t count;             /* of them, >= 1 */
     int64_t rows, cols;        /* any; the launcher cuts long rows */
     float scale, beta;
 } gmm__accumulate_args;
@@ -1136,62 +1139,49 @@ GMM__DEVICE int64_t gmm__warp_scan(int64_t v) { /* inclusive */
     return v;
 }
 
-/* The tasks of a warp: parts of rows, dealt round robin to all warps of the grid. Divides at the start alone. Rows and
-   parts fit 31 bits; launchers see to it. */
-typedef struct gmm__walk { uint32_t row, part, parts, step_rows, step_parts, wrap; } gmm__walk;
+/* The tasks of a warp: parts of rows, in their order dealt round robin to all warps of the grid. Rows and parts fit 31
+   bits, and so do the tasks that a grid holds; launchers see to it. */
+typedef struct gmm__walk { uint32_t row, part, parts, step; } gmm__walk;
 
-GMM__DEVICE gmm__walk gmm__walk_begin(int64_t parts) {
-    const uint32_t warps = gridDim.x * GMM__ELEM_WARPS, id = blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp();
+GMM__DEVICE void gmm__walk_by(gmm__walk *w, uint32_t tasks) {
+    const uint32_t part = w->part + tasks, rows = part / w->parts;
+    w->row += rows;
+    w->part = part - rows * w->parts;
+}
+/* A warp takes `each` tasks after one another. */
+GMM__DEVICE gmm__walk gmm__walk_begin(int64_t parts, uint32_t each) {
     gmm__walk w;
+    w.row = w.part = 0;
     w.parts = (uint32_t)parts;
-    w.row = id / w.parts;
-    w.part = id % w.parts;
-    w.step_rows = warps / w.parts;
-    w.step_parts = warps % w.parts;
-    w.wrap = 1;
+    w.step = gridDim.x * GMM__ELEM_WARPS * each;
+    gmm__walk_by(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * each);
     return w;
 }
-/* The same where a warp takes whole rows, part after part. */
-GMM__DEVICE gmm__walk gmm__walk_rows(int64_t parts) {
-    gmm__walk w;
-    w.parts = (uint32_t)parts;
-    w.row = blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp();
+GMM__DEVICE void gmm__walk_next(gmm__walk *w) { gmm__walk_by(w, w->step); }
+/* The task behind the present one. */
+GMM__DEVICE gmm__walk gmm__walk_behind(gmm__walk w) {
+    if (++w.part < w.parts) return w;
     w.part = 0;
-    w.step_rows = 0;
-    w.step_parts = 1;
-    w.wrap = gridDim.x * GMM__ELEM_WARPS;
+    w.row++;
     return w;
-}
-GMM__DEVICE void gmm__walk_next(gmm__walk *w) {
-    w->row += w->step_rows;
-    w->part += w->step_parts;
-    if (w->part >= w->parts) {
-        w->part -= w->parts;
-        w->row += w->wrap;
-    }
 }
 
 GMM__DEVICE void gmm__fault(uint32_t *word, uint32_t bits) {
     if (word && bits) atomicOr(word, bits);
 }
 
-/* Rows in use according to expert sizes, by the rule of gmm_split_end. For all threads of a block at once. */
-GMM__DEVICE int64_t gmm__block_live(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
-    __shared__ int64_t part[GMM__ELEM_WARPS];
+/* Rows in use according to expert sizes, by the rule of gmm_split_end; for a whole warp. */
+GMM__DEVICE int64_t gmm__live(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
+    const int first = blockIdx.x == 0 && gmm__warp() == 0; /* one warp tells the faults */
     int64_t sum = 0;
     int32_t e;
-    for (e = (int32_t)threadIdx.x; e < experts; e += GMM__ELEM_BLOCK) {
+    for (e = gmm__lane(); e < experts; e += 32) {
         if (sizes[e] > 0) sum += sizes[e];
-        else if (sizes[e] < 0 && blockIdx.x == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_NEGATIVE);
+        else if (first && sizes[e] < 0) gmm__fault(fault, (uint32_t)GMM_FAULT_NEGATIVE);
     }
-    sum = gmm__warp_scan(sum);
-    if (gmm__lane() == 31) part[gmm__warp()] = sum;
-    __syncthreads();
-    sum = 0;
-#pragma unroll
-    for (e = 0; e < GMM__ELEM_WARPS; e++) sum += part[e];
+    sum = __shfl_sync(0xFFFFFFFFu, gmm__warp_scan(sum), 31);
     if (sum <= capacity) return sum;
-    if (threadIdx.x == 0 && blockIdx.x == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_CAPACITY);
+    if (first && gmm__lane() == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_CAPACITY);
     return capacity;
 }
 
@@ -1212,12 +1202,17 @@ GMM__DEVICE int32_t gmm__slot_row(const gmm__permute_args *a, int64_t token, int
     return gmm__map_entry(a->row_of, slot, a->capacity, a->fault);
 }
 
-/* The group that holds a row, by a 32-way search of the whole warp: the last one that starts at or before it. */
-GMM__DEVICE int64_t gmm__find_group(const int64_t *offsets, int64_t groups, int64_t row) {
-    int64_t first = 0, n = groups;
+/* Where a group starts, on either side of padding. */
+GMM__DEVICE int64_t gmm__pad_start(const gmm__pad_args *a, int64_t g, int32_t padded) {
+    return padded ? min(a->blocks[g] * a->align, a->capacity) : a->offsets[g];
+}
+
+/* The group that holds a row of dst, by a 32-way search of the whole warp: the last one that starts at or before it. */
+GMM__DEVICE int64_t gmm__pad_group(const gmm__pad_args *a, int64_t row) {
+    int64_t first = 0, n = a->groups;
     while (n > 1) {
         const int64_t step = (n + 31) / 32, i = gmm__lane() * step;
-        const uint32_t below = __ballot_sync(0xFFFFFFFFu, i < n && offsets[first + i] <= row);
+        const uint32_t below = __ballot_sync(0xFFFFFFFFu, i < n && gmm__pad_start(a, first + i, a->pad) <= row);
         const int64_t skip = (int64_t)(__popc(below) - 1) * step;
         first += skip;
         n = n - skip < step ? n - skip : step;
@@ -1245,6 +1240,25 @@ GMM__DEVICE uint32_t gmm__glu_from(uint32_t i, uint32_t ffn, uint32_t block, int
 GMM__DEVICE void gmm__gather(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__eight *r) {
     if (m->dtype == GMM_F32) r->w[i] = ((const uint32_t *)m->data)[row * m->ld + col];
     else r->w[i / 2] |= (uint32_t)((const uint16_t *)m->data)[row * m->ld + col] << (i & 1) * 16;
+}
+
+/* From a0 b0 a1 b1 ... in both to all a in the first and all b in the second. */
+GMM__DEVICE void gmm__unpair(gmm_dtype dtype, gmm__eight *first, gmm__eight *second) {
+    const gmm__eight u = *first, v = *second;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 4; i++) {
+        if (dtype == GMM_F32) {
+            first->w[i] = u.w[2 * i];
+            first->w[4 + i] = v.w[2 * i];
+            second->w[i] = u.w[2 * i + 1];
+            second->w[4 + i] = v.w[2 * i + 1];
+        } else {
+            const uint32_t low = i < 2 ? u.w[2 * i] : v.w[2 * i - 4], high = i < 2 ? u.w[2 * i + 1] : v.w[2 * i - 3];
+            first->w[i] = __byte_perm(low, high, 0x5410);
+            second->w[i] = __byte_perm(low, high, 0x7632);
+        }
+    }
 }
 
 /* What eight activations read. */
@@ -1299,33 +1313,49 @@ GMM__ELEM_UNITS(GMM__X)
 
 /* ....................................................................................... Accumulate and convert ... */
 
-/* y = beta y + scale x. Two spans per task, so that four accesses or more are under way. */
+/* y = beta y + scale (start + x_0 + x_1 + ...). Two spans per task, so that two accesses or more are under way. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
-    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1);
+    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < a.rows; gmm__walk_next(&w)) {
-        gmm__eight x[2], y[2];
+        gmm__eight r[2];
         gmm__quads q[2];
-        int32_t j, k;
+        float sum[2][8], v[8];
+        int32_t i, j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
             q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
-            if (q[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.x, w.row, &q[j]);
-            if (q[j].n[0] > 0 && a.beta != 0.0f) y[j] = gmm__load8(GMM_NONE, &a.y, w.row, &q[j]);
+            if (a.start.data && q[j].n[0] > 0) {
+                r[j] = gmm__load8(GMM_NONE, &a.start, w.row, &q[j]);
+                gmm__decode8(GMM_F32, &a.start, &r[j], sum[j]);
+            }
+        }
+        for (i = 0; i < a.count; i++) {
+            gmm__view x = a.x;
+            x.data = (void *)(uintptr_t)a.addends[i];
+#pragma unroll
+            for (j = 0; j < 2; j++)
+                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM_NONE, &x, w.row, &q[j]);
+#pragma unroll
+            for (j = 0; j < 2; j++)
+                if (q[j].n[0] > 0) {
+                    gmm__decode8(GMM_NONE, &x, &r[j], v);
+#pragma unroll
+                    for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm__add_rn(sum[j][k], v[k]) : v[k];
+                }
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
             if (q[j].n[0] > 0) {
-                float u[8], v[8];
-                gmm__decode8(GMM_NONE, &a.x, &x[j], u);
 #pragma unroll
-                for (k = 0; k < 8; k++) u[k] = gmm__mul_rn(a.scale, u[k]);
+                for (k = 0; k < 8; k++) sum[j][k] = gmm__mul_rn(a.scale, sum[j][k]);
                 if (a.beta != 0.0f) {
-                    gmm__decode8(GMM_NONE, &a.y, &y[j], v);
+                    r[j] = gmm__load8(GMM_NONE, &a.y, w.row, &q[j]);
+                    gmm__decode8(GMM_NONE, &a.y, &r[j], v);
 #pragma unroll
-                    for (k = 0; k < 8; k++) u[k] = gmm__add_rn(gmm__mul_rn(a.beta, v[k]), u[k]);
+                    for (k = 0; k < 8; k++) sum[j][k] = gmm__add_rn(gmm__mul_rn(a.beta, v[k]), sum[j][k]);
                 }
-                gmm__store8(GMM_NONE, &a.y, w.row, &q[j], u);
+                gmm__store8(GMM_NONE, &a.y, w.row, &q[j], sum[j]);
             }
     }
 }
@@ -1333,7 +1363,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
 /* dst = src in another float dtype. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
-    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1);
+    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < a.rows; gmm__walk_next(&w)) {
         gmm__eight x[2];
         gmm__quads q[2];
@@ -1673,28 +1703,6 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
     }
 }
 
-/* ...................................................................................................... Padding ... */
-
-/* One warp: offsets of the padded groups, cut off at the capacity. */
-GMM__KERNEL __launch_bounds__(32, 1) gmm_pad_offsets(const __grid_constant__ gmm__pad_offsets_args a) {
-    int64_t begin = 0, base;
-    int32_t over = 0;
-    if (gmm__lane() == 0) a.padded[0] = 0;
-    for (base = 0; base < a.groups; base += 32) {
-        const int64_t g = base + gmm__lane(), n = g < a.groups ? a.offsets[g + 1] - a.offsets[g] : 0;
-        const int64_t padded = (n + a.align - 1) / a.align * a.align, end = begin + gmm__warp_scan(padded);
-        const int64_t first = end - padded < a.capacity ? end - padded : a.capacity;
-        const int64_t last = end < a.capacity ? end : a.capacity;
-        if (g < a.groups) {
-            a.padded[g + 1] = last;
-            if (a.sizes) a.sizes[g] = (int32_t)(last - first);
-        }
-        if (end > a.capacity) over = 1;
-        begin = __shfl_sync(0xFFFFFFFFu, end, 31);
-    }
-    if (over) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
-}
-
 /* .................................................................................................... Launchers ... */
 
 /* Grids have `most` blocks at most, and kernels loop. Results do not depend on it. */
@@ -1715,8 +1723,7 @@ static GMM__UNUSED cudaError_t gmm__k_launch_walk(const void *kernel, int64_t ro
                                                   const void *args, cudaStream_t stream) {
     if (rows <= 0 || parts <= 0) return cudaSuccess;
     if (rows > INT32_MAX || parts > INT32_MAX) return cudaErrorInvalidValue;
-    return gmm__k_launch(kernel, rows > most * GMM__ELEM_WARPS ? most : (rows * parts - 1) / GMM__ELEM_WARPS + 1, most,
-                         GMM__ELEM_BLOCK, 0, args, stream);
+    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, most, GMM__ELEM_BLOCK, 0, args, stream);
 }
 
 /* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
@@ -1759,11 +1766,13 @@ GMM__ELEM_PICK(unpermute_dots)
         return NULL; \
     }
 #define GMM__ELEM_CASE_permute_rows(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, permute_rows)
+#define GMM__ELEM_CASE_permute_tokens(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, permute_tokens)
 #define GMM__ELEM_CASE_pad(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, pad)
 #define GMM__ELEM_CASE_glu_rows(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, glu_rows)
 #define GMM__ELEM_CASE_glu_columns(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, glu_columns)
 #define GMM__ELEM_CASE_copy(tag, type, size) GMM__ELEM_UNIT_CASE(tag, size, copy)
 GMM__ELEM_UNIT_PICK(permute_rows)
+GMM__ELEM_UNIT_PICK(permute_tokens)
 GMM__ELEM_UNIT_PICK(pad)
 GMM__ELEM_UNIT_PICK(glu_rows)
 GMM__ELEM_UNIT_PICK(glu_columns)
@@ -1771,6 +1780,7 @@ GMM__ELEM_UNIT_PICK(copy)
 #undef GMM__ELEM_UNIT_PICK
 #undef GMM__ELEM_UNIT_CASE
 #undef GMM__ELEM_CASE_permute_rows
+#undef GMM__ELEM_CASE_permute_tokens
 #undef GMM__ELEM_CASE_pad
 #undef GMM__ELEM_CASE_glu_rows
 #undef GMM__ELEM_CASE_glu_columns
@@ -1792,11 +1802,14 @@ static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
 static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, int64_t most, cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
+    int64_t spans; /* of a warp */
     gmm__k_act_layout(&a);
     dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
-    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), a.rows, gmm__k_parts(a.ffn), most, &a, stream);
+    spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
+    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), most, &a,
+                              stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, int64_t most, cudaStream_t stream) {
@@ -1914,13 +1927,17 @@ static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t 
     *cols = *cols * size / bytes;
 }
 
-/* dst[r] = src[token of r]; row_probs. */
+/* dst[r] = src[token of r]; row_probs. With row_of, tokens are read once; with one expert per token they are anyway. */
 static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
     gmm__permute_args a = *args;
-    int64_t bytes;
-    const void *kernel = gmm__k_pick_permute_rows(gmm__k_copy_bits(&a.src, &a.dst, a.hidden), &bytes);
+    const uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.hidden);
+    const int tokens = a.row_of && a.topk > 1;
+    int64_t bytes, rows = a.capacity, runs;
+    const void *kernel = tokens ? gmm__k_pick_permute_tokens(bits, &bytes) : gmm__k_pick_permute_rows(bits, &bytes);
     gmm__k_in_units(&a.src, &a.dst, &a.hidden, bytes);
-    return gmm__k_launch_walk(kernel, a.capacity, gmm__k_runs(a.hidden), most, &a, stream);
+    runs = gmm__k_runs(a.hidden);
+    if (tokens) rows = a.tokens > a.capacity / 32 / runs ? a.tokens : a.capacity / 32 / runs + 1;
+    return gmm__k_launch_walk(kernel, a.capacity > 0 ? rows : 0, runs, most, &a, stream);
 }
 
 /* Row of the precision table, and which columns a lane takes. */
@@ -1958,17 +1975,14 @@ static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, i
                          most, GMM__ELEM_BLOCK, 0, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_pad_offsets(const gmm__pad_offsets_args *a, cudaStream_t stream) {
-    return gmm__k_launch((const void *)gmm_pad_offsets, 1, 1, 32, 0, a, stream);
-}
-
 /* Row j of group g of dst is row j of group g of src, or zeros where src has no such row. */
 static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, int64_t most, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
     const void *kernel = gmm__k_pick_pad(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
     gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
-    return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), most, &a, stream);
+    /* without rows there still are sizes and faults */
+    return gmm__k_launch_walk(kernel, a.rows > 0 ? a.rows : 1, gmm__k_runs(a.cols), most, &a, stream);
 }
 
 /* The 2 ffn rows of each of `count` matrices move. Tables: elements of device tables are aligned to the dtype only. */
@@ -2020,14 +2034,16 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t left;
+    int32_t j;
     gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
     for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
         if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
         if (a.cols > left) a.cols = left;
         status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, most, &a,
                                     stream);
-        a.x.data = gmm__k_column(&a.x, a.cols);
+        for (j = 0; j < a.count; j++) a.addends[j] += a.cols * gmm__k_bytes(a.x.dtype);
         a.y.data = gmm__k_column(&a.y, a.cols);
+        if (a.start.data) a.start.data = gmm__k_column(&a.start, a.cols);
     }
     return status;
 }
@@ -2445,23 +2461,10 @@ GMM__DEVICE gmm__act_in GMM__NAME(gmm__act_fetch)(const gmm__act_args *a, int64_
     return in;
 }
 
-GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, const gmm__act_in *in, float va[8], float vb[8]) {
-    int32_t i;
-    if (a->layout == GMM__GLU_PAIRS) {
-        float u[8], v[8];
-        gmm__decode8(GMM__FIXED, &a->x, &in->a, u);
-        gmm__decode8(GMM__FIXED, &a->x, &in->b, v);
-#pragma unroll
-        for (i = 0; i < 4; i++) {
-            va[i] = u[2 * i];
-            vb[i] = u[2 * i + 1];
-            va[i + 4] = v[2 * i];
-            vb[i + 4] = v[2 * i + 1];
-        }
-    } else {
-        gmm__decode8(GMM__FIXED, &a->x, &in->a, va);
-        gmm__decode8(GMM__FIXED, &a->x, &in->b, vb);
-    }
+GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_in *in, float va[8], float vb[8]) {
+    if (a->layout == GMM__GLU_PAIRS) gmm__unpair(GMM__FIXED != GMM_NONE ? GMM__FIXED : a->x.dtype, &in->a, &in->b);
+    gmm__decode8(GMM__FIXED, &a->x, &in->a, va);
+    gmm__decode8(GMM__FIXED, &a->x, &in->b, vb);
 }
 
 /* Writes the gradients of both inputs. */
@@ -2497,87 +2500,89 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
     }
 }
 
-/* Spans per task, read together: enough accesses under way, and the steps around them shared. */
+/* Spans that a warp reads together: enough accesses under way, and the steps around them shared. */
 #define GMM__SPANS (GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 2 : 1)
 
 /* y = p f(x) */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
-    gmm__walk w = gmm__walk_begin((a.ffn - 1) / (GMM__SPANS * GMM__ELEM_SPAN) + 1);
+    gmm__walk w = gmm__walk_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
     for (; w.row < rows; gmm__walk_next(&w)) {
-        const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
         gmm__act_in in[2];
         gmm__quads q[2];
+        gmm__walk at[2];
+        float p[2];
         int32_t i, j;
+        at[0] = w;
+        at[1] = gmm__walk_behind(w);
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++) {
-            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), GMM__SPANS * (int32_t)w.part + j, a.ffn);
-            if (q[j].n[0] > 0 && w.row < live) in[j] = GMM__NAME(gmm__act_fetch)(&a, w.row, &q[j]);
+            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)at[j].part, at[j].row < rows ? a.ffn : 0);
+            p[j] = 1.0f;
+            if (q[j].n[0] > 0 && at[j].row < live) {
+                if (a.prob) p[j] = a.prob[at[j].row];
+                in[j] = GMM__NAME(gmm__act_fetch)(&a, at[j].row, &q[j]);
+            }
         }
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++)
             if (q[j].n[0] > 0) {
                 float va[8], vb[8], f[8], da[8], db[8];
-                if (w.row < live) {
+                if (at[j].row < live) {
                     GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
                     gmm__act8(a.kind, a.coef, va, vb, f, da, db);
                 }
 #pragma unroll
-                for (i = 0; i < 8; i++) f[i] = w.row < live ? p * f[i] : 0.0f;
-                gmm__store8(GMM__FIXED, &a.y, w.row, &q[j], f);
+                for (i = 0; i < 8; i++) f[i] = at[j].row < live ? p[j] * f[i] : 0.0f;
+                gmm__store8(GMM__FIXED, &a.y, at[j].row, &q[j], f);
             }
-    }
-}
-
-/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a warp takes whole rows, and its lanes add in an order
-   that depends on ffn and the dtypes alone. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 5)
-GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
-    const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
-    const int32_t parts = (a.ffn - 1) / (GMM__SPANS * GMM__ELEM_SPAN) + 1;
-    gmm__walk w = a.dprob ? gmm__walk_rows(parts) : gmm__walk_begin(parts);
-    float sum = 0.0f;
-    for (; w.row < rows; gmm__walk_next(&w)) {
-        const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
-        gmm__act_in in[2];
-        gmm__quads q[2];
-        int32_t i, j;
-#pragma unroll
-        for (j = 0; j < GMM__SPANS; j++) {
-            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), GMM__SPANS * (int32_t)w.part + j, a.ffn);
-            if (q[j].n[0] > 0 && w.row < live) in[j] = GMM__NAME(gmm__act_fetch)(&a, w.row, &q[j]);
-        }
-#pragma unroll
-        for (j = 0; j < GMM__SPANS; j++)
-            if (q[j].n[0] > 0) {
-                float va[8], vb[8], f[8], da[8], db[8], g[8];
-                if (w.row < live) {
-                    GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
-                    gmm__act8(a.kind, a.coef, va, vb, f, da, db);
-                    gmm__decode8(GMM__FIXED, &a.dy, &in[j].dy, g);
-#pragma unroll
-                    for (i = 0; i < 8; i++) {
-                        if (i % 4 < q[j].n[i / 4]) sum = fmaf(g[i], f[i], sum);
-                        da[i] *= p * g[i];
-                        db[i] *= p * g[i];
-                        f[i] *= p;
-                    }
-                } else {
-#pragma unroll
-                    for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
-                }
-                if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, w.row, &q[j], da, db);
-                if (a.y.data) gmm__store8(GMM__FIXED, &a.y, w.row, &q[j], f);
-            }
-        if (a.dprob && w.part == w.parts - 1) {
-            sum = gmm__warp_sum(sum);
-            if (gmm__lane() == 0) a.dprob[w.row] = sum;
-            sum = 0.0f;
-        }
     }
 }
 #undef GMM__SPANS
+
+/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a warp takes whole rows, and its lanes add in an order
+   that depends on ffn and the dtypes alone. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 7 : 5)
+GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
+    const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
+    const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
+    gmm__walk w = gmm__walk_begin(a.dprob ? 1 : parts, 1);
+    for (; w.row < rows; gmm__walk_next(&w)) {
+        const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
+        const uint32_t end = a.dprob ? parts : w.part + 1;
+        float sum = 0.0f;
+        uint32_t part;
+        for (part = w.part; part < end; part++) {
+            const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
+            float va[8], vb[8], f[8], da[8], db[8], g[8];
+            int32_t i;
+            if (q.n[0] <= 0) continue;
+            if (w.row < live) {
+                gmm__act_in in = GMM__NAME(gmm__act_fetch)(&a, w.row, &q);
+                GMM__NAME(gmm__act_decode)(&a, &in, va, vb);
+                gmm__act8(a.kind, a.coef, va, vb, f, da, db);
+                gmm__decode8(GMM__FIXED, &a.dy, &in.dy, g);
+#pragma unroll
+                for (i = 0; i < 8; i++) {
+                    if (i % 4 < q.n[i / 4]) sum = fmaf(g[i], f[i], sum);
+                    da[i] *= p * g[i];
+                    db[i] *= p * g[i];
+                    f[i] *= p;
+                }
+            } else {
+#pragma unroll
+                for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
+            }
+            if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, w.row, &q, da, db);
+            if (a.y.data) gmm__store8(GMM__FIXED, &a.y, w.row, &q, f);
+        }
+        if (a.dprob) {
+            sum = gmm__warp_sum(sum);
+            if (gmm__lane() == 0) a.dprob[w.row] = sum;
+        }
+    }
+}
 
 /* Rows of a token that are read at once. */
 #define GMM__BATCH (GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 4 : 2)
@@ -2585,7 +2590,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 /* out[t] = sum over slots of (probs) rows[row], in slot order. Where the rows stand is read one batch ahead. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
-    gmm__walk w = gmm__walk_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1);
+    gmm__walk w = gmm__walk_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
     float sum[8], p[4], next_p[4];
     int32_t row[4], next_row[4], i = 0, j, k;
 #pragma unroll
@@ -2631,9 +2636,9 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 /* drows[r] = (probs) dout[token of r]; zeros in padding. Two spans per task. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
-    const int64_t live = gmm__block_live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
-    gmm__walk w = gmm__walk_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1);
+    gmm__walk w = gmm__walk_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < rows; gmm__walk_next(&w)) {
         const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const float p = slot >= 0 && a.probs ? a.probs[slot] : 1.0f;
@@ -2661,7 +2666,7 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
 /* dprobs[slot] = dout[token] . rows[row]: a warp per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
-    gmm__walk w = gmm__walk_begin(a.topk);
+    gmm__walk w = gmm__walk_begin(a.topk, 1);
     for (; w.row < a.tokens; gmm__walk_next(&w)) {
         const int64_t slot = (int64_t)w.row * a.topk + w.part;
         const int32_t row = gmm__map_entry(a.row_of, slot, a.capacity, a.fault);
@@ -2707,23 +2712,31 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
-/* Four units per lane of one row; src NULL writes zeros. All loads come before the first store. */
-GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t run, int64_t units) {
+/* Four units per lane of one row, so that all loads come before the first store; src NULL gives zeros. */
+GMM__DEVICE void GMM__NAME(gmm__load_run)(const GMM__UNIT *src, int64_t run, int64_t units, GMM__UNIT v[4]) {
     const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
-    GMM__UNIT v[4];
     int32_t j;
-    memset(v, 0, sizeof v);
+    memset(v, 0, 4 * sizeof *v);
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (src && first + 32 * j < units) v[j] = src[first + 32 * j];
+}
+GMM__DEVICE void GMM__NAME(gmm__store_run)(GMM__UNIT *dst, int64_t run, int64_t units, const GMM__UNIT v[4]) {
+    const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
+    int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++)
-        if (first + 32 * j < units) dst[first + 32 * j] = v[j];
+        if (first + 32 * j < units) __stcs(dst + first + 32 * j, v[j]);
+}
+GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t run, int64_t units) {
+    GMM__UNIT v[4];
+    GMM__NAME(gmm__load_run)(src, run, units, v);
+    GMM__NAME(gmm__store_run)(dst, run, units, v);
 }
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN);
+    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.rows; gmm__walk_next(&w))
         GMM__NAME(gmm__copy_run)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
                                     w.part, a.cols);
@@ -2731,9 +2744,9 @@ GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
-    const int64_t live = gmm__block_live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
-    gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN);
+    gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < rows; gmm__walk_next(&w)) {
         const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
@@ -2743,16 +2756,70 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     }
 }
 
+/* The same where row_of is there, too: a token's row is read once and written to each of its rows. slot_of decides, and
+   row_of only says where to look, so that any two maps give what gmm_permute_rows gives. Rows that no slot leads to,
+   padding for one, come last: a warp looks for them among 32. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
+    const int64_t runs = (a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
+    const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
+    GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
+    const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits, as maps are int32 */
+    int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, live = -1;
+    gmm__walk w = gmm__walk_begin(runs, 1);
+    for (; w.row < a.tokens; gmm__walk_next(&w)) {
+        GMM__UNIT v[4];
+        int32_t i;
+        GMM__NAME(gmm__load_run)(src + w.row * a.src.ld, w.part, a.hidden, v);
+        for (i = 0; i < a.topk; i += 32) {
+            const int32_t nth = i + gmm__lane(), slot = (int32_t)w.row * a.topk + nth;
+            int32_t row = nth < a.topk ? a.row_of[slot] : -1;
+            uint32_t rest;
+            if (live < 0) live = gmm__live(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
+            if (row < 0 || row >= live || a.slot_of[row] != slot) row = -1;
+            if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
+            for (rest = __ballot_sync(0xFFFFFFFFu, row >= 0); rest; rest &= rest - 1) {
+                const int64_t to = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)rest) - 1);
+                GMM__NAME(gmm__store_run)(dst + to * a.dst.ld, w.part, a.hidden, v);
+            }
+        }
+    }
+    for (; base < a.capacity; base += stride) {
+        const int64_t row = base + gmm__lane();
+        int32_t slot, alone;
+        uint32_t rest;
+        if (live < 0) live = gmm__live(a.sizes, a.experts, a.capacity, a.fault);
+        slot = row < live ? gmm__map_entry(a.slot_of, row, slots, a.fault) : -1;
+        alone = row < (a.tail_zero ? a.capacity : live) && (slot < 0 || a.row_of[slot] != row);
+        if (alone && a.row_probs) a.row_probs[row] = slot >= 0 ? a.probs[slot] : 0.0f;
+        for (rest = __ballot_sync(0xFFFFFFFFu, alone); rest; rest &= rest - 1) {
+            const int32_t lane = __ffs((int)rest) - 1, from = __shfl_sync(0xFFFFFFFFu, slot, lane);
+            const int64_t token = (uint32_t)from / (uint32_t)a.topk;
+            int64_t run;
+            for (run = 0; run < runs; run++)
+                GMM__NAME(gmm__copy_run)(from >= 0 ? src + token * a.src.ld : NULL, dst + (base + lane) * a.dst.ld, run,
+                                         a.hidden);
+        }
+    }
+}
+
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
-    const int64_t live = a.dst_offsets[a.groups], rows = a.tail_zero ? a.rows : live;
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN);
+    const int64_t live = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : live;
+    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
+    if (blockIdx.x == 0) {
+        int64_t g;
+        for (g = threadIdx.x; a.sizes && g < a.groups; g += GMM__ELEM_BLOCK)
+            a.sizes[g] = (int32_t)(gmm__pad_start(&a, g + 1, 1) - gmm__pad_start(&a, g, 1));
+        if (threadIdx.x == 0 && a.blocks[a.groups] * a.align > a.capacity)
+            gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
+    }
     for (; w.row < rows; gmm__walk_next(&w)) {
         int64_t from = -1;
         if (w.row < live) {
-            const int64_t g = gmm__find_group(a.dst_offsets, a.groups, w.row);
-            from = a.src_offsets[g] + w.row - a.dst_offsets[g];
-            if (from >= a.src_offsets[g + 1]) from = -1;
+            const int64_t g = gmm__pad_group(&a, w.row);
+            from = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
+            if (from >= gmm__pad_start(&a, g + 1, !a.pad)) from = -1;
         }
         GMM__NAME(gmm__copy_run)(from >= 0 ? (const GMM__UNIT *)a.src.data + from * a.src.ld : NULL,
                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
@@ -2762,7 +2829,7 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN);
+    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.count * 2 * a.ffn; gmm__walk_next(&w)) {
         const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
         const int64_t from = gmm__glu_from(to, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
@@ -2775,7 +2842,7 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
-    gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN);
+    gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.count; gmm__walk_next(&w)) {
         const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
         GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + w.row * a.dst.ld;

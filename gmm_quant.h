@@ -387,8 +387,25 @@ GMM__HD float gmm__pick(int condition, float yes, float no) {
     return gmm_f32_from_bits((gmm_f32_bits(yes) & mask) | (gmm_f32_bits(no) & ~mask));
 #endif
 }
-GMM__HD float gmm__min(float x, float limit) { return gmm__pick(x > limit, limit, x); } /* a NaN stays a NaN */
-GMM__HD float gmm__max(float x, float limit) { return gmm__pick(x < limit, limit, x); }
+/* A NaN stays a NaN; of zeros of both signs it may be either. */
+GMM__HD float gmm__min(float x, float limit) {
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(limit));
+    return r;
+#else
+    return gmm__pick(x > limit, limit, x);
+#endif
+}
+GMM__HD float gmm__max(float x, float limit) {
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(limit));
+    return r;
+#else
+    return gmm__pick(x < limit, limit, x);
+#endif
+}
 
 /* exp, sigmoid and tanh in fp32. On the host they are polynomials of our own (no libm call, so that loops over them
    vectorise): exp within 3 ulp, sigmoid 4 (its subnormals aside), tanh 5; on the device exp is expf. NaN

@@ -29,6 +29,8 @@ static const permute_case cases[] = {
     {GMM_F32, GMM_F32, 20, 6, 5, 5, 4, 3, 100, 4, GMM_TAIL_KEEP, 0},
     {GMM_F32, GMM_F32, 1, 1, 1, 1, 1, 0, 0, 0, GMM_TAIL_KEEP, 0},
     {GMM_BF16, GMM_F32, 7001, 3, 65, 64, 2, 16, 1, 100, GMM_TAIL_ZERO, 0},
+    {GMM_BF16, GMM_BF16, 37, 2056, 70, 66, 35, 8, 10, 33, GMM_TAIL_ZERO, 8},
+    {GMM_BF16, GMM_BF16, 50, 1032, 8, 8, 2, 16, 5, 40, GMM_TAIL_KEEP, 0},
 };
 
 /* ------------------------------------------------------------------------------------------------- Reference --- */
@@ -255,6 +257,52 @@ static void forward(int arg) {
     m.p.fault = NULL;
     call(T.ctx, GMM_OP_PERMUTE_FWD, &m.p);
     t_exact("rows again", c->dtype, t_mat_get(&rows), got, m.live * c->hidden);
+}
+
+/* row_of never shows in the rows: the right one, none, slots that name one another's rows, and the same row for all.
+   Nor do sizes that end before the last row, but for what lies behind them. */
+static void forward_maps(int arg) {
+    const permute_case *c = &cases[arg];
+    plan m = plan_of(c);
+    const t_mat x = matrix(c, c->dtype, c->tokens, T_REALS);
+    const double *probs = reals(m.slots), *want = NULL;
+    const float *want_probs = NULL;
+    use_maps(&m);
+    m.p.x = &x.mat;
+    m.p.probs = t_floats_in(probs, m.slots);
+    for (int shorter = 0; shorter < 2; shorter++) {
+        if (shorter && m.live > 1) {
+            int32_t e = c->experts - 1;
+            while (m.sizes[e] == 0) e--;
+            m.sizes[e]--;
+            m.live--;
+            m.p.sizes = ints_in(m.sizes, c->experts);
+        }
+        for (int kind = 0; kind < 4; kind++) {
+            const t_mat rows = matrix(c, c->dtype, m.capacity, T_POISON);
+            int32_t *maps = ints(m.slots);
+            for (int64_t i = 0; i < m.slots; i++)
+                maps[i] = kind == 0 ? m.row_of[i] : kind == 2 ? m.row_of[m.slots - 1 - i] : m.capacity > 0 ? 0 : -1;
+            m.p.row_of = kind == 1 ? NULL : ints_in(maps, m.slots);
+            m.p.rows = &rows.mat;
+            m.p.row_probs = t_floats_out(m.capacity);
+            call(T.ctx, GMM_OP_PERMUTE_FWD, &m.p);
+            check_tail(&m, &rows);
+            if (kind == 0) {
+                want = t_mat_get(&rows);
+                want_probs = (const float *)t_get(m.p.row_probs, (size_t)m.capacity * 4);
+                for (int64_t i = 0; i < m.live * c->hidden; i++) {
+                    const int64_t slot = m.slot_of[i / c->hidden];
+                    const double value = slot < 0 ? 0.0 : x.v[slot / c->topk * c->hidden + i % c->hidden];
+                    T_CHECK(want[i] == value, "row %lld: %g instead of %g", (long long)(i / c->hidden), want[i], value);
+                }
+            } else {
+                t_exact("rows", c->dtype, t_mat_get(&rows), want, m.live * c->hidden);
+                t_same("row_probs", t_get(m.p.row_probs, (size_t)m.capacity * 4), want_probs, (size_t)m.capacity * 4);
+            }
+            T_CHECK(word_get(m.p.fault) == 0, "fault %u", word_get(m.p.fault));
+        }
+    }
 }
 
 /* One-byte elements: moved as they are. */
@@ -663,6 +711,7 @@ static void errors(int arg) {
         BAD(sizes, NULL); REFUSED(GMM_E_NULL, "sizes", "4 values");
         BAD(probs, NULL); REFUSED(GMM_E_NULL, "probs", "12 values");
         ODD(slot_of, int32_t);
+        ODD(row_of, int32_t);
         ODD(probs, const float);
         ODD(row_probs, float);
     }
@@ -718,7 +767,8 @@ static void errors(int arg) {
 
 void tests_permute(void) {
     static const struct { void (*run)(int); const char *name; } all[] = {
-        {map, "map"}, {forward, "fwd"}, {permute_backward, "bwd"}, {back, "unpermute fwd"},
+        {map, "map"}, {forward, "fwd"}, {forward_maps, "any row_of"}, {permute_backward, "bwd"},
+        {back, "unpermute fwd"},
         {unpermute_backward, "unpermute bwd"}, {round_trip, "round trip"}, {adjoint, "adjoint"}, {map_splits, "splits"},
     };
     static const char *const errors_of[5] = {"map", "fwd", "bwd", "unpermute fwd", "unpermute bwd"};

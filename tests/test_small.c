@@ -132,6 +132,22 @@ static void accumulate_order(int arg) {
     t_same("y", t_mat_bits(&all), t_mat_bits(&each), R * C * sizeof(float));
 }
 
+/* Hundreds of addends, from a table and packed: the fp32 sum has the stated order from the first to the last. */
+static void accumulate_many(int arg) {
+    enum { R = 3, C = 24 };
+    static const int counts[] = { 255, 256, 257, 513 };
+    for (int k = 0; k < (int)T_COUNT(counts); k++) {
+        const t_mat x = t_mat_make(floats[arg], counts[k], R, C, k % 2 ? 5 : 0, 0, k % 2 ? T_TABLE_HOST : T_PACKED,
+                                   T_REALS);
+        const t_mat y = filled(GMM_F32, R, C, k, T_REALS);
+        const gmm_accumulation d = accumulation(&x, &y, 1.0f / 3.0f, 0.9f);
+        double want[R * C];
+        for (int64_t i = 0; i < R * C; i++) want[i] = stated(&x, &y, i, d.scale, d.beta);
+        T_OK(accumulate(&d));
+        t_exact("y", GMM_F32, t_mat_get(&y), want, R * C);
+    }
+}
+
 static void accumulate_errors(int arg) {
     const t_mat x = t_mat_in(GMM_BF16, 2, 3, 8, T_INTS), y = t_mat_out(GMM_F32, 1, 3, 8);
     const gmm_accumulation good = accumulation(&x, &y, 1.0f, 0.0f);
@@ -322,6 +338,7 @@ void tests_small(void) {
     for (int i = 0; i < 3; i++) {
         t_add(accumulate_nan, i, "small accumulate beta 0 and NaN %s", gmm_dtype_name(floats[i]));
         t_add(accumulate_order, i, "small accumulate order of addends %s", gmm_dtype_name(floats[i]));
+        t_add(accumulate_many, i, "small accumulate hundreds of %s", gmm_dtype_name(floats[i]));
     }
     for (int i = 0; i < 9; i++) t_add(copies, i, "small convert keeps bytes %d", i);
     t_add(accumulate_errors, 0, "small accumulate errors");

@@ -859,6 +859,10 @@ struct gmm_context {
     int32_t threads;   /* CPU engine */
     int32_t cpu_level; /* 1 plain, 2 AVX2, 3 AVX-512 */
     int32_t capability;/* CUDA: 90 for compute capability 9.0 */
+#ifdef __CUDACC__
+    PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
+    const char *wgmma_lacks;                        /* why it serves nothing; NULL = it does */
+#endif
 #ifdef GMM__CUBLASLT
     gmm__lt lt;
 #endif
@@ -2800,13 +2804,11 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
 
     memset(t, 0, sizeof *t);
     t->options = call->options;
-    t->options.engine = plan->engine;
     t->groups = call->groups;
     t->groups.splits = offsets;
     t->groups.dtype = GMM_I64;
     t->groups.form = GMM_SPLIT_OFFSETS;
     t->groups.on_host = 0;
-    t->groups.fault = NULL;
     t->z = gmm_mat_packed(dtype, z);
     t->h = gmm_mat_packed(dtype, h);
     t->dh = gmm_mat_packed(dtype, dh);
@@ -2877,6 +2879,8 @@ static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *
         return 0;
     }
     if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
+    if (sub.engine != plan->engine)
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s", gmm_engine_name(sub.engine));
     return 1;
 }
 static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
@@ -3013,6 +3017,7 @@ static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
     steps[1] = &t->wgrad1;
     memset(&r, 0, sizeof r);
     r.groups = t->groups;
+    r.groups.fault = NULL; /* reported when it was recorded */
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
     r.wanted[0] = d->dw2 != NULL;
@@ -4322,13 +4327,39 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     return 1;
 }
 
-static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op, gmm_stream stream) {
+/* The arguments of a product but for offsets and tiles; copies tables that stand on the host. */
+static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
+    cudaError_t e = gmm__mma_operand(plan, fwd ? GMM__X_ : GMM__DY, 0, 0, &args->a, stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_operand(plan, wgrad ? GMM__X_ : GMM__W, !wgrad, GMM__MMA_TABLE, &args->b, stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_TABLE, &args->d, stream);
+    if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_TABLE2, &args->bias, stream);
+    args->groups = call->groups.count;
+    args->capacity = call->rows;
+    args->m = (int32_t)(wgrad ? call->out : call->rows);
+    args->n = (int32_t)(fwd ? call->out : call->in);
+    args->k = (int32_t)(fwd ? call->in : call->out);
+    args->alpha = d->alpha;
+    args->alpha_per_group = d->alpha_per_group;
+    args->zero_tail = call->groups.tail == GMM_TAIL_ZERO;
+    if (fwd) args->row_scale = d->row_scale;
+    args->beta_all = d->y_add ? 1.0f : 0.0f;
+    if (wgrad) {
+        args->beta = call->grad[GMM__DW].beta;
+        args->frozen = call->grad[GMM__DW].frozen;
+        args->beta_all = gmm__mma_beta(&call->grad[GMM__DW]);
+    }
+    return gmm__cuda_status(call, e);
+}
+
+static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op, gmm_stream stream) {
+    const gmm__call *call = plan->call;
     gmm_gemm_args args;
     gmm_status s;
-    cudaError_t e;
 
     memset(&args, 0, sizeof args);
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
@@ -4336,30 +4367,7 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                          (int32_t *)gmm__part(plan, GMM__MMA_TILES), gmm_gemm_kernels[plan->kernel].tile_rows,
                          stream);
-    if (s != GMM_OK) return s;
-    e = gmm__mma_operand(plan, fwd ? GMM__X_ : GMM__DY, 0, 0, &args.a, stream);
-    if (e == cudaSuccess)
-        e = gmm__mma_operand(plan, wgrad ? GMM__X_ : GMM__W, !wgrad, GMM__MMA_TABLE, &args.b, stream);
-    if (e == cudaSuccess)
-        e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_TABLE, &args.d, stream);
-    if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_TABLE2, &args.bias, stream);
-    if (e != cudaSuccess) return gmm__cuda_status(call, e);
-
-    args.groups = call->groups.count;
-    args.capacity = call->rows;
-    args.m = (int32_t)(wgrad ? call->out : call->rows);
-    args.n = (int32_t)(fwd ? call->out : call->in);
-    args.k = (int32_t)(fwd ? call->in : call->out);
-    args.alpha = d->alpha;
-    args.alpha_per_group = d->alpha_per_group;
-    args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;
-    if (fwd) args.row_scale = d->row_scale;
-    args.beta_all = d->y_add ? 1.0f : 0.0f;
-    if (wgrad) {
-        args.beta = call->grad[GMM__DW].beta;
-        args.frozen = call->grad[GMM__DW].frozen;
-        args.beta_all = gmm__mma_beta(&call->grad[GMM__DW]);
-    }
+    if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));
 }
 
@@ -5095,7 +5103,142 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 #endif /* GMM__CUBLASLT */
 
-/* ................................................................................................ 12.13 Runtime ... */
+/* ........................................................................... 12.13 WGMMA engine: grouped linear ... */
+
+#ifdef __CUDACC__
+
+/* The products of 16-bit matrices by TMA and wgmma. The kernels read the split themselves and use no workspace but for
+   what stands on the host; it is laid out as the MMA engine's, which serves a call of unsuited addresses in the same
+   bytes. So a query may leave addresses open. */
+
+/* What the engine needs, looked for once per context. */
+static void gmm__wgmma_open(gmm_context *ctx) {
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *encode = NULL;
+    int current = 0, built = 0;
+    cudaError_t e = cudaGetDevice(&current);
+    if (e == cudaSuccess) e = cudaSetDevice(ctx->config.device);
+    if (e == cudaSuccess) {
+        built = gmm_sm90_present();
+        e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+        (void)cudaSetDevice(current);
+    }
+    (void)cudaGetLastError();
+    ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
+    if (ctx->capability != 90) ctx->wgmma_lacks = "needs compute capability 9.0";
+    else if (!built) ctx->wgmma_lacks = "is not in this build: compile for sm_90a";
+    else if (e != cudaSuccess || found != cudaDriverEntryPointSuccess || !encode)
+        ctx->wgmma_lacks = "needs a driver with cuTensorMapEncodeTiled";
+}
+
+/* Whether rows of an operand begin where TMA reads them. Of tables on the device the kernel tells by a fault bit. */
+static int gmm__wgmma_reads(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
+    const gmm_mat *m = &call->mat[role];
+    int64_t g;
+    if (m->ld % 8)
+        return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
+    if (call->groups.count > 1 && m->group_stride % 8)
+        return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
+                            (long long)m->group_stride);
+    if ((uintptr_t)m->data % 16)
+        return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
+    for (g = 0; m->table && (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) && !call->query && g < call->groups.count; g++)
+        if ((uintptr_t)m->table[g] % 16)
+            return gmm__decline(plan, "needs %s at multiples of 16 bytes, not table[%lld] %p", name, (long long)g,
+                                m->table[g]);
+    return 1;
+}
+
+/* The kernel of a product for so many groups, or -1. All kernels give the same bits. */
+static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype) {
+    const int32_t cols = op == gmm_gemm_wgrad ? 128 : 256, units = op == gmm_gemm_wgrad ? 16 : 11;
+    int32_t best = -1, i;
+    for (i = 0; i < GMM_SM90_KERNELS; i++) {
+        const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
+        if (k->op != op || k->dtype != dtype || call->groups.count > k->groups) continue;
+        if (best < 0 || (k->cols == cols && k->units == units)) best = i;
+    }
+    return best;
+}
+
+static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
+    return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
+}
+
+static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
+    const int a = fwd ? GMM__X_ : GMM__DY, b = wgrad ? GMM__X_ : GMM__W, d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
+    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
+    const int64_t huge = INT32_MAX - 1024;
+    const gmm_dtype dtype = call->mat[a].dtype;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const gmm_sm90_kernel *k;
+    int64_t tiles;
+    if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
+    if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
+    if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
+        return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
+    if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
+    if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
+        return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
+    plan->kernel = gmm__wgmma_choose(call, op, dtype);
+    if (plan->kernel < 0) return gmm__decline(plan, "takes fewer than %lld groups", (long long)G);
+    k = &gmm_sm90_kernels[plan->kernel];
+    /* where the device chooses, tiles have more than half the height */
+    tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
+    if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
+    if (!gmm__wgmma_reads(call, a, fwd ? "x" : "dy", plan) || !gmm__wgmma_reads(call, b, wgrad ? "x" : "w", plan))
+        return 0;
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
+    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
+    gmm__mma_reserve_groups(call, plan);
+    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
+    if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks", (int)k->units * 16, (int)k->cols,
+                   (int)plan->grid[0]);
+    return 1;
+}
+
+static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    gmm_sm90_args args;
+    gmm_status s;
+    cudaError_t e = cudaSuccess;
+
+    memset(&args, 0, sizeof args);
+    args.groups = call->groups;
+    if (call->groups.on_host) {
+        int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+        if ((s = gmm__mma_offsets(call, offsets, NULL, 1, stream)) != GMM_OK) return s;
+        args.groups.splits = offsets;
+        args.groups.form = GMM_SPLIT_OFFSETS;
+        args.groups.dtype = GMM_I64;
+        args.groups.on_host = args.groups.row_align = 0;
+    }
+    if ((s = gmm__mma_product_args(plan, gmm__wgmma_op(call->op), &args.p, stream)) != GMM_OK) return s;
+    if (call->rows == 0) { /* token matrices may have no address then, and maps need one */
+        args.p.a.data = plan->workspace;
+        if (wgrad) args.p.b.data = plan->workspace;
+        else args.p.d.data = plan->workspace;
+    }
+    args.units_max = wgrad ? gmm_sm90_kernels[plan->kernel].units : 0;
+    if (args.p.zero_tail && !wgrad) {
+        gmm_tail_args tail;
+        tail.d = args.p.d;
+        tail.groups = args.groups;
+        tail.n = args.p.n;
+        e = gmm_launch_tail(plan->grid[0], &tail, stream);
+    }
+    if (e == cudaSuccess) e = gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
+    return gmm__cuda_status(call, e);
+}
+
+#endif /* __CUDACC__ */
+
+/* ................................................................................................ 12.14 Runtime ... */
 
 /* What a function of the table starts with: its context, and the checks that both rows share. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
@@ -5425,7 +5568,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     return GMM_OK;
 }
 
-/* ......................................................................... 12.14 Engine table, public functions ... */
+/* ......................................................................... 12.15 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
 #define GMM__OP(engine, op) { gmm__##engine##_plan_##op, gmm__##engine##_launch_##op }
@@ -5450,6 +5593,19 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(cpu, glu_interleave),
         GMM__OP(cpu, accumulate), GMM__OP(cpu, convert)
     } },
+#ifdef __CUDACC__
+    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, {
+        GMM__NO_OP, /* quantize */
+        GMM__NO_OP, /* dequantize */
+        GMM__NO_OP, /* requantize */
+        GMM__NO_OP, /* scale_update */
+        GMM__NO_OP, /* offsets */
+        GMM__OP(wgmma, product), /* linear_fwd */
+        GMM__OP(wgmma, product), /* linear_dgrad */
+        GMM__OP(wgmma, product), /* linear_wgrad; no other operations */
+        GMM__NO_OP
+    } },
+#endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
         GMM__NO_OP, /* quantize */
@@ -5493,13 +5649,11 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
         const gmm__engine_row *row = &gmm__engines[i];
         const char *why;
         if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !row->automatic) continue;
+        if (wanted == GMM_ENGINE_AUTO && (row->space != call->ctx->config.space || !row->ops[call->op].plan)) continue;
         memset(plan, 0, sizeof *plan);
         plan->call = call;
         plan->engine = row->engine;
-        if (row->space != call->ctx->config.space) {
-            if (wanted == GMM_ENGINE_AUTO) continue;
-            why = "serves another memory space";
-        }
+        if (row->space != call->ctx->config.space) why = "serves another memory space";
         else if (!row->ops[call->op].plan) why = "does not have this operation";
         else if (row->ops[call->op].plan(call, plan)) {
             const size_t own = strlen(plan->note), room = sizeof plan->note - own;
@@ -5512,7 +5666,8 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
         if (used >= sizeof declined) used = sizeof declined - 1;
     }
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),
-                       gmm_op_name(call->op), declined[0] ? declined : "this build does not hold that engine");
+                       gmm_op_name(call->op), declined[0] ? declined : wanted == GMM_ENGINE_AUTO
+                       ? "no engine of this build has it" : "this build does not hold that engine");
 }
 
 static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {
@@ -5722,14 +5877,21 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     ctx->threads = threads;
     ctx->cpu_level = c.cpu_level ? c.cpu_level : level;
     ctx->capability = capability;
+#ifdef __CUDACC__
+    if (c.space == GMM_SPACE_CUDA) gmm__wgmma_open(ctx);
+#endif
 #ifdef GMM__CUBLASLT
     if (c.space == GMM_SPACE_CUDA) gmm__lt_open(ctx);
 #endif
     *out = ctx;
+#ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA)
-        gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CUDA device %d, compute capability %d.%d", GMM_VERSION_STRING,
-                 (int)c.device, (int)capability / 10, (int)capability % 10);
-    else gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, (int)threads,
+        gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CUDA device %d, compute capability %d.%d%s%s", GMM_VERSION_STRING,
+                 (int)c.device, (int)capability / 10, (int)capability % 10, ctx->wgmma_lacks ? "; wgmma " : ", wgmma",
+                 ctx->wgmma_lacks ? ctx->wgmma_lacks : "");
+#endif
+    if (c.space == GMM_SPACE_CPU)
+        gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, (int)threads,
              threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
     return GMM_OK;
 }

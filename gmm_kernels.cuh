@@ -4,19 +4,20 @@
  * Quick start: none of its own. The CUDA half of gmm.h's implementation includes this file; nothing else does.
  *
  * CONTENTS
- *     Tables and launchers    common helpers, the split kernel, grouped products, bias gradient, rows (activation,
- *                             routing, permute, pad, gated layout, accumulate, convert)
- *     Bodies 1 to 5           the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
+ *                             gradient, rows (activation, routing, permute, pad, gated layout, accumulate, convert)
+ *     Bodies 1 to 9           the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
  *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
- *                             5 rows by unit of copying. So a profiler and a debugger see every line of a kernel.
+ *                             5 rows by unit of copying, 8 wgmma instruction, 9 product on Hopper. So a profiler and a
+ *                             debugger see every line of a kernel.
  *
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
  *
  * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
- * capacities alone. Launchers take plain argument structs, enqueue on the stream, and return cudaError_t. They keep no
- * state. Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups;
- * no floating-point atomics.
+ * capacities alone; those on Hopper need sm_90a and are compiled empty elsewhere. Launchers take plain argument
+ * structs, enqueue on the stream, and return cudaError_t. They keep no state. Products: every output element
+ * accumulates in the order of k, whatever the tile, the grid or the other groups; no floating-point atomics.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -513,17 +514,17 @@ GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, cons
     }
 }
 
-/* Zeroes the rows of D behind the last group, one warp to a row. */
-GMM__DEVICE void gmm_gemm_tail(const gmm_gemm_args *args) {
+/* Zeroes rows [from, capacity) of D, one warp to a row. */
+GMM__DEVICE void gmm_gemm_tail(const gmm_kmat *d, int64_t from, int64_t capacity, int32_t n) {
     const int64_t warps = (int64_t)gridDim.x * (blockDim.x >> 5);
     const int64_t warp = (int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     const float zero[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-    const int size = gmm_kmat_size(&args->d), whole = gmm_whole4(args->d.dtype, (const char *)args->d.data, args->d.ld);
+    const int size = gmm_kmat_size(d), whole = gmm_whole4(d->dtype, (const char *)d->data, d->ld);
     int64_t r;
     int32_t c;
-    for (r = args->offsets[args->groups] + warp; r < args->capacity; r += warps)
-        for (c = 4 * (int32_t)(threadIdx.x & 31); c < args->n; c += 128)
-            gmm_write4(args->d.dtype, (char *)args->d.data + (r * args->d.ld + c) * size, args->n - c, whole, zero);
+    for (r = from + warp; r < capacity; r += warps)
+        for (c = 4 * (int32_t)(threadIdx.x & 31); c < n; c += 128)
+            gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, whole, zero);
 }
 
 /* One operand of 16-bit elements on its way into a stage. A stage holds lines of contiguous elements: rows of an
@@ -692,6 +693,528 @@ static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 #undef GMM__X
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
+
+/* ................................................................................................... Tail of D ... */
+
+/* For products whose own kernel does not know the tail. */
+enum { GMM_TAIL_THREADS = 256 };
+typedef struct gmm_tail_args {
+    gmm_kmat d;         /* [capacity, n] */
+    gmm_groups groups;  /* splits in device memory */
+    int32_t n;
+} gmm_tail_args;
+
+/* Rows that a split has, by the rule of gmm_split_end: the largest offset, or the sum of the sizes, cut off at the
+   capacity. One warp. */
+GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
+    const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int64_t capacity = s->capacity;
+    int64_t rows = 0, v;
+    int32_t g;
+    int step;
+    for (g = (int32_t)(threadIdx.x & 31); g < s->count; g += 32) {
+        v = gmm_split_value(s, (int64_t)g + by_offsets);
+        v = v < 0 ? 0 : v > capacity ? capacity : v;
+        rows = by_offsets ? (v > rows ? v : rows) : (v > capacity - rows ? capacity : v + rows);
+    }
+    for (step = 16; step > 0; step /= 2) {
+        v = (int64_t)__shfl_xor_sync(0xFFFFFFFFu, (long long)rows, step);
+        rows = by_offsets ? (v > rows ? v : rows) : (v > capacity - rows ? capacity : v + rows);
+    }
+    return rows;
+}
+
+GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_constant__ gmm_tail_args args) {
+    gmm_gemm_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
+}
+
+static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernel((const void *)gmm_linear_tail, dim3((unsigned)grid), dim3(GMM_TAIL_THREADS), params, 0,
+                            stream);
+}
+
+/* ................................................................................... Grouped products on Hopper ... */
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+/* The same products by wgmma (sm_90a). A tile of D is computed transposed: D's columns take wgmma's m, which comes in
+   blocks of 64 and is a multiple of 64 in nearly every layer; D's rows take n, which comes in steps of 16, so that a
+   group with any number of rows is cut into tiles of nearly equal height with at most 15 rows too many.
+
+   A cluster of two blocks takes two tiles at a time: two row tiles of the same columns, which share B, or two column
+   tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
+   moves operands by TMA, and two groups of 128 threads, which multiply; the groups take blocks of 64 columns in turn
+   and never wait for one another, so that one multiplies while the other stores.
+
+   Token matrices are read through ragged maps: {features, 2^30, ends, 2^30 + 1} of strides {s, s, 2^34 - s} bytes.
+   The coordinate (2^30 - rows + r, end, 2^30) addresses row end - rows + r, by wraparound at 2^64, and lies outside
+   from r = rows on, where hardware delivers zeros. Weights are read through maps whose last two dimensions address
+   memory itself in steps of 16 and 2^18 bytes, so that one map serves weights wherever they stand. */
+typedef struct gmm_sm90_args {
+    CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (fwd, dgrad), B half the columns or 64 of them */
+    gmm_gemm_args p;          /* offsets and tiles: NULL, or what gmm_sm90_split wrote */
+    gmm_groups groups;        /* splits in device memory */
+    int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
+} gmm_sm90_args;
+
+/* Tiles: X(tag, blocks of 64 columns per warp group, most units of 16 rows, stages of depth 64, units on their way out
+   at once, groups that fit) */
+#define GMM_SM90_TILE_LIST(X) \
+    X(256x176, 2, 11, 4, 1, 256) \
+    X(256x192, 2, 12, 3, 4, 1024) \
+    X(256x160, 2, 10, 4, 1, 1024) \
+    X(128x256, 1, 16, 4, 2, 1024)
+
+/* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
+#define GMM_SM90_KERNEL_LIST(X) \
+    X(fwd, GMM_BF16, bf16, 256x176) X(fwd, GMM_F16, f16, 256x176) X(fwd, GMM_BF16, bf16, 256x192) \
+    X(fwd, GMM_F16, f16, 256x192) X(fwd, GMM_BF16, bf16, 256x160) X(fwd, GMM_F16, f16, 256x160) \
+    X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) X(dgrad, GMM_BF16, bf16, 256x176) \
+    X(dgrad, GMM_F16, f16, 256x176) X(dgrad, GMM_BF16, bf16, 256x192) X(dgrad, GMM_F16, f16, 256x192) \
+    X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) X(wgrad, GMM_BF16, bf16, 256x192) \
+    X(wgrad, GMM_F16, f16, 256x192) X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256)
+
+enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256 };
+
+/* Elsewhere than on sm_90a the kernels are empty, and known by this. */
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define GMM__SM90_BOUNDS __launch_bounds__(32)
+#else
+#define GMM__SM90_BOUNDS __launch_bounds__(GMM_SM90_THREADS, 1)
+#endif
+
+/* Shared memory: stages of B and A, the rows on their way out, barriers, the tables of the groups. */
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
+    GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
+    GMM__CAT(gmm9_b_, tag) = (mb) * 16384, GMM__CAT(gmm9_stage_, tag) = (mb) * 16384 + (units) * 2048, \
+    GMM__CAT(gmm9_shared_, tag) = ((mb) * 16384 + (units) * 2048) * (st) + (out) * 8192 + 128 + 8 * ((groups) + 1),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
+#undef GMM__X
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_fits_, tag) = \
+    1 / (GMM__CAT(gmm9_shared_, tag) <= 232448 && (st) * 16 + 8 <= 128),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
+#undef GMM__X
+
+/* Barriers in shared memory (mbarrier), addressed as the 32-bit shared address of their 8 bytes. */
+GMM__DEVICE void gmm_bar_init(uint32_t bar, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+GMM__DEVICE void gmm_bar_expect(uint32_t bar, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+GMM__DEVICE void gmm_bar_wait(uint32_t bar, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     " selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    } while (!done);
+}
+/* Arrives at the same barrier of block `rank` of the cluster. */
+GMM__DEVICE void gmm_bar_arrive(uint32_t bar, uint32_t rank) {
+    asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
+                 " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
+}
+
+/* Waits for the other threads of this group of 128. */
+GMM__DEVICE void gmm_bar_half(int half) {
+    if (half) asm volatile("bar.sync 2, 128;" : : : "memory");
+    else asm volatile("bar.sync 1, 128;" : : : "memory");
+}
+
+/* One box by TMA, to this block or, with `both`, to the same place in both blocks of the cluster. */
+GMM__DEVICE void gmm_tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int both, int32_t c0, int32_t c1,
+                              int32_t c2, int32_t c3) {
+    if (both)
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                     " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
+                     "r"(c2), "r"(c3), "h"((uint16_t)3) : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                     " [%0], [%1, {%3, %4, %5, %6}], [%2];" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
+                     "r"(c2), "r"(c3) : "memory");
+}
+
+/* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
+   `t`, as [k][64 lines] box after box. */
+GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t at, int t) {
+    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(t ? 8192 >> 4 : 1) << 16 | (at & 0x3FFFF) >> 4;
+}
+GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+#define GMM__WGMMA_WAIT(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(groups) : "memory")
+
+/* X(units, n, the descriptors behind 8 sums per unit) */
+#define GMM__T1 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define GMM__T2 GMM__T1 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define GMM__T3 GMM__T2 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define GMM__T4 GMM__T3 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define GMM__T5 GMM__T4 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define GMM__T6 GMM__T5 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define GMM__T7 GMM__T6 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define GMM__T8 GMM__T7 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define GMM__T9 GMM__T8 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define GMM__T10 GMM__T9 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define GMM__T11 GMM__T10 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define GMM__T12 GMM__T11 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define GMM__T13 GMM__T12 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define GMM__T14 GMM__T13 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#define GMM__T15 GMM__T14 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define GMM__T16 GMM__T15 ",%120,%121,%122,%123,%124,%125,%126,%127"
+#define GMM__V1 GMM__V(0)
+#define GMM__V2 GMM__V1, GMM__V(8)
+#define GMM__V3 GMM__V2, GMM__V(16)
+#define GMM__V4 GMM__V3, GMM__V(24)
+#define GMM__V5 GMM__V4, GMM__V(32)
+#define GMM__V6 GMM__V5, GMM__V(40)
+#define GMM__V7 GMM__V6, GMM__V(48)
+#define GMM__V8 GMM__V7, GMM__V(56)
+#define GMM__V9 GMM__V8, GMM__V(64)
+#define GMM__V10 GMM__V9, GMM__V(72)
+#define GMM__V11 GMM__V10, GMM__V(80)
+#define GMM__V12 GMM__V11, GMM__V(88)
+#define GMM__V13 GMM__V12, GMM__V(96)
+#define GMM__V14 GMM__V13, GMM__V(104)
+#define GMM__V15 GMM__V14, GMM__V(112)
+#define GMM__V16 GMM__V15, GMM__V(120)
+#define GMM_WGMMA_LIST(X) \
+    X(1, "16", "%8", "%9") \
+    X(2, "32", "%16", "%17") \
+    X(3, "48", "%24", "%25") \
+    X(4, "64", "%32", "%33") \
+    X(5, "80", "%40", "%41") \
+    X(6, "96", "%48", "%49") \
+    X(7, "112", "%56", "%57") \
+    X(8, "128", "%64", "%65") \
+    X(9, "144", "%72", "%73") \
+    X(10, "160", "%80", "%81") \
+    X(11, "176", "%88", "%89") \
+    X(12, "192", "%96", "%97") \
+    X(13, "208", "%104", "%105") \
+    X(14, "224", "%112", "%113") \
+    X(15, "240", "%120", "%121") \
+    X(16, "256", "%128", "%129")
+
+#define GMM__V(b) "+f"(d[(b)]), "+f"(d[(b) + 1]), "+f"(d[(b) + 2]), "+f"(d[(b) + 3]), "+f"(d[(b) + 4]), \
+    "+f"(d[(b) + 5]), "+f"(d[(b) + 6]), "+f"(d[(b) + 7])
+
+#define GMM__BODY 8
+#define GMM__TAG bf16
+#define GMM__OP fwd
+#define GMM__WGMMA_TYPES "f32.bf16.bf16"
+#define GMM__WGMMA_MAJOR "0, 0"
+#include GMM_KERNELS_FILE
+#define GMM__OP dgrad
+#define GMM__WGMMA_MAJOR "1, 0"
+#include GMM_KERNELS_FILE
+#define GMM__OP wgrad
+#define GMM__WGMMA_MAJOR "1, 1"
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#define GMM__TAG f16
+#define GMM__OP fwd
+#define GMM__WGMMA_TYPES "f32.f16.f16"
+#define GMM__WGMMA_MAJOR "0, 0"
+#include GMM_KERNELS_FILE
+#define GMM__OP dgrad
+#define GMM__WGMMA_MAJOR "1, 0"
+#include GMM_KERNELS_FILE
+#define GMM__OP wgrad
+#define GMM__WGMMA_MAJOR "1, 1"
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#undef GMM__BODY
+
+/* One tile: group, place, extents. */
+typedef struct gmm_sm90_tile {
+    int32_t g, k;        /* group, contraction */
+    int32_t row, end;    /* the group's range of rows in the token matrices */
+    int32_t m0, n0;      /* first row (in the group) and column of D */
+    int32_t rows, cols;  /* that exist; cols <= 0: no tile */
+    int32_t units;       /* 16 rows each, multiplied */
+    int32_t share;       /* the cluster's other tile has 0 nothing, 1 the same columns, 2 the same rows */
+} gmm_sm90_tile;
+
+/* Height of tiles of at most `most` units for `rows` rows: the number of tiles. */
+GMM__DEVICE int32_t gmm_sm90_tiles(int32_t rows, int32_t most) { return ((rows + 15) / 16 + most - 1) / most; }
+
+/* Stages of a tile. An empty sum takes one, of zeros: the ragged maps deliver them. */
+GMM__DEVICE uint32_t gmm_sm90_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
+
+/* Items of a group: pairs of tiles, or tiles if there are no clusters. */
+GMM__DEVICE int32_t gmm_sm90_items(int32_t tiles_m, int32_t tiles_n, int32_t pair) {
+    return pair == 1 ? tiles_m * tiles_n : tiles_m / 2 * tiles_n + tiles_m % 2 * ((tiles_n + 1) / 2);
+}
+
+/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1] and the prefix sums of their items
+   [G + 1]. One warp. `report`: this warp reports faults. */
+GMM__DEVICE int32_t gmm_sm90_split(const gmm_sm90_args *args, int ragged_k, int32_t cols, int32_t units, int32_t pair,
+                                   int report, int32_t *ends, int32_t *items) {
+    const gmm_groups *s = &args->groups;
+    const int64_t capacity = s->capacity;
+    const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
+    const int32_t tiles_n = (args->p.n + cols - 1) / cols;
+    const int32_t clusters = (int32_t)gridDim.x / pair;
+    int64_t rows = 0;
+    uint32_t fault = 0;
+    int32_t first, total = 0, i, most = args->units_max;
+    if (by_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
+    if (lane == 0) ends[0] = items[0] = 0;
+    for (first = 0; first < s->count; first += 32) {
+        const int32_t g = first + lane;
+        const int live = g < s->count;
+        const int64_t value = live ? gmm_split_value(s, g + by_offsets) : 0;
+        int64_t end = value < 0 ? 0 : value > capacity ? capacity : value, before;
+        if (lane == 0) end = by_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
+        for (i = 1; i < 32; i *= 2) {
+            const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)end, (unsigned)i);
+            if (lane >= i) end = by_offsets ? (end > other ? end : other)
+                                            : (end > capacity - other ? capacity : end + other);
+        }
+        before = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)end, 1);
+        if (lane == 0) before = rows;
+        if (live) ends[g + 1] = (int32_t)gmm_split_end(before, value, s->form, capacity, s->row_align, &fault);
+        rows = (int64_t)__shfl_sync(0xFFFFFFFFu, (long long)end, 31);
+    }
+    for (i = lane; report && args->p.b.table && i < s->count; i += 32)
+        if ((uintptr_t)args->p.b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
+    if (report && fault && s->fault) atomicOr(s->fault, fault);
+    __syncwarp();
+    if (most == 0) { /* the height for which the rounds take the least time; bits do not depend on it */
+        float best = 0.0f;
+        int32_t u;
+        for (u = units; u > units / 2; u--) {
+            float cost = 0.0f, count = 0.0f;
+            for (i = lane; i < s->count; i += 32) {
+                const int32_t m = ends[i + 1] - ends[i], t = gmm_sm90_tiles(m, u);
+                if (t > 0) {
+                    const float n = (float)gmm_sm90_items(t, tiles_n, pair), h = (float)((m + 15) / 16) / (float)t;
+                    const float port = cols == 256 ? 512.0f + 80.0f * h : 256.0f + 48.0f * h;
+                    const float tensor = cols == 256 ? 128.0f * h : 64.0f * h;
+                    count += n;
+                    cost += n * (port > tensor ? port : tensor);
+                }
+            }
+            for (i = 16; i > 0; i /= 2) {
+                cost += __shfl_xor_sync(0xFFFFFFFFu, cost, i);
+                count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
+            }
+            if (count > 0.0f) cost *= ceilf(count / (float)clusters) / count;
+            if (most == 0 || cost < 0.99f * best) { most = u; best = cost; }
+        }
+    }
+    for (first = 0; first < s->count; first += 32) {
+        const int32_t g = first + lane, m = g < s->count ? ends[g + 1] - ends[g] : 0;
+        int32_t count = 0;
+        if (g < s->count) {
+            if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, most), tiles_n, pair);
+            else if (!(args->p.frozen && args->p.frozen[g]) && !(m == 0 && gmm_gemm_beta(&args->p, g) == 1.0f))
+                count = gmm_sm90_items(gmm_sm90_tiles(args->p.m, most), tiles_n, pair);
+        }
+        for (i = 1; i < 32; i *= 2) {
+            const int32_t other = __shfl_up_sync(0xFFFFFFFFu, count, (unsigned)i);
+            if (lane >= i) count += other;
+        }
+        if (g < s->count) items[g + 1] = total + count;
+        total += __shfl_sync(0xFFFFFFFFu, count, 31);
+    }
+    return most;
+}
+
+/* Places item `i` for block `rank` of its cluster. t->g is the group of an earlier item, or 0. Inside a group rows go
+   first, in bands of 8 pairs, so that the tiles in flight share operands. */
+GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
+                                int32_t i, int32_t bn, int32_t most, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
+    const int32_t tiles_n = (p->n + bn - 1) / bn;
+    int32_t m, units, tiles_m, bands, tm, tn;
+    gmm_find_group32(items, p->groups, i, &t->g);
+    t->row = ends[t->g];
+    t->end = ends[t->g + 1];
+    m = ragged_k ? p->m : t->end - t->row;
+    t->k = ragged_k ? t->end - t->row : p->k;
+    i -= items[t->g];
+    units = (m + 15) / 16;
+    tiles_m = (units + most - 1) / most;
+    bands = tiles_m / pair; /* that share B */
+    if (i < bands * tiles_n) {
+        const int32_t band = i / (8 * tiles_n), left = bands - 8 * band, height = left < 8 ? left : 8;
+        i -= 8 * band * tiles_n;
+        tm = (8 * band + i % height) * pair + rank;
+        tn = i / height;
+        t->share = pair - 1;
+    } else {
+        i -= bands * tiles_n;
+        tm = tiles_m - 1;
+        tn = 2 * i + rank;
+        t->share = 2 * i + 1 < tiles_n ? 2 : 0;
+    }
+    m -= 16 * (tm * (units / tiles_m) + (tm < units % tiles_m ? tm : units % tiles_m));
+    t->m0 = (ragged_k ? p->m : t->end - t->row) - m;
+    t->units = units / tiles_m + (tm < units % tiles_m);
+    t->rows = m < 16 * t->units ? m : 16 * t->units;
+    t->n0 = tn * bn;
+    t->cols = p->n - t->n0 < bn ? p->n - t->n0 : bn;
+}
+
+#define GMM__BODY 9
+#define GMM__TAG bf16
+#define GMM__DTYPE GMM_BF16
+#define GMM__OP fwd
+#define GMM__TILE 256x176
+#include GMM_KERNELS_FILE
+#define GMM__TILE 256x192
+#include GMM_KERNELS_FILE
+#define GMM__TILE 256x160
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP dgrad
+#define GMM__TILE 256x176
+#include GMM_KERNELS_FILE
+#define GMM__TILE 256x192
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP wgrad
+#define GMM__TILE 256x192
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#undef GMM__TAG
+#undef GMM__DTYPE
+#define GMM__TAG f16
+#define GMM__DTYPE GMM_F16
+#define GMM__OP fwd
+#define GMM__TILE 256x176
+#include GMM_KERNELS_FILE
+#define GMM__TILE 256x192
+#include GMM_KERNELS_FILE
+#define GMM__TILE 256x160
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP dgrad
+#define GMM__TILE 256x176
+#include GMM_KERNELS_FILE
+#define GMM__TILE 256x192
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP wgrad
+#define GMM__TILE 256x192
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#undef GMM__TAG
+#undef GMM__DTYPE
+#undef GMM__BODY
+
+typedef struct gmm_sm90_kernel {
+    gmm_gemm_op op;
+    gmm_dtype dtype;
+    int32_t cols, units, shared, groups;
+    const void *function;
+} gmm_sm90_kernel;
+
+static const gmm_sm90_kernel gmm_sm90_kernels[] = {
+#define GMM__X(op, dtype, tag, tile) \
+    { GMM__CAT(gmm_gemm_, op), dtype, 128 * GMM__CAT(gmm9_mb_, tile), GMM__CAT(gmm9_units_, tile), \
+      GMM__CAT(gmm9_shared_, tile), GMM__CAT(gmm9_groups_, tile), \
+      (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
+    GMM_SM90_KERNEL_LIST(GMM__X)
+#undef GMM__X
+};
+enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernels[0]) };
+
+/* One tensor map of 16-bit elements, whose last two dimensions serve to address. */
+static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
+                                    void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
+                                    int32_t box_lines) {
+    const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const cuuint32_t one[4] = { 1, 1, 1, 1 };
+    cuuint32_t box[4] = { 64, 1, 1, 1 };
+    box[1] = (cuuint32_t)box_lines;
+    return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+static GMM__UNUSED int gmm_sm90_map_ragged(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                           const gmm_kmat *m, int64_t features, int32_t box_lines) {
+    const cuuint64_t pitch = (cuuint64_t)m->ld * 2;
+    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
+    dims[0] = (cuuint64_t)features;
+    strides[0] = strides[1] = pitch;
+    strides[2] = ((cuuint64_t)1 << 34) - pitch;
+    return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
+}
+static GMM__UNUSED int gmm_sm90_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                           const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines) {
+    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
+    dims[0] = (cuuint64_t)features;
+    dims[1] = (cuuint64_t)lines;
+    strides[0] = (cuuint64_t)m->ld * 2;
+    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+}
+
+/* Whether the kernels of this section were built for the current device. */
+static GMM__UNUSED int gmm_sm90_present(void) {
+    struct cudaFuncAttributes a;
+    const int there = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
+                      a.maxThreadsPerBlock == GMM_SM90_THREADS;
+    (void)cudaGetLastError();
+    return there;
+}
+
+/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
+   their rows stand at multiples of 16 bytes. */
+static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
+                                               gmm_sm90_args *args, cudaStream_t stream) {
+    const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
+    const gmm_gemm_args *p = &args->p;
+    const int pair = blocks > 1 ? 2 : 1;
+    cudaLaunchConfig_t config = GMM_ZERO;
+    cudaLaunchAttribute attributes[2];
+    void *params[1];
+    cudaError_t e;
+    int mapped;
+    if (row->op == gmm_gemm_wgrad)
+        mapped = gmm_sm90_map_ragged(encode, &args->a, &p->a, p->m, 64) &&
+                 gmm_sm90_map_ragged(encode, &args->b, &p->b, p->n, 64);
+    else if (row->op == gmm_gemm_fwd)
+        mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->k, p->n, row->cols / 2);
+    else
+        mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->n, p->k, 64);
+    if (row->op != gmm_gemm_wgrad)
+        mapped = mapped && gmm_sm90_map_ragged(encode, &args->a, &p->a, p->k, 64) &&
+                 gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16);
+    if (!mapped) return cudaErrorInvalidValue;
+    memset(attributes, 0, sizeof attributes);
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = (unsigned)pair;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)(blocks / pair * pair));
+    config.blockDim = dim3(GMM_SM90_THREADS);
+    config.dynamicSmemBytes = (size_t)row->shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    params[0] = args;
+    e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
+}
 
 /* ......................................................................................... Bias gradient ... */
 
@@ -2244,7 +2767,7 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args);
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
@@ -2334,7 +2857,7 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args);
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__OP
 
@@ -2863,6 +3386,338 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 #undef GMM__UNIT
 #undef GMM__NAME
 #undef GMM__TAG
+
+/* ................................................................................. Body: products on Hopper ... */
+#elif GMM__BODY == 8
+/* d += the product of m64 by n16u by k16: B's columns at db, A's rows at da. */
+GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int units, float *d, uint64_t db,
+                                                                                  uint64_t da) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    switch (units) {
+#define GMM__X(u, n, b, a) \
+    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n "k16." \
+                         GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1, " GMM__WGMMA_MAJOR ";\n}" \
+                         : GMM__V##u : "l"(db), "l"(da)); break;
+    GMM_WGMMA_LIST(GMM__X)
+#undef GMM__X
+    default: break;
+    }
+#endif
+}
+#undef GMM__OP
+#undef GMM__WGMMA_MAJOR
+
+#elif GMM__BODY == 9
+#define GMM__OF(name) (int)GMM__CAT(gmm9_##name##_, GMM__TILE)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _), GMM__TILE)
+#define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
+#define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
+#define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
+#define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
+   descriptor of the group's columns in stage 0. */
+GMM__DEVICE void GMM__PART(gmm9_sum_)(const int units, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
+                                      uint64_t columns, uint64_t rows, uint32_t bars, uint32_t pair, uint32_t *at) {
+    const uint32_t lane = threadIdx.x & 31;
+    uint32_t q, s = *at % GMM__OF(stages), parity = *at / GMM__OF(stages) & 1, last = 0;
+    int kk, j;
+#pragma unroll 1
+    for (q = 0; q < depths; q++) {
+        const uint64_t b = columns + s * (GMM__OF(stage) >> 4), a = rows + s * (GMM__OF(stage) >> 4);
+        gmm_bar_wait(bars + 16 * s, parity);
+        gmm_wgmma_fence();
+#pragma unroll
+        for (kk = 0; kk < 4; kk++)
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+                GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
+                    units, sum[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
+                    a + kk * ((GMM__TA ? 2048 : 32) >> 4));
+        gmm_wgmma_commit();
+        GMM__WGMMA_WAIT(1);
+        if (q > 0 && lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
+        last = s;
+        if (++s == GMM__OF(stages)) {
+            s = 0;
+            parity ^= 1;
+        }
+    }
+    GMM__WGMMA_WAIT(0);
+    if (lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
+    *at += depths;
+}
+#endif
+
+GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) char gmm_shared[];
+    char *const out = gmm_shared + GMM__OF(stage) * GMM__OF(stages);
+    int32_t *const room = (int32_t *)(out + GMM__OF(out) * 8192 + 128);
+    const int32_t *ends = room, *items = room + GMM__OF(groups) + 1;
+    const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
+    const uint32_t bars = base + GMM__OF(stage) * GMM__OF(stages) + GMM__OF(out) * 8192;
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
+    const int bn = 128 * GMM__OF(mb);
+    uint32_t pair, rank, i;
+    int32_t item, hop, most;
+    gmm_sm90_tile t;
+
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if (threadIdx.x == 0) {
+        for (i = 0; i < GMM__OF(stages); i++) {
+            gmm_bar_init(bars + 16 * i, 1);            /* filled */
+            gmm_bar_init(bars + 16 * i + 8, 8 * pair); /* empty: by every warp that multiplies what it held */
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
+        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
+    }
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+    if (warp == 0) {
+        most = gmm_sm90_split(&args, GMM__RAGGED, bn, GMM__OF(units), (int32_t)pair, blockIdx.x == 0, room,
+                              room + GMM__OF(groups) + 1);
+        if (lane == 0) *(int32_t *)(out + GMM__OF(out) * 8192 + 120) = most;
+    }
+    __syncthreads();
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+    most = *(int32_t *)(out + GMM__OF(out) * 8192 + 120);
+    item = (int32_t)(blockIdx.x / pair);
+    hop = (int32_t)(gridDim.x / pair);
+    t.g = 0;
+
+    if (warp >= 8) { /* moves the operands */
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == 8) { /* each lane moves one box of every stage */
+            uint32_t at = 0;
+            for (; item < items[args.p.groups]; item += hop) {
+                uint32_t bytes, to, depths;
+                int32_t boxes_b, boxes_a, box, x, y, end, wrap;
+                const CUtensorMap *map;
+                int live, both;
+                gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, item, bn, most, (int32_t)pair, (int32_t)rank, &t);
+                depths = gmm_sm90_depths(t.k);
+                boxes_b = GMM__TB ? (t.cols + 63) / 64 : (t.cols + 64 * GMM__OF(mb) - 1) / (64 * GMM__OF(mb));
+                boxes_a = GMM__TA ? (t.units + 3) / 4 : t.units / 4 + t.units % 4;
+                bytes = (uint32_t)boxes_b * (GMM__TB ? 8192 : 8192 * GMM__OF(mb)) +
+                        (GMM__TA ? (uint32_t)boxes_a * 8192 : (uint32_t)t.units * 2048);
+                live = lane < boxes_b + boxes_a;
+                if (t.cols <= 0) live = 0, bytes = 0;
+                end = t.end;
+                wrap = GMM_SM90_RAGGED;
+                if (lane < boxes_b) {
+                    box = lane;
+                    both = t.share == 1;
+                    map = &args.b;
+                    to = GMM__TB ? 8192 * box : 8192 * GMM__OF(mb) * box;
+                    x = GMM__TB ? t.n0 + 64 * box : 0;
+                    y = GMM__RAGGED ? GMM_SM90_RAGGED - t.k : GMM__TB ? 0 : t.n0 + 64 * GMM__OF(mb) * box;
+                    if (!GMM__RAGGED) {
+                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, t.g) - GMM_SM90_BASE;
+                        end = (int32_t)(from >> 4 & 0x3FFF);
+                        wrap = (int32_t)(from >> 18);
+                    }
+                } else {
+                    box = lane - boxes_b;
+                    both = t.share == 2;
+                    map = GMM__TA || box < t.units / 4 ? &args.a : &args.a16;
+                    to = GMM__TA || box < t.units / 4 ? 64 * box : 16 * box + t.units / 4 * 48;
+                    x = GMM__TA ? t.m0 + (int32_t)to : 0;
+                    y = GMM__TA ? GMM_SM90_RAGGED - t.k : GMM_SM90_RAGGED - (t.end - t.row) + t.m0 + (int32_t)to;
+                    to = GMM__OF(b) + 128 * to;
+                }
+                if (both && (box & 1) != (int)rank) live = 0;
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
+                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
+                    if (lane == 0) gmm_bar_expect(full, bytes);
+                    if (live) gmm_tma_load(base + s * GMM__OF(stage) + to, map, full, both, x, y, end, wrap);
+                    if (lane < boxes_b ? GMM__TB : GMM__TA) y += 64;
+                    else x += 64;
+                }
+            }
+        }
+    } else {
+        const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), tid = (int)threadIdx.x & 127, w = warp & 3;
+        char *const mine = out + GMM__OF(out) * 4096 * wg;
+        const uint32_t mine32 = (uint32_t)__cvta_generic_to_shared(mine);
+        const uint64_t columns = gmm_wgmma_desc(base + 8192 * GMM__OF(mb) * wg, GMM__TB);
+        const uint64_t rows = gmm_wgmma_desc(base + GMM__OF(b), GMM__TA);
+        float sum[GMM__OF(mb)][8 * GMM__OF(units)];
+        uint32_t at = 0, turn = 0;
+        int j, u, e;
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        for (; item < items[args.p.groups]; item += hop) {
+            uint32_t depths;
+            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, item, bn, most, (int32_t)pair, (int32_t)rank, &t);
+            depths = gmm_sm90_depths(t.k);
+            if (t.cols <= 64 * GMM__OF(mb) * wg) { /* nothing to multiply: hands the stages back */
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages);
+                    gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
+                    if (lane < (int)pair) gmm_bar_arrive(bars + 16 * s + 8, (uint32_t)lane);
+                }
+                continue;
+            }
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+                for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
+            switch (t.units) {
+#define GMM__X(u, n, b, a) \
+    case u: if (u <= GMM__OF(units)) GMM__PART(gmm9_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, rows, \
+                                                          bars, pair, &at); break;
+            GMM_WGMMA_LIST(GMM__X)
+#undef GMM__X
+            default: break;
+            }
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+                for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
+
+            { /* from registers to D */
+                const float alpha = args.p.alpha && t.k > 0 ? args.p.alpha[args.p.alpha_per_group ? t.g : 0] : 1.0f;
+                const float beta = gmm_gemm_beta(&args.p, t.g);
+                const int size = gmm_kmat_size(&args.p.d), wide = size == 4 || beta != 0.0f;
+                const int64_t pitch = args.p.d.ld * size;
+                char *const d = gmm_kmat_at(&args.p.d, t.g) + (t.m0 + (GMM__RAGGED ? 0 : (int64_t)t.row)) * pitch;
+                const int whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & (wide && size == 2 ? 7 : 15)) == 0;
+                const char *const bias = !GMM__RAGGED && args.p.bias.dtype != GMM_NONE ? gmm_kmat_at(&args.p.bias, t.g)
+                                                                                       : NULL;
+                const float *const row_scale = args.p.row_scale ? args.p.row_scale + t.row + t.m0 : NULL;
+#pragma unroll
+                for (j = 0; j < GMM__OF(mb); j++) {
+                    const int c0 = t.n0 + 64 * (GMM__OF(mb) * wg + j), left = args.p.n - c0;
+                    if (left <= 0) break;
+                    if (alpha != 1.0f) {
+#pragma unroll
+                        for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
+                    }
+                    if (bias) {
+                        const int c = c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                        float low[4], high[4];
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low);
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high);
+#pragma unroll
+                        for (u = 0; u < 8 * GMM__OF(units); u += 4) {
+                            const int r = 2 * u + lane % 4 * 2;
+                            const float s0 = row_scale && r < t.rows ? row_scale[r] : 1.0f;
+                            const float s1 = row_scale && r + 1 < t.rows ? row_scale[r + 1] : 1.0f;
+                            sum[j][u] = __fmaf_rn(low[0], s0, sum[j][u]);
+                            sum[j][u + 1] = __fmaf_rn(low[0], s1, sum[j][u + 1]);
+                            sum[j][u + 2] = __fmaf_rn(high[0], s0, sum[j][u + 2]);
+                            sum[j][u + 3] = __fmaf_rn(high[0], s1, sum[j][u + 3]);
+                        }
+                    }
+                    if (!wide) { /* 16-bit elements: transposed on their way through shared memory */
+                        const int line = tid / 8, chunk = tid % 8, fast = whole && 8 * chunk + 8 <= left;
+                        const uint32_t put = mine32 + (lane / 16 * 8 + lane % 8) * 128 +
+                                             (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                        const char *const get = mine + line * 128 + ((chunk ^ (line & 7)) << 4);
+                        char *to = d + line * pitch + (c0 + 8 * chunk) * 2;
+                        int more = t.rows - line;
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u += GMM__OF(out)) {
+                            const int half = (turn & 1) * (GMM__OF(out) * 2048);
+                            int x;
+                            if (u >= t.units) break;
+#pragma unroll
+                            for (x = 0; x < GMM__OF(out); x++)
+                                if (u + x < GMM__OF(units)) {
+                                    const float *v = &sum[j][8 * (u + x)];
+                                    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], "
+                                                 "{%1, %2, %3, %4};" : : "r"(put + half + x * 2048),
+                                                 "r"(gmm_pack2(GMM__DTYPE, v[0], v[1])),
+                                                 "r"(gmm_pack2(GMM__DTYPE, v[2], v[3])),
+                                                 "r"(gmm_pack2(GMM__DTYPE, v[4], v[5])),
+                                                 "r"(gmm_pack2(GMM__DTYPE, v[6], v[7])) : "memory");
+                                }
+                            gmm_bar_half(wg);
+#pragma unroll
+                            for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch, more -= 16)
+                                if (more > 0) {
+                                    const char *from = get + half + x * 2048;
+                                    if (fast) *(uint4 *)to = *(const uint4 *)from;
+                                    else
+#pragma unroll 1
+                                        for (e = 0; e < 8 && 8 * chunk + e < left; e++)
+                                            ((uint16_t *)to)[e] = ((const uint16_t *)from)[e];
+                                }
+                            turn++;
+                        }
+                    } else { /* fp32 to the end */
+                        const int line = tid / 16, chunk = tid % 16, fast = whole && 4 * chunk + 4 <= left;
+                        char *to = d + line * pitch + (c0 + 4 * chunk) * size;
+                        int more = t.rows - line;
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u++) {
+                            char *const room = mine + (turn % GMM__OF(out)) * 4096;
+                            float old[2][4];
+                            int x;
+                            if (u >= t.units) break;
+                            if (beta != 0.0f && fast) {
+#pragma unroll
+                                for (x = 0; x < 2; x++)
+                                    if (more > 8 * x) gmm_read4(args.p.d.dtype, to + 8 * x * pitch, 4, 1, old[x]);
+                            }
+                            if (GMM__OF(out) == 1) gmm_bar_half(wg);
+#pragma unroll
+                            for (e = 0; e < 8; e++) {
+                                const int r = e / 4 * 8 + lane % 4 * 2 + e % 2, f = 16 * w + lane / 4 + e / 2 % 2 * 8;
+                                *(float *)(room + r * 256 + ((f / 4 ^ (r / 2 % 4 * 2)) << 4) + f % 4 * 4) =
+                                    sum[j][8 * u + e];
+                            }
+                            gmm_bar_half(wg);
+#pragma unroll
+                            for (x = 0; x < 2; x++, to += 8 * pitch, more -= 8)
+                                if (more > 0) {
+                                    const char *from = room + (line + 8 * x) * 256 +
+                                                       ((chunk ^ (line / 2 % 4 * 2)) << 4);
+                                    const float4 f = *(const float4 *)from;
+                                    float v[4];
+                                    if (fast) {
+                                        v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                                        if (beta != 0.0f) {
+#pragma unroll
+                                            for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, old[x][e], v[e]);
+                                        }
+                                        gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                                    } else
+#pragma unroll 1
+                                        for (e = 0; e < 4 && 4 * chunk + e < left; e++) {
+                                            float was[4];
+                                            v[0] = ((const float *)from)[e];
+                                            if (beta != 0.0f) {
+                                                gmm_read4(args.p.d.dtype, to + e * size, 1, 0, was);
+                                                v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                            }
+                                            gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
+                                        }
+                                }
+                            turn++;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+#endif
+}
+#undef GMM__RAGGED
+#undef GMM__TB
+#undef GMM__TA
+#undef GMM__NAME
+#undef GMM__PART
+#undef GMM__OF
+#undef GMM__TILE
 #endif
 
 /* --------------------------------------------------------------------------------------------------- Licence ---

@@ -241,14 +241,16 @@ typedef enum gmm_split_form {
     GMM_SPLIT_FORM_MAX = 0x7fffffff
 } gmm_split_form;
 
-/* Bits that a faulty split sets in gmm_groups.fault. The call stays in bounds: a negative size counts as 0, offsets are
-   made monotonic, and rows past the capacity are cut off. */
+/* Bits that faulty values in device memory set in gmm_groups.fault. The call stays in bounds: a negative size counts as
+   0, offsets are made monotonic, and rows past the capacity are cut off. */
 enum {
     GMM_FAULT_NEGATIVE = 1u,  /* a size below 0 */
     GMM_FAULT_CAPACITY = 2u,  /* more rows than the capacity */
     GMM_FAULT_MONOTONIC = 4u, /* offsets that fall, or do not start at 0 */
     GMM_FAULT_ALIGN = 8u,     /* a size breaks the row_align promise; results are right nevertheless */
-    GMM_FAULT_INDEX = 16u     /* an expert index outside [-1, experts) */
+    GMM_FAULT_INDEX = 16u,    /* an expert index outside [-1, experts) */
+    GMM_FAULT_ADDRESS = 32u   /* a table in device memory holds an address that is no multiple of 16 bytes, which the
+                                 engine WGMMA needs of weights: that group's rows of the output are wrong */
 };
 
 typedef struct gmm_groups {

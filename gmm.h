@@ -4192,7 +4192,7 @@ enum {
     GMM__MMA_TILES,   /* [G + 1] int32 */
     GMM__MMA_TABLE,   /* [G] addresses each: tables that stood on the host */
     GMM__MMA_TABLE2,
-    GMM__MMA_PIECES   /* bias gradient */
+    GMM__MMA_PIECES   /* bias gradient; the WGMMA engine's tables of many groups */
 };
 
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
@@ -5131,13 +5131,14 @@ static void gmm__wgmma_open(gmm_context *ctx) {
         ctx->wgmma_lacks = "needs a driver with cuTensorMapEncodeTiled";
 }
 
-/* Whether rows of an operand begin where TMA reads them. Of tables on the device the kernel tells by a fault bit. */
-static int gmm__wgmma_reads(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
+/* Whether rows of an operand begin where TMA takes them. Of tables on the device the kernel tells by a fault bit. */
+static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
     const gmm_mat *m = &call->mat[role];
+    const int64_t unit = m->dtype == GMM_F32 ? 4 : 8;
     int64_t g;
-    if (m->ld % 8)
+    if (m->ld % unit)
         return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
-    if (call->groups.count > 1 && m->group_stride % 8)
+    if (call->groups.count > 1 && m->group_stride % unit)
         return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
                             (long long)m->group_stride);
     if ((uintptr_t)m->data % 16)
@@ -5149,16 +5150,34 @@ static int gmm__wgmma_reads(const gmm__call *call, int role, const char *name, g
     return 1;
 }
 
-/* The kernel of a product for so many groups, or -1. All kernels give the same bits. */
-static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype) {
-    const int32_t cols = op == gmm_gemm_wgrad ? 128 : 256, units = op == gmm_gemm_wgrad ? 16 : 11;
-    int32_t best = -1, i;
+/* The kernel that is likely to be fastest for groups of equal size, or -1. All kernels give the same bits. A stage
+   costs the clocks of its products or of its shared memory, whichever are more; a tile also costs its way out. */
+static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t processors) {
+    const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
+    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
+                                                                                            : call->rows;
+    const int64_t rows = gmm__ceil_div(hint, G), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
+    const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
+    double best = 0.0;
+    int32_t choice = -1, i, u;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        if (k->op != op || k->dtype != dtype || call->groups.count > k->groups) continue;
-        if (best < 0 || (k->cols == cols && k->units == units)) best = i;
+        if (k->op != op || k->dtype != dtype || (f32 && k->out < 2)) continue;
+        for (u = k->units; u > k->units / 2; u--) { /* the heights that the device chooses among */
+            const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
+            const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
+            const double multiply = 64.0 * wide * height, move = 256.0 * wide + (16.0 + 32.0 * wide) * height;
+            const double out = 400.0 + wide * height * (f32 ? 600.0 : 160.0);
+            const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) *
+                                ((double)depths * (multiply > move ? multiply : move) + out);
+            if (choice >= 0 && cost >= 0.99 * best) continue;
+            best = cost;
+            choice = i;
+            if (op == gmm_gemm_wgrad) break; /* the tallest tile */
+        }
     }
-    return best;
+    return choice;
 }
 
 static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
@@ -5183,16 +5202,18 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
     if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
         return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
-    plan->kernel = gmm__wgmma_choose(call, op, dtype);
-    if (plan->kernel < 0) return gmm__decline(plan, "takes fewer than %lld groups", (long long)G);
+    plan->kernel = gmm__wgmma_choose(call, op, dtype, processors);
+    if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
     /* where the device chooses, tiles have more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
     if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
-    if (!gmm__wgmma_reads(call, a, fwd ? "x" : "dy", plan) || !gmm__wgmma_reads(call, b, wgrad ? "x" : "w", plan))
+    if (!gmm__wgmma_takes(call, a, fwd ? "x" : "dy", plan) || !gmm__wgmma_takes(call, b, wgrad ? "x" : "w", plan) ||
+        !gmm__wgmma_takes(call, d, fwd ? "y" : wgrad ? "dw" : "dx", plan))
         return 0;
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
+    if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
     if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
@@ -5225,6 +5246,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         else args.p.d.data = plan->workspace;
     }
     args.units_max = wgrad ? gmm_sm90_kernels[plan->kernel].units : 0;
+    if (call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
+        args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
     if (args.p.zero_tail && !wgrad) {
         gmm_tail_args tail;
         tail.d = args.p.d;

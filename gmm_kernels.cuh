@@ -755,29 +755,32 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    memory itself in steps of 16 and 2^18 bytes, so that one map serves weights wherever they stand. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (fwd, dgrad), B half the columns or 64 of them */
-    gmm_gemm_args p;          /* offsets and tiles: NULL, or what gmm_sm90_split wrote */
+    CUtensorMap d, d16;       /* as many rows as go out at once, 16 rows */
+    gmm_gemm_args p;          /* offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
+    int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
     int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
 } gmm_sm90_args;
 
-/* Tiles: X(tag, blocks of 64 columns per warp group, most units of 16 rows, stages of depth 64, units on their way out
-   at once, groups that fit) */
+
+/* Tiles: X(tag, blocks of 64 columns per group of threads, most units of 16 rows, stages of depth 64, units of 16-bit
+   elements that a room holds, groups that fit) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x176, 2, 11, 4, 1, 256) \
-    X(256x192, 2, 12, 3, 4, 1024) \
-    X(256x160, 2, 10, 4, 1, 1024) \
-    X(128x256, 1, 16, 4, 2, 1024)
+    X(256x160, 2, 10, 4, 1, 256) \
+    X(128x256, 1, 16, 4, 2, 256) \
+    X(128x128, 1, 8, 4, 4, 1024)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 256x176) X(fwd, GMM_F16, f16, 256x176) X(fwd, GMM_BF16, bf16, 256x192) \
-    X(fwd, GMM_F16, f16, 256x192) X(fwd, GMM_BF16, bf16, 256x160) X(fwd, GMM_F16, f16, 256x160) \
-    X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) X(dgrad, GMM_BF16, bf16, 256x176) \
-    X(dgrad, GMM_F16, f16, 256x176) X(dgrad, GMM_BF16, bf16, 256x192) X(dgrad, GMM_F16, f16, 256x192) \
-    X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) X(wgrad, GMM_BF16, bf16, 256x192) \
-    X(wgrad, GMM_F16, f16, 256x192) X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256)
+    X(fwd, GMM_BF16, bf16, 256x160) X(fwd, GMM_F16, f16, 256x160) \
+    X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) \
+    X(dgrad, GMM_BF16, bf16, 256x160) X(dgrad, GMM_F16, f16, 256x160) \
+    X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
+    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256) \
+    X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
 
-enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256 };
+enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
+       GMM_SM90_ROOMS = 4 };
 
 /* Elsewhere than on sm_90a the kernels are empty, and known by this. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -790,11 +793,19 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256 };
 #define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
     GMM__CAT(gmm9_b_, tag) = (mb) * 16384, GMM__CAT(gmm9_stage_, tag) = (mb) * 16384 + (units) * 2048, \
-    GMM__CAT(gmm9_shared_, tag) = ((mb) * 16384 + (units) * 2048) * (st) + (out) * 8192 + 128 + 8 * ((groups) + 1),
+    GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
+    GMM__CAT(gmm9_rooms_, tag) = ((mb) * 16384 + (units) * 2048) * (st), \
+    GMM__CAT(gmm9_bars_, tag) = ((mb) * 16384 + (units) * 2048) * (st) + 2 * GMM_SM90_ROOMS * (out) * 2048, \
+    GMM__CAT(gmm9_ring_, tag) = ((mb) * 16384 + (units) * 2048 + 16) * (st) + 2 * GMM_SM90_ROOMS * ((out) * 2048 + 16) \
+                                + 8 * GMM_SM90_RING,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
+    GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 1),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
+#undef GMM__X
 #define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_fits_, tag) = \
-    1 / (GMM__CAT(gmm9_shared_, tag) <= 232448 && (st) * 16 + 8 <= 128),
+    1 / (GMM__CAT(gmm9_shared_, tag) <= 232448),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
 #undef GMM__X
 
@@ -812,16 +823,13 @@ GMM__DEVICE void gmm_bar_wait(uint32_t bar, uint32_t parity) {
                      " selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     } while (!done);
 }
+GMM__DEVICE void gmm_bar_arrive_here(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
 /* Arrives at the same barrier of block `rank` of the cluster. */
 GMM__DEVICE void gmm_bar_arrive(uint32_t bar, uint32_t rank) {
     asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
                  " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
-}
-
-/* Waits for the other threads of this group of 128. */
-GMM__DEVICE void gmm_bar_half(int half) {
-    if (half) asm volatile("bar.sync 2, 128;" : : : "memory");
-    else asm volatile("bar.sync 1, 128;" : : : "memory");
 }
 
 /* One box by TMA, to this block or, with `both`, to the same place in both blocks of the cluster. */
@@ -835,6 +843,23 @@ GMM__DEVICE void gmm_tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar,
         asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
                      " [%0], [%1, {%3, %4, %5, %6}], [%2];" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
                      "r"(c2), "r"(c3) : "memory");
+}
+
+/* One box into the L2. */
+GMM__DEVICE void gmm_tma_prefetch(const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+                 : : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+/* One box by TMA from shared memory. */
+GMM__DEVICE void gmm_tma_store(uint32_t from, const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%1, {%2, %3, %4, %5}], [%0];"
+                 : : "r"(from), "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+/* Four 8 x 8 blocks of 16-bit elements to shared memory, one row address per lane, each block transposed. */
+GMM__DEVICE void gmm_stmatrix_t(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};"
+                 : : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 /* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
@@ -902,8 +927,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 
 #define GMM__BODY 8
 #define GMM__TAG bf16
-#define GMM__OP fwd
 #define GMM__WGMMA_TYPES "f32.bf16.bf16"
+#define GMM__OP fwd
 #define GMM__WGMMA_MAJOR "0, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP dgrad
@@ -915,8 +940,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
 #define GMM__TAG f16
-#define GMM__OP fwd
 #define GMM__WGMMA_TYPES "f32.f16.f16"
+#define GMM__OP fwd
 #define GMM__WGMMA_MAJOR "0, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP dgrad
@@ -929,6 +954,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #undef GMM__WGMMA_TYPES
 #undef GMM__BODY
 
+static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
+
 /* One tile: group, place, extents. */
 typedef struct gmm_sm90_tile {
     int32_t g, k;        /* group, contraction */
@@ -939,35 +966,64 @@ typedef struct gmm_sm90_tile {
     int32_t share;       /* the cluster's other tile has 0 nothing, 1 the same columns, 2 the same rows */
 } gmm_sm90_tile;
 
+/* A room: part of a tile of D, 64 columns of some rows of one group of threads, between registers and memory. */
+typedef struct gmm_sm90_room {
+    uint32_t tile;
+    int32_t j, u;        /* block of 64 columns, first unit of rows */
+} gmm_sm90_room;
+
+/* Steps on to the next room, in the order in which group `wg` fills them; its tile, or NULL behind the last. */
+GMM__DEVICE const gmm_sm90_tile *gmm_sm90_step(gmm_sm90_room *r, const gmm_sm90_tile *ring, uint32_t told, int32_t step,
+                                               int32_t blocks, int32_t wg) {
+    for (r->u += step;; r->tile++, r->j = r->u = 0) {
+        const gmm_sm90_tile *t = &ring[r->tile % GMM_SM90_RING];
+        gmm_bar_wait(told + 8 * (r->tile % GMM_SM90_RING), r->tile / GMM_SM90_RING & 1);
+        if (t->units == 0) return NULL;
+        if (r->u >= t->units) {
+            r->j++;
+            r->u = 0;
+        }
+        if (r->j < blocks && 64 * (blocks * wg + r->j) < t->cols) return t;
+    }
+}
+
+/* A room's coordinates in the map of D. */
+GMM__DEVICE void gmm_sm90_where(const gmm_gemm_args *p, int ragged_k, const gmm_sm90_tile *t, const gmm_sm90_room *r,
+                                int32_t blocks, int32_t wg, int32_t *x, int32_t *y, int32_t *z, int32_t *wrap) {
+    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&p->d, t->g) - GMM_SM90_BASE;
+    *x = t->n0 + 64 * (blocks * wg + r->j);
+    *y = (ragged_k ? t->m0 : GMM_SM90_RAGGED - (t->end - t->row) + t->m0) + 16 * r->u;
+    *z = ragged_k ? (int32_t)(d >> 4 & 0x3FFF) : t->end;
+    *wrap = ragged_k ? (int32_t)(d >> 18) : GMM_SM90_RAGGED;
+}
+
 /* Height of tiles of at most `most` units for `rows` rows: the number of tiles. */
 GMM__DEVICE int32_t gmm_sm90_tiles(int32_t rows, int32_t most) { return ((rows + 15) / 16 + most - 1) / most; }
 
 /* Stages of a tile. An empty sum takes one, of zeros: the ragged maps deliver them. */
 GMM__DEVICE uint32_t gmm_sm90_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Items of a group: pairs of tiles, or tiles if there are no clusters. */
-GMM__DEVICE int32_t gmm_sm90_items(int32_t tiles_m, int32_t tiles_n, int32_t pair) {
-    return pair == 1 ? tiles_m * tiles_n : tiles_m / 2 * tiles_n + tiles_m % 2 * ((tiles_n + 1) / 2);
+/* Items of a group: pairs of tiles, or tiles if there are no clusters. Low tiles are paired along the rows and share B,
+   flat ones (128 columns) along the columns and share A: whichever is the larger operand. */
+GMM__DEVICE int32_t gmm_sm90_items(int32_t tiles_m, int32_t tiles_n, int32_t pair, int flat) {
+    const int32_t along = flat ? tiles_n : tiles_m, across = flat ? tiles_m : tiles_n;
+    return pair == 1 ? tiles_m * tiles_n : along / 2 * across + along % 2 * ((across + 1) / 2);
 }
 
-/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1] and the prefix sums of their items
-   [G + 1]. One warp. `report`: this warp reports faults. */
-GMM__DEVICE int32_t gmm_sm90_split(const gmm_sm90_args *args, int ragged_k, int32_t cols, int32_t units, int32_t pair,
-                                   int report, int32_t *ends, int32_t *items) {
+/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. `report`: this warp
+   reports faults. */
+GMM__DEVICE void gmm_sm90_split(const gmm_sm90_args *args, int report, int32_t *ends) {
     const gmm_groups *s = &args->groups;
     const int64_t capacity = s->capacity;
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
-    const int32_t tiles_n = (args->p.n + cols - 1) / cols;
-    const int32_t clusters = (int32_t)gridDim.x / pair;
-    int64_t rows = 0;
+    int64_t rows = 0, value = lane < s->count ? gmm_split_value(s, lane + by_offsets) : 0;
     uint32_t fault = 0;
-    int32_t first, total = 0, i, most = args->units_max;
+    int32_t first, i;
     if (by_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
-    if (lane == 0) ends[0] = items[0] = 0;
+    if (lane == 0) ends[0] = 0;
     for (first = 0; first < s->count; first += 32) {
         const int32_t g = first + lane;
-        const int live = g < s->count;
-        const int64_t value = live ? gmm_split_value(s, g + by_offsets) : 0;
+        const int64_t next = g + 32 < s->count ? gmm_split_value(s, g + 32 + by_offsets) : 0;
         int64_t end = value < 0 ? 0 : value > capacity ? capacity : value, before;
         if (lane == 0) end = by_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
         for (i = 1; i < 32; i *= 2) {
@@ -977,51 +1033,65 @@ GMM__DEVICE int32_t gmm_sm90_split(const gmm_sm90_args *args, int ragged_k, int3
         }
         before = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)end, 1);
         if (lane == 0) before = rows;
-        if (live) ends[g + 1] = (int32_t)gmm_split_end(before, value, s->form, capacity, s->row_align, &fault);
+        if (g < s->count) ends[g + 1] = (int32_t)gmm_split_end(before, value, s->form, capacity, s->row_align, &fault);
         rows = (int64_t)__shfl_sync(0xFFFFFFFFu, (long long)end, 31);
+        value = next;
     }
-    for (i = lane; report && args->p.b.table && i < s->count; i += 32)
-        if ((uintptr_t)args->p.b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
+    for (i = lane; report && i < s->count; i += 32) {
+        if (args->p.b.table && (uintptr_t)args->p.b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
+        if (args->p.d.table && (uintptr_t)args->p.d.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
+    }
     if (report && fault && s->fault) atomicOr(s->fault, fault);
     __syncwarp();
-    if (most == 0) { /* the height for which the rounds take the least time; bits do not depend on it */
-        float best = 0.0f;
-        int32_t u;
-        for (u = units; u > units / 2; u--) {
-            float cost = 0.0f, count = 0.0f;
-            for (i = lane; i < s->count; i += 32) {
-                const int32_t m = ends[i + 1] - ends[i], t = gmm_sm90_tiles(m, u);
-                if (t > 0) {
-                    const float n = (float)gmm_sm90_items(t, tiles_n, pair), h = (float)((m + 15) / 16) / (float)t;
-                    const float port = cols == 256 ? 512.0f + 80.0f * h : 256.0f + 48.0f * h;
-                    const float tensor = cols == 256 ? 128.0f * h : 64.0f * h;
-                    count += n;
-                    cost += n * (port > tensor ? port : tensor);
-                }
-            }
-            for (i = 16; i > 0; i /= 2) {
-                cost += __shfl_xor_sync(0xFFFFFFFFu, cost, i);
-                count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
-            }
-            if (count > 0.0f) cost *= ceilf(count / (float)clusters) / count;
-            if (most == 0 || cost < 0.99f * best) { most = u; best = cost; }
+}
+
+/* Chooses the tiles' height in units, unless it is given: the one whose rounds take the least time; bits do not depend
+   on it. Writes the prefix sums of the groups' items [G + 1]. One warp. */
+GMM__DEVICE int32_t gmm_sm90_height(const gmm_sm90_args *args, int ragged_k, int32_t cols, int32_t units, int32_t pair,
+                                    const int32_t *ends, int32_t *items) {
+    const int32_t tiles_n = (args->p.n + cols - 1) / cols, clusters = (int32_t)gridDim.x / pair;
+    const int32_t G = args->p.groups, lane = (int32_t)threadIdx.x & 31;
+    int32_t first, total = 0, i, most = args->units_max;
+    if (most == 0) { /* each lane judges one height, for the mean of the groups that have rows */
+        float cost = 0.0f, best;
+        int32_t tall = 0, live = 0, u = units - lane;
+        for (i = lane; i < G; i += 32) {
+            const int32_t m = (ends[i + 1] - ends[i] + 15) / 16;
+            live += m > 0;
+            tall += m;
         }
+        live = __reduce_add_sync(0xFFFFFFFFu, live);
+        tall = __reduce_add_sync(0xFFFFFFFFu, tall);
+        if (u < 1) u = 1;
+        if (live > 0) {
+            const float m = (float)tall / (float)live, t = ceilf(m / (float)u), h = m / t;
+            const float port = cols == 256 ? 512.0f + 80.0f * h : 256.0f + 48.0f * h;
+            const float tensor = cols == 256 ? 128.0f * h : 64.0f * h;
+            const float tiles = (float)live * t * (float)tiles_n / (float)pair;
+            cost = ceilf(tiles / (float)clusters) * (port > tensor ? port : tensor);
+        }
+        if (units - lane <= units / 2) cost = 3.0e38f;
+        best = cost;
+        for (i = 16; i > 0; i /= 2) best = fminf(best, __shfl_xor_sync(0xFFFFFFFFu, best, i));
+        most = units - (__ffs(__ballot_sync(0xFFFFFFFFu, cost <= 1.01f * best)) - 1);
     }
-    for (first = 0; first < s->count; first += 32) {
-        const int32_t g = first + lane, m = g < s->count ? ends[g + 1] - ends[g] : 0;
+    if (lane == 0) items[0] = 0;
+    for (first = 0; first < G; first += 32) {
+        const int32_t g = first + lane, m = g < G ? ends[g + 1] - ends[g] : 0;
         int32_t count = 0;
-        if (g < s->count) {
-            if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, most), tiles_n, pair);
+        if (g < G) {
+            if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, most), tiles_n, pair, cols == 128);
             else if (!(args->p.frozen && args->p.frozen[g]) && !(m == 0 && gmm_gemm_beta(&args->p, g) == 1.0f))
-                count = gmm_sm90_items(gmm_sm90_tiles(args->p.m, most), tiles_n, pair);
+                count = gmm_sm90_items(gmm_sm90_tiles(args->p.m, most), tiles_n, pair, cols == 128);
         }
         for (i = 1; i < 32; i *= 2) {
             const int32_t other = __shfl_up_sync(0xFFFFFFFFu, count, (unsigned)i);
             if (lane >= i) count += other;
         }
-        if (g < s->count) items[g + 1] = total + count;
+        if (g < G) items[g + 1] = total + count;
         total += __shfl_sync(0xFFFFFFFFu, count, 31);
     }
+    __syncwarp();
     return most;
 }
 
@@ -1030,7 +1100,7 @@ GMM__DEVICE int32_t gmm_sm90_split(const gmm_sm90_args *args, int ragged_k, int3
 GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
                                 int32_t i, int32_t bn, int32_t most, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
     const int32_t tiles_n = (p->n + bn - 1) / bn;
-    int32_t m, units, tiles_m, bands, tm, tn;
+    int32_t m, units, tiles_m, pairs_m, pairs_n, tm, tn, flat;
     gmm_find_group32(items, p->groups, i, &t->g);
     t->row = ends[t->g];
     t->end = ends[t->g + 1];
@@ -1039,18 +1109,26 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
     i -= items[t->g];
     units = (m + 15) / 16;
     tiles_m = (units + most - 1) / most;
-    bands = tiles_m / pair; /* that share B */
-    if (i < bands * tiles_n) {
-        const int32_t band = i / (8 * tiles_n), left = bands - 8 * band, height = left < 8 ? left : 8;
-        i -= 8 * band * tiles_n;
-        tm = (8 * band + i % height) * pair + rank;
+    flat = bn == 128;
+    pairs_m = flat ? tiles_m : tiles_m / pair;
+    pairs_n = flat ? tiles_n / pair : tiles_n;
+    t->share = pair == 1 ? 0 : flat ? 2 : 1;
+    if (i < pairs_m * pairs_n) {
+        const int32_t band = i / (8 * pairs_n), left = pairs_m - 8 * band, height = left < 8 ? left : 8;
+        i -= 8 * band * pairs_n;
+        tm = 8 * band + i % height;
         tn = i / height;
-        t->share = pair - 1;
-    } else {
-        i -= bands * tiles_n;
-        tm = tiles_m - 1;
-        tn = 2 * i + rank;
-        t->share = 2 * i + 1 < tiles_n ? 2 : 0;
+        if (flat) tn = tn * pair + rank;
+        else tm = tm * pair + rank;
+    } else { /* what has no partner there pairs up the other way */
+        i = 2 * (i - pairs_m * pairs_n);
+        t->share = i + 1 < (flat ? tiles_m : tiles_n) ? 3 - t->share : 0;
+        tm = flat ? i + rank : tiles_m - 1;
+        tn = flat ? tiles_n - 1 : i + rank;
+        if (tm >= tiles_m) {
+            tm = tiles_m - 1;
+            tn = tiles_n;
+        }
     }
     m -= 16 * (tm * (units / tiles_m) + (tm < units % tiles_m ? tm : units % tiles_m));
     t->m0 = (ragged_k ? p->m : t->end - t->row) - m;
@@ -1064,27 +1142,21 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #define GMM__TAG bf16
 #define GMM__DTYPE GMM_BF16
 #define GMM__OP fwd
-#define GMM__TILE 256x176
-#include GMM_KERNELS_FILE
-#define GMM__TILE 256x192
-#include GMM_KERNELS_FILE
 #define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 256x176
-#include GMM_KERNELS_FILE
-#define GMM__TILE 256x192
+#define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 256x192
-#include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -1092,27 +1164,21 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #define GMM__TAG f16
 #define GMM__DTYPE GMM_F16
 #define GMM__OP fwd
-#define GMM__TILE 256x176
-#include GMM_KERNELS_FILE
-#define GMM__TILE 256x192
-#include GMM_KERNELS_FILE
 #define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 256x176
-#include GMM_KERNELS_FILE
-#define GMM__TILE 256x192
+#define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 256x192
-#include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -1122,7 +1188,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t cols, units, shared, groups;
+    int32_t cols, units, shared, groups, out;
     const void *function;
 } gmm_sm90_kernel;
 
@@ -1130,40 +1196,44 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile) \
     { GMM__CAT(gmm_gemm_, op), dtype, 128 * GMM__CAT(gmm9_mb_, tile), GMM__CAT(gmm9_units_, tile), \
       GMM__CAT(gmm9_shared_, tile), GMM__CAT(gmm9_groups_, tile), \
-      (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
+      GMM__CAT(gmm9_out_, tile), (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernels[0]) };
 
-/* One tensor map of 16-bit elements, whose last two dimensions serve to address. */
+/* One tensor map, whose last two dimensions serve to address; boxes are 128 bytes wide. */
 static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                     void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                     int32_t box_lines) {
-    const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
-    cuuint32_t box[4] = { 64, 1, 1, 1 };
+    cuuint32_t box[4] = { 0, 0, 1, 1 };
+    box[0] = dtype == GMM_F32 ? 32 : 64;
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
+/* Rows of a token matrix. */
 static GMM__UNUSED int gmm_sm90_map_ragged(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
-    const cuuint64_t pitch = (cuuint64_t)m->ld * 2;
+    const cuuint64_t pitch = (cuuint64_t)(m->ld * (m->dtype == GMM_F32 ? 4 : 2));
     cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
+/* A weight, wherever it stands. */
 static GMM__UNUSED int gmm_sm90_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)features;
     dims[1] = (cuuint64_t)lines;
-    strides[0] = (cuuint64_t)m->ld * 2;
+    strides[0] = (cuuint64_t)(m->ld * (m->dtype == GMM_F32 ? 4 : 2));
     return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
 }
 
@@ -1187,6 +1257,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t e;
+    int32_t out;
     int mapped;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_ragged(encode, &args->a, &p->a, p->m, 64) &&
@@ -1198,6 +1269,13 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op != gmm_gemm_wgrad)
         mapped = mapped && gmm_sm90_map_ragged(encode, &args->a, &p->a, p->k, 64) &&
                  gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16);
+    out = p->d.dtype == GMM_F32 ? 8 * row->out : 16 * row->out;
+    if (row->op == gmm_gemm_wgrad)
+        mapped = mapped && gmm_sm90_map_memory(encode, &args->d, &p->d, p->n, p->m, out) &&
+                 gmm_sm90_map_memory(encode, &args->d16, &p->d, p->n, p->m, 16);
+    else
+        mapped = mapped && gmm_sm90_map_ragged(encode, &args->d, &p->d, p->n, out) &&
+                 gmm_sm90_map_ragged(encode, &args->d16, &p->d, p->n, 16);
     if (!mapped) return cudaErrorInvalidValue;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -3453,53 +3531,59 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int units, float sum[GMM__OF(mb)][8 
 GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
-    char *const out = gmm_shared + GMM__OF(stage) * GMM__OF(stages);
-    int32_t *const room = (int32_t *)(out + GMM__OF(out) * 8192 + 128);
-    const int32_t *ends = room, *items = room + GMM__OF(groups) + 1;
+    gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__OF(ring));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t bars = base + GMM__OF(stage) * GMM__OF(stages) + GMM__OF(out) * 8192;
-    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    const int bn = 128 * GMM__OF(mb);
+    const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
+    const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
+    const uint32_t gate = told + 8 * GMM_SM90_RING;         /* of rooms: free, written */
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, bn = 128 * GMM__OF(mb);
     uint32_t pair, rank, i;
-    int32_t item, hop, most;
-    gmm_sm90_tile t;
 
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     if (threadIdx.x == 0) {
         for (i = 0; i < GMM__OF(stages); i++) {
-            gmm_bar_init(bars + 16 * i, 1);            /* filled */
-            gmm_bar_init(bars + 16 * i + 8, 8 * pair); /* empty: by every warp that multiplies what it held */
+            gmm_bar_init(bars + 16 * i, 1);
+            gmm_bar_init(bars + 16 * i + 8, 8 * pair); /* every warp that multiplies what the stage held */
+        }
+        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        for (i = 0; i < 2 * GMM_SM90_ROOMS; i++) {
+            gmm_bar_init(gate + 16 * i, 1);
+            gmm_bar_init(gate + 16 * i + 8, 4);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
     }
-    asm volatile("griddepcontrol.wait;" : : : "memory");
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-    if (warp == 0) {
-        most = gmm_sm90_split(&args, GMM__RAGGED, bn, GMM__OF(units), (int32_t)pair, blockIdx.x == 0, room,
-                              room + GMM__OF(groups) + 1);
-        if (lane == 0) *(int32_t *)(out + GMM__OF(out) * 8192 + 120) = most;
-    }
-    __syncthreads();
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-    most = *(int32_t *)(out + GMM__OF(out) * 8192 + 120);
-    item = (int32_t)(blockIdx.x / pair);
-    hop = (int32_t)(gridDim.x / pair);
-    t.g = 0;
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 
-    if (warp >= 8) { /* moves the operands */
+    if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp == 8) { /* each lane moves one box of every stage */
-            uint32_t at = 0;
+        if (warp == 8) { /* moves A and B: each lane one box of every stage */
+            int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
+                                              : (int32_t *)(ring + GMM_SM90_RING);
+            int32_t *const items = ends + args.p.groups + 1;
+            const int32_t hop = (int32_t)(gridDim.x / pair);
+            int32_t item = (int32_t)(blockIdx.x / pair), most;
+            uint32_t at = 0, turn = 0;
+            gmm_sm90_tile t;
+            gmm_sm90_split(&args, blockIdx.x == 0, ends);
+            most = gmm_sm90_height(&args, GMM__RAGGED, bn, GMM__OF(units), (int32_t)pair, ends, items);
+            t.g = 0;
             for (; item < items[args.p.groups]; item += hop) {
                 uint32_t bytes, to, depths;
                 int32_t boxes_b, boxes_a, box, x, y, end, wrap;
                 const CUtensorMap *map;
                 int live, both;
                 gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, item, bn, most, (int32_t)pair, (int32_t)rank, &t);
+                if (lane == 0) {
+                    ring[turn % GMM_SM90_RING] = t;
+                    gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
+                }
+                turn++;
                 depths = gmm_sm90_depths(t.k);
                 boxes_b = GMM__TB ? (t.cols + 63) / 64 : (t.cols + 64 * GMM__OF(mb) - 1) / (64 * GMM__OF(mb));
                 boxes_a = GMM__TA ? (t.units + 3) / 4 : t.units / 4 + t.units % 4;
@@ -3540,22 +3624,74 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                     else x += 64;
                 }
             }
+            if (lane == 0) {
+                ring[turn % GMM_SM90_RING].units = 0; /* no more */
+                gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
+            }
+        } else if (warp < 11 && lane == 0) { /* moves D for one group of threads */
+            const int wg = warp - 9, size = gmm_kmat_size(&args.p.d), step = GMM__OF(out) * 2 / size;
+            const uint32_t mine = base + GMM__OF(rooms) + GMM__OF(room) * GMM_SM90_ROOMS * wg;
+            const uint32_t gates = gate + 16 * GMM_SM90_ROOMS * wg;
+            gmm_sm90_room next = { 0, 0, -step }, last = { 0, 0, -step }; /* to be written, to be stored */
+            uint32_t turn, rooms = ~0u;
+            int32_t x, y, z, wrap, half, u;
+            for (turn = 0; turn < rooms || turn - rooms < GMM_SM90_ROOMS - 2; turn++) {
+                if (turn < rooms) {
+                    const gmm_sm90_tile *t = gmm_sm90_step(&next, ring, told, step, GMM__OF(mb), wg);
+                    const uint32_t free = gates + 16 * (turn % GMM_SM90_ROOMS);
+                    const uint32_t to = mine + turn % GMM_SM90_ROOMS * GMM__OF(room);
+                    if (!t) rooms = turn;
+                    else if (gmm_gemm_beta(&args.p, t->g) == 0.0f) {
+                        asm volatile("cp.async.bulk.wait_group.read 1;" : : : "memory");
+                        gmm_bar_arrive_here(free);
+                    } else { /* what is added to comes first; at a tile's first room all of it into the L2 */
+                        gmm_sm90_where(&args.p, GMM__RAGGED, t, &next, GMM__OF(mb), wg, &x, &y, &z, &wrap);
+                        for (u = 0; next.u == 0 && u < t->units; u += step)
+                            for (half = 0; half < size / 2; half++)
+                                gmm_tma_prefetch(&args.d, x + 32 * half, y + 16 * u, z, wrap);
+                        asm volatile("cp.async.bulk.wait_group.read 1;" : : : "memory");
+                        gmm_bar_expect(free, GMM__OF(room));
+                        for (half = 0; half < size / 2; half++)
+                            gmm_tma_load(to + half * GMM__OF(room) / 2, &args.d, free, 0, x + 32 * half, y, z,
+                                         wrap);
+                    }
+                }
+                if (turn >= GMM_SM90_ROOMS - 2 && turn - (GMM_SM90_ROOMS - 2) < rooms) {
+                    const uint32_t old = turn - (GMM_SM90_ROOMS - 2);
+                    const uint32_t from = mine + old % GMM_SM90_ROOMS * GMM__OF(room);
+                    const gmm_sm90_tile *t = gmm_sm90_step(&last, ring, told, step, GMM__OF(mb), wg);
+                    gmm_bar_wait(gates + 16 * (old % GMM_SM90_ROOMS) + 8, old / GMM_SM90_ROOMS & 1);
+                    gmm_sm90_where(&args.p, GMM__RAGGED, t, &last, GMM__OF(mb), wg, &x, &y, &z, &wrap);
+                    for (half = 0; half < size / 2; half++)
+                        if (t->units - last.u >= step)
+                            gmm_tma_store(from + half * GMM__OF(room) / 2, &args.d, x + 32 * half, y, z, wrap);
+                        else
+                            for (u = 0; u < t->units - last.u; u++)
+                                gmm_tma_store(from + half * GMM__OF(room) / 2 + u * 2048, &args.d16, x + 32 * half,
+                                              y + 16 * u, z, wrap);
+                    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+                }
+            }
+            asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
         }
     } else {
-        const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), tid = (int)threadIdx.x & 127, w = warp & 3;
-        char *const mine = out + GMM__OF(out) * 4096 * wg;
-        const uint32_t mine32 = (uint32_t)__cvta_generic_to_shared(mine);
+        const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), w = warp & 3;
+        const uint32_t mine = base + GMM__OF(rooms) + GMM__OF(room) * GMM_SM90_ROOMS * wg;
+        const uint32_t gates = gate + 16 * GMM_SM90_ROOMS * wg;
         const uint64_t columns = gmm_wgmma_desc(base + 8192 * GMM__OF(mb) * wg, GMM__TB);
         const uint64_t rows = gmm_wgmma_desc(base + GMM__OF(b), GMM__TA);
+        const int size = gmm_kmat_size(&args.p.d);
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-        uint32_t at = 0, turn = 0;
-        int j, u, e;
+        uint32_t at = 0, turn = 0, tile = 0;
+        int j, u, e, x;
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        for (; item < items[args.p.groups]; item += hop) {
+        for (;; tile++) {
+            const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING];
             uint32_t depths;
-            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, item, bn, most, (int32_t)pair, (int32_t)rank, &t);
-            depths = gmm_sm90_depths(t.k);
-            if (t.cols <= 64 * GMM__OF(mb) * wg) { /* nothing to multiply: hands the stages back */
+            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+            if (t->units == 0) break;
+            depths = gmm_sm90_depths(t->k);
+            if (t->cols <= 64 * GMM__OF(mb) * wg) { /* nothing to multiply: hands the stages back */
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages);
                     gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
@@ -3567,7 +3703,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
-            switch (t.units) {
+            switch (t->units) {
 #define GMM__X(u, n, b, a) \
     case u: if (u <= GMM__OF(units)) GMM__PART(gmm9_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, rows, \
                                                           bars, pair, &at); break;
@@ -3579,126 +3715,94 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
-
-            { /* from registers to D */
-                const float alpha = args.p.alpha && t.k > 0 ? args.p.alpha[args.p.alpha_per_group ? t.g : 0] : 1.0f;
-                const float beta = gmm_gemm_beta(&args.p, t.g);
-                const int size = gmm_kmat_size(&args.p.d), wide = size == 4 || beta != 0.0f;
-                const int64_t pitch = args.p.d.ld * size;
-                char *const d = gmm_kmat_at(&args.p.d, t.g) + (t.m0 + (GMM__RAGGED ? 0 : (int64_t)t.row)) * pitch;
-                const int whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & (wide && size == 2 ? 7 : 15)) == 0;
-                const char *const bias = !GMM__RAGGED && args.p.bias.dtype != GMM_NONE ? gmm_kmat_at(&args.p.bias, t.g)
-                                                                                       : NULL;
-                const float *const row_scale = args.p.row_scale ? args.p.row_scale + t.row + t.m0 : NULL;
+            { /* from registers to D, by way of rooms in shared memory */
+                const int units = t->units, g = t->g;
+                const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? g : 0] : 1.0f;
+                const float beta = gmm_gemm_beta(&args.p, g);
+                const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
+                                                                                      : gmm_kmat_at(&args.p.bias, g);
 #pragma unroll
                 for (j = 0; j < GMM__OF(mb); j++) {
-                    const int c0 = t.n0 + 64 * (GMM__OF(mb) * wg + j), left = args.p.n - c0;
-                    if (left <= 0) break;
+                    const int c0 = 64 * (GMM__OF(mb) * wg + j);
+                    if (c0 >= t->cols) break;
                     if (alpha != 1.0f) {
 #pragma unroll
                         for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
                     }
                     if (bias) {
-                        const int c = c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                        const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
+                        const int c = t->n0 + c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                        const int live = t->rows;
                         float low[4], high[4];
                         gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low);
                         gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high);
 #pragma unroll
                         for (u = 0; u < 8 * GMM__OF(units); u += 4) {
                             const int r = 2 * u + lane % 4 * 2;
-                            const float s0 = row_scale && r < t.rows ? row_scale[r] : 1.0f;
-                            const float s1 = row_scale && r + 1 < t.rows ? row_scale[r + 1] : 1.0f;
+                            const float s0 = row_scale && r < live ? row_scale[r] : 1.0f;
+                            const float s1 = row_scale && r + 1 < live ? row_scale[r + 1] : 1.0f;
                             sum[j][u] = __fmaf_rn(low[0], s0, sum[j][u]);
                             sum[j][u + 1] = __fmaf_rn(low[0], s1, sum[j][u + 1]);
                             sum[j][u + 2] = __fmaf_rn(high[0], s0, sum[j][u + 2]);
                             sum[j][u + 3] = __fmaf_rn(high[0], s1, sum[j][u + 3]);
                         }
                     }
-                    if (!wide) { /* 16-bit elements: transposed on their way through shared memory */
-                        const int line = tid / 8, chunk = tid % 8, fast = whole && 8 * chunk + 8 <= left;
-                        const uint32_t put = mine32 + (lane / 16 * 8 + lane % 8) * 128 +
+                    if (size == 2) { /* [row][column], transposed on the way */
+                        const uint32_t put = mine + (lane / 16 * 8 + lane % 8) * 128 +
                                              (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-                        const char *const get = mine + line * 128 + ((chunk ^ (line & 7)) << 4);
-                        char *to = d + line * pitch + (c0 + 8 * chunk) * 2;
-                        int more = t.rows - line;
 #pragma unroll
                         for (u = 0; u < GMM__OF(units); u += GMM__OF(out)) {
-                            const int half = (turn & 1) * (GMM__OF(out) * 2048);
-                            int x;
-                            if (u >= t.units) break;
+                            const uint32_t half = turn % GMM_SM90_ROOMS * GMM__OF(room);
+                            if (u >= units) break;
+                            gmm_bar_wait(gates + 16 * (turn % GMM_SM90_ROOMS), turn / GMM_SM90_ROOMS & 1);
 #pragma unroll
                             for (x = 0; x < GMM__OF(out); x++)
                                 if (u + x < GMM__OF(units)) {
-                                    const float *v = &sum[j][8 * (u + x)];
-                                    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], "
-                                                 "{%1, %2, %3, %4};" : : "r"(put + half + x * 2048),
-                                                 "r"(gmm_pack2(GMM__DTYPE, v[0], v[1])),
-                                                 "r"(gmm_pack2(GMM__DTYPE, v[2], v[3])),
-                                                 "r"(gmm_pack2(GMM__DTYPE, v[4], v[5])),
-                                                 "r"(gmm_pack2(GMM__DTYPE, v[6], v[7])) : "memory");
-                                }
-                            gmm_bar_half(wg);
+                                    float *const v = &sum[j][8 * (u + x)];
+                                    if (beta != 0.0f) {
+                                        uint32_t old[4];
+                                        gmm_ldmatrix_t(old, put + half + x * 2048);
 #pragma unroll
-                            for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch, more -= 16)
-                                if (more > 0) {
-                                    const char *from = get + half + x * 2048;
-                                    if (fast) *(uint4 *)to = *(const uint4 *)from;
-                                    else
-#pragma unroll 1
-                                        for (e = 0; e < 8 && 8 * chunk + e < left; e++)
-                                            ((uint16_t *)to)[e] = ((const uint16_t *)from)[e];
+                                        for (e = 0; e < 8; e++)
+                                            v[e] = __fmaf_rn(beta, gmm_widen(GMM__DTYPE, (uint16_t)(
+                                                                       old[e / 2] >> 16 * (e & 1))), v[e]);
+                                    }
+                                    gmm_stmatrix_t(put + half + x * 2048, gmm_pack2(GMM__DTYPE, v[0], v[1]),
+                                                   gmm_pack2(GMM__DTYPE, v[2], v[3]), gmm_pack2(GMM__DTYPE, v[4], v[5]),
+                                                   gmm_pack2(GMM__DTYPE, v[6], v[7]));
                                 }
+                            asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+                            __syncwarp();
+                            if (lane == 0) gmm_bar_arrive_here(gates + 16 * (turn % GMM_SM90_ROOMS) + 8);
                             turn++;
                         }
-                    } else { /* fp32 to the end */
-                        const int line = tid / 16, chunk = tid % 16, fast = whole && 4 * chunk + 4 <= left;
-                        char *to = d + line * pitch + (c0 + 4 * chunk) * size;
-                        int more = t.rows - line;
+                    } else { /* [half of the columns][row][column] */
+                        const uint32_t put = mine + w / 2 * GMM__OF(room) / 2 + lane % 4 * 256 + lane / 4 % 4 * 4;
+                        const int f4 = w % 2 * 4 + lane / 16;
 #pragma unroll
-                        for (u = 0; u < GMM__OF(units); u++) {
-                            char *const room = mine + (turn % GMM__OF(out)) * 4096;
-                            float old[2][4];
-                            int x;
-                            if (u >= t.units) break;
-                            if (beta != 0.0f && fast) {
+                        for (u = 0; u < GMM__OF(units); u += (GMM__OF(out) + 1) / 2) {
+                            const uint32_t half = turn % GMM_SM90_ROOMS * GMM__OF(room);
+                            if (u >= units) break;
+                            gmm_bar_wait(gates + 16 * (turn % GMM_SM90_ROOMS), turn / GMM_SM90_ROOMS & 1);
 #pragma unroll
-                                for (x = 0; x < 2; x++)
-                                    if (more > 8 * x) gmm_read4(args.p.d.dtype, to + 8 * x * pitch, 4, 1, old[x]);
-                            }
-                            if (GMM__OF(out) == 1) gmm_bar_half(wg);
+                            for (x = 0; x < GMM__OF(out) / 2; x++)
+                                if (u + x < GMM__OF(units)) {
 #pragma unroll
-                            for (e = 0; e < 8; e++) {
-                                const int r = e / 4 * 8 + lane % 4 * 2 + e % 2, f = 16 * w + lane / 4 + e / 2 % 2 * 8;
-                                *(float *)(room + r * 256 + ((f / 4 ^ (r / 2 % 4 * 2)) << 4) + f % 4 * 4) =
-                                    sum[j][8 * u + e];
-                            }
-                            gmm_bar_half(wg);
-#pragma unroll
-                            for (x = 0; x < 2; x++, to += 8 * pitch, more -= 8)
-                                if (more > 0) {
-                                    const char *from = room + (line + 8 * x) * 256 +
-                                                       ((chunk ^ (line / 2 % 4 * 2)) << 4);
-                                    const float4 f = *(const float4 *)from;
-                                    float v[4];
-                                    if (fast) {
-                                        v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                                    for (e = 0; e < 8; e++) {
+                                        const uint32_t to = put + half + x * 2048 + e / 4 * 1024 + e % 2 * 128 +
+                                                            (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2 + e % 2)) << 4);
+                                        float v = sum[j][8 * (u + x) + e];
                                         if (beta != 0.0f) {
-#pragma unroll
-                                            for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, old[x][e], v[e]);
+                                            float old;
+                                            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(old) : "r"(to) : "memory");
+                                            v = __fmaf_rn(beta, old, v);
                                         }
-                                        gmm_write4(args.p.d.dtype, to, 4, 1, v);
-                                    } else
-#pragma unroll 1
-                                        for (e = 0; e < 4 && 4 * chunk + e < left; e++) {
-                                            float was[4];
-                                            v[0] = ((const float *)from)[e];
-                                            if (beta != 0.0f) {
-                                                gmm_read4(args.p.d.dtype, to + e * size, 1, 0, was);
-                                                v[0] = __fmaf_rn(beta, was[0], v[0]);
-                                            }
-                                            gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
-                                        }
+                                        asm volatile("st.shared.f32 [%0], %1;" : : "r"(to), "f"(v) : "memory");
+                                    }
                                 }
+                            asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+                            __syncwarp();
+                            if (lane == 0) gmm_bar_arrive_here(gates + 16 * (turn % GMM_SM90_ROOMS) + 8);
                             turn++;
                         }
                     }
@@ -3707,6 +3811,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
         }
     }
     /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif

@@ -31,7 +31,7 @@
 #define T_FILES(X) \
     X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) \
     X(gtp) X(graph) \
-    X(small) X(runtime) X(cublaslt)
+    X(small) X(runtime) X(cublaslt) X(wgmma)
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 
@@ -39,7 +39,7 @@
 typedef struct t_state {
     gmm_context *ctx;    /* of the engine under test, with counted allocator; NULL in host cases */
     gmm_stream stream;   /* NULL for the CPU */
-    gmm_engine engine;
+    gmm_engine engine;   /* of T.ctx; AUTO: the best that serves a call */
     gmm_config config;   /* that made ctx: copy and change it for more contexts (t_context) */
     int gpu;             /* 1: device memory is not host memory */
     int threads;         /* --threads, 0 = default */
@@ -48,10 +48,12 @@ typedef struct t_state {
 } t_state;
 extern t_state T;
 
-/* Adds a case for every engine, for none, or for every GPU engine; `arg` is handed to it, the rest is its name. */
+/* Adds a case for every engine, for none, for every GPU engine, or once on a GPU (for what demands engines itself);
+   `arg` is handed to it, the rest is its name. */
 void t_add(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_host(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_gpu(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
+void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 
 /* Leaves the case as failed, or as skipped (only for what this machine lacks). */
 _Noreturn void t_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));

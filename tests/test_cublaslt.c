@@ -320,20 +320,20 @@ void tests_cublaslt(void) {
 #ifdef HAVE_CUDA
     for (int i = 0; i < 9; i++) {
         const char *op = gmm_op_name(products[i / 3]), *dtype = gmm_dtype_name(lin_dtype(i % 3));
-        t_add_gpu(shapes, i, "cublaslt shapes %s %s", op, dtype);
-        t_add_gpu(splits, i, "cublaslt empty groups, splits, tails %s %s", op, dtype);
-        t_add_gpu(forms, i, "cublaslt strides and host tables %s %s", op, dtype);
-        t_add_gpu(adds, i, "cublaslt adding %s %s", op, dtype);
-        t_add_gpu(alphas, i, "cublaslt alpha %s %s", op, dtype);
-        t_add_gpu(alone, i, "cublaslt group alone %s %s", op, dtype);
+        t_add_gpu_once(shapes, i, "cublaslt shapes %s %s", op, dtype);
+        t_add_gpu_once(splits, i, "cublaslt empty groups, splits, tails %s %s", op, dtype);
+        t_add_gpu_once(forms, i, "cublaslt strides and host tables %s %s", op, dtype);
+        t_add_gpu_once(adds, i, "cublaslt adding %s %s", op, dtype);
+        t_add_gpu_once(alphas, i, "cublaslt alpha %s %s", op, dtype);
+        t_add_gpu_once(alone, i, "cublaslt group alone %s %s", op, dtype);
     }
     for (int i = 0; i < 3; i++) {
-        t_add_gpu(many_shapes, i, "cublaslt many shapes %s", gmm_dtype_name(lin_dtype(i)));
-        t_add_gpu(context, i, "cublaslt context and query %s", gmm_dtype_name(lin_dtype(i)));
+        t_add_gpu_once(many_shapes, i, "cublaslt many shapes %s", gmm_dtype_name(lin_dtype(i)));
+        t_add_gpu_once(context, i, "cublaslt context and query %s", gmm_dtype_name(lin_dtype(i)));
     }
-    t_add_gpu(biases, 0, "cublaslt bias f32");
-    t_add_gpu(tf32, 0, "cublaslt f32 as TF32 only when asked");
-    t_add_gpu(declines, 0, "cublaslt declines with a reason");
-    t_add_gpu(capture, 2, "cublaslt host sizes while capturing");
+    t_add_gpu_once(biases, 0, "cublaslt bias f32");
+    t_add_gpu_once(tf32, 0, "cublaslt f32 as TF32 only when asked");
+    t_add_gpu_once(declines, 0, "cublaslt declines with a reason");
+    t_add_gpu_once(capture, 2, "cublaslt host sizes while capturing");
 #endif
 }

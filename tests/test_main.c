@@ -23,7 +23,7 @@ typedef struct t_case {
     int arg, where;
     char name[160];
 } t_case;
-enum { T_ANY_ENGINE, T_HOST_ONLY, T_GPU_ENGINE };
+enum { T_ANY_ENGINE, T_HOST_ONLY, T_GPU_ENGINE, T_GPU_ONCE };
 
 static struct {
     t_case *cases;
@@ -71,6 +71,13 @@ void t_add_gpu(void (*run)(int arg), int arg, const char *name, ...) {
     va_list list;
     va_start(list, name);
     t_append(run, arg, T_GPU_ENGINE, name, list);
+    va_end(list);
+}
+
+void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) {
+    va_list list;
+    va_start(list, name);
+    t_append(run, arg, T_GPU_ONCE, name, list);
     va_end(list);
 }
 
@@ -451,6 +458,13 @@ void t_mat_put(t_mat *m) {
     }
 }
 
+/* As far as the size is divisible; addresses in a table on a GPU are multiples of 16 bytes. */
+static size_t t_alignment(int64_t bytes, t_form form) {
+    size_t alignment = T.gpu && form == T_TABLE ? 16 : 1;
+    while (alignment < 64 && (size_t)bytes % (2 * alignment) == 0) alignment *= 2;
+    return alignment;
+}
+
 t_mat t_mat_make(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, int64_t pad, int64_t gap, t_form form,
                  t_fill fill) {
     const int64_t size = ref_bytes(dtype), total = count * rows * cols;
@@ -478,7 +492,7 @@ t_mat t_mat_make(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, int
         for (int64_t i = 0; i < count; i++) {
             int64_t g = t_int(0, count - 1);
             while (m.table[g]) g = (g + 1) % count;
-            m.table[g] = t_alloc((size_t)(t_span(&m) * size));
+            m.table[g] = t_alloc_aligned((size_t)(t_span(&m) * size), t_alignment(t_span(&m) * size, form));
             if (fill != T_POISON) {
                 t_block *b = &blocks.item[blocks.count - 1];
                 b->readonly = 1;
@@ -677,11 +691,31 @@ static void t_run(const t_case *c) {
     fflush(stdout);
 }
 
-/* Contexts that the cases run on: one row per engine. */
-static const struct { gmm_engine engine; gmm_space space; } t_engines[] = {
-    {GMM_ENGINE_CPU, GMM_SPACE_CPU},
-    {GMM_ENGINE_MMA, GMM_SPACE_CUDA},
+/* Contexts that the cases run on: one row per engine. An engine that holds a part of the operations is tested as AUTO
+   takes it: what it declines, others serve. */
+static const struct { gmm_engine name, engine; gmm_space space; } t_engines[] = {
+    {GMM_ENGINE_CPU, GMM_ENGINE_CPU, GMM_SPACE_CPU},
+    {GMM_ENGINE_MMA, GMM_ENGINE_MMA, GMM_SPACE_CUDA},
+    {GMM_ENGINE_WGMMA, GMM_ENGINE_AUTO, GMM_SPACE_CUDA},
 };
+
+/* Whether T.ctx has the engine: asked for a product that every engine serves. Else gmm_last_error says why. */
+static int t_has(gmm_engine engine) {
+    gmm_groups groups = GMM_ZERO;
+    gmm_options options = GMM_ZERO;
+    gmm_linear d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    const gmm_mat mat = gmm_mat_packed(GMM_BF16, NULL);
+    groups.count = 1;
+    groups.capacity = 64;
+    groups.dtype = GMM_I32;
+    options.engine = engine;
+    d.groups = &groups;
+    d.options = &options;
+    d.in_features = d.out_features = 64;
+    d.x = d.w = d.y = &mat;
+    return gmm_linear_query(T.ctx, GMM_OP_LINEAR_FWD, &d, &info) == GMM_OK;
+}
 
 /* Whether this build and this machine have GPUs. */
 static int t_gpus(void) {
@@ -710,7 +744,7 @@ static long t_number(const char *flag, const char *text) {
 int main(int argc, char **argv) {
     const char *filter = "", *engine = NULL;
     long cpu_level = 0;
-    int list = 0, inject = 0, ran = 0, known = 0;
+    int list = 0, inject = 0, ran = 0, known = 0, gpu = 0;
     T.verbose = 0;
     for (int i = 1; i < argc; i++) {
         const char *flag = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
@@ -737,7 +771,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     for (size_t e = 0; engine && e < sizeof t_engines / sizeof t_engines[0]; e++)
-        known |= !strcmp(engine, gmm_engine_name(t_engines[e].engine));
+        known |= !strcmp(engine, gmm_engine_name(t_engines[e].name));
     if (engine && !known) {
         fprintf(stderr, "tests: engine %s is not in this build\n", engine);
         free(H.cases);
@@ -760,7 +794,7 @@ int main(int argc, char **argv) {
         if (H.cases[i].where == T_HOST_ONLY && strstr(H.cases[i].name, filter)) t_run(&H.cases[i]), ran = 1;
     for (size_t e = 0; e < sizeof t_engines / sizeof t_engines[0]; e++) {
         gmm_error error = GMM_ZERO;
-        H.engine_name = gmm_engine_name(t_engines[e].engine);
+        H.engine_name = gmm_engine_name(t_engines[e].name);
         if (engine && strcmp(engine, H.engine_name)) continue;
         memset(&T.config, 0, sizeof T.config);
         T.config.space = t_engines[e].space;
@@ -789,10 +823,15 @@ int main(int argc, char **argv) {
             fprintf(stderr, "tests: no %s context: %s\n", H.engine_name, error.text);
             return 2;
         }
-        for (size_t i = 0; i < H.count; i++)
-            if ((H.cases[i].where == T_ANY_ENGINE || (H.cases[i].where == T_GPU_ENGINE && T.gpu)) &&
-                strstr(H.cases[i].name, filter))
-                t_run(&H.cases[i]), ran = 1;
+        if (!t_has(t_engines[e].name)) printf("engine %s not tested: %s\n", H.engine_name, gmm_last_error(T.ctx));
+        else
+            for (size_t i = 0; i < H.count; i++) {
+                const int where = H.cases[i].where;
+                if (strstr(H.cases[i].name, filter) &&
+                    (where == T_ANY_ENGINE || (T.gpu && (where == T_GPU_ENGINE || (where == T_GPU_ONCE && !gpu)))))
+                    t_run(&H.cases[i]), ran = 1;
+            }
+        gpu |= T.gpu;
         gmm_destroy(T.ctx);
         T.ctx = NULL;
 #ifdef HAVE_CUDA

@@ -1,0 +1,529 @@
+/* test_wgmma.c - the WGMMA engine, demanded per call: linear products against fp64 and against the MMA engine, that
+   nothing but a group's own rows touches its bits, and what it declines. GPU. */
+#include "linear_case.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#ifdef HAVE_CUDA
+#include "device.h"
+
+static const gmm_op products[] = {GMM_OP_LINEAR_FWD, GMM_OP_LINEAR_DGRAD, GMM_OP_LINEAR_WGRAD};
+
+/* ---------------------------------------------------------------------------------------------------- Helpers --- */
+
+static void demand(lin_run *r, gmm_engine engine) {
+    r->options.engine = engine;
+    r->d.options = &r->options;
+}
+
+/* Builds a call that demands the engine, or leaves the case where the GPU or the build does not have it. */
+static void build(lin_run *r, const lin_spec *s) {
+    gmm_info info = GMM_ZERO;
+    lin_build(r, s);
+    demand(r, GMM_ENGINE_WGMMA);
+    if (gmm_linear_query(T.ctx, s->op, &r->d, &info) == GMM_E_UNSUPPORTED &&
+        (strstr(gmm_last_error(T.ctx), "compute capability") || strstr(gmm_last_error(T.ctx), "is not in this build")))
+        t_skip("this GPU or build has no WGMMA engine: %s", gmm_last_error(T.ctx));
+}
+
+static size_t out_bytes(const lin_run *r) {
+    return (size_t)(r->out.count * r->out.rows * r->out.cols * ref_bytes(r->out.dtype));
+}
+
+/* Puts what was there before the first call back. */
+static void restore(lin_run *r) {
+    const lin_spec *s = &r->spec;
+    if (s->op == GMM_OP_LINEAR_WGRAD ? s->beta || (s->main_grad && !s->overwrite) : s->add) t_mat_put(&r->out);
+    else
+        for (int64_t g = 0; g < (r->out.form == T_PACKED ? 1 : r->out.count); g++) {
+            const int64_t matrix = (r->out.rows - 1) * r->out.ld + r->out.cols;
+            const int64_t all = r->out.form == T_PACKED ? (r->out.count - 1) * r->out.stride + matrix : matrix;
+            t_poison(r->out.table[g], 0xFF, r->out.rows ? (size_t)(all * ref_bytes(r->out.dtype)) : 0);
+        }
+}
+
+/* Integers: exact, and in every bit what MMA computes. Reals: within the bound, and the same bits again. */
+static void both(lin_spec s) {
+    for (int i = 0; i < 2; i++) {
+        lin_run r;
+        const void *first;
+        s.fill = i ? T_REALS : T_INTS;
+        build(&r, &s);
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+        lin_check(&r);
+        first = t_mat_bits(&r.out);
+        restore(&r);
+        demand(&r, i ? GMM_ENGINE_WGMMA : GMM_ENGINE_MMA);
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+        t_same(i ? "second call" : "MMA", first, t_mat_bits(&r.out), out_bytes(&r));
+    }
+}
+
+/* Case `arg` of operation x precision; every matrix suits the engine. */
+static lin_spec spec_of(int arg, int32_t groups, const int64_t *sizes) {
+    const gmm_dtype dtype = lin_dtype(1 + arg % 2);
+    lin_spec s = {.op = products[arg / 2], .in = dtype, .out = dtype, .groups = groups, .K = 72, .N = 104,
+                  .sizes = sizes};
+    return s;
+}
+
+/* ---------------------------------------------------------------------------------------------------- Results --- */
+
+static void shapes(int arg) {
+    static const int64_t sizes[][5] = {{64, 128, 8, 16, 32}, {3, 277, 1, 0, 517}, {176, 192, 256, 177, 353}};
+    static const int64_t features[][2] = {{8, 8}, {64, 64}, {200, 328}, {1032, 520}, {256, 2880}};
+    for (int i = 0; i < 3; i++)
+        for (int f = 0; f < 5; f++) {
+            lin_spec s = spec_of(arg, 5, sizes[i]);
+            s.K = features[f][0];
+            s.N = features[f][1];
+            both(s);
+            s.out = GMM_F32;
+            both(s);
+        }
+}
+
+/* Groups of every size from an edge of a tile on, over poison; the extent that is ragged is rows or the contraction. */
+static void edges(int arg) {
+    static const int64_t edge[] = {0, 96, 176, 192, 352, 384};
+    int64_t *sizes = (int64_t *)t_host(131 * sizeof *sizes);
+    lin_spec s = spec_of(arg / 6, 131, sizes);
+    for (int64_t g = 0; g < 131; g++) sizes[g] = edge[arg % 6] + g;
+    s.K = 40;
+    s.N = 24;
+    s.extra = 9;
+    both(s);
+}
+
+/* The same for the extents that every group shares. */
+static void feature_edges(int arg) {
+    static const int64_t sizes[] = {33, 0, 190};
+    for (int64_t n = 8; n <= 136; n += 8)
+        for (int64_t edge = 0; edge <= 512; edge += 128) {
+            lin_spec s = spec_of(arg, 3, sizes);
+            s.K = 16 + (arg / 2 ? n + edge : 0);
+            s.N = 16 + (arg / 2 == 1 ? 0 : n + edge);
+            both(s);
+        }
+}
+
+static void splits(int arg) {
+    static const int64_t sizes[][6] = {{0, 40, 9, 1, 600, 0}, {5, 0, 0, 2, 8, 0}, {700, 7, 3, 2, 0, 31}, {0}};
+    for (int i = 0; i < 4; i++)
+        for (int split = LIN_I32; split <= LIN_OFFSETS64; split++) {
+            lin_spec s = spec_of(arg, 6, sizes[i]);
+            s.split = (lin_split)split;
+            s.on_host = (i + split) % 2;
+            s.extra = split % 3 * 70;
+            s.tail = i % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP;
+            both(s);
+        }
+}
+
+static void forms(int arg) {
+    static const int64_t sizes[] = {12, 0, 231, 1, 40};
+    for (int form = 0; form < 9; form++) {
+        lin_spec s = spec_of(arg, 5, sizes);
+        s.pad = form % 2 * 8;
+        s.gap = form % 3 ? 0 : 24;
+        s.w = s.grad = (t_form)(form % 3);
+        s.bias_form = (t_form)(form / 3);
+        s.extra = 4;
+        s.tail = form % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP;
+        if (s.op == GMM_OP_LINEAR_FWD) s.bias = form % 2 ? GMM_F32 : s.in;
+        s.on_host = form / 3 == 2;
+        both(s);
+    }
+}
+
+/* D may stand anywhere: rows, matrices and addresses at no multiple of 16 bytes. */
+static void any_d(int arg) {
+    static const int64_t sizes[] = {12, 0, 231, 1, 40};
+    for (int out = 0; out < 2; out++)
+        for (int add = 0; add < 2; add++)
+            for (int pad = 1; pad < 8; pad++) {
+                lin_spec s = spec_of(arg, 5, sizes);
+                lin_run r;
+                t_mat old;
+                const int wgrad = s.op == GMM_OP_LINEAR_WGRAD;
+                s.out = out ? GMM_F32 : s.in;
+                s.add = add && !wgrad;
+                s.main_grad = add && wgrad;
+                s.fill = T_INTS;
+                build(&r, &s);
+                old = r.out;
+                r.out = t_mat_make(old.dtype, old.count, old.rows, old.cols, pad, wgrad ? pad : 0, T_PACKED, T_POISON);
+                if (add) memcpy(r.out.v, old.v, (size_t)(old.count * old.rows * old.cols) * sizeof *old.v);
+                restore(&r);
+                r.before = t_mat_bits(&r.out);
+                T_OK(t_linear(T.ctx, s.op, &r.d));
+                lin_check(&r);
+                if (s.op != GMM_OP_LINEAR_FWD) continue;
+                s.N = 96 + pad;
+                s.bias = GMM_BF16;
+                both(s);
+            }
+}
+
+static void adds(int arg) {
+    static const int64_t sizes[] = {12, 0, 331, 1, 40, 0, 9, 64};
+    for (int mode = 0; mode < 12; mode++) {
+        lin_spec s = spec_of(arg, 8, sizes);
+        s.out = mode % 2 ? GMM_F32 : s.in;
+        s.alpha = mode / 2 % 3;
+        s.extra = 2;
+        s.add = s.op != GMM_OP_LINEAR_WGRAD && mode / 6;
+        if (s.op == GMM_OP_LINEAR_WGRAD) {
+            s.main_grad = 1;
+            s.overwrite = mode / 2 % 2;
+            s.beta = mode / 6;
+            s.frozen = mode / 3 % 2;
+        }
+        both(s);
+    }
+}
+
+static void biases(int arg) {
+    static const int64_t sizes[] = {12, 0, 331, 1, 40};
+    for (int mode = 0; mode < 12; mode++) {
+        lin_spec s = spec_of(arg, 5, sizes);
+        s.bias = lin_dtype(mode % 3);
+        s.alpha = mode % 2 ? 2 : 0;
+        s.add = mode / 6;
+        s.scale = mode / 3 % 2;
+        s.out = mode % 4 ? s.in : GMM_F32;
+        s.extra = 3;
+        both(s);
+    }
+}
+
+/* More groups than the preferred tile has room for, and as many as any has. */
+static void many_groups(int arg) {
+    static const int32_t counts[] = {2, 33, 256, 257, 1024};
+    for (int i = 0; i < 5; i++) {
+        int64_t *sizes = (int64_t *)t_host((size_t)counts[i] * sizeof *sizes);
+        lin_spec s = spec_of(arg, counts[i], sizes);
+        for (int32_t g = 0; g < counts[i]; g++) sizes[g] = g % 7 == 2 ? 0 : t_int(0, 9);
+        s.K = 24;
+        s.N = 16;
+        both(s);
+    }
+}
+
+/* NaN in one group and behind the last one stays there. */
+static void contained(int arg) {
+    static const int64_t sizes[] = {100, 37, 130, 8};
+    lin_spec s = spec_of(arg, 4, sizes);
+    lin_run r;
+    t_mat *m;
+    s.extra = 300;
+    s.fill = T_INTS;
+    build(&r, &s);
+    m = s.op == GMM_OP_LINEAR_FWD ? &r.x : &r.dy;
+    for (int64_t i = r.offsets[1] * m->cols; i < r.offsets[2] * m->cols; i++)
+        m->v[i] = i % 2 ? (double)NAN : (double)INFINITY;
+    t_mat_put(m);
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    for (int64_t g = 0; g < 4; g++) {
+        size_t bytes;
+        const void *bits = lin_group_bits(&r, g, &bytes);
+        for (int64_t i = 0; i < (int64_t)bytes / ref_bytes(s.out); i++)
+            T_CHECK((g == 1) != !!isfinite(ref_load(s.out, bits, i)), "group %d element %lld", (int)g, (long long)i);
+    }
+    lin_check(&r);
+}
+
+/* ----------------------------------------------------------------------------------------------- Independence --- */
+
+/* A group's bits are those of the call with it alone, whose tiles have other heights, in kernels of other tiles (more
+   groups), at any sm_limit, hint and capacity. */
+static void alone(int arg) {
+    static const int64_t few[] = {177, 64, 0, 1, 200, 1000};
+    static const int32_t limits[] = {1, 2, 3, 57, 100, 132, 1000};
+    int64_t *many = (int64_t *)t_host(300 * sizeof *many);
+    for (int g = 0; g < 300; g++) many[g] = g < 6 ? few[g] : 0;
+    for (int i = 0; i < 2; i++) {
+        lin_spec s = spec_of(arg, i ? 300 : 6, i ? many : few);
+        lin_run r;
+        const void *first;
+        s.fill = T_REALS;
+        s.K = 520;
+        s.N = 136;
+        s.extra = 40;
+        build(&r, &s);
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+        lin_check(&r);
+        first = t_mat_bits(&r.out);
+        for (int l = 0; l < 7; l++) {
+            r.options.sm_limit = limits[l];
+            r.groups.rows_hint = l * 300;
+            r.groups.capacity = r.capacity - 5 * l;
+            restore(&r);
+            T_OK(t_linear(T.ctx, s.op, &r.d));
+            t_same("sm_limit, hint, capacity", first, t_mat_bits(&r.out), out_bytes(&r));
+        }
+        r.options.sm_limit = 0;
+        r.groups.rows_hint = 0;
+        r.groups.capacity = r.capacity;
+        if (i == 0) lin_alone(&r);
+        else { /* the same call without the empty groups */
+            const void *want[6];
+            size_t bytes[6];
+            for (int64_t g = 0; g < 6; g++) want[g] = lin_group_bits(&r, g, &bytes[g]);
+            restore(&r);
+            r.groups.count = 6;
+            T_OK(t_linear(T.ctx, s.op, &r.d));
+            for (int64_t g = 0; g < 6; g++)
+                t_same("of 300 groups", want[g], lin_group_bits(&r, g, &bytes[g]), bytes[g]);
+        }
+    }
+}
+
+/* 10 000 replays of one graph of the three products with random splits equal eager calls. */
+static void replays(int arg) {
+    enum { G = 6, CAPACITY = 300, K = 72, N = 56, ROUNDS = 10000 };
+    const gmm_dtype dtype = (gmm_dtype)arg;
+    const t_mat x = t_mat_in(dtype, 1, CAPACITY, K, T_REALS), dy = t_mat_in(dtype, 1, CAPACITY, N, T_REALS);
+    const t_mat w = t_mat_make(dtype, G, N, K, 0, 0, T_TABLE, T_REALS);
+    const t_mat y = t_mat_out(dtype, 1, CAPACITY, N), dx = t_mat_out(dtype, 1, CAPACITY, K);
+    const t_mat dw = t_mat_out(GMM_F32, G, N, K);
+    const t_mat *const outs[3] = {&y, &dx, &dw};
+    gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
+        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad};
+    gmm_groups groups = GMM_ZERO;
+    gmm_options options = GMM_ZERO;
+    gmm_grad grad = GMM_ZERO;
+    gmm_linear d = GMM_ZERO;
+    gmm_status s = GMM_OK;
+    size_t workspace_bytes = 0, bytes[3];
+    int64_t splits[G];
+    unsigned char *bits[2][3];
+    void *workspace, *graph = NULL;
+    const char *why;
+    groups.count = G;
+    groups.capacity = CAPACITY;
+    groups.splits = t_alloc(sizeof splits);
+    groups.dtype = GMM_I64;
+    groups.tail = GMM_TAIL_ZERO;
+    options.engine = GMM_ENGINE_WGMMA;
+    grad.mat = &dw.mat;
+    d.groups = &groups;
+    d.options = &options;
+    d.in_features = K;
+    d.out_features = N;
+    d.x = &x.mat;
+    d.w = &w.mat;
+    d.y = &y.mat;
+    d.dy = &dy.mat;
+    d.dx = &dx.mat;
+    d.dw = &grad;
+    for (int op = 0; op < 3; op++) {
+        gmm_info info = GMM_ZERO;
+        s = gmm_linear_query(T.ctx, products[op], &d, &info);
+        if (s != GMM_OK) t_skip("this GPU or build has no WGMMA engine: %s", gmm_last_error(T.ctx));
+        if (info.workspace_bytes > workspace_bytes) workspace_bytes = info.workspace_bytes;
+        bytes[op] = (size_t)(outs[op]->count * outs[op]->rows * outs[op]->cols * ref_bytes(outs[op]->dtype));
+        for (int pass = 0; pass < 2; pass++) bits[pass][op] = (unsigned char *)t_host(bytes[op]);
+    }
+    workspace = t_workspace(workspace_bytes);
+    memset(splits, 0, sizeof splits);
+    t_upload((void *)(uintptr_t)groups.splits, splits, sizeof splits);
+    why = device_begin_capture();
+    T_CHECK(!why, "begin: %s", why);
+    for (int op = 0; op < 3 && s == GMM_OK; op++) s = run[op](T.ctx, &d, workspace, workspace_bytes, T.stream);
+    why = device_end_capture(&graph);
+    T_CHECK(!why && s == GMM_OK, "capture: %s %s", why ? why : "", gmm_last_error(T.ctx));
+    for (int i = 0; i < ROUNDS; i++) {
+        int64_t left = CAPACITY;
+        for (int g = 0; g < G; g++) {
+            splits[g] = t_int(0, 3) ? t_int(0, t_int(0, left)) : 0;
+            left -= splits[g];
+        }
+        t_upload((void *)(uintptr_t)groups.splits, splits, sizeof splits);
+        for (int pass = 0; pass < 2; pass++) {
+            for (int op = 0; op < 3; op++) t_poison(outs[op]->data, 0xFF, bytes[op]);
+            if (pass) {
+                why = device_replay(graph);
+                T_CHECK(!why, "replay: %s", why);
+            } else {
+                for (int op = 0; op < 3 && s == GMM_OK; op++)
+                    s = run[op](T.ctx, &d, workspace, workspace_bytes, T.stream);
+                T_CHECK(s == GMM_OK, "%s", gmm_last_error(T.ctx));
+                t_wait();
+            }
+            for (int op = 0; op < 3; op++) t_download(bits[pass][op], outs[op]->data, bytes[op]);
+        }
+        for (int op = 0; op < 3; op++) t_same("replay", bits[0][op], bits[1][op], bytes[op]);
+    }
+    t_check_guards();
+    device_graph_free(graph);
+}
+
+/* ---------------------------------------------------------------------------------------- Choice, and its log --- */
+
+typedef struct lines { char created[512], last[512]; } lines;
+static void write_line(void *user, gmm_log_level level, const char *message) {
+    lines *l = (lines *)user;
+    (void)snprintf(level == GMM_LOG_INFO ? l->created : l->last, sizeof l->last, "%s", message);
+}
+
+/* On compute capability 9.0 AUTO takes the engine; elsewhere, and where it declines, query and log name the reason. */
+static void choice(int arg) {
+    static const int64_t sizes[] = {30, 0, 50};
+    lin_spec s = {.op = products[arg], .in = GMM_BF16, .out = GMM_BF16, .groups = 3, .K = 64, .N = 72, .sizes = sizes};
+    const char *name = gmm_op_name(products[arg]);
+    gmm_config config = T.config;
+    gmm_info info = GMM_ZERO;
+    gmm_context *ctx;
+    lin_run r;
+    lines l;
+    memset(&l, 0, sizeof l);
+    config.engine = GMM_ENGINE_AUTO;
+    config.log.user = &l;
+    config.log.level = GMM_LOG_TRACE;
+    config.log.write = write_line;
+    ctx = t_context(&config);
+    s.fill = T_INTS;
+    lin_build(&r, &s);
+    T_OK_TEXT(gmm_linear_query(ctx, s.op, &r.d, &info), gmm_last_error(ctx));
+    T_OK_TEXT(t_linear(ctx, s.op, &r.d), gmm_last_error(ctx));
+    lin_check(&r);
+    T_CHECK(strstr(l.created, "wgmma"), "\"%s\"", l.created);
+    T_CHECK(strstr(l.last, name), "\"%s\" lacks %s", l.last, name);
+    if (!strstr(l.created, "compute capability 9.0") || strstr(l.created, "is not in this build")) {
+        T_CHECK(info.engine == GMM_ENGINE_MMA && strstr(info.note, "wgmma "), "\"%s\"", info.note);
+        T_CHECK(strstr(l.last, "served by mma") && strstr(l.last, "wgmma "), "\"%s\"", l.last);
+        demand(&r, GMM_ENGINE_WGMMA);
+        T_REFUSED_TEXT(GMM_E_UNSUPPORTED, t_linear(ctx, s.op, &r.d), gmm_last_error(ctx), "options.engine", "wgmma ",
+                       NULL);
+        return;
+    }
+    T_CHECK(info.engine == GMM_ENGINE_WGMMA && strstr(info.note, "tile "), "%s: \"%s\"", gmm_engine_name(info.engine),
+            info.note);
+    T_CHECK(strstr(l.last, "served by wgmma: tile "), "\"%s\"", l.last);
+    s.in = s.out = GMM_F32;
+    lin_build(&r, &s);
+    T_OK_TEXT(gmm_linear_query(ctx, s.op, &r.d, &info), gmm_last_error(ctx));
+    T_CHECK(info.engine == GMM_ENGINE_MMA && strstr(info.note, "wgmma multiplies no f32"), "\"%s\"", info.note);
+    T_OK_TEXT(t_linear(ctx, s.op, &r.d), gmm_last_error(ctx));
+    T_CHECK(strstr(l.last, "served by mma") && strstr(l.last, "wgmma multiplies no f32"), "\"%s\"", l.last);
+}
+
+/* What it declines, each with its reason, before anything is written; AUTO serves all of them by MMA, in the workspace
+   of a query that knew no addresses. */
+static void declines(int arg) {
+    static const int64_t sizes[] = {12, 0, 31, 1, 40};
+    enum { F32, CROSS, LD_X, LD_W, ADDRESS, STRIDE, HOST_TABLE, GROUPS, BGRAD, KINDS };
+    static const char *const why[KINDS] = {
+        "multiplies no f32", "makes no f16 from bf16", "x at multiples of 16 bytes, not ld 77",
+        "w at multiples of 16 bytes, not ld 75", "a multiple of 16 bytes, not 0x", "not group_stride",
+        "not table[1] 0x", "fewer than 1025 groups", "does not have this operation"
+    };
+    int64_t *many = (int64_t *)t_host(1025 * sizeof *many);
+    (void)arg;
+    many[3] = 9;
+    for (int i = 0; i < KINDS; i++) {
+        lin_spec s = spec_of(1, i == GROUPS ? 1025 : 5, i == GROUPS ? many : sizes);
+        gmm_info info = GMM_ZERO;
+        lin_run r;
+        void *workspace;
+        if (i == F32) s.in = s.out = GMM_F32;
+        if (i == CROSS) s.out = GMM_F16;
+        if (i == LD_X) s.pad = 5;
+        if (i == LD_W) s.op = GMM_OP_LINEAR_DGRAD, s.K = 75;
+        if (i == STRIDE) s.gap = 4;
+        if (i == HOST_TABLE) s.w = T_TABLE_HOST;
+        if (i == BGRAD) s.op = GMM_OP_LINEAR_BGRAD;
+        s.fill = T_INTS;
+        build(&r, &s);
+        if (i == ADDRESS || i == HOST_TABLE) { /* the same rows, 2 bytes further */
+            t_mat *m = i == ADDRESS ? &r.x : &r.w;
+            const int64_t group = i == ADDRESS ? 0 : 1, bytes = m->rows * m->cols * 2;
+            char *moved = (char *)t_alloc_aligned((size_t)bytes + 16, 16) + 2;
+            t_upload(moved, t_get(m->table[group], (size_t)bytes), (size_t)bytes);
+            m->table[group] = moved;
+            if (i == ADDRESS) m->mat.data = moved;
+        }
+        T_REFUSED(GMM_E_UNSUPPORTED, t_linear(T.ctx, s.op, &r.d), "options.engine", "wgmma", why[i], NULL);
+        if (i == BGRAD) continue;
+        demand(&r, GMM_ENGINE_AUTO);
+        {
+            gmm_config config = T.config;
+            gmm_context *ctx;
+            const gmm_mat x = r.x.mat, w = r.w.mat;
+            config.engine = GMM_ENGINE_AUTO;
+            ctx = t_context(&config);
+            r.x.mat.data = r.w.mat.data = NULL;
+            r.w.mat.table = NULL;
+            T_OK_TEXT(gmm_linear_query(ctx, s.op, &r.d, &info), gmm_last_error(ctx));
+            r.x.mat = x;
+            r.w.mat = w;
+            if (i == HOST_TABLE) { /* a query of a table is one of a table */
+                T_OK_TEXT(gmm_linear_query(ctx, s.op, &r.d, &info), gmm_last_error(ctx));
+                T_CHECK(info.engine == GMM_ENGINE_WGMMA, "a query does not read tables");
+            }
+            workspace = t_workspace(info.workspace_bytes);
+            T_OK_TEXT(i == LD_W ? gmm_linear_dgrad(ctx, &r.d, workspace, info.workspace_bytes, T.stream)
+                                : gmm_linear_fwd(ctx, &r.d, workspace, info.workspace_bytes, T.stream),
+                      gmm_last_error(ctx));
+            lin_check(&r);
+        }
+    }
+}
+
+/* Of a table in device memory only the kernel can tell: a fault bit, and every other group is right. */
+static void device_table(int arg) {
+    static const int64_t sizes[] = {120, 64, 31};
+    lin_spec s = spec_of(arg, 3, sizes);
+    lin_run r;
+    uint32_t fault;
+    s.w = T_TABLE;
+    s.fill = T_INTS;
+    build(&r, &s);
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    lin_check(&r);
+    {
+        const void *want[3];
+        void *table[3];
+        size_t bytes;
+        for (int g = 0; g < 3; g++) want[g] = lin_group_bits(&r, g, &bytes);
+        memcpy(table, r.w.table, sizeof table);
+        table[1] = (char *)table[1] + 2;
+        t_upload((void *)(uintptr_t)r.w.mat.table, table, sizeof table);
+        restore(&r);
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+        t_download(&fault, r.fault, sizeof fault);
+        T_CHECK(fault == GMM_FAULT_ADDRESS, "fault bits %x", fault);
+        for (int g = 0; g < 3; g += 2) t_same("other groups", want[g], lin_group_bits(&r, g, &bytes), bytes);
+        r.groups.fault = NULL;
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+    }
+}
+#endif
+
+void tests_wgmma(void) {
+#ifdef HAVE_CUDA
+    for (int i = 0; i < 6; i++) {
+        const char *op = gmm_op_name(products[i / 2]), *dtype = gmm_dtype_name(lin_dtype(1 + i % 2));
+        static const int edge[] = {0, 96, 176, 192, 352, 384};
+        t_add_gpu_once(shapes, i, "wgmma shapes %s %s", op, dtype);
+        for (int k = 0; k < 6; k++)
+            t_add_gpu_once(edges, 6 * i + k, "wgmma groups of %d to %d rows %s %s", edge[k], edge[k] + 130, op, dtype);
+        t_add_gpu_once(feature_edges, i, "wgmma tails of features %s %s", op, dtype);
+        t_add_gpu_once(splits, i, "wgmma empty groups, splits, tails %s %s", op, dtype);
+        t_add_gpu_once(forms, i, "wgmma strides and tables %s %s", op, dtype);
+        t_add_gpu_once(any_d, i, "wgmma results at any address %s %s", op, dtype);
+        t_add_gpu_once(adds, i, "wgmma alpha, beta, frozen groups %s %s", op, dtype);
+        t_add_gpu_once(many_groups, i, "wgmma up to 1024 groups %s %s", op, dtype);
+        t_add_gpu_once(contained, i, "wgmma NaN of one group %s %s", op, dtype);
+        t_add_gpu_once(alone, i, "wgmma group alone, other tiles, sm_limit, hint, capacity %s %s", op, dtype);
+        if (i < 2) t_add_gpu_once(biases, i, "wgmma bias %s", dtype);
+        if (i < 2) t_add_gpu_once(replays, (int)lin_dtype(1 + i), "wgmma 10000 replays of a graph %s", dtype);
+        if (i < 4) t_add_gpu_once(device_table, i, "wgmma odd address in a device table %s %s", op, dtype);
+    }
+    for (int i = 0; i < 3; i++) t_add_gpu_once(choice, i, "wgmma query and log %s", gmm_op_name(products[i]));
+    t_add_gpu_once(declines, 0, "wgmma declines with a reason");
+#endif
+}

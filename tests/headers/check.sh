@@ -195,7 +195,22 @@ check "GMM_STATIC without the implementation is a worded error" static_alone
 cuda="-std=c++17 -Werror all-warnings -Xcompiler=-Wall,-Wextra -I."
 cuda_archs() {
     $NVCC $cuda -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
-        -gencode arch=compute_100a,code=sm_100a -c -o "$W/cuda.o" $UNIT.cu
+        -gencode arch=compute_100a,code=sm_100a -Xptxas -v -c -o "$W/cuda.o" $UNIT.cu > "$W/ptxas" 2>&1 ||
+        { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas"; return 1; }
+}
+# What ptxas said: a kernel that spills, or whose wgmma instructions wait for one another (C75xx)
+cuda_spills() {
+    awk '/Compiling entry function/ { name = $7 " " $9; kernels++ }
+         /bytes spill stores/ && !/ 0 bytes spill stores, 0 bytes spill loads/ { print name ": " $0 }
+         END { if (!kernels) print "ptxas named no kernel" }' "$W/ptxas"
+    grep -E 'C75[0-9][0-9]' "$W/ptxas"
+}
+# Every kernel of the Hopper section multiplies by wgmma.
+cuda_hgmma() {
+    PATH="$(dirname "$(command -v "$cuobjdump")"):$PATH" $cuobjdump -sass -arch sm_90a "$W/cuda.o" |
+        awk '/Function :/ { name = $3 ~ /_sm90/ ? $3 : ""; if (name) lacks[name] = 1; kernels += name != "" }
+             name && /HGMMA/ { delete lacks[name] }
+             END { if (!kernels) print "no kernel of sm_90a"; for (name in lacks) print name ": no HGMMA" }'
 }
 cuda_symbols() {
     nm -g --defined-only "$W/cuda.o" | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
@@ -214,6 +229,11 @@ cuda_units() {
 }
 if [ -n "$NVCC" ]; then
     check "CUDA: sm_80, sm_90a, sm_100a, warnings are errors" cuda_archs
+    check "CUDA: no kernel spills, no wgmma is serialized" empty cuda_spills
+    cuobjdump=
+    for c in cuobjdump "$(dirname "$(command -v ${NVCC%% *})")/cuobjdump"; do works $c && cuobjdump=$c && break; done
+    if [ -n "$cuobjdump" ]; then check "CUDA: HGMMA in every kernel for sm_90a" empty cuda_hgmma
+    else skip "CUDA: HGMMA in the machine code" "no CUDA toolkit with cuobjdump"; fi
     check "CUDA: gmm_ names alone, no mutable globals but nvcc's" empty cuda_symbols
     check "CUDA: with the flags of PyTorch extensions" cuda_torch
     check "CUDA: C++20" cuda_cxx20

@@ -77,18 +77,23 @@ examples: $(EXAMPLES) $(EXAMPLES_CXX)
 	$(Q)set -e; for e in $^; do test -x $$e || continue; echo "== $$e"; $$e; done
 
 ##   bench                  CPU GFLOP/s beside OpenBLAS where that is installed; then, with a GPU, TFLOP/s beside cuBLAS
-##                          and torch; ARGS="--csv", "--json" (GPU: "--json=FILE", "--filter=...", "--quick")
-bench: $(B)/cpu_gemm $(B)/gpu_bench.run
+##                          and torch, and plots of them where there is matplotlib; ARGS="--csv", "--json" (GPU:
+##                          "--json=FILE", "--rows=dsv3/512,/zipf512/", "--ms=200"; "--help" tells more)
+bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(P)/matplotlib
 	$(Q)$(B)/cpu_gemm $(filter --csv $(CPU_ARGS),$(ARGS))
-	$(Q)if test -s $(B)/gpu_bench.run; then echo; sh $(B)/gpu_bench.run $(filter-out $(CPU_ARGS),$(ARGS)); fi
+	$(Q)if test -s $(B)/gpu_bench.run; then echo; rm -f $(BENCH_JSON); \
+	sh $(B)/gpu_bench.run --json=$(BENCH_JSON) $(filter-out $(CPU_ARGS),$(ARGS)) || exit 1; \
+	if test -s $(P)/matplotlib && grep -q flops $(BENCH_JSON) 2>/dev/null; \
+	then python3 tests/bench/plot.py $(BENCH_JSON) $(B); fi; fi
 CPU_ARGS := --json --size=% --rounds=% --threads=%
+BENCH_JSON := $(or $(patsubst --json=%,%,$(filter --json=%,$(ARGS))),$(B)/gpu_bench.json)
 
 ##   gpu-report             the tests and the GPU benchmark on this GPU, written to tests/results/<GPU>.txt
 gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	$(Q)test -s $(B)/gpu_bench.run || { echo 'gpu-report: no GPU, or no cuBLAS'; exit 1; }
 	$(Q)mkdir -p tests/results; name=$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1); \
 	file=tests/results/$$(echo "$$name" | tr 'A-Z ' 'a-z-').txt; status=0; \
-	sh $(B)/gpu_bench.run --json=$(B)/gpu-report.json $(ARGS) > $(B)/gpu-report.bench || status=1; \
+	sh $(B)/gpu_bench.run --json=$(B)/gpu-report.json $(REPORT_ARGS) $(ARGS) > $(B)/gpu-report.bench || status=1; \
 	{ echo "# gmm on one $$name: make gpu-report"; echo; echo 'Headers (SHA-256)'; sha256sum $(HEADERS); \
 	echo; echo 'Versions'; $$(cat $(P)/nvcc) --version | tail -n 2 | head -n 1; $(CC) --version | head -n 1; \
 	echo "built for $$(cat $(P)/gpu)"; \
@@ -104,6 +109,8 @@ gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 sanitize: $(B)/gmm_tests
 	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }
 	$(Q)B=$(B) sh tests/sanitize.sh $(ARGS)
+
+REPORT_ARGS := --ms=100 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad
 
 ##   check                  header and build checks, then the tests under ASan and UBSan
 check: all $(P)/nvcc $(P)/cublaslt compile_commands.json
@@ -209,6 +216,10 @@ $(P)/torch: $(P)/gpu
 	@: > $@; if test -s $<; then if python3 -c 'import torch; torch._grouped_mm, torch.cuda.init()' >/dev/null 2>&1; \
 	then echo yes > $@; echo '  probe  torch._grouped_mm (peer of the benchmark): yes'; \
 	else echo '  probe  torch._grouped_mm (peer of the benchmark): no'; fi; fi
+$(P)/matplotlib: $(P)/gpu
+	@: > $@; if test -s $<; then if python3 -c 'import matplotlib' >/dev/null 2>&1; \
+	then echo yes > $@; echo '  probe  matplotlib (plots of the benchmark): yes'; \
+	else echo '  probe  matplotlib (plots of the benchmark): no'; fi; fi
 $(P)/none: $(P)/tools
 	@: > $@
 

@@ -37,12 +37,27 @@ typedef struct shape {
 static const shape SHAPES[] = {{"dsv3", 8, 8, 32768, 7168, 2048},
                                {"mixtral", 8, 2, 16384, 4096, 14336},
                                {"qwen3", 128, 8, 65536, 2048, 768},
-                               {"gptoss", 32, 4, 32768, 2880, 2880}};
-enum { SHAPE_COUNT = 4, MAX_GROUPS = 128, BLOCKS = 20, STREAMS = 4, SAMPLES = 256 };
+                               {"gptoss", 32, 4, 32768, 2880, 2880},
+                               {"dense", 1, 1, 8192, 8192, 4096}}; /* 8192^3; no model */
+enum { SHAPE_COUNT = 4, DENSE_SHAPE = 4 };
+/* Tokens per expert: the same for all, or on average, shared out as 1/rank with every fifth expert empty. */
+typedef struct routing {
+    const char *name;
+    int64_t tokens;
+    int zipf;
+} routing;
+static const routing ROUTINGS[] = {{"1", 1, 0},           {"16", 16, 0},          {"64", 64, 0},
+                                   {"128", 128, 0},       {"192", 192, 0},        {"300", 300, 0},
+                                   {"512", 512, 0},       {"1024", 1024, 0},      {"4096", 4096, 0},
+                                   {"zipf512", 512, 1},   {"zipf1024", 1024, 1},  {"zipf4096", 4096, 1}};
+static const routing DENSE_ROUTING = {"8192", 8192, 0};
+enum { ROUTING_COUNT = 12, MOST_TOKENS = 4096, FEW_TOKENS = 128, WGRAD_TOKENS = 735 };
+enum { MAX_GROUPS = 128, BLOCKS = 20, STREAMS = 4, SAMPLES = 256 };
 enum { FWD, DGRAD, WGRAD, WGRAD_F32, KINDS };
 static const char *const KIND_LETTER[KINDS] = {"f", "d", "w", "w"};
-enum { GMM_RUN, DENSE, LOOP1, LOOP4, GROUPED, STRIDED, TORCH, CONTENDERS };
-static const char *const NAMES[CONTENDERS] = {"gmm", "dense", "loop1", "loop4", "grouped", "strided", "torch"};
+enum { GMM_RUN, DENSE, LOOP1, LOOP4, GROUPED, STRIDED, TORCH, READ, CONTENDERS };
+static const char *const NAMES[CONTENDERS] = {"gmm",     "dense",   "loop1", "loop4",
+                                              "grouped", "strided", "torch", "read"};
 static const size_t LT_WORKSPACE = (size_t)32 << 20;
 
 typedef struct lt_plan {
@@ -67,9 +82,10 @@ static struct {
     char *lt_workspace[STREAMS];
     bench_peer torch;
     double block_ms;
+    int blocks;
 
     /* the row */
-    int kind, groups, uniform;
+    int kind, groups, live, uniform; /* live: groups that are not empty */
     int64_t rows, n, k, size[MAX_GROUPS], start[MAX_GROUPS + 1];
     int32_t *sizes, *ends; /* device */
     uint16_t *x, *w, *dy, *out;
@@ -332,8 +348,23 @@ static void run_torch(void) {
     if (B.torch(&B.call)) B.peer_failed = 1;
     B.call.first = 0;
 }
+/* Reads a buffer that no cache holds: the bandwidth that few rows are measured by. */
+static __global__ void read_all(const uint4 *from, uint32_t *to) {
+    const uint4 *p = from + (int64_t)blockIdx.x * 8 * blockDim.x + threadIdx.x;
+    uint4 v[8];
+    uint32_t x = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __ldcs(p + i * blockDim.x);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x ^= v[i].x ^ v[i].y ^ v[i].z ^ v[i].w;
+    if (x == 0x9E3779B9u) *to = x; /* so that the loads are needed */
+}
+static void run_read(void) {
+    read_all<<<(unsigned)(B.copy_bytes / (8 * 256 * 16)), 256, 0, B.stream>>>((const uint4 *)B.copy_from,
+                                                                             (uint32_t *)B.copy_to);
+}
 static void (*const RUN[CONTENDERS])(void) = {run_gmm,     run_dense,   run_loop1, run_loop4,
-                                              run_grouped, run_strided, run_torch};
+                                              run_grouped, run_strided, run_torch, run_read};
 
 /* ---------------------------------------------------------------------------------------------------- Timing --- */
 
@@ -347,8 +378,8 @@ static unsigned sm_clock(void) {
     return mhz;
 }
 
-/* Median seconds of a call of each contender. The contenders take turns in 20 blocks; a turn is as many calls as fill
-   its share of the time, so that all load the GPU alike and gaps between launches are those of a busy stream. */
+/* Median seconds of a call of each contender. The contenders take turns in blocks; a turn is as many calls as fill its
+   share of the time, so that all load the GPU alike and gaps between launches are those of a busy stream. */
 static void measure(void (*const *run)(void), const int *present, int count, double *seconds, double *mhz) {
     int calls[CONTENDERS], c, b, i, clocks = 0;
     double clock = 0.0;
@@ -363,7 +394,7 @@ static void measure(void (*const *run)(void), const int *present, int count, dou
         cuda(cudaEventElapsedTime(&ms, B.begin[0], B.end[0]), "event");
         calls[c] = 1 + (int)(B.block_ms / (ms / 3.0 + 1e-6));
     }
-    for (b = 0; b < BLOCKS; b++) {
+    for (b = 0; b < B.blocks; b++) {
         for (c = 0; c < count; c++) {
             if (!present[c]) continue;
             cuda(cudaEventRecord(B.begin[b * CONTENDERS + c], B.stream), "event");
@@ -382,35 +413,42 @@ static void measure(void (*const *run)(void), const int *present, int count, dou
         double t[BLOCKS];
         seconds[c] = 0.0;
         if (!present[c]) continue;
-        for (b = 0; b < BLOCKS; b++) {
+        for (b = 0; b < B.blocks; b++) {
             float ms;
             cuda(cudaEventElapsedTime(&ms, B.begin[b * CONTENDERS + c], B.end[b * CONTENDERS + c]), "event");
             t[b] = ms * 1e-3 / calls[c];
         }
-        qsort(t, BLOCKS, sizeof *t, ascending);
-        seconds[c] = 0.5 * (t[BLOCKS / 2 - 1] + t[BLOCKS / 2]);
+        qsort(t, (size_t)B.blocks, sizeof *t, ascending);
+        seconds[c] = 0.5 * (t[(B.blocks - 1) / 2] + t[B.blocks / 2]);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------ Rows --- */
 
-/* Uniform; or weights e^2 of exponential variates e, every fifth expert empty, odd counts. */
-static void split(const shape *s, int uniform) {
+static void split(const shape *s, const routing *r) {
     double weight[MAX_GROUPS], sum = 0.0;
-    int64_t left = s->tokens;
+    const int64_t rows = r->tokens * s->groups;
+    int64_t left = rows;
     int32_t sizes[MAX_GROUPS], ends[MAX_GROUPS];
-    uint64_t r = 2026;
-    int g, largest = 0;
+    int rank[MAX_GROUPS], g, largest = 0;
+    uint64_t z = 2026;
+    for (g = 0; g < s->groups; g++) { /* a random order of ranks */
+        int other;
+        z = z * 6364136223846793005u + 1442695040888963407u;
+        other = (int)((z >> 33) % (uint64_t)(g + 1));
+        rank[g] = rank[other];
+        rank[other] = g;
+    }
     for (g = 0; g < s->groups; g++) {
-        r = r * 6364136223846793005u + 1442695040888963407u;
-        weight[g] = log(((double)(r >> 11) + 1.0) * 0x1p-53);
-        weight[g] = g % 5 == 3 ? 0.0 : weight[g] * weight[g];
+        weight[g] = g % 5 == 3 ? 0.0 : 1.0 / (1 + rank[g]);
         sum += weight[g];
         if (weight[g] > weight[largest]) largest = g;
     }
+    B.live = 0;
     for (g = 0; g < s->groups; g++) {
-        B.size[g] = uniform ? s->tokens / s->groups : g % 5 == 3 ? 0 : (int64_t)(weight[g] / sum * s->tokens) | 1;
+        B.size[g] = !r->zipf ? r->tokens : g % 5 == 3 ? 0 : (int64_t)(weight[g] / sum * (double)rows) | 1;
         left -= B.size[g];
+        B.live += B.size[g] > 0;
     }
     B.size[largest] += left;
     B.start[0] = 0;
@@ -422,10 +460,10 @@ static void split(const shape *s, int uniform) {
     cuda(cudaMemcpy(B.sizes, sizes, sizeof(int32_t) * (size_t)s->groups, cudaMemcpyHostToDevice), "splits");
     cuda(cudaMemcpy(B.ends, ends, sizeof(int32_t) * (size_t)s->groups, cudaMemcpyHostToDevice), "splits");
     memset(&B.g, 0, sizeof B.g);
-    B.uniform = uniform;
+    B.uniform = !r->zipf;
     B.groups = s->groups;
     B.g.count = s->groups;
-    B.g.capacity = B.rows = s->tokens;
+    B.g.capacity = B.rows = rows;
     B.g.splits = B.sizes;
     B.g.dtype = GMM_I32;
 }
@@ -490,7 +528,8 @@ static void prepare(int kind, int *present) {
                         cudaMemcpyHostToDevice), "pointers");
     present[LOOP4] = present[LOOP1];
     present[GROUPED] = B.uniform;
-    present[STRIDED] = B.uniform;
+    present[STRIDED] = B.uniform && B.groups > 1;
+    present[READ] = kind >= WGRAD ? B.rows < (int64_t)WGRAD_TOKENS * B.live : B.uniform && B.size[0] <= FEW_TOKENS;
     present[TORCH] = B.torch != NULL;
     memset(&B.call, 0, sizeof B.call);
     B.call.op = kind == WGRAD_F32 ? 2 : kind;
@@ -503,7 +542,7 @@ static void prepare(int kind, int *present) {
     B.call.ends = B.ends;
     B.call.stream = B.stream;
     for (i = 0; i < CONTENDERS; i++) {
-        if (!present[i] || i == DENSE) continue; /* dense multiplies all rows by one weight */
+        if (!present[i] || i == DENSE || i == READ) continue; /* dense multiplies all rows by one weight */
         B.peer_failed = 0;
         if (!right(RUN[i])) {
             if (i == GMM_RUN) die("gmm", "a sampled result is wrong");
@@ -549,7 +588,10 @@ static void bandwidth(const shape *s, int what, double *gbs, double *copy, doubl
     int held = 0, i;
     int64_t r;
     B.options.engine = B.engine;
-    split(s, what != PAD && what != UNPAD);
+    routing even = {"", 0, 0};
+    even.tokens = s->tokens / s->groups;
+    even.zipf = what == PAD || what == UNPAD;
+    split(s, &even);
     if (what == PERMUTE || what == UNPERMUTE) {
         int32_t *indices = (int32_t *)malloc(sizeof *indices * (size_t)rows);
         float *probs = (float *)malloc(sizeof *probs * (size_t)rows);
@@ -652,36 +694,276 @@ static void open_nvml(int device) {
     if (by_bus(bus, &B.nvml_device) == 0) *(void **)&B.nvml_clock = dlsym(B.nvml, "nvmlDeviceGetClockInfo");
 }
 
+/* ------------------------------------------------------------------------------------------------------ Report --- */
+
+/* What the geometric means are taken of: the ratio of rates, or the share of the least time that bytes take. */
+enum { EVEN, ZIPF, MIDDLE, MIDDLE_STRIDED, WGRAD_MAIN, WGRAD_BYTES, WGRAD_PEERS, FEW, ONE_GROUP, MEANS };
+static struct mean {
+    const char *what;
+    int rows;
+    double logs, worst;
+    char name[64];
+} MEAN[MEANS] = {{"fwd, dgrad, 512 tokens and more / best peer", 0, 0, 0, ""},
+                 {"the same, Zipf with empty experts / best peer", 0, 0, 0, ""},
+                 {"fwd, dgrad, 129 to 511 tokens / torch", 0, 0, 0, ""},
+                 {"the same / strided-batched", 0, 0, 0, ""},
+                 {"wgrad f32+, 735 tokens and more / best bf16 peer", 0, 0, 0, ""},
+                 {"wgrad f32+, fewer tokens, share of the byte floor", 0, 0, 0, ""},
+                 {"wgrad bf16 / best peer", 0, 0, 0, ""},
+                 {"fwd, up to 128 tokens, share of the byte floor", 0, 0, 0, ""},
+                 {"fwd, one group of 8192^3 / cuBLASLt", 0, 0, 0, ""}};
+static void count_in(int which, double ratio, const char *name) {
+    struct mean *m = &MEAN[which];
+    if (!(ratio > 0.0)) return;
+    if (!m->rows++ || ratio < m->worst) {
+        m->worst = ratio;
+        snprintf(m->name, sizeof m->name, "%s", name);
+    }
+    m->logs += log(ratio);
+}
+
+static struct {
+    const char *rows; /* substrings, separated by commas; any of them selects a row */
+    FILE *json;
+    int csv, entries, limits;
+    double ms;
+} R;
+
+static int wanted(const char *name) {
+    const char *at = R.rows;
+    char one[64];
+    if (!*at) return 1;
+    while (*at) {
+        const size_t n = strcspn(at, ",");
+        snprintf(one, sizeof one, "%.*s", (int)(n < sizeof one ? n : sizeof one - 1), at);
+        if (n && strstr(name, one)) return 1;
+        at += n + (at[n] == ',');
+    }
+    return 0;
+}
+
+/* Times the row that B holds, prints it, and counts it into the means. *peer: best rate of a peer that writes bf16
+   gradients; set by the bf16 row, read by the fp32 row behind it. */
+static void linear_row(const shape *p, const routing *r, int fc, int kind, const char *name, double *peer) {
+    const int wgrad = kind >= WGRAD;
+    const double weights = (double)B.live * (double)B.n * (double)B.k;
+    const double flops = 2.0 * (double)(B.rows * B.n) * (double)B.k;
+    const double bytes = 2.0 * (double)B.rows * (double)(B.n + B.k) + (kind == WGRAD_F32 ? 8.0 : 2.0) * weights;
+    int present[CONTENDERS], i;
+    double seconds[CONTENDERS], rate[CONTENDERS], best = 0.0, mhz, read = 0.0, share = 0.0;
+    prepare(kind, present);
+    measure(RUN, present, CONTENDERS, seconds, &mhz);
+    finish();
+    for (i = 0; i < READ; i++) {
+        rate[i] = present[i] ? flops / seconds[i] * 1e-12 : 0.0;
+        if (i != GMM_RUN && i != DENSE && rate[i] > best) best = rate[i];
+    }
+    if (present[READ]) {
+        read = (double)B.copy_bytes / seconds[READ];
+        share = bytes / read / seconds[GMM_RUN];
+    }
+    if (p == &SHAPES[DENSE_SHAPE]) {
+        if (kind == FWD) count_in(ONE_GROUP, rate[GMM_RUN] / (rate[DENSE] > best ? rate[DENSE] : best), name);
+    } else if (!wgrad) {
+        if (r->tokens >= 512 && best > 0.0) count_in(r->zipf ? ZIPF : EVEN, rate[GMM_RUN] / best, name);
+        else if (r->tokens > FEW_TOKENS && !r->zipf) {
+            if (present[TORCH]) count_in(MIDDLE, rate[GMM_RUN] / rate[TORCH], name);
+            if (present[STRIDED]) count_in(MIDDLE_STRIDED, rate[GMM_RUN] / rate[STRIDED], name);
+        } else if (kind == FWD) count_in(FEW, share, name);
+    } else if (kind == WGRAD) {
+        *peer = best;
+        if (best > 0.0) count_in(WGRAD_PEERS, rate[GMM_RUN] / best, name);
+    } else if (present[READ]) count_in(WGRAD_BYTES, share, name);
+    else if (*peer > 0.0) count_in(WGRAD_MAIN, rate[GMM_RUN] / *peer, name);
+
+    if (R.csv) printf("%s,%lld,%lld,%lld", name, (long long)B.rows, (long long)B.n, (long long)B.k);
+    else
+        printf("%-8s %-8s fc%d%-2s %-5s", p->name, r->name, fc, KIND_LETTER[kind],
+               kind == WGRAD_F32 ? "f32+" : "bf16");
+    for (i = 0; i < READ; i++) {
+        if (rate[i] > 0.0) printf(R.csv ? ",%.4g" : " %8.4g", rate[i]);
+        else printf(R.csv ? "," : " %8s", "-");
+    }
+    if (R.csv) {
+        printf(",%.3f,", rate[DENSE] > 0.0 ? rate[GMM_RUN] / rate[DENSE] : 0.0);
+        if (best > 0.0) printf("%.3f", rate[GMM_RUN] / best);
+        printf(",");
+        if (share > 0.0) printf("%.3f,%.0f", share, read * 1e-9);
+        else printf(",");
+        printf(",%.0f\n", mhz);
+    } else {
+        printf(" %9.2f", rate[DENSE] > 0.0 ? rate[GMM_RUN] / rate[DENSE] : 0.0);
+        if (best > 0.0) printf(" %8.2f", rate[GMM_RUN] / best);
+        else printf(" %8s", "-");
+        if (share > 0.0) printf(" %6.2f of %4.0f", share, read * 1e-9);
+        else printf(" %14s", "-");
+        printf(" %5.0f\n", mhz);
+    }
+    fflush(stdout);
+    if (R.json) {
+        fprintf(R.json, "%s\n  {\"row\": \"%s\", \"shape\": \"%s\", \"routing\": \"%s\", \"zipf\": %d, "
+                "\"tokens\": %lld, \"op\": \"%s\", \"rows\": %lld, \"n\": %lld, \"k\": %lld, \"flops\": %.6g, "
+                "\"bytes\": %.6g",
+                R.entries++ ? "," : "", name, p->name, r->name, r->zipf, (long long)r->tokens,
+                kind == FWD ? "fwd" : kind == DGRAD ? "dgrad" : kind == WGRAD ? "wgrad" : "wgrad f32+",
+                (long long)B.rows, (long long)B.n, (long long)B.k, flops, bytes);
+        for (i = 0; i < READ; i++)
+            if (rate[i] > 0.0) fprintf(R.json, ", \"%s\": %.4g", NAMES[i], rate[i]);
+        if (read > 0.0) fprintf(R.json, ", \"read_gbs\": %.1f, \"floor_share\": %.4f", read * 1e-9, share);
+        fprintf(R.json, ", \"sm_mhz\": %.0f}", mhz);
+    }
+}
+
+/* The same call with fewer multiprocessors, by turns. */
+static const int32_t LIMITS[] = {132, 124, 116, 100};
+static void run_limit(int i) {
+    B.options.sm_limit = LIMITS[i];
+    run_gmm();
+    B.options.sm_limit = 0;
+}
+static void run_limit0(void) { run_limit(0); }
+static void run_limit1(void) { run_limit(1); }
+static void run_limit2(void) { run_limit(2); }
+static void run_limit3(void) { run_limit(3); }
+static void limit_row(const char *name, int kind) {
+    static void (*const run[4])(void) = {run_limit0, run_limit1, run_limit2, run_limit3};
+    const int all[4] = {1, 1, 1, 1};
+    int present[CONTENDERS], i;
+    double seconds[4], mhz;
+    prepare(kind, present);
+    measure(run, all, 4, seconds, &mhz);
+    finish();
+    if (!R.limits++)
+        printf("\n%s\n", R.csv ? "row,sm_limit,us,of_132" : "Time with fewer multiprocessors, and its ratio to 132 "
+               "(work shared out evenly: 1.065, 1.138, 1.320)");
+    if (!R.csv) printf("%-28s", name);
+    for (i = 0; i < 4; i++) {
+        if (R.csv) printf("%s,%d,%.3g,%.3f\n", name, (int)LIMITS[i], seconds[i] * 1e6, seconds[i] / seconds[0]);
+        else printf("  %3d: %8.1f us %5.3f", (int)LIMITS[i], seconds[i] * 1e6, seconds[i] / seconds[0]);
+    }
+    if (!R.csv) printf("\n");
+    fflush(stdout);
+    if (!R.json) return;
+    fprintf(R.json, "%s\n  {\"row\": \"%s\", \"sm_limit\": {", R.entries++ ? "," : "", name);
+    for (i = 0; i < 4; i++) fprintf(R.json, "%s\"%d\": %.4g", i ? ", " : "", (int)LIMITS[i], seconds[i] * 1e6);
+    fprintf(R.json, "}}");
+}
+
+static void row_name(char name[64], const shape *p, const routing *r, int fc, int kind, const char *more) {
+    snprintf(name, 64, "%s/%s/fc%d%s/%s%s", p->name, r->name, fc, KIND_LETTER[kind],
+             kind == WGRAD_F32 ? "f32" : "bf16", more);
+}
+
+/* All rows of one linear layer; `limits`: those with fewer multiprocessors instead. */
+static void layer_rows(const shape *p, int fc, int limits) {
+    const int dense = p == &SHAPES[DENSE_SHAPE], count = dense ? 1 : ROUTING_COUNT;
+    int ready = 0, i, kind;
+    B.n = fc == 1 ? 2 * p->ffn : p->hidden;
+    B.k = fc == 1 ? p->hidden : p->ffn;
+    for (i = 0; i < count; i++) {
+        const routing *r = dense ? &DENSE_ROUTING : &ROUTINGS[i];
+        double peer = 0.0;
+        if (limits && strcmp(r->name, "4096")) continue;
+        for (kind = 0; kind < KINDS; kind++) {
+            char name[64];
+            row_name(name, p, r, fc, kind, limits ? "/sm_limit" : "");
+            if (!wanted(name)) continue;
+            if (!ready) {
+                const int64_t rows = (dense ? DENSE_ROUTING.tokens : (int64_t)MOST_TOKENS) * p->groups;
+                const int64_t wide = B.n > B.k ? B.n : B.k;
+                B.x = random_bf16(rows * B.k, 1);
+                B.w = random_bf16(p->groups * B.n * B.k, 2);
+                B.dy = random_bf16(rows * B.n, 3);
+                B.out = (uint16_t *)room((size_t)(rows * wide) * 2);
+                B.dw = room((size_t)(p->groups * B.n * B.k) * 4);
+                ready = 1;
+            }
+            split(p, r);
+            if (limits) limit_row(name, kind);
+            else linear_row(p, r, fc, kind, name, &peer);
+        }
+    }
+    if (ready) cudaFree(B.x), cudaFree(B.w), cudaFree(B.dy), cudaFree(B.out), cudaFree(B.dw);
+}
+
+static void move_rows(void) {
+    double rate[MOVES][SHAPE_COUNT], copy[MOVES][SHAPE_COUNT];
+    int s, i, any = 0;
+    memset(rate, 0, sizeof rate);
+    for (s = 0; s < SHAPE_COUNT; s++)
+        for (i = 0; i < MOVES; i++) {
+            char name[64];
+            double mhz;
+            snprintf(name, sizeof name, "%s/%s", SHAPES[s].name, MOVE_NAMES[i]);
+            if (!wanted(name)) continue;
+            if (i != PERMUTE_ROWS) bandwidth(&SHAPES[s], i, &rate[i][s], &copy[i][s], &mhz);
+            else if (rate[PERMUTE][s] > 0.0) { /* the same run, other bytes */
+                const double h = 2.0 * (double)SHAPES[s].hidden, tokens = 1.0 / SHAPES[s].topk;
+                rate[i][s] = rate[PERMUTE][s] * (2.0 * h + 12.0) / (h * (1.0 + tokens) + 12.0);
+                copy[i][s] = copy[PERMUTE][s];
+            } else continue;
+            any = 1;
+            if (R.json)
+                fprintf(R.json, "%s\n  {\"row\": \"%s\", \"gbs\": %.1f, \"copy_gbs\": %.1f}", R.entries++ ? "," : "",
+                        name, rate[i][s], copy[i][s]);
+        }
+    if (!any) return;
+    if (R.csv) {
+        printf("\nrow,gbs,copy_gbs,share\n");
+        for (s = 0; s < SHAPE_COUNT; s++)
+            for (i = 0; i < MOVES; i++)
+                if (rate[i][s] > 0.0)
+                    printf("%s/%s,%.1f,%.1f,%.3f\n", SHAPES[s].name, MOVE_NAMES[i], rate[i][s], copy[i][s],
+                           rate[i][s] / copy[i][s]);
+        return;
+    }
+    printf("\nGB/s of the row / of a device-to-device copy by turns, and the share. Inputs, outputs count once;\n"
+           "in permute* a token's row counts once for every row that it is copied to.\n%-10s", "");
+    for (s = 0; s < SHAPE_COUNT; s++) printf(" %18s", SHAPES[s].name);
+    printf("\n");
+    for (i = 0; i < MOVES; i++) {
+        printf("%-10s", MOVE_NAMES[i]);
+        for (s = 0; s < SHAPE_COUNT; s++) {
+            if (rate[i][s] > 0.0)
+                printf(" %5.0f/%-5.0f %5.1f%%", rate[i][s], copy[i][s], 100.0 * rate[i][s] / copy[i][s]);
+            else printf(" %18s", "-");
+        }
+        printf("\n");
+    }
+}
+
+static const char USAGE[] =
+    "usage: gpu_bench [--rows=LIST] [--ms=20] [--csv] [--json=FILE] [--engine=mma]\n"
+    "--rows: parts of names, any of which selects a row: dsv3/512/fc1f/bf16 (shape, tokens per expert, operation,\n"
+    "        output), dsv3/4096/fc1f/bf16/sm_limit, dense/8192/fc1f/bf16, dsv3/permute; --rows=/64/,/zipf512/\n"
+    "--ms:   time of a contender in a row, by turns in 10 blocks (20 from 200 ms on); a claim needs 200\n";
+
 extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *torch_version) {
-    const char *filter = "", *json_path = NULL;
-    FILE *json = NULL;
-    double ms = 200.0, logs[2][KINDS] = {{0}};
-    double share_of[MOVES][SHAPE_COUNT], rate_of[MOVES][SHAPE_COUNT], copy_of[MOVES][SHAPE_COUNT];
-    int csv = 0, quick = 0, uniform_only = 0, engine, i, s, fc, u, kind, rows_of[2][KINDS] = {{0}}, entries = 0;
+    const char *json_path = NULL;
+    int engine, i, s;
     gmm_config config = GMM_ZERO;
     gmm_error error;
     cudaDeviceProp prop;
     int runtime = 0, cublas_version = 0;
+    R.rows = "";
+    R.ms = 20.0;
     for (i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--csv")) csv = 1;
-        else if (!strcmp(argv[i], "--quick")) quick = 1;
-        else if (!strcmp(argv[i], "--uniform")) uniform_only = 1;
+        if (!strcmp(argv[i], "--csv")) R.csv = 1;
         else if (!strncmp(argv[i], "--json=", 7)) json_path = argv[i] + 7;
-        else if (!strncmp(argv[i], "--filter=", 9)) filter = argv[i] + 9;
-        else if (!strncmp(argv[i], "--ms=", 5)) ms = atof(argv[i] + 5);
+        else if (!strncmp(argv[i], "--rows=", 7)) R.rows = argv[i] + 7;
+        else if (!strncmp(argv[i], "--ms=", 5)) R.ms = atof(argv[i] + 5);
         else if (!strncmp(argv[i], "--engine=", 9)) {
             for (engine = 0; strcmp(gmm_engine_name((gmm_engine)engine), argv[i] + 9); engine++)
                 if (engine == GMM_ENGINE_CUBLASLT) die("--engine", "no such engine");
             B.engine = (gmm_engine)engine;
         } else {
-            printf("usage: gpu_bench [--csv] [--json=FILE] [--filter=dsv3/uniform/fc1f] [--quick] [--uniform]"
-                   " [--ms=200] [--engine=mma]\n"
-                   "--quick: the first shape, evenly split. --uniform: no skewed rows. --ms: time of a contender.\n");
+            fputs(USAGE, stdout);
             return strcmp(argv[i], "--help") != 0;
         }
     }
-    if (!(ms > 0.0 && ms < 1e6)) die("--ms", "must be above 0 and below 1e6");
-    B.block_ms = ms / BLOCKS;
+    if (!(R.ms > 0.0 && R.ms < 1e6)) die("--ms", "must be above 0 and below 1e6");
+    B.blocks = R.ms >= 200.0 ? BLOCKS : BLOCKS / 2;
+    B.block_ms = R.ms / B.blocks;
     B.torch = torch;
     cuda(cudaSetDevice(0), "cudaSetDevice");
     cuda(cudaGetDeviceProperties(&prop, 0), "cudaGetDeviceProperties");
@@ -706,154 +988,51 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     B.sizes = (int32_t *)room(4 * MAX_GROUPS);
     B.ends = (int32_t *)room(4 * MAX_GROUPS);
     B.pointers = (const void **)room(3 * MAX_GROUPS * sizeof(void *));
+    B.copy_bytes = (size_t)1 << 30;
+    B.copy_from = (char *)random_bf16((int64_t)(B.copy_bytes / 2), 9);
+    B.copy_to = room(B.copy_bytes);
     open_nvml(0);
-    if (json_path && !(json = fopen(json_path, "w"))) die(json_path, "cannot be written");
-    if (json)
-        fprintf(json, "{\"gpu\": \"%s\", \"driver\": \"%s\", \"gmm\": \"%s\", \"rows\": [", prop.name, B.driver,
-                GMM_VERSION_STRING);
-    if (csv) {
+    if (json_path && !(R.json = fopen(json_path, "w"))) die(json_path, "cannot be written");
+    if (R.json)
+        fprintf(R.json, "{\"gpu\": \"%s\", \"driver\": \"%s\", \"gmm\": \"%s\", \"ms\": %g, \"rows\": [", prop.name,
+                B.driver, GMM_VERSION_STRING, R.ms);
+    if (R.csv) {
         printf("row,tokens,n,k");
-        for (i = 0; i < CONTENDERS; i++) printf(",%s", NAMES[i]);
-        printf(",gmm/dense,gmm/best,sm_mhz\n");
+        for (i = 0; i < READ; i++) printf(",%s", NAMES[i]);
+        printf(",gmm/dense,gmm/best,floor_share,read_gbs,sm_mhz\n");
     } else {
         printf("# %s, %d multiprocessors; SM clock %u MHz before; driver %s; CUDA %d.%d; cuBLAS %d.%d.%d; torch %s; "
                "gmm %s\n", prop.name, prop.multiProcessorCount, sm_clock(), B.driver, runtime / 1000,
                runtime % 1000 / 10, cublas_version / 10000, cublas_version / 100 % 100, cublas_version % 100,
                torch_version ? torch_version : "not installed", GMM_VERSION_STRING);
         printf("# bf16, TFLOP/s at the median of %d blocks, %.0f ms per contender by turns; every result but dense "
-               "compared with fp64\n", BLOCKS, ms);
+               "compared with fp64\n", B.blocks, R.ms);
         printf("# gmm: device sizes. dense: one cublasLtMatmul of equal FLOPs. loop1, loop4: one per group on 1 and 4 "
                "streams, host sizes.\n# grouped: cublasGemmGroupedBatchedEx. strided: cublasGemmStridedBatchedEx, even "
-               "splits only. best: of loop1, loop4, grouped, torch.\n");
-        printf("# fc1 N = 2 ffn, fc2 N = hidden; f forward, d dgrad, w wgrad; out f32+: added into fp32 (torch: by a "
-               "second kernel).\n");
-        if (uniform_only || quick) printf("# Only evenly split rows%s.\n", quick ? " of the first shape" : "");
+               "splits only. best: of all but dense.\n");
+        printf("# split: tokens per expert, even or Zipf's. fc1 N = 2 ffn, fc2 N = hidden; f forward, d dgrad, w wgrad;"
+               " f32+: added into fp32\n# (torch: by a second kernel). floor: least time of the bytes that must move, "
+               "at the GB/s that a kernel reads by turns, over gmm's.\n");
         printf("%-8s %-8s %-5s %-5s", "shape", "split", "op", "out");
-        for (i = 0; i < CONTENDERS; i++) printf(" %8s", NAMES[i]);
-        printf(" %9s %8s %5s\n", "gmm/dense", "gmm/best", "MHz");
+        for (i = 0; i < READ; i++) printf(" %8s", NAMES[i]);
+        printf(" %9s %8s %14s %5s\n", "gmm/dense", "gmm/best", "floor of GB/s", "MHz");
     }
-    for (s = 0; s < (quick ? 1 : SHAPE_COUNT); s++)
-        for (fc = 1; fc <= 2; fc++) {
-            const shape *p = &SHAPES[s];
-            int ready = 0;
-            B.n = fc == 1 ? 2 * p->ffn : p->hidden;
-            B.k = fc == 1 ? p->hidden : p->ffn;
-            for (u = 1; u >= (quick || uniform_only ? 1 : 0); u--)
-                for (kind = 0; kind < KINDS; kind++) {
-                    int present[CONTENDERS];
-                    double seconds[CONTENDERS], rate[CONTENDERS], best = 0.0, mhz;
-                    char name[64];
-                    snprintf(name, sizeof name, "%s/%s/fc%d%s/%s", p->name, u ? "uniform" : "skewed", fc,
-                             KIND_LETTER[kind], kind == WGRAD_F32 ? "f32" : "bf16");
-                    if (!strstr(name, filter)) continue;
-                    if (!ready) {
-                        const int64_t wide = B.n > B.k ? B.n : B.k;
-                        B.x = random_bf16(p->tokens * B.k, 1);
-                        B.w = random_bf16(p->groups * B.n * B.k, 2);
-                        B.dy = random_bf16(p->tokens * B.n, 3);
-                        B.out = (uint16_t *)room((size_t)(p->tokens * wide) * 2);
-                        B.dw = room((size_t)(p->groups * B.n * B.k) * 4);
-                        ready = 1;
-                    }
-                    split(p, u);
-                    prepare(kind, present);
-                    measure(RUN, present, CONTENDERS, seconds, &mhz);
-                    finish();
-                    for (i = 0; i < CONTENDERS; i++) {
-                        rate[i] = present[i] ? 2e-12 * (double)(B.rows * B.n) * (double)B.k / seconds[i] : 0.0;
-                        if (i != GMM_RUN && i != DENSE && i != STRIDED && rate[i] > best) best = rate[i];
-                    }
-                    for (i = 0; i < 2; i++) {
-                        const int peer = i ? STRIDED : DENSE;
-                        if (!u || !present[peer]) continue;
-                        logs[i][kind] += log(rate[GMM_RUN] / rate[peer]);
-                        rows_of[i][kind]++;
-                    }
-                    if (csv) printf("%s,%lld,%lld,%lld", name, (long long)B.rows, (long long)B.n, (long long)B.k);
-                    else
-                        printf("%-8s %-8s fc%d%-2s %-5s", p->name, u ? "uniform" : "skewed", fc, KIND_LETTER[kind],
-                               kind == WGRAD_F32 ? "f32+" : "bf16");
-                    for (i = 0; i < CONTENDERS; i++) {
-                        if (rate[i] > 0.0) printf(csv ? ",%.1f" : " %8.0f", rate[i]);
-                        else printf(csv ? "," : " %8s", "-");
-                    }
-                    printf(csv ? ",%.3f,%.3f,%.0f\n" : " %9.2f %8.2f %5.0f\n", rate[GMM_RUN] / rate[DENSE],
-                           rate[GMM_RUN] / best, mhz);
-                    fflush(stdout);
-                    if (json) {
-                        fprintf(json, "%s\n  {\"row\": \"%s\"", entries++ ? "," : "", name);
-                        for (i = 0; i < CONTENDERS; i++)
-                            if (rate[i] > 0.0) fprintf(json, ", \"%s\": %.2f", NAMES[i], rate[i]);
-                        fprintf(json, ", \"sm_mhz\": %.0f}", mhz);
-                    }
-                }
-            if (ready) {
-                cudaFree(B.x), cudaFree(B.w), cudaFree(B.dy), cudaFree(B.out), cudaFree(B.dw);
-            }
-        }
-
-    B.copy_bytes = (size_t)1 << 30;
-    B.copy_from = (char *)random_bf16((int64_t)(B.copy_bytes / 2), 9);
-    B.copy_to = room(B.copy_bytes);
-    memset(share_of, 0, sizeof share_of);
-    for (s = 0; s < (quick ? 1 : SHAPE_COUNT); s++)
-        for (i = 0; i < MOVES; i++) {
-            char name[64];
-            double mhz;
-            snprintf(name, sizeof name, "%s/%s", SHAPES[s].name, MOVE_NAMES[i]);
-            if (!strstr(name, filter)) continue;
-            if (i != PERMUTE_ROWS) {
-                bandwidth(&SHAPES[s], i, &rate_of[i][s], &copy_of[i][s], &mhz);
-            } else if (share_of[PERMUTE][s] > 0.0) { /* the same run, other bytes */
-                const double h = 2.0 * (double)SHAPES[s].hidden, tokens = 1.0 / SHAPES[s].topk;
-                rate_of[i][s] = rate_of[PERMUTE][s] * (2.0 * h + 12.0) / (h * (1.0 + tokens) + 12.0);
-                copy_of[i][s] = copy_of[PERMUTE][s];
-            } else {
-                continue;
-            }
-            share_of[i][s] = rate_of[i][s] / copy_of[i][s];
-            if (json)
-                fprintf(json, "%s\n  {\"row\": \"%s\", \"gbs\": %.1f, \"copy_gbs\": %.1f}", entries++ ? "," : "", name,
-                        rate_of[i][s], copy_of[i][s]);
-        }
-    if (json) {
-        fprintf(json, "\n]}\n");
-        fclose(json);
+    for (s = 0; s < SHAPE_COUNT; s++)
+        for (i = 1; i <= 2; i++) layer_rows(&SHAPES[s], i, 0);
+    layer_rows(&SHAPES[DENSE_SHAPE], 1, 0);
+    for (i = 1; i <= 2; i++) layer_rows(&SHAPES[0], i, 1);
+    move_rows();
+    if (R.json) {
+        fprintf(R.json, "\n]}\n");
+        fclose(R.json);
     }
-    if (!csv) {
-        static const char *const names[KINDS] = {"fwd", "dgrad", "wgrad bf16", "wgrad f32+"};
-        printf("\nGeometric means over the evenly split rows (gmm: engine %s)\n", gmm_engine_name(B.served));
-        for (u = 0; u < 2; u++) {
-            const double *l = logs[u];
-            const int *n = rows_of[u];
-            printf("%-12s", u ? "gmm/strided" : "gmm/dense");
-            for (i = 0; i < KINDS; i++)
-                if (n[i]) printf("  %s %.3f", names[i], exp(l[i] / n[i]));
-            if (n[WGRAD] + n[WGRAD_F32])
-                printf("  both wgrads %.3f", exp((l[WGRAD] + l[WGRAD_F32]) / (n[WGRAD] + n[WGRAD_F32])));
-            printf("\n");
-        }
-        printf("\nGB/s of the row / of a device-to-device copy by turns, and the share. Inputs, outputs count once;\n"
-               "in permute* a token's row counts once for every row that it is copied to.\n");
-        printf("%-10s", "");
-        for (s = 0; s < (quick ? 1 : SHAPE_COUNT); s++) printf(" %18s", SHAPES[s].name);
-        printf("\n");
-        for (i = 0; i < MOVES; i++) {
-            printf("%-10s", MOVE_NAMES[i]);
-            for (s = 0; s < (quick ? 1 : SHAPE_COUNT); s++) {
-                if (share_of[i][s] > 0.0)
-                    printf(" %5.0f/%-5.0f %5.1f%%", rate_of[i][s], copy_of[i][s], 100.0 * share_of[i][s]);
-                else printf(" %18s", "-");
-            }
-            printf("\n");
-        }
-    } else {
-        printf("\nrow,gbs,copy_gbs,share\n");
-        for (s = 0; s < SHAPE_COUNT; s++)
-            for (i = 0; i < MOVES; i++)
-                if (share_of[i][s] > 0.0)
-                    printf("%s/%s,%.1f,%.1f,%.3f\n", SHAPES[s].name, MOVE_NAMES[i], rate_of[i][s], copy_of[i][s],
-                           share_of[i][s]);
+    if (!R.csv) {
+        printf("\n%-52s %4s %6s  %s\n", "gmm against its peers", "rows", "mean", "least");
+        for (i = 0; i < MEANS; i++)
+            if (MEAN[i].rows)
+                printf("%-52s %4d %6.3f  %.3f %s\n", MEAN[i].what, MEAN[i].rows, exp(MEAN[i].logs / MEAN[i].rows),
+                       MEAN[i].worst, MEAN[i].name);
+        printf("gmm: engine %s\n", gmm_engine_name(B.served));
     }
     fflush(stdout);
     gmm_destroy(B.ctx);

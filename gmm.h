@@ -5134,11 +5134,10 @@ static void gmm__wgmma_open(gmm_context *ctx) {
 /* Whether rows of an operand begin where TMA takes them. Of tables on the device the kernel tells by a fault bit. */
 static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
     const gmm_mat *m = &call->mat[role];
-    const int64_t unit = m->dtype == GMM_F32 ? 4 : 8;
     int64_t g;
-    if (m->ld % unit)
+    if (m->ld % 8)
         return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
-    if (call->groups.count > 1 && m->group_stride % unit)
+    if (call->groups.count > 1 && m->group_stride % 8)
         return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
                             (long long)m->group_stride);
     if ((uintptr_t)m->data % 16)
@@ -5163,12 +5162,12 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtyp
     int32_t choice = -1, i, u;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        if (k->op != op || k->dtype != dtype || (f32 && k->out < 2)) continue;
+        if (k->op != op || k->dtype != dtype) continue;
         for (u = k->units; u > k->units / 2; u--) { /* the heights that the device chooses among */
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
             const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
             const double multiply = 64.0 * wide * height, move = 256.0 * wide + (16.0 + 32.0 * wide) * height;
-            const double out = 400.0 + wide * height * (f32 ? 600.0 : 160.0);
+            const double out = 400.0 + wide * height * (f32 ? 40.0 * height : 160.0); /* fp32 waits for memory */
             const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) *
                                 ((double)depths * (multiply > move ? multiply : move) + out);
             if (choice >= 0 && cost >= 0.99 * best) continue;
@@ -5208,8 +5207,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     /* where the device chooses, tiles have more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
     if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
-    if (!gmm__wgmma_takes(call, a, fwd ? "x" : "dy", plan) || !gmm__wgmma_takes(call, b, wgrad ? "x" : "w", plan) ||
-        !gmm__wgmma_takes(call, d, fwd ? "y" : wgrad ? "dw" : "dx", plan))
+    if (!gmm__wgmma_takes(call, a, fwd ? "x" : "dy", plan) || !gmm__wgmma_takes(call, b, wgrad ? "x" : "w", plan))
         return 0;
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */

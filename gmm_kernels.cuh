@@ -755,7 +755,6 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    memory itself in steps of 16 and 2^18 bytes, so that one map serves weights wherever they stand. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (fwd, dgrad), B half the columns or 64 of them */
-    CUtensorMap d, d16;       /* as many rows as go out at once, 16 rows */
     gmm_gemm_args p;          /* offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
@@ -764,11 +763,11 @@ typedef struct gmm_sm90_args {
 
 
 /* Tiles: X(tag, blocks of 64 columns per group of threads, most units of 16 rows, stages of depth 64, units of 16-bit
-   elements that a room holds, groups that fit) */
+   elements that go out at once, groups that fit) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 10, 4, 1, 256) \
-    X(128x256, 1, 16, 4, 2, 256) \
-    X(128x128, 1, 8, 4, 4, 1024)
+    X(256x160, 2, 10, 4, 2, 256) \
+    X(128x256, 1, 16, 4, 4, 256) \
+    X(128x128, 1, 8, 6, 4, 256)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
@@ -779,8 +778,7 @@ typedef struct gmm_sm90_args {
     X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256) \
     X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
 
-enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
-       GMM_SM90_ROOMS = 4 };
+enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16 };
 
 /* Elsewhere than on sm_90a the kernels are empty, and known by this. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -795,9 +793,8 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
     GMM__CAT(gmm9_b_, tag) = (mb) * 16384, GMM__CAT(gmm9_stage_, tag) = (mb) * 16384 + (units) * 2048, \
     GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = ((mb) * 16384 + (units) * 2048) * (st), \
-    GMM__CAT(gmm9_bars_, tag) = ((mb) * 16384 + (units) * 2048) * (st) + 2 * GMM_SM90_ROOMS * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = ((mb) * 16384 + (units) * 2048 + 16) * (st) + 2 * GMM_SM90_ROOMS * ((out) * 2048 + 16) \
-                                + 8 * GMM_SM90_RING,
+    GMM__CAT(gmm9_bars_, tag) = ((mb) * 16384 + (units) * 2048) * (st) + 4 * (out) * 2048, \
+    GMM__CAT(gmm9_ring_, tag) = ((mb) * 16384 + (units) * 2048 + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
 #define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
@@ -832,6 +829,12 @@ GMM__DEVICE void gmm_bar_arrive(uint32_t bar, uint32_t rank) {
                  " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
 }
 
+/* Waits for the other threads of this group of 128. */
+GMM__DEVICE void gmm_bar_half(int half) {
+    if (half) asm volatile("bar.sync 2, 128;" : : : "memory");
+    else asm volatile("bar.sync 1, 128;" : : : "memory");
+}
+
 /* One box by TMA, to this block or, with `both`, to the same place in both blocks of the cluster. */
 GMM__DEVICE void gmm_tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int both, int32_t c0, int32_t c1,
                               int32_t c2, int32_t c3) {
@@ -843,17 +846,6 @@ GMM__DEVICE void gmm_tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar,
         asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
                      " [%0], [%1, {%3, %4, %5, %6}], [%2];" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
                      "r"(c2), "r"(c3) : "memory");
-}
-
-/* One box into the L2. */
-GMM__DEVICE void gmm_tma_prefetch(const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
-                 : : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
-}
-/* One box by TMA from shared memory. */
-GMM__DEVICE void gmm_tma_store(uint32_t from, const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%1, {%2, %3, %4, %5}], [%0];"
-                 : : "r"(from), "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
 /* Four 8 x 8 blocks of 16-bit elements to shared memory, one row address per lane, each block transposed. */
@@ -966,35 +958,16 @@ typedef struct gmm_sm90_tile {
     int32_t share;       /* the cluster's other tile has 0 nothing, 1 the same columns, 2 the same rows */
 } gmm_sm90_tile;
 
-/* A room: part of a tile of D, 64 columns of some rows of one group of threads, between registers and memory. */
-typedef struct gmm_sm90_room {
-    uint32_t tile;
-    int32_t j, u;        /* block of 64 columns, first unit of rows */
-} gmm_sm90_room;
-
-/* Steps on to the next room, in the order in which group `wg` fills them; its tile, or NULL behind the last. */
-GMM__DEVICE const gmm_sm90_tile *gmm_sm90_step(gmm_sm90_room *r, const gmm_sm90_tile *ring, uint32_t told, int32_t step,
-                                               int32_t blocks, int32_t wg) {
-    for (r->u += step;; r->tile++, r->j = r->u = 0) {
-        const gmm_sm90_tile *t = &ring[r->tile % GMM_SM90_RING];
-        gmm_bar_wait(told + 8 * (r->tile % GMM_SM90_RING), r->tile / GMM_SM90_RING & 1);
-        if (t->units == 0) return NULL;
-        if (r->u >= t->units) {
-            r->j++;
-            r->u = 0;
-        }
-        if (r->j < blocks && 64 * (blocks * wg + r->j) < t->cols) return t;
-    }
+/* Four elements of D as they stand, and one of them as a number. */
+GMM__DEVICE uint4 gmm_sm90_peek(int size, const char *from) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (size == 4) v = *(const uint4 *)from;
+    else *(uint2 *)&v = *(const uint2 *)from;
+    return v;
 }
-
-/* A room's coordinates in the map of D. */
-GMM__DEVICE void gmm_sm90_where(const gmm_gemm_args *p, int ragged_k, const gmm_sm90_tile *t, const gmm_sm90_room *r,
-                                int32_t blocks, int32_t wg, int32_t *x, int32_t *y, int32_t *z, int32_t *wrap) {
-    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&p->d, t->g) - GMM_SM90_BASE;
-    *x = t->n0 + 64 * (blocks * wg + r->j);
-    *y = (ragged_k ? t->m0 : GMM_SM90_RAGGED - (t->end - t->row) + t->m0) + 16 * r->u;
-    *z = ragged_k ? (int32_t)(d >> 4 & 0x3FFF) : t->end;
-    *wrap = ragged_k ? (int32_t)(d >> 18) : GMM_SM90_RAGGED;
+GMM__DEVICE float gmm_sm90_seen(gmm_dtype dtype, const uint4 *v, int i) {
+    const uint32_t whole = i == 0 ? v->x : i == 1 ? v->y : i == 2 ? v->z : v->w, half = i < 2 ? v->x : v->y;
+    return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
 /* Height of tiles of at most `most` units for `rows` rows: the number of tiles. */
@@ -1037,10 +1010,8 @@ GMM__DEVICE void gmm_sm90_split(const gmm_sm90_args *args, int report, int32_t *
         rows = (int64_t)__shfl_sync(0xFFFFFFFFu, (long long)end, 31);
         value = next;
     }
-    for (i = lane; report && i < s->count; i += 32) {
-        if (args->p.b.table && (uintptr_t)args->p.b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
-        if (args->p.d.table && (uintptr_t)args->p.d.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
-    }
+    for (i = lane; report && args->p.b.table && i < s->count; i += 32)
+        if ((uintptr_t)args->p.b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
     if (report && fault && s->fault) atomicOr(s->fault, fault);
     __syncwarp();
 }
@@ -1188,7 +1159,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t cols, units, shared, groups, out;
+    int32_t cols, units, shared, groups;
     const void *function;
 } gmm_sm90_kernel;
 
@@ -1196,7 +1167,7 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile) \
     { GMM__CAT(gmm_gemm_, op), dtype, 128 * GMM__CAT(gmm9_mb_, tile), GMM__CAT(gmm9_units_, tile), \
       GMM__CAT(gmm9_shared_, tile), GMM__CAT(gmm9_groups_, tile), \
-      GMM__CAT(gmm9_out_, tile), (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
+      (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -1206,12 +1177,10 @@ enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernel
 static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                     void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                     int32_t box_lines) {
-    const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                   : dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
-    cuuint32_t box[4] = { 0, 0, 1, 1 };
-    box[0] = dtype == GMM_F32 ? 32 : 64;
+    cuuint32_t box[4] = { 64, 0, 1, 1 };
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -1220,7 +1189,7 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
 /* Rows of a token matrix. */
 static GMM__UNUSED int gmm_sm90_map_ragged(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
-    const cuuint64_t pitch = (cuuint64_t)(m->ld * (m->dtype == GMM_F32 ? 4 : 2));
+    const cuuint64_t pitch = (cuuint64_t)(m->ld * 2);
     cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
@@ -1233,7 +1202,7 @@ static GMM__UNUSED int gmm_sm90_map_memory(PFN_cuTensorMapEncodeTiled_v12000 enc
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)features;
     dims[1] = (cuuint64_t)lines;
-    strides[0] = (cuuint64_t)(m->ld * (m->dtype == GMM_F32 ? 4 : 2));
+    strides[0] = (cuuint64_t)(m->ld * 2);
     return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
 }
 
@@ -1257,7 +1226,6 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t e;
-    int32_t out;
     int mapped;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_ragged(encode, &args->a, &p->a, p->m, 64) &&
@@ -1269,13 +1237,6 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op != gmm_gemm_wgrad)
         mapped = mapped && gmm_sm90_map_ragged(encode, &args->a, &p->a, p->k, 64) &&
                  gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16);
-    out = p->d.dtype == GMM_F32 ? 8 * row->out : 16 * row->out;
-    if (row->op == gmm_gemm_wgrad)
-        mapped = mapped && gmm_sm90_map_memory(encode, &args->d, &p->d, p->n, p->m, out) &&
-                 gmm_sm90_map_memory(encode, &args->d16, &p->d, p->n, p->m, 16);
-    else
-        mapped = mapped && gmm_sm90_map_ragged(encode, &args->d, &p->d, p->n, out) &&
-                 gmm_sm90_map_ragged(encode, &args->d16, &p->d, p->n, 16);
     if (!mapped) return cudaErrorInvalidValue;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -3492,6 +3453,7 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
+#define GMM__AHEAD (GMM__RAGGED ? 3 : 1) /* lots of rows that are read ahead of adding to them */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
@@ -3535,7 +3497,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
-    const uint32_t gate = told + 8 * GMM_SM90_RING;         /* of rooms: free, written */
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, bn = 128 * GMM__OF(mb);
     uint32_t pair, rank, i;
 
@@ -3547,10 +3508,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             gmm_bar_init(bars + 16 * i + 8, 8 * pair); /* every warp that multiplies what the stage held */
         }
         for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
-        for (i = 0; i < 2 * GMM_SM90_ROOMS; i++) {
-            gmm_bar_init(gate + 16 * i, 1);
-            gmm_bar_init(gate + 16 * i + 8, 4);
-        }
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
@@ -3628,66 +3585,26 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                 ring[turn % GMM_SM90_RING].units = 0; /* no more */
                 gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
             }
-        } else if (warp < 11 && lane == 0) { /* moves D for one group of threads */
-            const int wg = warp - 9, size = gmm_kmat_size(&args.p.d), step = GMM__OF(out) * 2 / size;
-            const uint32_t mine = base + GMM__OF(rooms) + GMM__OF(room) * GMM_SM90_ROOMS * wg;
-            const uint32_t gates = gate + 16 * GMM_SM90_ROOMS * wg;
-            gmm_sm90_room next = { 0, 0, -step }, last = { 0, 0, -step }; /* to be written, to be stored */
-            uint32_t turn, rooms = ~0u;
-            int32_t x, y, z, wrap, half, u;
-            for (turn = 0; turn < rooms || turn - rooms < GMM_SM90_ROOMS - 2; turn++) {
-                if (turn < rooms) {
-                    const gmm_sm90_tile *t = gmm_sm90_step(&next, ring, told, step, GMM__OF(mb), wg);
-                    const uint32_t free = gates + 16 * (turn % GMM_SM90_ROOMS);
-                    const uint32_t to = mine + turn % GMM_SM90_ROOMS * GMM__OF(room);
-                    if (!t) rooms = turn;
-                    else if (gmm_gemm_beta(&args.p, t->g) == 0.0f) {
-                        asm volatile("cp.async.bulk.wait_group.read 1;" : : : "memory");
-                        gmm_bar_arrive_here(free);
-                    } else { /* what is added to comes first; at a tile's first room all of it into the L2 */
-                        gmm_sm90_where(&args.p, GMM__RAGGED, t, &next, GMM__OF(mb), wg, &x, &y, &z, &wrap);
-                        for (u = 0; next.u == 0 && u < t->units; u += step)
-                            for (half = 0; half < size / 2; half++)
-                                gmm_tma_prefetch(&args.d, x + 32 * half, y + 16 * u, z, wrap);
-                        asm volatile("cp.async.bulk.wait_group.read 1;" : : : "memory");
-                        gmm_bar_expect(free, GMM__OF(room));
-                        for (half = 0; half < size / 2; half++)
-                            gmm_tma_load(to + half * GMM__OF(room) / 2, &args.d, free, 0, x + 32 * half, y, z,
-                                         wrap);
-                    }
-                }
-                if (turn >= GMM_SM90_ROOMS - 2 && turn - (GMM_SM90_ROOMS - 2) < rooms) {
-                    const uint32_t old = turn - (GMM_SM90_ROOMS - 2);
-                    const uint32_t from = mine + old % GMM_SM90_ROOMS * GMM__OF(room);
-                    const gmm_sm90_tile *t = gmm_sm90_step(&last, ring, told, step, GMM__OF(mb), wg);
-                    gmm_bar_wait(gates + 16 * (old % GMM_SM90_ROOMS) + 8, old / GMM_SM90_ROOMS & 1);
-                    gmm_sm90_where(&args.p, GMM__RAGGED, t, &last, GMM__OF(mb), wg, &x, &y, &z, &wrap);
-                    for (half = 0; half < size / 2; half++)
-                        if (t->units - last.u >= step)
-                            gmm_tma_store(from + half * GMM__OF(room) / 2, &args.d, x + 32 * half, y, z, wrap);
-                        else
-                            for (u = 0; u < t->units - last.u; u++)
-                                gmm_tma_store(from + half * GMM__OF(room) / 2 + u * 2048, &args.d16, x + 32 * half,
-                                              y + 16 * u, z, wrap);
-                    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
-                }
-            }
-            asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
         }
     } else {
         const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), w = warp & 3;
-        const uint32_t mine = base + GMM__OF(rooms) + GMM__OF(room) * GMM_SM90_ROOMS * wg;
-        const uint32_t gates = gate + 16 * GMM_SM90_ROOMS * wg;
+        const int tid = (int)threadIdx.x & 127;
+        char *const mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
         const uint64_t columns = gmm_wgmma_desc(base + 8192 * GMM__OF(mb) * wg, GMM__TB);
-        const uint64_t rows = gmm_wgmma_desc(base + GMM__OF(b), GMM__TA);
+        const uint64_t lines = gmm_wgmma_desc(base + GMM__OF(b), GMM__TA);
         const int size = gmm_kmat_size(&args.p.d);
+        const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
+        uint4 old[GMM__AHEAD][GMM__OF(out) / 2 * 2]; /* of what is added to */
         uint32_t at = 0, turn = 0, tile = 0;
         int j, u, e, x;
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         for (;; tile++) {
             const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING];
             uint32_t depths;
+            int rows, whole;
+            float beta;
+            char *d;
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
             depths = gmm_sm90_depths(t->k);
@@ -3699,13 +3616,25 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                 }
                 continue;
             }
+            rows = t->rows;
+            beta = gmm_gemm_beta(&args.p, t->g);
+            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
+            whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+            if (GMM__RAGGED && beta != 0.0f && whole && t->cols - 64 * wg >= 64) /* what is added to, while others multiply */
+#pragma unroll
+                for (u = 0; u < GMM__AHEAD; u++)
+#pragma unroll
+                    for (x = 0; x < GMM__OF(out) / 2 * 2; x++) {
+                        const int r = (u * (GMM__OF(out) / 2 * 2) + x) * 8 + tid / 16;
+                        if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + (t->n0 + 64 * wg + tid % 16 * 4) * size);
+                    }
 #pragma unroll
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
             switch (t->units) {
 #define GMM__X(u, n, b, a) \
-    case u: if (u <= GMM__OF(units)) GMM__PART(gmm9_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, rows, \
+    case u: if (u <= GMM__OF(units)) GMM__PART(gmm9_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, lines, \
                                                           bars, pair, &at); break;
             GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -3715,15 +3644,15 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
-            { /* from registers to D, by way of rooms in shared memory */
-                const int units = t->units, g = t->g;
-                const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? g : 0] : 1.0f;
-                const float beta = gmm_gemm_beta(&args.p, g);
+            { /* from registers to D, transposed in shared memory */
+                const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
                 const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
-                                                                                      : gmm_kmat_at(&args.p.bias, g);
+                                                                                      : gmm_kmat_at(&args.p.bias, t->g);
+                const int units = t->units;
 #pragma unroll
                 for (j = 0; j < GMM__OF(mb); j++) {
                     const int c0 = 64 * (GMM__OF(mb) * wg + j);
+                    const int plain = whole && t->cols - c0 >= 64;
                     if (c0 >= t->cols) break;
                     if (alpha != 1.0f) {
 #pragma unroll
@@ -3732,78 +3661,107 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                     if (bias) {
                         const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
                         const int c = t->n0 + c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
-                        const int live = t->rows;
                         float low[4], high[4];
                         gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low);
                         gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high);
 #pragma unroll
                         for (u = 0; u < 8 * GMM__OF(units); u += 4) {
                             const int r = 2 * u + lane % 4 * 2;
-                            const float s0 = row_scale && r < live ? row_scale[r] : 1.0f;
-                            const float s1 = row_scale && r + 1 < live ? row_scale[r + 1] : 1.0f;
+                            float s0, s1;
+                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
+                            s0 = row_scale && r < rows ? row_scale[r] : 1.0f;
+                            s1 = row_scale && r + 1 < rows ? row_scale[r + 1] : 1.0f;
                             sum[j][u] = __fmaf_rn(low[0], s0, sum[j][u]);
                             sum[j][u + 1] = __fmaf_rn(low[0], s1, sum[j][u + 1]);
                             sum[j][u + 2] = __fmaf_rn(high[0], s0, sum[j][u + 2]);
                             sum[j][u + 3] = __fmaf_rn(high[0], s1, sum[j][u + 3]);
                         }
                     }
-                    if (size == 2) { /* [row][column], transposed on the way */
-                        const uint32_t put = mine + (lane / 16 * 8 + lane % 8) * 128 +
+                    if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
+                        const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) + (lane / 16 * 8 + lane % 8) * 128 +
                                              (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                        const int line = tid / 8, chunk = tid % 8, left = t->cols - c0 - 8 * chunk;
+                        const char *const get = mine + line * 128 + ((chunk ^ (line & 7)) << 4);
+                        char *to = d + line * pitch + (t->n0 + c0 + 8 * chunk) * 2;
 #pragma unroll
                         for (u = 0; u < GMM__OF(units); u += GMM__OF(out)) {
-                            const uint32_t half = turn % GMM_SM90_ROOMS * GMM__OF(room);
+                            const int room = (turn & 1) * GMM__OF(room);
+                            uint4 v[GMM__OF(out)];
                             if (u >= units) break;
-                            gmm_bar_wait(gates + 16 * (turn % GMM_SM90_ROOMS), turn / GMM_SM90_ROOMS & 1);
+                            turn++;
 #pragma unroll
                             for (x = 0; x < GMM__OF(out); x++)
                                 if (u + x < GMM__OF(units)) {
-                                    float *const v = &sum[j][8 * (u + x)];
-                                    if (beta != 0.0f) {
-                                        uint32_t old[4];
-                                        gmm_ldmatrix_t(old, put + half + x * 2048);
-#pragma unroll
-                                        for (e = 0; e < 8; e++)
-                                            v[e] = __fmaf_rn(beta, gmm_widen(GMM__DTYPE, (uint16_t)(
-                                                                       old[e / 2] >> 16 * (e & 1))), v[e]);
-                                    }
-                                    gmm_stmatrix_t(put + half + x * 2048, gmm_pack2(GMM__DTYPE, v[0], v[1]),
-                                                   gmm_pack2(GMM__DTYPE, v[2], v[3]), gmm_pack2(GMM__DTYPE, v[4], v[5]),
-                                                   gmm_pack2(GMM__DTYPE, v[6], v[7]));
+                                    const float *const f = &sum[j][8 * (u + x)];
+                                    gmm_stmatrix_t(put + room + x * 2048, gmm_pack2(GMM__DTYPE, f[0], f[1]),
+                                                   gmm_pack2(GMM__DTYPE, f[2], f[3]), gmm_pack2(GMM__DTYPE, f[4], f[5]),
+                                                   gmm_pack2(GMM__DTYPE, f[6], f[7]));
                                 }
-                            asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-                            __syncwarp();
-                            if (lane == 0) gmm_bar_arrive_here(gates + 16 * (turn % GMM_SM90_ROOMS) + 8);
-                            turn++;
-                        }
-                    } else { /* [half of the columns][row][column] */
-                        const uint32_t put = mine + w / 2 * GMM__OF(room) / 2 + lane % 4 * 256 + lane / 4 % 4 * 4;
-                        const int f4 = w % 2 * 4 + lane / 16;
+                            gmm_bar_half(wg);
+                            if (plain) {
 #pragma unroll
-                        for (u = 0; u < GMM__OF(units); u += (GMM__OF(out) + 1) / 2) {
-                            const uint32_t half = turn % GMM_SM90_ROOMS * GMM__OF(room);
+                                for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
+#pragma unroll
+                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+                                    if (16 * (u + x) + line < rows) *(uint4 *)to = v[x];
+                            } else {
+#pragma unroll 1
+                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+#pragma unroll 1
+                                    for (e = 0; e < 8 && e < left && 16 * (u + x) + line < rows; e++)
+                                        ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
+                            }
+                        }
+                    } else { /* rooms hold sums */
+                        char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
+                        const int f4 = w * 4 + lane / 16, left = t->cols - c0 - 4 * (tid % 16);
+                        char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u += GMM__OF(out) / 2) {
+                            const int ahead = u / (GMM__OF(out) / 2) % GMM__AHEAD, room = (turn & 1) * GMM__OF(room);
+                            const char *const get = mine + room + tid / 16 * 256 +
+                                                    (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
                             if (u >= units) break;
-                            gmm_bar_wait(gates + 16 * (turn % GMM_SM90_ROOMS), turn / GMM_SM90_ROOMS & 1);
+                            turn++;
 #pragma unroll
                             for (x = 0; x < GMM__OF(out) / 2; x++)
                                 if (u + x < GMM__OF(units)) {
 #pragma unroll
-                                    for (e = 0; e < 8; e++) {
-                                        const uint32_t to = put + half + x * 2048 + e / 4 * 1024 + e % 2 * 128 +
-                                                            (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2 + e % 2)) << 4);
-                                        float v = sum[j][8 * (u + x) + e];
-                                        if (beta != 0.0f) {
-                                            float old;
-                                            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(old) : "r"(to) : "memory");
-                                            v = __fmaf_rn(beta, old, v);
-                                        }
-                                        asm volatile("st.shared.f32 [%0], %1;" : : "r"(to), "f"(v) : "memory");
-                                    }
+                                    for (e = 0; e < 8; e++)
+                                        *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                                   (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                            sum[j][8 * (u + x) + e];
                                 }
-                            asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-                            __syncwarp();
-                            if (lane == 0) gmm_bar_arrive_here(gates + 16 * (turn % GMM_SM90_ROOMS) + 8);
-                            turn++;
+                            gmm_bar_half(wg);
+                            if (plain) {
+#pragma unroll
+                                for (x = 0; x < GMM__OF(out) / 2 * 2; x++, to += 8 * pitch) {
+                                    const int r = 16 * u + 8 * x + tid / 16, later = GMM__OF(out) / 2 * 16 * GMM__AHEAD;
+                                    const float4 f = *(const float4 *)(get + x * 2048);
+                                    float v[4];
+                                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                                    if (beta != 0.0f) {
+                                        if (!GMM__RAGGED && r < rows) old[ahead][x] = gmm_sm90_peek(size, to);
+#pragma unroll
+                                        for (e = 0; e < 4; e++)
+                                            v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e), v[e]);
+                                        if (GMM__RAGGED && r + later < rows)
+                                            old[ahead][x] = gmm_sm90_peek(size, to + later * pitch);
+                                    }
+                                    if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                                }
+                            } else {
+#pragma unroll 1
+                                for (x = 0; x < GMM__OF(out) / 2 * 2; x++, to += 8 * pitch)
+#pragma unroll 1
+                                    for (e = 0; e < 4 && e < left && 16 * u + 8 * x + tid / 16 < rows; e++) {
+                                        float v[4], was[4];
+                                        v[0] = ((const float *)(get + x * 2048))[e];
+                                        gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
+                                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                        gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
+                                    }
+                            }
                         }
                     }
                 }
@@ -3816,6 +3774,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
+#undef GMM__AHEAD
 #undef GMM__RAGGED
 #undef GMM__TB
 #undef GMM__TA

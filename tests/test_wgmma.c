@@ -506,7 +506,10 @@ static void device_table(int arg) {
         T_OK(t_linear(T.ctx, s.op, &r.d));
         t_download(&fault, r.fault, sizeof fault);
         T_CHECK(fault == GMM_FAULT_ADDRESS, "fault bits %x", fault);
-        for (int g = 0; g < 3; g += 2) t_same("other groups", want[g], lin_group_bits(&r, g, &bytes), bytes);
+        for (int g = 0; g < 3; g += 2) {
+            const void *got = lin_group_bits(&r, g, &bytes);
+            t_same("other groups", want[g], got, bytes);
+        }
         r.groups.fault = NULL;
         T_OK(t_linear(T.ctx, s.op, &r.d));
     }

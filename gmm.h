@@ -38,7 +38,8 @@
  *     Arithmetic  fp32 accumulation and one rounding at the store; bias, activation and probabilities in fp32.
  *     Order       The order in which an output element accumulates depends only on operation, dtypes, N, K and its own
  *                 group's rows: results are bitwise equal from run to run, for any thread count, and equal to the call
- *                 with that group alone. Different machines may differ in the last bits.
+ *                 with that group alone. Different machines and engines may differ in the last bits; which engine
+ *                 serves a call, a query tells.
  *     Memory      The caller's: gmm_*_query tells the workspace's bytes. It is aligned to 256 bytes, its contents are
  *                 undefined before and after, and calls ordered on one stream may share it. Nothing is allocated.
  *                 Outputs must not overlap inputs, workspace or one another unless a function says so; the pointers of
@@ -228,7 +229,9 @@ typedef struct gmm_grad {
 /* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
    Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; row_scale s, d_row_scale [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
-   Aliasing: none.  Alignment: each base to its element; 16-byte bases and rows are faster. */
+   Aliasing: none.  Alignment: each base to its element. The engine WGMMA needs every matrix and row of x, w, dy, y, dx
+   and dw at multiples of 16 bytes; what breaks this another engine serves, but for addresses in tables in device
+   memory, which the host cannot see: these must be multiples of 16 (else GMM_FAULT_ADDRESS). */
 typedef struct gmm_linear {
     uint32_t struct_size;
     int32_t alpha_per_group; /* 1: alpha is [G], else [1] */
@@ -456,8 +459,8 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
                               gmm_stream stream);
 
 /* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). Delayed
-   weight gradients are recorded in `queue` with everything they need: x, dy, `deferred` and the destinations must stay
-   as they are until gmm_mlp_wgrad has run; the splits need not.
+   weight gradients are recorded in `queue` with everything they need: x, dy, `deferred`, the destinations and the fault
+   word must stay as they are until gmm_mlp_wgrad has run; the splits need not.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -3017,7 +3020,6 @@ static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
     steps[1] = &t->wgrad1;
     memset(&r, 0, sizeof r);
     r.groups = t->groups;
-    r.groups.fault = NULL; /* reported when it was recorded */
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
     r.wanted[0] = d->dw2 != NULL;

@@ -1052,7 +1052,8 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_sm90_args *args, int ragged_k, int
         int32_t count = 0;
         if (g < G) {
             if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, most), tiles_n, pair, cols == 128);
-            else if (!(args->p.frozen && args->p.frozen[g]) && !(m == 0 && gmm_gemm_beta(&args->p, g) == 1.0f))
+            else if (!(args->p.frozen && args->p.frozen[g]) && !(m == 0 && gmm_gemm_beta(&args->p, g) == 1.0f) &&
+                     !(args->p.d.table && (uintptr_t)args->p.d.table[g] & 15)) /* GMM_FAULT_ADDRESS: not written */
                 count = gmm_sm90_items(gmm_sm90_tiles(args->p.m, most), tiles_n, pair, cols == 128);
         }
         for (i = 1; i < 32; i *= 2) {

@@ -42,6 +42,11 @@ small convert f16 to f16
 gmm_offsets sum one over
 runtime
 cublaslt empty groups
+wgmma empty groups, splits, tails linear_fwd bf16
+wgmma empty groups, splits, tails linear_dgrad f16
+wgmma empty groups, splits, tails linear_wgrad bf16
+wgmma alpha, beta, frozen groups linear_wgrad f16
+wgmma bias bf16
 row53 graph of linear operations, other splits bf16
 row53 row54 graph of a whole layer, other routings bf16
 END

@@ -18,6 +18,17 @@ static void demand(lin_run *r, gmm_engine engine) {
     r->d.options = &r->options;
 }
 
+/* A context that takes the best engine. */
+static gmm_context *any_engine(void) {
+    gmm_config config = T.config;
+    config.engine = GMM_ENGINE_AUTO;
+    return t_context(&config);
+}
+static const gmm_linear *demand_none(lin_run *r) {
+    r->d.options = NULL;
+    return &r->d;
+}
+
 /* Builds a call that demands the engine, or leaves the case where the GPU or the build does not have it. */
 static void build(lin_run *r, const lin_spec *s) {
     gmm_info info = GMM_ZERO;
@@ -26,14 +37,6 @@ static void build(lin_run *r, const lin_spec *s) {
     if (gmm_linear_query(T.ctx, s->op, &r->d, &info) == GMM_E_UNSUPPORTED &&
         (strstr(gmm_last_error(T.ctx), "compute capability") || strstr(gmm_last_error(T.ctx), "is not in this build")))
         t_skip("this GPU or build has no WGMMA engine: %s", gmm_last_error(T.ctx));
-}
-
-/* Whether the engine has a tile for so many groups; 256 at least. */
-static int has_room(const lin_run *r) {
-    gmm_info info = GMM_ZERO;
-    if (r->spec.groups <= 256 || gmm_linear_query(T.ctx, r->spec.op, &r->d, &info) == GMM_OK) return 1;
-    T_CHECK(strstr(gmm_last_error(T.ctx), "takes fewer than"), "%s", gmm_last_error(T.ctx));
-    return 0;
 }
 
 static size_t out_bytes(const lin_run *r) {
@@ -59,7 +62,6 @@ static void both(lin_spec s) {
         const void *first;
         s.fill = i ? T_REALS : T_INTS;
         build(&r, &s);
-        if (!has_room(&r)) return;
         T_OK(t_linear(T.ctx, s.op, &r.d));
         lin_check(&r);
         first = t_mat_bits(&r.out);
@@ -147,9 +149,11 @@ static void forms(int arg) {
     }
 }
 
-/* D may stand anywhere: rows, matrices and addresses at no multiple of 16 bytes. */
-static void any_d(int arg) {
+/* D whose rows and matrices stand at no multiples of 16 bytes is declined, and served by another engine. */
+static void odd_d(int arg) {
     static const int64_t sizes[] = {12, 0, 231, 1, 40};
+    gmm_context *automatic = any_engine();
+    gmm_info info = GMM_ZERO;
     for (int out = 0; out < 2; out++)
         for (int add = 0; add < 2; add++)
             for (int pad = 1; pad < 8; pad++) {
@@ -167,12 +171,13 @@ static void any_d(int arg) {
                 if (add) memcpy(r.out.v, old.v, (size_t)(old.count * old.rows * old.cols) * sizeof *old.v);
                 restore(&r);
                 r.before = t_mat_bits(&r.out);
-                T_OK(t_linear(T.ctx, s.op, &r.d));
+                if (pad * ref_bytes(s.out) % 16)
+                    T_REFUSED(GMM_E_UNSUPPORTED, t_linear(T.ctx, s.op, &r.d), "options.engine", "wgmma",
+                              wgrad ? "dw at multiples of 16 bytes" : s.op == GMM_OP_LINEAR_FWD ? "y at" : "dx at",
+                              NULL);
+                else T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &info));
+                T_OK_TEXT(t_linear(automatic, s.op, demand_none(&r)), gmm_last_error(automatic));
                 lin_check(&r);
-                if (s.op != GMM_OP_LINEAR_FWD) continue;
-                s.N = 96 + pad;
-                s.bias = GMM_BF16;
-                both(s);
             }
 }
 
@@ -208,10 +213,10 @@ static void biases(int arg) {
     }
 }
 
-/* More groups than some tiles have room for. */
+/* More groups than a block's shared memory has room for. */
 static void many_groups(int arg) {
-    static const int32_t counts[] = {2, 33, 256, 257, 1024};
-    for (int i = 0; i < 5; i++) {
+    static const int32_t counts[] = {2, 33, 256, 257, 1024, 3001};
+    for (int i = 0; i < 6; i++) {
         int64_t *sizes = (int64_t *)t_host((size_t)counts[i] * sizeof *sizes);
         lin_spec s = spec_of(arg, counts[i], sizes);
         for (int32_t g = 0; g < counts[i]; g++) sizes[g] = g % 7 == 2 ? 0 : t_int(0, 9);
@@ -246,8 +251,8 @@ static void contained(int arg) {
 
 /* ----------------------------------------------------------------------------------------------- Independence --- */
 
-/* A group's bits are those of the call with it alone, whose tiles have other heights, in kernels of other tiles (more
-   groups), at any sm_limit, hint and capacity. */
+/* A group's bits are those of the call with it alone, whose tiles have other heights, and the same in a call of many
+   groups, with any sm_limit and capacity, and with hints that choose other tiles. */
 static void alone(int arg) {
     static const int64_t few[] = {177, 64, 0, 1, 200, 1000};
     static const int32_t limits[] = {1, 2, 3, 57, 100, 132, 1000};
@@ -262,7 +267,6 @@ static void alone(int arg) {
         s.N = 136;
         s.extra = 40;
         build(&r, &s);
-        if (!has_room(&r)) return;
         T_OK(t_linear(T.ctx, s.op, &r.d));
         lin_check(&r);
         first = t_mat_bits(&r.out);
@@ -421,21 +425,51 @@ static void choice(int arg) {
     T_CHECK(strstr(l.last, "served by mma") && strstr(l.last, "wgmma multiplies no f32"), "\"%s\"", l.last);
 }
 
+/* An MLP under AUTO is composed of what AUTO picks for each part. */
+static void mlp_choice(int arg) {
+    const gmm_mat mat = gmm_mat_packed(GMM_BF16, NULL);
+    gmm_groups groups = GMM_ZERO;
+    gmm_mlp_config config = GMM_ZERO;
+    gmm_grad grad = GMM_ZERO;
+    gmm_mlp mlp = GMM_ZERO;
+    gmm_info part = GMM_ZERO, whole = GMM_ZERO;
+    gmm_linear d = GMM_ZERO;
+    gmm_context *ctx = any_engine();
+    (void)arg;
+    groups.count = 4;
+    groups.capacity = 100;
+    groups.dtype = GMM_I32;
+    grad.mat = &mat;
+    config.hidden = 64;
+    config.ffn = 48;
+    mlp.config = &config;
+    mlp.groups = &groups;
+    mlp.x = mlp.w1 = mlp.w2 = mlp.y = mlp.dy = mlp.dx = &mat;
+    mlp.dw1 = mlp.dw2 = &grad;
+    d.groups = &groups;
+    d.in_features = 64;
+    d.out_features = 96;
+    d.x = d.w = d.y = &mat;
+    T_OK_TEXT(gmm_linear_query(ctx, GMM_OP_LINEAR_FWD, &d, &part), gmm_last_error(ctx));
+    for (int op = GMM_OP_MLP_FWD; op <= GMM_OP_MLP_BWD; op++) {
+        T_OK_TEXT(gmm_mlp_query(ctx, (gmm_op)op, &mlp, &whole), gmm_last_error(ctx));
+        T_CHECK(!!strstr(whole.note, "products by wgmma") == (part.engine == GMM_ENGINE_WGMMA), "\"%s\"", whole.note);
+    }
+}
+
 /* What it declines, each with its reason, before anything is written; AUTO serves all of them by MMA, in the workspace
    of a query that knew no addresses. */
 static void declines(int arg) {
     static const int64_t sizes[] = {12, 0, 31, 1, 40};
-    enum { F32, CROSS, LD_X, LD_W, ADDRESS, STRIDE, HOST_TABLE, GROUPS, BGRAD, KINDS };
+    enum { F32, CROSS, LD_X, LD_W, ADDRESS, STRIDE, HOST_TABLE, BGRAD, KINDS };
     static const char *const why[KINDS] = {
         "multiplies no f32", "makes no f16 from bf16", "x at multiples of 16 bytes, not ld 77",
         "w at multiples of 16 bytes, not ld 75", "a multiple of 16 bytes, not 0x", "not group_stride",
-        "not table[1] 0x", "fewer than 1025 groups", "does not have this operation"
+        "not table[1] 0x", "does not have this operation"
     };
-    int64_t *many = (int64_t *)t_host(1025 * sizeof *many);
     (void)arg;
-    many[3] = 9;
     for (int i = 0; i < KINDS; i++) {
-        lin_spec s = spec_of(1, i == GROUPS ? 1025 : 5, i == GROUPS ? many : sizes);
+        lin_spec s = spec_of(1, 5, sizes);
         gmm_info info = GMM_ZERO;
         lin_run r;
         void *workspace;
@@ -458,13 +492,10 @@ static void declines(int arg) {
         }
         T_REFUSED(GMM_E_UNSUPPORTED, t_linear(T.ctx, s.op, &r.d), "options.engine", "wgmma", why[i], NULL);
         if (i == BGRAD) continue;
-        demand(&r, GMM_ENGINE_AUTO);
         {
-            gmm_config config = T.config;
-            gmm_context *ctx;
+            gmm_context *ctx = any_engine();
             const gmm_mat x = r.x.mat, w = r.w.mat;
-            config.engine = GMM_ENGINE_AUTO;
-            ctx = t_context(&config);
+            (void)demand_none(&r);
             r.x.mat.data = r.w.mat.data = NULL;
             r.w.mat.table = NULL;
             T_OK_TEXT(gmm_linear_query(ctx, s.op, &r.d, &info), gmm_last_error(ctx));
@@ -483,13 +514,15 @@ static void declines(int arg) {
     }
 }
 
-/* Of a table in device memory only the kernel can tell: a fault bit, and every other group is right. */
+/* Of a table in device memory only the kernel can tell: a fault bit, a gradient that is left alone, and every other
+   group is right. */
 static void device_table(int arg) {
     static const int64_t sizes[] = {120, 64, 31};
     lin_spec s = spec_of(arg, 3, sizes);
     lin_run r;
     uint32_t fault;
-    s.w = T_TABLE;
+    t_mat *m;
+    s.w = s.grad = T_TABLE;
     s.fill = T_INTS;
     build(&r, &s);
     T_OK(t_linear(T.ctx, s.op, &r.d));
@@ -499,9 +532,10 @@ static void device_table(int arg) {
         void *table[3];
         size_t bytes;
         for (int g = 0; g < 3; g++) want[g] = lin_group_bits(&r, g, &bytes);
-        memcpy(table, r.w.table, sizeof table);
+        m = s.op == GMM_OP_LINEAR_WGRAD ? &r.out : &r.w;
+        memcpy(table, m->table, sizeof table);
         table[1] = (char *)table[1] + 2;
-        t_upload((void *)(uintptr_t)r.w.mat.table, table, sizeof table);
+        t_upload((void *)(uintptr_t)m->mat.table, table, sizeof table);
         restore(&r);
         T_OK(t_linear(T.ctx, s.op, &r.d));
         t_download(&fault, r.fault, sizeof fault);
@@ -527,16 +561,17 @@ void tests_wgmma(void) {
         t_add_gpu_once(feature_edges, i, "wgmma tails of features %s %s", op, dtype);
         t_add_gpu_once(splits, i, "wgmma empty groups, splits, tails %s %s", op, dtype);
         t_add_gpu_once(forms, i, "wgmma strides and tables %s %s", op, dtype);
-        t_add_gpu_once(any_d, i, "wgmma results at any address %s %s", op, dtype);
+        t_add_gpu_once(odd_d, i, "wgmma results at odd addresses %s %s", op, dtype);
         t_add_gpu_once(adds, i, "wgmma alpha, beta, frozen groups %s %s", op, dtype);
-        t_add_gpu_once(many_groups, i, "wgmma up to 1024 groups %s %s", op, dtype);
+        t_add_gpu_once(many_groups, i, "wgmma up to 3001 groups %s %s", op, dtype);
         t_add_gpu_once(contained, i, "wgmma NaN of one group %s %s", op, dtype);
         t_add_gpu_once(alone, i, "wgmma group alone, other tiles, sm_limit, hint, capacity %s %s", op, dtype);
         if (i < 2) t_add_gpu_once(biases, i, "wgmma bias %s", dtype);
         if (i < 2) t_add_gpu_once(replays, (int)lin_dtype(1 + i), "wgmma 10000 replays of a graph %s", dtype);
-        if (i < 4) t_add_gpu_once(device_table, i, "wgmma odd address in a device table %s %s", op, dtype);
+        t_add_gpu_once(device_table, i, "wgmma odd address in a device table %s %s", op, dtype);
     }
     for (int i = 0; i < 3; i++) t_add_gpu_once(choice, i, "wgmma query and log %s", gmm_op_name(products[i]));
+    t_add_gpu_once(mlp_choice, 0, "wgmma products of an MLP");
     t_add_gpu_once(declines, 0, "wgmma declines with a reason");
 #endif
 }

@@ -1250,9 +1250,13 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     config.dynamicSmemBytes = (size_t)row->shared;
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = 2;
+    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    e = cudaGetDevice(&device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < processors / pair * pair ? 1 : 2;
     params[0] = args;
-    e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
     return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
 }
 

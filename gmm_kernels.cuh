@@ -797,6 +797,13 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
     GMM__CAT(gmm9_ring_, tag) = ((mb) * 16384 + (units) * 2048 + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
+    GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
+    GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 2 * GMM_SM90_ROOMS * (out) * 2048, \
+    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + \
+                                2 * GMM_SM90_ROOMS * ((out) * 2048 + 16) + 8 * GMM_SM90_RING,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
+#undef GMM__X
 #define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
     GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 1),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };

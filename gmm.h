@@ -229,9 +229,10 @@ typedef struct gmm_grad {
 /* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
    Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; row_scale s, d_row_scale [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
-   Aliasing: none.  Alignment: each base to its element. The engine WGMMA needs every matrix and row of x, w, dy, y, dx
-   and dw at multiples of 16 bytes; what breaks this another engine serves, but for addresses in tables in device
-   memory, which the host cannot see: these must be multiples of 16 (else GMM_FAULT_ADDRESS). */
+   Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
+   needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
+   addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
+   GMM_FAULT_ADDRESS). */
 typedef struct gmm_linear {
     uint32_t struct_size;
     int32_t alpha_per_group; /* 1: alpha is [G], else [1] */

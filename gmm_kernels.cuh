@@ -787,21 +787,16 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #define GMM__SM90_BOUNDS __launch_bounds__(GMM_SM90_THREADS, 1)
 #endif
 
-/* Shared memory: stages of B and A, the rows on their way out, barriers, the tables of the groups. */
+/* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, groups. */
 #define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
-    GMM__CAT(gmm9_b_, tag) = (mb) * 16384, GMM__CAT(gmm9_stage_, tag) = (mb) * 16384 + (units) * 2048, \
-    GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
-    GMM__CAT(gmm9_rooms_, tag) = ((mb) * 16384 + (units) * 2048) * (st), \
-    GMM__CAT(gmm9_bars_, tag) = ((mb) * 16384 + (units) * 2048) * (st) + 4 * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = ((mb) * 16384 + (units) * 2048 + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
+    GMM__CAT(gmm9_b_, tag) = (mb) * 16384, GMM__CAT(gmm9_stage_, tag) = (mb) * 16384 + (units) * 2048,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
 #define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
-    GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 2 * GMM_SM90_ROOMS * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + \
-                                2 * GMM_SM90_ROOMS * ((out) * 2048 + 16) + 8 * GMM_SM90_RING,
+    GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
+    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
 #define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
@@ -1059,8 +1054,7 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_sm90_args *args, int ragged_k, int
         int32_t count = 0;
         if (g < G) {
             if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, most), tiles_n, pair, cols == 128);
-            else if (!(args->p.frozen && args->p.frozen[g]) && !(m == 0 && gmm_gemm_beta(&args->p, g) == 1.0f) &&
-                     !(args->p.d.table && (uintptr_t)args->p.d.table[g] & 15)) /* GMM_FAULT_ADDRESS: not written */
+            else if (!(args->p.frozen && args->p.frozen[g]) && !(m == 0 && gmm_gemm_beta(&args->p, g) == 1.0f))
                 count = gmm_sm90_items(gmm_sm90_tiles(args->p.m, most), tiles_n, pair, cols == 128);
         }
         for (i = 1; i < 32; i *= 2) {
@@ -1234,7 +1228,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t e;
-    int mapped;
+    int mapped, device = 0, processors = 0;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_ragged(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_ragged(encode, &args->b, &p->b, p->n, 64);
@@ -3632,13 +3626,14 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             beta = gmm_gemm_beta(&args.p, t->g);
             d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
             whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__RAGGED && beta != 0.0f && whole && t->cols - 64 * wg >= 64) /* what is added to, while others multiply */
+            if (GMM__RAGGED && beta != 0.0f && whole && t->cols - 64 * wg >= 64) /* the first lots that are added to */
 #pragma unroll
                 for (u = 0; u < GMM__AHEAD; u++)
 #pragma unroll
                     for (x = 0; x < GMM__OF(out) / 2 * 2; x++) {
                         const int r = (u * (GMM__OF(out) / 2 * 2) + x) * 8 + tid / 16;
-                        if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + (t->n0 + 64 * wg + tid % 16 * 4) * size);
+                        const int c = t->n0 + 64 * wg + tid % 16 * 4;
+                        if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + c * size);
                     }
 #pragma unroll
             for (j = 0; j < GMM__OF(mb); j++)
@@ -3690,7 +3685,8 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                         }
                     }
                     if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
-                        const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) + (lane / 16 * 8 + lane % 8) * 128 +
+                        const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) +
+                                             (lane / 16 * 8 + lane % 8) * 128 +
                                              (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
                         const int line = tid / 8, chunk = tid % 8, left = t->cols - c0 - 8 * chunk;
                         const char *const get = mine + line * 128 + ((chunk ^ (line & 7)) << 4);
@@ -3755,8 +3751,10 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                                     if (beta != 0.0f) {
                                         if (!GMM__RAGGED && r < rows) old[ahead][x] = gmm_sm90_peek(size, to);
 #pragma unroll
-                                        for (e = 0; e < 4; e++)
-                                            v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e), v[e]);
+                                        for (e = 0; e < 4; e++) {
+                                            const float was = gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e);
+                                            v[e] = __fmaf_rn(beta, was, v[e]);
+                                        }
                                         if (GMM__RAGGED && r + later < rows)
                                             old[ahead][x] = gmm_sm90_peek(size, to + later * pitch);
                                     }

@@ -250,8 +250,7 @@ enum {
     GMM_FAULT_ALIGN = 8u,     /* a size breaks the row_align promise; results are right nevertheless */
     GMM_FAULT_INDEX = 16u,    /* an expert index outside [-1, experts) */
     GMM_FAULT_ADDRESS = 32u   /* a table in device memory holds an address that is no multiple of 16 bytes, which the
-                                 engine WGMMA needs of weights and their gradients: results of a group with such a
-                                 weight are wrong, such a gradient is not written */
+                                 engine WGMMA needs of weights: that group's rows of the output are wrong */
 };
 
 typedef struct gmm_groups {

@@ -728,8 +728,9 @@ static int t_gpus(void) {
 
 static const char t_usage[] =
     "usage: tests [--list] [--filter SUBSTRING] [--seed N] [--engine NAME] [--threads N] [--cpu-level N]\n"
-    "             [--verbose] [--inject-failure]\n"
-    "Runs the cases whose names hold SUBSTRING, on every engine present or on the one named.\n";
+    "             [--part I/N] [--verbose] [--inject-failure]\n"
+    "Runs the cases whose names hold SUBSTRING, on every engine present or on the one named; with --part one of N\n"
+    "parts of them, so that N processes share the work.\n";
 
 static long t_number(const char *flag, const char *text) {
     char *end = NULL;
@@ -743,7 +744,7 @@ static long t_number(const char *flag, const char *text) {
 
 int main(int argc, char **argv) {
     const char *filter = "", *engine = NULL;
-    long cpu_level = 0;
+    long cpu_level = 0, part = 1, parts = 1;
     int list = 0, inject = 0, ran = 0, known = 0, gpu = 0;
     T.verbose = 0;
     for (int i = 1; i < argc; i++) {
@@ -753,6 +754,9 @@ int main(int argc, char **argv) {
         else if (!strcmp(flag, "--inject-failure")) inject = 1;
         else if (!strcmp(flag, "--filter") && value) filter = argv[++i];
         else if (!strcmp(flag, "--engine") && value) engine = argv[++i];
+        else if (!strcmp(flag, "--part") && value && sscanf(value, "%ld/%ld", &part, &parts) == 2 && part >= 1 &&
+                 part <= parts)
+            i++;
         else if (!strcmp(flag, "--seed")) H.seed = (uint64_t)t_number(flag, value), i++;
         else if (!strcmp(flag, "--threads")) T.threads = (int)t_number(flag, value), i++;
         else if (!strcmp(flag, "--cpu-level")) cpu_level = t_number(flag, value), i++;
@@ -791,7 +795,8 @@ int main(int argc, char **argv) {
         ran = 1;
     }
     for (size_t i = 0; i < H.count; i++)
-        if (H.cases[i].where == T_HOST_ONLY && strstr(H.cases[i].name, filter)) t_run(&H.cases[i]), ran = 1;
+        if (H.cases[i].where == T_HOST_ONLY && (long)i % parts == part - 1 && strstr(H.cases[i].name, filter))
+            t_run(&H.cases[i]), ran = 1;
     for (size_t e = 0; e < sizeof t_engines / sizeof t_engines[0]; e++) {
         gmm_error error = GMM_ZERO;
         H.engine_name = gmm_engine_name(t_engines[e].name);
@@ -827,7 +832,7 @@ int main(int argc, char **argv) {
         else
             for (size_t i = 0; i < H.count; i++) {
                 const int where = H.cases[i].where;
-                if (strstr(H.cases[i].name, filter) &&
+                if ((long)i % parts == part - 1 && strstr(H.cases[i].name, filter) &&
                     (where == T_ANY_ENGINE || (T.gpu && (where == T_GPU_ENGINE || (where == T_GPU_ONCE && !gpu)))))
                     t_run(&H.cases[i]), ran = 1;
             }

@@ -7326,13 +7326,13 @@ static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64
                                int64_t period) {
     const gmm__ck_piece *s = o->src, *d = o->dst;
     const int64_t sb = gmm__ck_uneven(s, f0, f1), db = gmm__ck_uneven(d, f0, f1);
-    const int64_t big = sb > db ? sb : db, small = sb && db ? (sb < db ? sb : db) : 0;
+    const int64_t big = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
     gmm_ckpt_move m = GMM_ZERO;
     if (big) { /* blocks start at multiples of their size, from a first row that is one */
         const int64_t first = big == sb ? s->f0 : d->f0;
         const int64_t up = gmm__min_i64(first + gmm__round_up(f0 - first, big), f1);
         const int64_t down = first + (f1 - first) / big * big;
-        int64_t lcm = small, f;
+        int64_t lcm = fine, f;
         gmm_status status = GMM_OK;
         if (f0 < up) status = gmm__ck_rows(b, o, f0, up, repeat, period);
         if (!status && f0 < up && up < f1) return gmm__ck_rows(b, o, up, f1, repeat, period);
@@ -7341,8 +7341,8 @@ static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64
             status = gmm__ck_rows(b, o, f0, down, repeat, period);
             return status ? status : gmm__ck_rows(b, o, down, f1, repeat, period);
         }
-        while (small && lcm % big) lcm += small;
-        if (small && lcm != big) { /* neither block divides the other */
+        while (fine && lcm % big) lcm += fine;
+        if (fine && lcm != big) { /* neither block divides the other */
             if (repeat == 1 && f1 - f0 > lcm && (f1 - f0) % lcm == 0)
                 return gmm__ck_rows(b, o, f0, f0 + lcm, (f1 - f0) / lcm, lcm);
             for (f = f0; !status && f < f1; f += big) status = gmm__ck_rows(b, o, f, f + big, repeat, period);
@@ -7362,11 +7362,11 @@ static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64
     if (big) {
         gmm__ck_loop(&m, (f1 - f0) / big, gmm__ck_jump(s, big, !sb) * s->row_step,
                      gmm__ck_jump(d, big, !db) * d->row_step);
-        if (small)
-            gmm__ck_loop(&m, big / small, gmm__ck_jump(s, small, sb == big && sb != small) * s->row_step,
-                         gmm__ck_jump(d, small, db == big && db != small) * d->row_step);
+        if (fine)
+            gmm__ck_loop(&m, big / fine, gmm__ck_jump(s, fine, sb == big && sb != fine) * s->row_step,
+                         gmm__ck_jump(d, fine, db == big && db != fine) * d->row_step);
     }
-    gmm__ck_loop(&m, small ? small : big ? big : f1 - f0, gmm__ck_jump(s, 1, 1) * s->row_step,
+    gmm__ck_loop(&m, fine ? fine : big ? big : f1 - f0, gmm__ck_jump(s, 1, 1) * s->row_step,
                  gmm__ck_jump(d, 1, 1) * d->row_step);
     gmm__ck_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
     return gmm__ck_push(b, &m);

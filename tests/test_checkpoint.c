@@ -1231,6 +1231,31 @@ static void fp8_kept(int arg) { /* scales move as their weights: joined, cut by 
     gmm_ckpt_table_destroy(t);
 }
 
+static void few_moves(int arg) { /* stacks move as one: a loop over the experts, not a move for each */
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 6, 8, 3, 1, 0);
+    int64_t n;
+    call c;
+    made m;
+    (void)arg;
+    l.gated = 1;
+    add(t, "fc.weight", GMM_BF16, SHAPE(6, 8, 3), NULL);
+    call_begin(&c, t, "module", "module");
+    c.source.stated.known = 1;
+    m = plan_ok(&c, &l, 1);
+    (void)gmm_ckpt_plan_moves(m.plan, &n);
+    T_CHECK(n == 1, "%lld moves of a plain copy", (long long)n);
+    gmm_ckpt_plan_destroy(m.plan);
+    c.target.glu_block = 2;
+    c.target.rank.etp_size = 2;
+    m = plan_ok(&c, &l, 1);
+    (void)gmm_ckpt_plan_moves(m.plan, &n);
+    T_CHECK(n == 1, "%lld moves of a slice", (long long)n);
+    apply(&m, 0);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
 static void mxfp4(int arg) { /* gpt-oss blocks and scales: dequantized exactly, or kept and sliced */
     enum { E = 2, F = 3, K = 64 };
     static const double fp4[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -1401,6 +1426,17 @@ static void states(int arg) { /* row 58: moments move as their weight */
     }
     apply(&m, 0);
     gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+    t = KEYS("fc.weight0", "up.weight0", "optimizer.exp_avg.fc.weight0"); /* a state of one linear only */
+    {
+        gmm_ckpt_linear two[2];
+        two[0] = linear_of("fc", 1, 4, 0, 1, 0);
+        two[1] = linear_of("up", 1, 4, 0, 1, 0);
+        call_begin(&c, t, "module", "module");
+        c.source.states = prefixes;
+        c.source.state_count = 3;
+        plan_refused(&c, two, 2, GMM_CKPT_MISSING_INDEX, "optimizer.exp_avg.up.weight");
+    }
     gmm_ckpt_table_destroy(t);
     t = KEYS("fc.weight0", "fc.weight1", "optimizer.exp_avg.fc.weight0"); /* half a state */
     l = linear_of("fc", 2, 4, 0, 1, 0);
@@ -2095,6 +2131,7 @@ void tests_checkpoint(void) {
     t_add_host(every_pair, 1, "ckpt fc2: every layout into every other");
     t_add_host(every_rank, 0, "ckpt fc1: EP and ETP grids into one another");
     t_add_host(every_rank, 1, "ckpt fc2: EP and ETP grids into one another");
+    t_add_host(few_moves, 0, "ckpt stacks move at once");
     t_add_host(gtp_cuts, 0, "ckpt GTP cuts of every kind");
     t_add_host(gtp_sources, 0, "ckpt GTP shards come together");
     t_add_host(verify_finds, 0, "ckpt verify finds what is wrong");

@@ -9242,13 +9242,18 @@ static void gmm__ck_run_loop(const gmm__ck_work *w, int64_t src, int64_t dst, in
 
 /* All of a box, from source element `src` to the front of the destination. */
 static void gmm__ck_box_loop(const gmm__ck_work *w, int64_t src) {
-    enum { TILE = 64 };
+    enum { TILE = 32 };
     const gmm_ckpt_move *m = w->move;
     const int n = m->loops, y = n - 2, x = n - 1;
     const int transposed = n > 1 && m->src_step[n - 1] > m->src_step[n > 1 ? n - 2 : 0];
     const int outer = n - (transposed ? 2 : 1);
+    const int gather = transposed && m->kind == GMM_CKPT_COPY && m->src_step[y < 0 ? 0 : y] == 1;
+    char square[TILE * (TILE + 8) * 8];
+    gmm__ck_work near_by = *w;
     int64_t at[GMM_CKPT_LOOPS] = {0}, i, a, b;
     int l;
+    near_by.src = square;
+    near_by.src_base = 0;
     do {
         int64_t from = src, to = 0;
         for (l = 0; l < outer; l++) {
@@ -9257,11 +9262,21 @@ static void gmm__ck_box_loop(const gmm__ck_work *w, int64_t src) {
         }
         if (!transposed) gmm__ck_run_loop(w, from, to, w->count[x], m->src_step[x], w->dst_step[x]);
         for (a = 0; transposed && a < w->count[y]; a += TILE) /* by squares */
-            for (b = 0; b < w->count[x]; b += TILE)
-                for (i = a; i < a + TILE && i < w->count[y]; i++)
-                    gmm__ck_run_loop(w, from + i * m->src_step[y] + b * m->src_step[x],
-                                     to + i * w->dst_step[y] + b * w->dst_step[x],
-                                     gmm__min_i64(TILE, w->count[x] - b), m->src_step[x], w->dst_step[x]);
+            for (b = 0; b < w->count[x]; b += TILE) {
+                const int64_t high = gmm__min_i64(TILE, w->count[y] - a), wide = gmm__min_i64(TILE, w->count[x] - b);
+                const int64_t first = from + a * m->src_step[y] + b * m->src_step[x];
+                if (gather) /* lines of the source, whose distance may put all of them into one set of a cache */
+                    for (i = 0; i < wide; i++)
+                        memcpy(square + i * (TILE + 8) * w->src_unit,
+                               w->src + (first + i * m->src_step[x] - w->src_base) * w->src_unit,
+                               (size_t)(high * w->src_unit));
+                for (i = 0; i < high; i++) {
+                    const int64_t at_dst = to + (a + i) * w->dst_step[y] + b * w->dst_step[x];
+                    if (gather) gmm__ck_run_loop(&near_by, i, at_dst, wide, TILE + 8, w->dst_step[x]);
+                    else
+                        gmm__ck_run_loop(w, first + i * m->src_step[y], at_dst, wide, m->src_step[x], w->dst_step[x]);
+                }
+            }
         for (l = outer - 1; l >= 0 && ++at[l] == w->count[l]; l--) at[l] = 0;
     } while (l >= 0);
 }

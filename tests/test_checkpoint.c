@@ -973,6 +973,17 @@ static void every_pair(int fc2) { /* all layouts into all, with small odd extent
         }
 }
 
+static void large_matrices(int arg) { /* transpositions and rows of more than a tile, through little scratch */
+    (void)arg;
+    for (int way = 0; way < 3; way++) {
+        const int64_t scratch = way == 0 ? 0 : way == 1 ? 3000 : 40000;
+        convert(0, 1, 7, (logical){2, 2, 70, 101}, whole, whole, 0, 0, scratch);
+        convert(0, 8, 0, (logical){1, 2, 66, 67}, whole, whole, 0, 33, scratch);
+        convert(1, 3, 4, (logical){2, 1, 97, 65}, whole, at(1, 2, 0, 5), 0, 0, scratch);
+        convert(1, 5, 7, (logical){1, 1, 64, 129}, at(0, 1, 0, 3), whole, 0, 0, scratch);
+    }
+}
+
 static void every_rank(int fc2) { /* grids of EP and ETP into one another, one target rank at a time */
     for (int i = 0; i < 120; i++) {
         static const int64_t sizes[4] = {1, 2, 4, 1};
@@ -2131,6 +2142,7 @@ void tests_checkpoint(void) {
     t_add_host(every_pair, 1, "ckpt fc2: every layout into every other");
     t_add_host(every_rank, 0, "ckpt fc1: EP and ETP grids into one another");
     t_add_host(every_rank, 1, "ckpt fc2: EP and ETP grids into one another");
+    t_add_host(large_matrices, 0, "ckpt matrices of several tiles");
     t_add_host(few_moves, 0, "ckpt stacks move at once");
     t_add_host(gtp_cuts, 0, "ckpt GTP cuts of every kind");
     t_add_host(gtp_sources, 0, "ckpt GTP shards come together");

@@ -50,19 +50,20 @@ TEST_SRC := $(wildcard tests/*.c)
 COMMON_SRC := $(wildcard examples/common/*.c)
 EXAMPLE_SRC := $(wildcard examples/*.c)
 EXAMPLE_CXX := $(wildcard examples/*.cpp)
-C_SRC := $(TEST_SRC) $(COMMON_SRC) $(EXAMPLE_SRC) examples/apps/train_moe.c tests/bench/cpu_gemm.c
+APP_SRC := $(wildcard examples/apps/*.c)
+C_SRC := $(TEST_SRC) $(COMMON_SRC) $(EXAMPLE_SRC) $(APP_SRC) tests/bench/cpu_gemm.c
 
 TEST_OBJ := $(TEST_SRC:%.c=$(B)/obj/%.o)
 COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test examples bench gpu-report sanitize check help install clean FORCE
+.PHONY: all run test test-files examples bench gpu-report sanitize check fuzz help install clean FORCE
 
 ##
 ## Targets
-##   all                    the library object, tests, examples and train_moe (default)
-all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(EXAMPLES) $(EXAMPLES_CXX)
+##   all                    the library object, tests, examples and programs (default)
+all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(B)/convert_checkpoint $(EXAMPLES) $(EXAMPLES_CXX)
 
 ##   run                    train a mixture-of-experts language model on this text; ARGS="--help" lists its flags
 run: $(B)/train_moe
@@ -71,6 +72,10 @@ run: $(B)/train_moe
 ##   test                   build and run the tests; ARGS="--list", "--filter=..." and others go to build/gmm_tests
 test: $(B)/gmm_tests
 	$(Q)$(B)/gmm_tests $(ARGS)
+
+##   test-files             the programs' files beside Python's package safetensors (a folder with it: PYTHONPATH=)
+test-files: $(B)/train_moe $(B)/convert_checkpoint
+	$(Q)python3 tests/checkpoint_files.py --build $(B) $(ARGS)
 
 ##   examples               build and run the small examples
 examples: $(EXAMPLES) $(EXAMPLES_CXX)
@@ -122,6 +127,11 @@ check: all $(P)/nvcc $(P)/cublaslt compile_commands.json
 	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc $(P)/cublaslt | tr '\n' ' ')" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
 	sh tests/headers/check.sh
 	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test
+
+##   fuzz                   libFuzzer on the header reader and on checkpoint plans, with clang; ARGS="-max_total_time=600"
+fuzz: $(B)/fuzz_header $(B)/fuzz_plan
+	$(Q)set -e; for f in header plan; do mkdir -p $(B)/corpus_$$f; \
+	$(B)/fuzz_$$f -max_total_time=60 -print_final_stats=1 $(ARGS) $(B)/corpus_$$f tests/fuzz/$$f; done
 
 ##   install                headers and gmm.pc, below $(DESTDIR)$(PREFIX)
 install:
@@ -255,10 +265,10 @@ $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)
 	$(Q)$(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<
 
 LINK_C = $(Q)mkdir -p $(@D) && $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) @$(P)/openmp @$(P)/pthread @$(CUDA_LINK)
-$(B)/gmm_tests: $(TEST_OBJ) $(B)/gmm.o
+$(B)/gmm_tests: $(TEST_OBJ) $(B)/obj/examples/common/safetensors.o $(B)/gmm.o $(P)/cjson
 	$(call say,LINK,$@)
-	$(LINK_C) -lm
-$(B)/train_moe: $(B)/obj/examples/apps/train_moe.o $(COMMON_OBJ) $(B)/gmm.o $(P)/cjson
+	$(LINK_C) @$(P)/cjson -lm
+$(B)/train_moe $(B)/convert_checkpoint: $(B)/%: $(B)/obj/examples/apps/%.o $(COMMON_OBJ) $(B)/gmm.o $(P)/cjson
 	$(call say,LINK,$@)
 	$(LINK_C) @$(P)/cjson -lm
 $(B)/cpu_gemm: $(B)/obj/tests/bench/cpu_gemm.o $(B)/gmm.o $(P)/openblas
@@ -284,6 +294,12 @@ $(EXAMPLES_CXX): $(B)/%: %.cpp $(B)/flags $(P)/c++ $(P)/openmp++
 	@if test -s $(P)/c++; then printf '  %-5s  %s\n' CXX $<; else echo '  skip   $<: no C++ compiler'; : > $@; fi
 	$(Q)if test -s $(P)/c++; then \
 	$(CXX) $(ALL_CXXFLAGS) @$(P)/openmp++ -MMD -MP -MF $@.d $(ALL_LDFLAGS) -o $@ $< -lm; fi
+
+FUZZ_FLAGS := -std=c11 -O1 -g $(WARN) -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(INCLUDES)
+$(B)/fuzz_%: $(HEADERS) tests/fuzz/fuzz.c tests/fuzz/target.h examples/common/safetensors.c examples/vendoring/gmm.c $(P)/cjson
+	$(call say,FUZZ,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)clang $(FUZZ_FLAGS) @$(P)/cjson.cflags -DFUZZ=fuzz_$* -o $@ $(filter %.c,$^) @$(P)/cjson -lm
 
 # The flags of our own rules; responses are written out.
 compile_commands.json: Makefile $(B)/flags $(RESPONSES) $(P)/openmp++

@@ -19,10 +19,10 @@
  *
  * CONTENTS
  *     1  Version, context, errors      6  Weight-gradient decisions     11  Runtime
- *     2  Operations, options, queries  7  Routing                       12  Implementation
- *     3  Grouped linear                8  Permute, unpermute            13  Licence
- *     4  Activation                    9  Pad, GLU interleave
- *     5  Expert MLP                   10  Small operations
+ *     2  Operations, options, queries  7  Routing                       12  Checkpoints
+ *     3  Grouped linear                8  Permute, unpermute            13  Implementation
+ *     4  Activation                    9  Pad, GLU interleave           14  Implementation: checkpoints
+ *     5  Expert MLP                   10  Small operations              15  Licence
  *
  * CONFIGURATION (beside gmm_quant.h's; define where GMM_IMPLEMENTATION is)
  *     GMM_NO_CUBLASLT        under nvcc: leaves out the CUBLASLT engine, so that nothing links with -lcublasLt
@@ -792,12 +792,430 @@ typedef struct gmm_runtime {
    Stream, graph: no effect on either. Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out);
 
+/* ----------------------------------------------------------------------------------------------- 12 Checkpoints --- */
+
+/* From the tensors of a checkpoint to those that a model wants: names, layouts, slices, dtypes. Host only; no context.
+
+       gmm_ckpt_table    what is there: named tensors over storages (memory, or files behind callbacks)
+       gmm_ckpt_scheme   how a family of checkpoints names and lays out its tensors
+       gmm_ckpt_plan     strided moves from the source's tensors to the targets'
+
+   The logical weight of a grouped linear is [experts][out][in], whole: before expert parallelism (EP) and expert tensor
+   parallelism (ETP) cut it; of a gated FC1, `out` is its gate rows and then as many up rows. Each stored tensor is a
+   box of it, laid out by its scheme. A plan intersects the boxes of the source with those of the target.
+   Pure        Building reads names, shapes and dtypes, never data; every error that the data does not cause is found
+               there, with its reason and key, and nothing is changed. Applying can then fail by io alone.
+   Exact       Every byte of a target is written once; every key of the source is used, kept, dropped by rule, or named
+               in an error. gmm_ckpt_verify proves the former from the moves.
+   Memory      Tables and plans allocate from the allocator they were made with (NULL: GMM_MALLOC); applying allocates
+               nothing and uses the caller's scratch. Tables must outlive plans that read them.
+   Threads     Tables and plans do not change after they were built: they may be shared, and disjoint ranges of moves
+               applied at once. Hosts are little-endian.
+   In functions below, `report` and `error` may be NULL. */
+
+/* Why a checkpoint was refused. X(name, value, lower-case name, status) */
+#define GMM_CKPT_REASON_LIST(X) \
+    X(GMM_CKPT_FINE, 0, fine, GMM_OK) \
+    X(GMM_CKPT_ARGUMENT, 1, argument, GMM_E_ARG) \
+    X(GMM_CKPT_DUPLICATE_KEY, 2, duplicate_key, GMM_E_KEY) \
+    X(GMM_CKPT_MISSING_INDEX, 3, missing_index, GMM_E_KEY) \
+    X(GMM_CKPT_EXTRA_INDEX, 4, extra_index, GMM_E_KEY) \
+    X(GMM_CKPT_EXTRA_KEY, 5, extra_key, GMM_E_KEY) \
+    X(GMM_CKPT_AMBIGUOUS, 6, ambiguous, GMM_E_KEY) \
+    X(GMM_CKPT_BOTH_LAYOUTS, 7, both_layouts, GMM_E_KEY) \
+    X(GMM_CKPT_SHAPE, 8, shape, GMM_E_KEY) \
+    X(GMM_CKPT_DTYPE, 9, dtype, GMM_E_DTYPE) \
+    X(GMM_CKPT_NOT_DIVISIBLE, 10, not_divisible, GMM_E_CONFIG) \
+    X(GMM_CKPT_GROUP_COUNT, 11, group_count, GMM_E_KEY) \
+    X(GMM_CKPT_GLU_UNKNOWN, 12, glu_unknown, GMM_E_CONFIG) \
+    X(GMM_CKPT_GLU_CONFLICT, 13, glu_conflict, GMM_E_CONFIG) \
+    X(GMM_CKPT_SCALE_MISSING, 14, scale_missing, GMM_E_KEY) \
+    X(GMM_CKPT_OVERFLOW, 15, overflow, GMM_E_OVERFLOW) \
+    X(GMM_CKPT_NO_MEMORY, 16, no_memory, GMM_E_MEMORY)
+
+typedef enum gmm_ckpt_reason {
+#define GMM__X(name, value, text, status) name = value,
+    GMM_CKPT_REASON_LIST(GMM__X)
+#undef GMM__X
+    GMM_CKPT_REASON_MAX = 0x7fffffff
+} gmm_ckpt_reason;
+
+/* Lower-case name of a reason, "?" if unknown. Pure. */
+GMMDEF const char *gmm_ckpt_reason_name(gmm_ckpt_reason reason);
+
+/* What came of a call; filled on success and on failure. */
+typedef struct gmm_ckpt_report {
+    gmm_error error;        /* status and sentence */
+    gmm_ckpt_reason reason;
+    char key[252];          /* the key that it is about, cut to fit; "" if none */
+    int64_t matched;        /* source tensors that a linear used */
+    int64_t kept, dropped;  /* other source tensors */
+} gmm_ckpt_report;
+
+enum { GMM_CKPT_RANK = 8, GMM_CKPT_LOOPS = 7 };
+
+/* One named tensor, row-major and dense. In tables, arrays of these have no struct_size. */
+typedef struct gmm_ckpt_tensor {
+    const char *name;             /* NUL-terminated; tables hold copies */
+    gmm_dtype dtype;              /* GMM_NONE: a type unknown here, whose bytes can be kept or dropped only */
+    int32_t rank;                 /* 0 to GMM_CKPT_RANK */
+    int64_t shape[GMM_CKPT_RANK]; /* >= 0; with E2M1, elements */
+    int32_t storage;              /* of the table */
+    int32_t reserved;             /* 0 */
+    int64_t offset, bytes;        /* inside the storage; bytes is shape times dtype, and free for GMM_NONE */
+    int64_t tag;                  /* the caller's; a kept tensor carries it on */
+} gmm_ckpt_tensor;
+
+typedef struct gmm_ckpt_table gmm_ckpt_table;
+
+/* An empty table. *out is NULL after a failure.  Errors: GMM_E_NULL, GMM_E_ARG (half an allocator), GMM_E_MEMORY. */
+GMMDEF gmm_status gmm_ckpt_table_create(gmm_ckpt_table **out, const gmm_allocator *allocator, gmm_error *error);
+
+/* Frees a table; NULL is allowed. */
+GMMDEF void gmm_ckpt_table_destroy(gmm_ckpt_table *table);
+
+/* Adds a storage of `bytes`: host memory at `base`, which must stay, or with NULL what gmm_ckpt_io.read reads.
+   Errors: GMM_E_NULL, GMM_E_ARG (bytes < 0), GMM_E_MEMORY. */
+GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *base, int64_t bytes, int32_t *storage,
+                                             gmm_error *error);
+
+/* Adds a tensor; tensors may share bytes.  Errors (reason): GMM_E_NULL, GMM_E_ARG (argument: rank, storage, negative
+   extent, bytes that shape and dtype do not make, outside of the storage), GMM_E_DTYPE (dtype), GMM_E_KEY
+   (duplicate_key), GMM_E_OVERFLOW, GMM_E_MEMORY. The table is then as before. */
+GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tensor *tensor, gmm_ckpt_report *report);
+
+/* The tensors in the order they were added; valid until the next is added. Index of a name, -1 if there is none. */
+GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table, int64_t *count);
+GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name);
+
+/* ---- Schemes: how checkpoints name and lay out the tensors of a layer. */
+
+/* Linears of a layer. X(name, value, lower-case name, grouped over experts, rows cut by ETP, columns cut by ETP) */
+#define GMM_CKPT_SLOT_LIST(X) \
+    X(GMM_CKPT_FC1, 0, fc1, 1, 1, 0) \
+    X(GMM_CKPT_FC2, 1, fc2, 1, 0, 1) \
+    X(GMM_CKPT_ROUTER, 2, router, 0, 0, 0) \
+    X(GMM_CKPT_ROUTER_CORRECTION, 3, router_correction, 0, 0, 0) \
+    X(GMM_CKPT_SHARED_FC1, 4, shared_fc1, 0, 0, 0) \
+    X(GMM_CKPT_SHARED_FC2, 5, shared_fc2, 0, 0, 0) \
+    X(GMM_CKPT_SHARED_GATE, 6, shared_gate, 0, 0, 0)
+
+typedef enum gmm_ckpt_slot {
+#define GMM__X(name, value, text, grouped, rows, cols) name = value,
+    GMM_CKPT_SLOT_LIST(GMM__X)
+#undef GMM__X
+    GMM_CKPT_SLOT_COUNT,
+    GMM_CKPT_SLOT_ANY = 0x7ffffffe, /* in a row: any slot, of linears that have a path */
+    GMM_CKPT_SLOT_MAX = 0x7fffffff
+} gmm_ckpt_slot;
+
+typedef enum gmm_ckpt_kind {
+    GMM_CKPT_WEIGHT = 0,
+    GMM_CKPT_BIAS = 1,
+    GMM_CKPT_SCALE = 2, /* of the weight's blocks */
+    GMM_CKPT_KIND_MAX = 0x7fffffff
+} gmm_ckpt_kind;
+
+typedef enum gmm_ckpt_half {
+    GMM_CKPT_BOTH = 0, /* gate and up rows in one tensor, or an ungated linear */
+    GMM_CKPT_GATE = 1,
+    GMM_CKPT_UP = 2,
+    GMM_CKPT_HALF_MAX = 0x7fffffff
+} gmm_ckpt_half;
+
+/* How a tensor holds matrices of r x c: out x in, or in x out if the row says transposed. */
+typedef enum gmm_ckpt_form {
+    GMM_CKPT_EACH = 0,    /* one expert: [r, c], a vector [r] */
+    GMM_CKPT_STACKED = 1, /* all experts: [E, r, c] or [E r, c], vectors [E, r] or [E r] */
+    GMM_CKPT_WIDE = 2,    /* all experts: declared [r, E c], but the bytes of [E, r, c] */
+    GMM_CKPT_FORM_MAX = 0x7fffffff
+} gmm_ckpt_form;
+
+/* One kind of tensor. Patterns are whole dotted segments with {p} (the linear's path; only in front), {L} (its layer)
+   and {e} (the expert): integers without leading zeros. */
+typedef struct gmm_ckpt_row {
+    const char *pattern;
+    gmm_ckpt_slot slot;
+    gmm_ckpt_kind kind;
+    gmm_ckpt_half half;
+    gmm_ckpt_form form;
+    int32_t transposed;
+    gmm_scaling scaling; /* of a quantized weight, and of its scales: 128X128 (the weight may also come unquantized) or
+                            MX32: U8 blocks [..., r, c / 32, 16] of two 4-bit elements per byte, low half first */
+} gmm_ckpt_row;
+
+typedef struct gmm_ckpt_scheme {
+    const char *name;
+    const gmm_ckpt_row *rows;
+    int32_t count;
+    int32_t glu_known;    /* 1: BOTH rows have gate and up in blocks of glu_block (0 = halves); 0: it must be stated */
+    int32_t glu_block;
+    int32_t global_index; /* 1: {e} counts the experts of all EP ranks; 0: those of the rank */
+} gmm_ckpt_scheme;
+
+/* A shipped scheme; NULL for an unknown name. gmm_ckpt_scheme_at lists them: NULL past the last. Pure.
+       module       {p}.weight0.. or {p}.weight, biases alike, of linears that are given by path
+       megatron     Megatron's grouped linears, indexed or grouped, with router and shared experts
+       sequential   Megatron's SequentialMLP          legacy   Megatron's old GroupedMLP (weight1, weight2)
+       mixtral, qwen2-moe, qwen3-moe (also OLMoE), deepseek-v3 (FP8 blocks or 16-bit)
+       fused, fused-transposed   Hugging Face's stacked gate_up_proj [E, 2F, H] or [E, H, 2F]
+       gpt-oss      interleaved by 1, biases, MXFP4 blocks or 16-bit [E, H, 2F] */
+GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name);
+GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
+
+/* ---- Plans */
+
+/* One linear, whole. Arrays of these have no struct_size. */
+typedef struct gmm_ckpt_linear {
+    gmm_ckpt_slot slot;
+    int32_t gated;         /* FC1: out is 2F, gate rows and then up rows */
+    const char *path;      /* {p}, "decoder.layers.3.mlp.experts.linear_fc1"; NULL = by layer */
+    int64_t layer;         /* {L} */
+    int64_t experts;       /* of all EP ranks; slots that are not grouped: 1 (0 means 1) */
+    int64_t out, in;       /* in 0: the weight is a vector */
+    int32_t bias;          /* 1: it has a bias; 0: keys of one are extra */
+    int32_t grouped_weight, grouped_bias; /* targets, where the scheme has both: 1 STACKED, 0 EACH */
+    int32_t reserved;      /* 0 */
+} gmm_ckpt_linear;
+
+/* The rows that a rank of generalized tensor parallelism keeps of the matrix that EP and ETP leave: what gmm_gtp_plan
+   gives as row0, valid_rows and shard_rows. */
+typedef struct gmm_ckpt_cut {
+    int64_t row0, rows;
+    int64_t stored_rows; /* rows of the tensor; those past `rows` are written as zeros */
+} gmm_ckpt_cut;
+
+/* Coordinates of what a table holds or a target wants. Sizes of 0 mean 1. */
+typedef struct gmm_ckpt_rank {
+    int32_t ep_rank, ep_size;
+    int32_t etp_rank, etp_size;
+    int32_t gtp_rank, gtp_size; /* sources: ranks stack their weights' rows in this order. Targets: see cuts */
+} gmm_ckpt_rank;
+
+/* A whole checkpoint, or what one rank wrote of it. Arrays of these have no struct_size. */
+typedef struct gmm_ckpt_part {
+    const gmm_ckpt_table *table;
+    gmm_ckpt_rank rank;
+} gmm_ckpt_part;
+
+/* Something that may be known of gate and up rows in one tensor: the block B in [gate:B | up:B | gate:B ...]. */
+typedef struct gmm_ckpt_glu {
+    int32_t known;
+    int32_t block; /* 0 = halves */
+} gmm_ckpt_glu;
+
+/* What becomes of keys that no linear uses. */
+typedef enum gmm_ckpt_extra {
+    GMM_CKPT_EXTRA_REFUSE = 0,
+    GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes */
+    GMM_CKPT_EXTRA_DROP = 2,
+    GMM_CKPT_EXTRA_MAX = 0x7fffffff
+} gmm_ckpt_extra;
+
+/* How to read the source; nothing is guessed.
+   Keys are matched by whole segments, as a state's prefix, the model's prefix and a row's pattern, wrapper segments
+   left out. The model's prefix is one for all keys: the stated one; else the empty one if any key has it; else the only
+   one found, or the key is ambiguous. Keys with other prefixes are extra.
+   The GLU layout is the scheme's, or what was stated or recorded (in the file's metadata); if several are known they
+   must agree. Unknown is allowed only where gate and up rows stay together and in place. */
+typedef struct gmm_ckpt_source {
+    uint32_t struct_size;
+    int32_t part_count;            /* >= 1; what several parts hold alike is read from the first */
+    const gmm_ckpt_part *parts;
+    const gmm_ckpt_scheme *scheme;
+    const char *prefix;            /* "model." or ""; NULL = found */
+    const char *const *wrappers;   /* [wrapper_count] segments left out of keys and paths, such as "module" */
+    const char *const *states;     /* [state_count] prefixes of equal trees, such as "" and "optimizer.exp_avg."; NULL =
+                                      "" alone. A state without any key is absent */
+    int32_t wrapper_count, state_count;
+    gmm_ckpt_glu stated, recorded;
+    gmm_ckpt_extra extra;
+    int32_t skip_missing;          /* 1: a linear without any key is left out */
+    int32_t prefer_target;         /* 1: of EACH and STACKED both present, the target's is taken, the other dropped */
+    int32_t drop_extra_state;      /* 1: `_extra_state` keys are dropped; else extra. They are never read */
+} gmm_ckpt_source;
+
+/* What the model wants. */
+typedef struct gmm_ckpt_target {
+    uint32_t struct_size;
+    int32_t state_count;           /* 0: the source's states */
+    const gmm_ckpt_scheme *scheme; /* NULL = the source's */
+    const char *prefix;            /* NULL = the source's */
+    const char *const *states;     /* one name for each of the source's */
+    gmm_ckpt_rank rank;            /* gtp_rank and gtp_size are not read */
+    const gmm_ckpt_cut *cuts;      /* [linears] GTP, of grouped weights; NULL = whole */
+    int32_t glu_block;             /* of BOTH rows; 0 = halves, or the scheme's */
+    gmm_dtype dtype, bias_dtype;   /* F32, F16, BF16: of experts, converted or dequantized. NONE: as in the source.
+                                      States, routers and kept tensors always stay as they are */
+    int32_t views;                 /* 1: a target whose bytes lie in the source as they must become a view of it */
+} gmm_ckpt_target;
+
+typedef struct gmm_ckpt_plan gmm_ckpt_plan;
+
+/* Finds the linears of a source whose patterns name layers, and their extents, for gmm_ckpt_plan_create. `experts`
+   is 0 where a shape or a name tells their number (not WIDE). Whether a BOTH row of FC1 is gated follows from FC2's in.
+   *linears is allocated from the allocator, and freed by gmm_ckpt_linears_release.
+   Errors (reason): as gmm_ckpt_plan_create. */
+GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, gmm_ckpt_linear **linears,
+                                int64_t *count, const gmm_allocator *allocator, gmm_ckpt_report *report);
+/* Frees what gmm_ckpt_scan allocated, with the same allocator. */
+GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocator *allocator);
+
+/* Plans a conversion. *out is NULL after a failure.
+   Errors (reason): GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (argument), GMM_E_KEY, GMM_E_CONFIG (not_divisible,
+       glu_unknown, glu_conflict), GMM_E_DTYPE, GMM_E_OVERFLOW, GMM_E_MEMORY: see GMM_CKPT_REASON_LIST. */
+GMMDEF gmm_status gmm_ckpt_plan_create(gmm_ckpt_plan **out, const gmm_ckpt_source *source,
+                                       const gmm_ckpt_target *target, const gmm_ckpt_linear *linears, int64_t count,
+                                       const gmm_allocator *allocator, gmm_ckpt_report *report);
+
+/* How gmm_ckpt_normalize_* treat doubtful keys. */
+typedef enum gmm_ckpt_parity {
+    GMM_CKPT_SAFE = 0,     /* doubtful keys are errors */
+    GMM_CKPT_UPSTREAM = 1, /* as Megatron-LM does: what does not fit is left alone, keys match by their last characters,
+                              shapes are not checked against the declared ones */
+    GMM_CKPT_PARITY_MAX = 0x7fffffff
+} gmm_ckpt_parity;
+
+/* Megatron-LM's load hook of one module: its parameters between indexed and grouped keys, as linear->grouped_weight and
+   grouped_bias say. Keys are prefix, and then weight, weight0, bias...; linear->path is not read. And its map for
+   reloading fp32 masters: the same for many modules by their paths, under any prefix.
+   The plan's targets are the whole new table: what is not concerned stays as it is. Plans consist of views and copies.
+   Errors (reason): as gmm_ckpt_plan_create. */
+GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
+                                          const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
+                                          const gmm_allocator *allocator, gmm_ckpt_report *report);
+GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_table *table,
+                                         const gmm_ckpt_linear *linears, int64_t count, gmm_ckpt_parity parity,
+                                         const gmm_allocator *allocator, gmm_ckpt_report *report);
+
+/* Frees a plan; NULL is allowed. */
+GMMDEF void gmm_ckpt_plan_destroy(gmm_ckpt_plan *plan);
+
+/* The targets. All lie in storage 0, one behind the other at 64-byte boundaries; views lie there too, but no byte of
+   them is written. Lives as long as the plan. */
+GMMDEF const gmm_ckpt_table *gmm_ckpt_plan_targets(const gmm_ckpt_plan *plan);
+
+typedef enum gmm_ckpt_move_kind {
+    GMM_CKPT_VIEW = 0,    /* the whole target is bytes of the source from src_at on: nothing moves */
+    GMM_CKPT_COPY = 1,
+    GMM_CKPT_CONVERT = 2, /* between F32, F16 and BF16, rounded once */
+    GMM_CKPT_DEQUANT = 3, /* element times the scale of its block in fp32, rounded once */
+    GMM_CKPT_ZERO = 4,
+    GMM_CKPT_MOVE_KIND_MAX = 0x7fffffff
+} gmm_ckpt_move_kind;
+
+/* One strided copy: for all 0 <= i_l < count[l]:
+       dst[dst_at + sum i_l dst_step[l]] = src[src_at + sum i_l src_step[l]], in elements; dst_step falls from loop to
+   loop. */
+typedef struct gmm_ckpt_move {
+    gmm_ckpt_move_kind kind;
+    gmm_scaling scaling;  /* DEQUANT */
+    int32_t part, loops;  /* loops >= 1 */
+    int32_t src, dst;     /* tensors of the part's table and of the targets; ZERO has no src (-1) */
+    int32_t scale;        /* DEQUANT: tensor of the part's table, else -1 */
+    int32_t reserved;
+    int64_t src_at, dst_at;
+    int64_t count[GMM_CKPT_LOOPS], src_step[GMM_CKPT_LOOPS], dst_step[GMM_CKPT_LOOPS];
+} gmm_ckpt_move;
+
+/* The moves, ordered by part, storage and offset of what they read. Live as long as the plan. */
+GMMDEF const gmm_ckpt_move *gmm_ckpt_plan_moves(const gmm_ckpt_plan *plan, int64_t *count);
+
+/* Proves that `count` moves (NULL: the plan's own) read and write within bounds and write every byte of every target
+   exactly once, views counting as written.  Errors: GMM_E_NULL, GMM_E_STATE (not so; names the target),
+       GMM_E_MEMORY. */
+GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move *moves, int64_t count,
+                                  gmm_error *error);
+
+typedef struct gmm_ckpt_cost {
+    uint32_t struct_size;
+    int32_t reserved;
+    int64_t bytes_read, bytes_written; /* by all moves */
+    int64_t target_bytes;  /* of storage 0 of the targets */
+    int64_t scratch_min;   /* gmm_ckpt_run.scratch_bytes; more is faster */
+    int64_t moves[5];      /* by kind */
+} gmm_ckpt_cost;
+
+enum { GMM_CKPT_SCRATCH = 64 << 20 }; /* recommended gmm_ckpt_run.scratch_bytes */
+
+/* What applying takes. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION. */
+GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error);
+
+/* Callbacks return 0, or anything else to fail the call with GMM_E_IO. Offsets are bytes. */
+typedef struct gmm_ckpt_io {
+    void *user;
+    int (*read)(void *user, int32_t part, int32_t storage, int64_t offset, void *to, int64_t bytes);
+    int (*write)(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes); /* inside the target */
+    void (*done)(void *user, int64_t target); /* after the last move of a target, where moves run in order; or NULL */
+} gmm_ckpt_io;
+
+typedef struct gmm_ckpt_run {
+    uint32_t struct_size;
+    int32_t reserved;
+    gmm_ckpt_io io;
+    void *memory;          /* host memory of target_bytes for storage 0; NULL = io.write */
+    void *scratch;         /* host memory, used during the call only */
+    size_t scratch_bytes;
+    int64_t end;           /* the move to stop before; 0 = all */
+} gmm_ckpt_run;
+
+/* Applies the moves from *cursor on, which is then the next move to do, also after a failure: what was done need not be
+   done again, and doing it again changes nothing. Targets must not overlap the source's memory.
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (cursor or end out of range, overlap), GMM_E_WORKSPACE (scratch below
+       scratch_min), GMM_E_IO. */
+GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *run, int64_t *cursor, gmm_error *error);
+
+/* ---- Small rules of Megatron-LM's checkpoints, as pure functions. */
+
+/* Splits one tensor into E: a first extent of E is unbound, else a multiple of it is cut into equal chunks. `members`
+   is that of a quantized group, which has no other split; 0 = a plain tensor. parts [E] get shape, offset and bytes;
+   their names are the tensor's.
+   Errors (reason): GMM_E_NULL, GMM_E_ARG, GMM_E_KEY (group_count), GMM_E_CONFIG (not_divisible). */
+GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
+                                 gmm_ckpt_tensor *parts, gmm_ckpt_report *report);
+
+typedef struct gmm_ckpt_interval {
+    int64_t shard_at;  /* where the intersection lies in the shard; -1 = there is none */
+    int64_t member_at; /* and in the member; -1 = there is none */
+    int64_t length;
+} gmm_ckpt_interval;
+
+/* What a flat shard [start, start + length) of consecutive members has of each: every member gets an entry, so that
+   ranks agree on their number. start -1 with length 0: no shard.
+   Errors: GMM_E_NULL, GMM_E_ARG (negative or missing start, shard past the end), GMM_E_OVERFLOW. */
+GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,
+                                         gmm_ckpt_interval *out, gmm_error *error);
+
+/* Where Megatron's sharded checkpoints store one expert's parameter. */
+typedef struct gmm_ckpt_stored {
+    uint32_t struct_size;
+    int32_t singleton;      /* 1: a key per expert, 0: one key for all with an expert axis */
+    const char *prefix;     /* "decoder.layers.0.mlp." */
+    gmm_ckpt_slot slot;     /* FC1 or FC2 */
+    gmm_ckpt_kind kind;     /* WEIGHT or BIAS */
+    int32_t gated;
+    gmm_ckpt_half half;     /* of a gated FC1: GATE or UP */
+    int64_t experts_local, index; /* of the rank; the expert's number there */
+    int32_t ep_rank, ep_size, etp_rank, etp_size; /* sizes of 0 mean 1 */
+} gmm_ckpt_stored;
+
+typedef struct gmm_ckpt_place {
+    int64_t expert, experts;  /* offset and extent of the expert axis (singleton: in the key instead) */
+    int32_t axis;             /* of the matrix that is cut into fragments; -1 = whole */
+    int32_t fragment, fragments;
+} gmm_ckpt_place;
+
+/* Writes the key (NUL-terminated, into `room` bytes) and the place.
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (a field out of range), GMM_E_WORKSPACE (room). */
+GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t room, gmm_ckpt_place *place,
+                                      gmm_error *error);
+
 #ifdef __cplusplus
 }
 #endif
 #endif /* GMM_MOE_GMM_H_INCLUDED */
 
-/* -------------------------------------------------------------------------------------------- 12 Implementation --- */
+/* -------------------------------------------------------------------------------------------- 13 Implementation --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__IMPLEMENTATION_DONE)
 #define GMM__IMPLEMENTATION_DONE
@@ -840,7 +1258,7 @@ extern "C" {
 #include "gmm_kernels.cuh"
 #endif
 
-/* ......................................................................................... 12.1 Context, checks ... */
+/* ......................................................................................... 13.1 Context, checks ... */
 
 enum { GMM__WORKSPACE_ALIGN = 256 };
 
@@ -1213,7 +1631,7 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
                              gmm_stream stream);
 
-/* .............................................................................................. 12.2 CPU engine ... */
+/* .............................................................................................. 13.2 CPU engine ... */
 
 /* Runs task(arg, i, thread) for i in [0, count) on the context's threads; thread < ctx->threads. Tasks are independent,
    so results do not depend on the number of threads. The only place that knows OpenMP. */
@@ -1301,7 +1719,7 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
     return GMM_OK;
 }
 
-/* .......................................................................................... 12.3 Grouped linear ... */
+/* .......................................................................................... 13.3 Grouped linear ... */
 
 /* Checks one linear operation. Only the operands that the operation uses are read. */
 static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
@@ -1820,7 +2238,7 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     return GMM_OK;
 }
 
-/* .............................................................................................. 12.4 Activation ... */
+/* .............................................................................................. 13.4 Activation ... */
 
 GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     gmm_act a = GMM_ZERO;
@@ -2243,7 +2661,7 @@ static gmm_status gmm__cpu_launch_act_bwd(const gmm__plan *plan, gmm_stream stre
     return gmm__cpu_launch_act(plan);
 }
 
-/* ..................................................................................... 12.5 Pad, GLU interleave ... */
+/* ..................................................................................... 13.5 Pad, GLU interleave ... */
 
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor) {
     if (grouped_tensor) return 256;
@@ -2541,7 +2959,7 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     return GMM_OK;
 }
 
-/* .............................................................................................. 12.6 Expert MLP ... */
+/* .............................................................................................. 13.6 Expert MLP ... */
 
 GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, gmm_error *error) {
     gmm_wgrad_out o;
@@ -3231,7 +3649,7 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
     return GMM_OK;
 }
 
-/* ................................................................................................. 12.7 Routing ... */
+/* ................................................................................................. 13.7 Routing ... */
 
 static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
@@ -3572,7 +3990,7 @@ GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *w
     return gmm__topk(ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0, NULL, workspace, workspace_bytes, stream);
 }
 
-/* ...................................................................................... 12.8 Permute, unpermute ... */
+/* ...................................................................................... 13.8 Permute, unpermute ... */
 
 /* Operands of the permutation among the roles. */
 enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY };
@@ -4018,7 +4436,7 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
                         stream);
 }
 
-/* ..................................................................................... 12.9 Accumulate, convert ... */
+/* ..................................................................................... 13.9 Accumulate, convert ... */
 
 /* The extents that both operations share, named in messages. */
 static gmm_status gmm__small_extents(gmm__call *call, int64_t rows, int64_t cols) {
@@ -4185,7 +4603,7 @@ static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stre
     return GMM_OK;
 }
 
-/* ............................................................................. 12.10 MMA engine: grouped linear ... */
+/* ............................................................................. 13.10 MMA engine: grouped linear ... */
 
 #ifdef __CUDACC__
 
@@ -4443,7 +4861,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 #endif /* __CUDACC__ */
 
-/* .................................................... 12.11 MMA engine: activation, routing, rows, gated layout ... */
+/* .................................................... 13.11 MMA engine: activation, routing, rows, gated layout ... */
 
 #ifdef __CUDACC__
 
@@ -4846,7 +5264,7 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
 
 #endif /* __CUDACC__ */
 
-/* ........................................................................ 12.12 CUBLASLT engine: grouped linear ... */
+/* ........................................................................ 13.12 CUBLASLT engine: grouped linear ... */
 
 #ifdef GMM__CUBLASLT
 
@@ -5106,7 +5524,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 #endif /* GMM__CUBLASLT */
 
-/* ........................................................................... 12.13 WGMMA engine: grouped linear ... */
+/* ........................................................................... 13.13 WGMMA engine: grouped linear ... */
 
 #ifdef __CUDACC__
 
@@ -5262,7 +5680,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 
 #endif /* __CUDACC__ */
 
-/* ................................................................................................ 12.14 Runtime ... */
+/* ................................................................................................ 13.14 Runtime ... */
 
 /* What a function of the table starts with: its context, and the checks that both rows share. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
@@ -5592,7 +6010,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     return GMM_OK;
 }
 
-/* ......................................................................... 12.15 Engine table, public functions ... */
+/* ......................................................................... 13.15 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
 #define GMM__OP(engine, op) { gmm__##engine##_plan_##op, gmm__##engine##_launch_##op }
@@ -5939,7 +6357,3191 @@ GMMDEF void gmm_destroy(gmm_context *ctx) {
 }
 #endif
 #endif /* GMM_IMPLEMENTATION */
-/* --------------------------------------------------------------------------------------------------- 13 Licence ---
+
+/* ------------------------------------------------------------------------------- 14 Implementation: checkpoints --- */
+
+#if defined(GMM_IMPLEMENTATION) && !defined(GMM__CKPT_IMPLEMENTATION_DONE)
+#define GMM__CKPT_IMPLEMENTATION_DONE
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ....................................................................................... 14.1 Memory, reports ... */
+
+static void *gmm__ck_malloc(void *user, size_t bytes) { (void)user; return GMM_MALLOC(bytes); }
+static void gmm__ck_free(void *user, void *memory) { (void)user; GMM_FREE(memory); }
+
+static gmm_allocator gmm__ck_allocator(const gmm_allocator *given) {
+    gmm_allocator a;
+    a.user = NULL;
+    a.alloc = gmm__ck_malloc;
+    a.release = gmm__ck_free;
+    return given && given->alloc ? *given : a;
+}
+
+/* Memory that is freed at once. */
+typedef struct gmm__ck_block {
+    struct gmm__ck_block *next;
+    size_t used, room, align;
+} gmm__ck_block;
+
+typedef struct gmm__ck_arena {
+    gmm_allocator allocator;
+    gmm__ck_block *top;
+} gmm__ck_arena;
+
+enum { GMM__CK_BLOCK = 1 << 16 };
+
+/* Zeroed; NULL where there is no memory. */
+static void *gmm__ck_get(gmm__ck_arena *arena, int64_t count, size_t size) {
+    gmm__ck_block *b = arena->top;
+    int64_t wanted = 0;
+    size_t bytes, room;
+    char *at;
+    if (!gmm__mul(count, (int64_t)size, &wanted) || wanted > INT64_MAX / 2 ||
+        (uint64_t)wanted > (uint64_t)(SIZE_MAX / 2))
+        return NULL;
+    bytes = ((size_t)wanted + 15) / 16 * 16;
+    if (!b || bytes > b->room - b->used) {
+        room = bytes > GMM__CK_BLOCK / 4 ? bytes : (size_t)GMM__CK_BLOCK;
+        b = (gmm__ck_block *)arena->allocator.alloc(arena->allocator.user, sizeof *b + room);
+        if (!b) return NULL;
+        b->used = 0;
+        b->room = room;
+        if (arena->top && room == bytes) { /* the block in use stays on top */
+            b->next = arena->top->next;
+            arena->top->next = b;
+        } else {
+            b->next = arena->top;
+            arena->top = b;
+        }
+    }
+    at = (char *)(b + 1) + b->used;
+    b->used += bytes;
+    return memset(at, 0, bytes);
+}
+
+static void gmm__ck_clear(gmm__ck_arena *arena) {
+    while (arena->top) {
+        gmm__ck_block *next = arena->top->next;
+        arena->allocator.release(arena->allocator.user, arena->top);
+        arena->top = next;
+    }
+}
+
+/* Makes room for one more element; the old array stays in the arena. Returns 0 without memory. */
+static int gmm__ck_room(gmm__ck_arena *arena, void **array, int64_t count, int64_t *room, size_t size) {
+    void *grown;
+    if (count < *room) return 1;
+    grown = gmm__ck_get(arena, *room ? *room * 2 : 64, size);
+    if (!grown) return 0;
+    if (count) memcpy(grown, *array, (size_t)count * size);
+    *array = grown;
+    *room = *room ? *room * 2 : 64;
+    return 1;
+}
+
+static char *gmm__ck_text(gmm__ck_arena *arena, const char *text, size_t length) {
+    char *copy = (char *)gmm__ck_get(arena, (int64_t)length + 1, 1);
+    if (copy) memcpy(copy, text, length);
+    return copy;
+}
+
+GMMDEF const char *gmm_ckpt_reason_name(gmm_ckpt_reason reason) {
+    switch (reason) {
+#define GMM__X(name, value, text, status) case name: return #text;
+        GMM_CKPT_REASON_LIST(GMM__X)
+#undef GMM__X
+    default: return "?";
+    }
+}
+
+static gmm_status gmm__ck_status(gmm_ckpt_reason reason) {
+    switch (reason) {
+#define GMM__X(name, value, text, status) case name: return status;
+        GMM_CKPT_REASON_LIST(GMM__X)
+#undef GMM__X
+    default: return GMM_E_ARG;
+    }
+}
+
+/* Copies what fits, cut between UTF-8 characters. */
+static void gmm__ck_cut_text(char *to, size_t room, const char *from) {
+    size_t n = strlen(from);
+    if (n >= room) {
+        n = room - 1;
+        while (n && ((unsigned char)from[n] & 0xC0u) == 0x80u) n--;
+    }
+    memcpy(to, from, n);
+    to[n] = 0;
+}
+
+static gmm_status gmm__ck_vfail(gmm_ckpt_report *report, gmm_ckpt_reason reason, const char *key, const char *fn,
+                                const char *format, va_list list) {
+    const gmm_status status = gmm__ck_status(reason);
+    if (report) {
+        char what[400], shown[252];
+        (void)vsnprintf(what, sizeof what, format, list);
+        gmm__ck_cut_text(shown, key && strlen(key) >= 100 ? 97 : 101, key ? key : "");
+        report->reason = reason;
+        gmm__ck_cut_text(report->key, sizeof report->key, key ? key : "");
+        (void)gmm__fail(&report->error, status, "%s: %s%s%s%s%s", fn, key ? "\"" : "", shown,
+                        key && strlen(key) >= 100 ? "..." : "", key ? "\": " : "", what);
+    }
+    return status;
+}
+
+static gmm_status gmm__ck_fail(gmm_ckpt_report *report, gmm_ckpt_reason reason, const char *key, const char *fn,
+                               const char *format, ...) {
+    va_list list;
+    gmm_status status;
+    va_start(list, format);
+    status = gmm__ck_vfail(report, reason, key, fn, format, list);
+    va_end(list);
+    return status;
+}
+
+static void gmm__ck_begin(gmm_ckpt_report *report) {
+    if (report) memset(report, 0, sizeof *report);
+}
+
+/* ................................................................................................. 14.2 Tables ... */
+
+typedef struct gmm__ck_storage {
+    const char *base;
+    int64_t bytes;
+} gmm__ck_storage;
+
+struct gmm_ckpt_table {
+    gmm__ck_arena arena;
+    gmm_ckpt_tensor *tensors;
+    gmm__ck_storage *storages;
+    int64_t count, room, storage_count, storage_room;
+    int32_t *slots; /* open addressing: index + 1 of a tensor, 0 = free */
+    int64_t slot_count;
+    size_t longest; /* name */
+};
+
+static uint64_t gmm__ck_hash(const char *text, size_t length, uint64_t h) {
+    size_t i;
+    for (i = 0; i < length; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u;
+    h ^= h >> 29;
+    h *= 0x9E3779B97F4A7C15u;
+    return h ^ h >> 32;
+}
+
+/* Bytes of one element as a copy moves it: packed and unknown elements go as bytes. */
+static int64_t gmm__ck_unit(gmm_dtype dtype) {
+    const int32_t bits = gmm_dtype_bits(dtype);
+    return bits < 8 ? 1 : bits / 8;
+}
+
+static int64_t gmm__ck_units(const gmm_ckpt_tensor *t) { return t->bytes / gmm__ck_unit(t->dtype); }
+
+/* Bytes of shape times dtype; 0 where they do not fit. */
+static int gmm__ck_bytes(const gmm_ckpt_tensor *t, int64_t *bytes) {
+    int64_t elements = 1, bits = 0;
+    int32_t d;
+    for (d = 0; d < t->rank; d++)
+        if (t->shape[d] == 0) {
+            *bytes = 0;
+            return 1;
+        }
+    for (d = 0; d < t->rank; d++)
+        if (!gmm__mul(elements, t->shape[d], &elements)) return 0;
+    if (!gmm__mul(elements, gmm_dtype_bits(t->dtype), &bits)) return 0;
+    *bytes = bits / 8;
+    return bits % 8 == 0;
+}
+
+GMMDEF gmm_status gmm_ckpt_table_create(gmm_ckpt_table **out, const gmm_allocator *allocator, gmm_error *error) {
+    gmm_ckpt_table *t;
+    gmm_allocator a;
+    if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_ckpt_table_create: out is NULL");
+    *out = NULL;
+    if (allocator && !allocator->alloc != !allocator->release)
+        return gmm__fail(error, GMM_E_ARG, "gmm_ckpt_table_create: allocator: 1 of 2 functions is set; set both or "
+                         "none");
+    a = gmm__ck_allocator(allocator);
+    t = (gmm_ckpt_table *)a.alloc(a.user, sizeof *t);
+    if (!t) return gmm__fail(error, GMM_E_MEMORY, "gmm_ckpt_table_create: no memory");
+    memset(t, 0, sizeof *t);
+    t->arena.allocator = a;
+    *out = t;
+    return GMM_OK;
+}
+
+GMMDEF void gmm_ckpt_table_destroy(gmm_ckpt_table *table) {
+    gmm_allocator a;
+    if (!table) return;
+    a = table->arena.allocator;
+    gmm__ck_clear(&table->arena);
+    a.release(a.user, table);
+}
+
+GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *base, int64_t bytes, int32_t *storage,
+                                             gmm_error *error) {
+    static const char fn[] = "gmm_ckpt_table_add_storage";
+    void *array;
+    if (!table || !storage) return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, table ? "storage" : "table");
+    if (bytes < 0) return gmm__fail(error, GMM_E_ARG, "%s: bytes is %lld: must be >= 0", fn, (long long)bytes);
+    if (table->storage_count == INT32_MAX) return gmm__fail(error, GMM_E_ARG, "%s: 2^31 - 1 storages are the most", fn);
+    array = table->storages;
+    if (!gmm__ck_room(&table->arena, &array, table->storage_count, &table->storage_room, sizeof *table->storages))
+        return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
+    table->storages = (gmm__ck_storage *)array;
+    table->storages[table->storage_count].base = (const char *)base;
+    table->storages[table->storage_count].bytes = bytes;
+    *storage = (int32_t)table->storage_count++;
+    return GMM_OK;
+}
+
+/* Slot of a name: where it is, or the free one where it would go. */
+static int64_t gmm__ck_slot(const gmm_ckpt_table *t, const char *name, size_t length) {
+    int64_t i = (int64_t)(gmm__ck_hash(name, length, 0) & (uint64_t)(t->slot_count - 1));
+    for (; t->slots[i]; i = (i + 1) & (t->slot_count - 1))
+        if (!strcmp(t->tensors[t->slots[i] - 1].name, name)) break;
+    return i;
+}
+
+static int gmm__ck_rehash(gmm_ckpt_table *t) {
+    const int64_t count = t->slot_count ? t->slot_count * 2 : 128;
+    int32_t *slots = (int32_t *)gmm__ck_get(&t->arena, count, sizeof *slots);
+    int64_t i;
+    if (!slots) return 0;
+    t->slots = slots;
+    t->slot_count = count;
+    for (i = 0; i < t->count; i++)
+        slots[gmm__ck_slot(t, t->tensors[i].name, strlen(t->tensors[i].name))] = (int32_t)(i + 1);
+    return 1;
+}
+
+static gmm_status gmm__ck_add(gmm_ckpt_table *t, const gmm_ckpt_tensor *tensor, const char *fn,
+                              gmm_ckpt_report *report) {
+    const char *name = tensor->name;
+    int64_t bytes = 0, slot, d;
+    void *array = t->tensors;
+    size_t length;
+    char *copy;
+    if (!name) return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, NULL, fn, "tensor.name is NULL");
+    if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK)
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, name, fn, "rank %d must be 0 to %d", (int)tensor->rank,
+                            (int)GMM_CKPT_RANK);
+    for (d = 0; d < tensor->rank; d++)
+        if (tensor->shape[d] < 0)
+            return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, name, fn, "extent %d is %lld: must be >= 0", (int)d,
+                                (long long)tensor->shape[d]);
+    if (tensor->dtype < GMM_NONE || tensor->dtype > GMM_I64)
+        return gmm__ck_fail(report, GMM_CKPT_DTYPE, name, fn, "%d is no dtype", (int)tensor->dtype);
+    if (tensor->dtype != GMM_NONE && !gmm__ck_bytes(tensor, &bytes))
+        return gmm__ck_fail(report, GMM_CKPT_OVERFLOW, name, fn, "its shape of %s makes no 63-bit number of bytes",
+                            gmm_dtype_name(tensor->dtype));
+    if (tensor->dtype != GMM_NONE && bytes != tensor->bytes)
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, name, fn, "it has %lld bytes, but its shape of %s makes %lld",
+                            (long long)tensor->bytes, gmm_dtype_name(tensor->dtype), (long long)bytes);
+    if (tensor->storage < 0 || tensor->storage >= t->storage_count)
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, name, fn, "storage %d is none of the table's %lld",
+                            (int)tensor->storage, (long long)t->storage_count);
+    if (tensor->offset < 0 || tensor->bytes < 0 || tensor->bytes > t->storages[tensor->storage].bytes ||
+        tensor->offset > t->storages[tensor->storage].bytes - tensor->bytes)
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, name, fn, "%lld bytes at %lld leave the storage of %lld",
+                            (long long)tensor->bytes, (long long)tensor->offset,
+                            (long long)t->storages[tensor->storage].bytes);
+    if (t->count == INT32_MAX - 1) return gmm__ck_fail(report, GMM_CKPT_OVERFLOW, name, fn, "too many tensors");
+    length = strlen(name);
+    if (2 * (t->count + 1) > t->slot_count && !gmm__ck_rehash(t))
+        return gmm__ck_fail(report, GMM_CKPT_NO_MEMORY, name, fn, "no memory");
+    slot = gmm__ck_slot(t, name, length);
+    if (t->slots[slot]) return gmm__ck_fail(report, GMM_CKPT_DUPLICATE_KEY, name, fn, "the name is taken already");
+    copy = gmm__ck_text(&t->arena, name, length);
+    if (!copy || !gmm__ck_room(&t->arena, &array, t->count, &t->room, sizeof *t->tensors))
+        return gmm__ck_fail(report, GMM_CKPT_NO_MEMORY, name, fn, "no memory");
+    t->tensors = (gmm_ckpt_tensor *)array;
+    t->tensors[t->count] = *tensor;
+    t->tensors[t->count].name = copy;
+    t->slots[slot] = (int32_t)++t->count;
+    if (length > t->longest) t->longest = length;
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tensor *tensor, gmm_ckpt_report *report) {
+    static const char fn[] = "gmm_ckpt_table_add";
+    gmm__ck_begin(report);
+    if (!table || !tensor) {
+        if (report) {
+            report->reason = GMM_CKPT_ARGUMENT;
+            (void)gmm__fail(&report->error, GMM_E_NULL, "%s: %s is NULL", fn, table ? "tensor" : "table");
+        }
+        return GMM_E_NULL;
+    }
+    return gmm__ck_add(table, tensor, fn, report);
+}
+
+GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table, int64_t *count) {
+    if (count) *count = table ? table->count : 0;
+    return table ? table->tensors : NULL;
+}
+
+GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name) {
+    if (!table || !name || !table->slot_count) return -1;
+    return (int64_t)table->slots[gmm__ck_slot(table, name, strlen(name))] - 1;
+}
+
+/* ................................................................................................ 14.3 Schemes ... */
+
+#define GMM__CK_L "decoder.layers.{L}.mlp."
+#define GMM__CK_H "model.layers.{L}."
+#define GMM__CK_ROW(pattern, slot, kind, half, form, transposed, scaling) \
+    {pattern, slot, kind, half, form, transposed, GMM_SCALING_##scaling}
+#define GMM__CK_PLAIN(pattern, slot, kind) \
+    {pattern, slot, kind, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, GMM_SCALING_NONE}
+
+static const gmm_ckpt_row gmm__ck_module[] = {
+    GMM__CK_ROW("{p}.weight{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, 128X128),
+    GMM__CK_ROW("{p}.weight", GMM_CKPT_SLOT_ANY, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 0, 128X128),
+    GMM__CK_ROW("{p}.bias{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_BIAS, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, NONE),
+    GMM__CK_ROW("{p}.bias", GMM_CKPT_SLOT_ANY, GMM_CKPT_BIAS, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 0, NONE),
+    GMM__CK_ROW("{p}.weight_scale_inv{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_SCALE, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0,
+                128X128),
+    GMM__CK_ROW("{p}.weight_scale_inv", GMM_CKPT_SLOT_ANY, GMM_CKPT_SCALE, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 0,
+                128X128),
+};
+
+/* Of every Megatron scheme. */
+#define GMM__CK_MEGATRON_LIST \
+    GMM__CK_PLAIN(GMM__CK_L "router.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT), \
+    GMM__CK_PLAIN(GMM__CK_L "router.bias", GMM_CKPT_ROUTER, GMM_CKPT_BIAS), \
+    GMM__CK_PLAIN(GMM__CK_L "router.expert_bias", GMM_CKPT_ROUTER_CORRECTION, GMM_CKPT_WEIGHT), \
+    GMM__CK_PLAIN(GMM__CK_L "shared_experts.linear_fc1.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_WEIGHT), \
+    GMM__CK_PLAIN(GMM__CK_L "shared_experts.linear_fc2.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_WEIGHT), \
+    GMM__CK_ROW(GMM__CK_L "shared_experts.linear_fc1.weight_scale_inv", GMM_CKPT_SHARED_FC1, GMM_CKPT_SCALE, \
+                GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, 128X128), \
+    GMM__CK_ROW(GMM__CK_L "shared_experts.linear_fc2.weight_scale_inv", GMM_CKPT_SHARED_FC2, GMM_CKPT_SCALE, \
+                GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, 128X128), \
+    GMM__CK_PLAIN(GMM__CK_L "shared_experts.gate_weight", GMM_CKPT_SHARED_GATE, GMM_CKPT_WEIGHT)
+
+#define GMM__CK_BOTH(pattern, slot, kind, form, scaling) \
+    GMM__CK_ROW(GMM__CK_L "experts." pattern, slot, kind, GMM_CKPT_BOTH, form, 0, scaling)
+
+static const gmm_ckpt_row gmm__ck_megatron[] = {
+    GMM__CK_BOTH("linear_fc1.weight{e}", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
+    GMM__CK_BOTH("linear_fc1.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_STACKED, 128X128),
+    GMM__CK_BOTH("linear_fc1.bias{e}", GMM_CKPT_FC1, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
+    GMM__CK_BOTH("linear_fc1.bias", GMM_CKPT_FC1, GMM_CKPT_BIAS, GMM_CKPT_STACKED, NONE),
+    GMM__CK_BOTH("linear_fc1.weight_scale_inv{e}", GMM_CKPT_FC1, GMM_CKPT_SCALE, GMM_CKPT_EACH, 128X128),
+    GMM__CK_BOTH("linear_fc1.weight_scale_inv", GMM_CKPT_FC1, GMM_CKPT_SCALE, GMM_CKPT_STACKED, 128X128),
+    GMM__CK_BOTH("linear_fc2.weight{e}", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
+    GMM__CK_BOTH("linear_fc2.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_STACKED, 128X128),
+    GMM__CK_BOTH("linear_fc2.bias{e}", GMM_CKPT_FC2, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
+    GMM__CK_BOTH("linear_fc2.bias", GMM_CKPT_FC2, GMM_CKPT_BIAS, GMM_CKPT_STACKED, NONE),
+    GMM__CK_BOTH("linear_fc2.weight_scale_inv{e}", GMM_CKPT_FC2, GMM_CKPT_SCALE, GMM_CKPT_EACH, 128X128),
+    GMM__CK_BOTH("linear_fc2.weight_scale_inv", GMM_CKPT_FC2, GMM_CKPT_SCALE, GMM_CKPT_STACKED, 128X128),
+    GMM__CK_MEGATRON_LIST,
+};
+
+static const gmm_ckpt_row gmm__ck_sequential[] = {
+    GMM__CK_BOTH("local_experts.{e}.linear_fc1.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
+    GMM__CK_BOTH("local_experts.{e}.linear_fc1.bias", GMM_CKPT_FC1, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
+    GMM__CK_BOTH("local_experts.{e}.linear_fc1.weight_scale_inv", GMM_CKPT_FC1, GMM_CKPT_SCALE, GMM_CKPT_EACH,
+                 128X128),
+    GMM__CK_BOTH("local_experts.{e}.linear_fc2.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
+    GMM__CK_BOTH("local_experts.{e}.linear_fc2.bias", GMM_CKPT_FC2, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
+    GMM__CK_BOTH("local_experts.{e}.linear_fc2.weight_scale_inv", GMM_CKPT_FC2, GMM_CKPT_SCALE, GMM_CKPT_EACH,
+                 128X128),
+    GMM__CK_MEGATRON_LIST,
+};
+
+static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out] in a matrix of hidden rows or columns */
+    GMM__CK_ROW(GMM__CK_L "experts.weight1", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_WIDE, 1, NONE),
+    GMM__CK_ROW(GMM__CK_L "experts.weight2", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 1, NONE),
+    GMM__CK_MEGATRON_LIST,
+};
+
+/* Gate, up and down of every expert by itself. */
+#define GMM__CK_EACH(pattern, slot, kind, half, scaling) \
+    GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, scaling)
+
+static const gmm_ckpt_row gmm__ck_mixtral[] = {
+    GMM__CK_EACH("block_sparse_moe.experts.{e}.w1.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_GATE, NONE),
+    GMM__CK_EACH("block_sparse_moe.experts.{e}.w3.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_UP, NONE),
+    GMM__CK_EACH("block_sparse_moe.experts.{e}.w2.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, NONE),
+    GMM__CK_PLAIN(GMM__CK_H "block_sparse_moe.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT),
+};
+
+#define GMM__CK_QWEN_LIST(scaling) \
+    GMM__CK_EACH("mlp.experts.{e}.gate_proj.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_GATE, scaling), \
+    GMM__CK_EACH("mlp.experts.{e}.up_proj.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_UP, scaling), \
+    GMM__CK_EACH("mlp.experts.{e}.down_proj.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, scaling), \
+    GMM__CK_PLAIN(GMM__CK_H "mlp.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT)
+
+static const gmm_ckpt_row gmm__ck_qwen3[] = {
+    GMM__CK_QWEN_LIST(NONE),
+};
+
+static const gmm_ckpt_row gmm__ck_qwen2[] = {
+    GMM__CK_QWEN_LIST(NONE),
+    GMM__CK_EACH("mlp.shared_expert.gate_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_GATE, NONE),
+    GMM__CK_EACH("mlp.shared_expert.up_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_UP, NONE),
+    GMM__CK_EACH("mlp.shared_expert.down_proj.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, NONE),
+    GMM__CK_PLAIN(GMM__CK_H "mlp.shared_expert_gate.weight", GMM_CKPT_SHARED_GATE, GMM_CKPT_WEIGHT),
+};
+
+#define GMM__CK_FP8(pattern, slot, half) \
+    GMM__CK_EACH(pattern, slot, GMM_CKPT_WEIGHT, half, 128X128), \
+    GMM__CK_EACH(pattern "_scale_inv", slot, GMM_CKPT_SCALE, half, 128X128)
+
+static const gmm_ckpt_row gmm__ck_deepseek[] = {
+    GMM__CK_FP8("mlp.experts.{e}.gate_proj.weight", GMM_CKPT_FC1, GMM_CKPT_GATE),
+    GMM__CK_FP8("mlp.experts.{e}.up_proj.weight", GMM_CKPT_FC1, GMM_CKPT_UP),
+    GMM__CK_FP8("mlp.experts.{e}.down_proj.weight", GMM_CKPT_FC2, GMM_CKPT_BOTH),
+    GMM__CK_PLAIN(GMM__CK_H "mlp.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT),
+    GMM__CK_PLAIN(GMM__CK_H "mlp.gate.e_score_correction_bias", GMM_CKPT_ROUTER_CORRECTION, GMM_CKPT_WEIGHT),
+    GMM__CK_FP8("mlp.shared_experts.gate_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_GATE),
+    GMM__CK_FP8("mlp.shared_experts.up_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_UP),
+    GMM__CK_FP8("mlp.shared_experts.down_proj.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_BOTH),
+};
+
+#define GMM__CK_STACK(pattern, slot, kind, transposed, scaling) \
+    GMM__CK_ROW(GMM__CK_H "mlp." pattern, slot, kind, GMM_CKPT_BOTH, GMM_CKPT_STACKED, transposed, scaling)
+
+static const gmm_ckpt_row gmm__ck_fused[] = {
+    GMM__CK_STACK("experts.gate_up_proj", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, 0, NONE),
+    GMM__CK_STACK("experts.down_proj", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, 0, NONE),
+    GMM__CK_PLAIN(GMM__CK_H "mlp.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT),
+};
+
+static const gmm_ckpt_row gmm__ck_fused_transposed[] = {
+    GMM__CK_STACK("experts.gate_up_proj", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, 1, NONE),
+    GMM__CK_STACK("experts.down_proj", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, 1, NONE),
+    GMM__CK_PLAIN(GMM__CK_H "mlp.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT),
+};
+
+static const gmm_ckpt_row gmm__ck_gpt_oss[] = {
+    GMM__CK_STACK("experts.gate_up_proj", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, 1, NONE),
+    GMM__CK_STACK("experts.gate_up_proj_blocks", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, 0, MX32),
+    GMM__CK_STACK("experts.gate_up_proj_scales", GMM_CKPT_FC1, GMM_CKPT_SCALE, 0, MX32),
+    GMM__CK_STACK("experts.gate_up_proj_bias", GMM_CKPT_FC1, GMM_CKPT_BIAS, 0, NONE),
+    GMM__CK_STACK("experts.down_proj", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, 1, NONE),
+    GMM__CK_STACK("experts.down_proj_blocks", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, 0, MX32),
+    GMM__CK_STACK("experts.down_proj_scales", GMM_CKPT_FC2, GMM_CKPT_SCALE, 0, MX32),
+    GMM__CK_STACK("experts.down_proj_bias", GMM_CKPT_FC2, GMM_CKPT_BIAS, 0, NONE),
+    GMM__CK_PLAIN(GMM__CK_H "mlp.router.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT),
+    GMM__CK_PLAIN(GMM__CK_H "mlp.router.bias", GMM_CKPT_ROUTER, GMM_CKPT_BIAS),
+};
+
+#define GMM__CK_SCHEME(name, rows, glu_known, glu_block, global_index) \
+    {name, rows, (int32_t)(sizeof rows / sizeof rows[0]), glu_known, glu_block, global_index}
+
+static const gmm_ckpt_scheme gmm__ck_schemes[] = {
+    GMM__CK_SCHEME("module", gmm__ck_module, 0, 0, 0),
+    GMM__CK_SCHEME("megatron", gmm__ck_megatron, 0, 0, 0),
+    GMM__CK_SCHEME("sequential", gmm__ck_sequential, 0, 0, 0),
+    GMM__CK_SCHEME("legacy", gmm__ck_legacy, 0, 0, 0),
+    GMM__CK_SCHEME("mixtral", gmm__ck_mixtral, 0, 0, 1),
+    GMM__CK_SCHEME("qwen2-moe", gmm__ck_qwen2, 0, 0, 1),
+    GMM__CK_SCHEME("qwen3-moe", gmm__ck_qwen3, 0, 0, 1),
+    GMM__CK_SCHEME("deepseek-v3", gmm__ck_deepseek, 0, 0, 1),
+    GMM__CK_SCHEME("fused", gmm__ck_fused, 1, 0, 1),
+    GMM__CK_SCHEME("fused-transposed", gmm__ck_fused_transposed, 1, 0, 1),
+    GMM__CK_SCHEME("gpt-oss", gmm__ck_gpt_oss, 1, 1, 1),
+};
+
+#undef GMM__CK_L
+#undef GMM__CK_H
+#undef GMM__CK_ROW
+#undef GMM__CK_PLAIN
+#undef GMM__CK_MEGATRON_LIST
+#undef GMM__CK_BOTH
+#undef GMM__CK_EACH
+#undef GMM__CK_QWEN_LIST
+#undef GMM__CK_FP8
+#undef GMM__CK_STACK
+#undef GMM__CK_SCHEME
+
+GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index) {
+    const int32_t count = (int32_t)(sizeof gmm__ck_schemes / sizeof gmm__ck_schemes[0]);
+    return index >= 0 && index < count ? &gmm__ck_schemes[index] : NULL;
+}
+
+GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name) {
+    int32_t i;
+    for (i = 0; name && gmm_ckpt_scheme_at(i); i++)
+        if (!strcmp(gmm__ck_schemes[i].name, name)) return &gmm__ck_schemes[i];
+    return NULL;
+}
+
+/* .................................................................................... 14.4 Keys to linears ... */
+
+/* A source tensor that a linear uses. */
+typedef struct gmm__ck_hit {
+    int64_t linear, expert; /* expert as the name counts it; 0 for STACKED and WIDE */
+    int32_t state, row, part, tensor;
+    int32_t prefix;         /* 0 = empty or stated, 1 = the first other one, 2 = yet another */
+    gmm_ckpt_kind kind;
+} gmm__ck_hit;
+
+typedef struct gmm__ck_span { const char *begin, *end; } gmm__ck_span;
+
+struct gmm_ckpt_plan {
+    gmm__ck_arena arena;
+    gmm_ckpt_table *targets;
+    gmm_ckpt_part *parts;
+    gmm_ckpt_move *moves;
+    int64_t *last;       /* [targets] the last move into each; -1 = none */
+    gmm__ck_span *spans; /* the source's memory, ascending and disjoint */
+    int64_t count, span_count;
+    int32_t part_count;
+    gmm_ckpt_cost cost;
+};
+
+typedef struct gmm__ck_build {
+    gmm__ck_arena temp;
+    const char *fn;
+    gmm_ckpt_report *report;
+    gmm_ckpt_source source;
+    gmm_ckpt_target target;
+    gmm_ckpt_part *parts;        /* sizes of 0 are 1 */
+    const char *const *states;   /* [source.state_count] */
+    gmm_ckpt_linear *linears;    /* copies; canonical paths */
+    int64_t linear_count, linear_room;
+    int32_t *slots;              /* hash of linears: index + 1 */
+    int64_t slot_count;
+    int scan;                    /* unknown (slot, layer) pairs become linears */
+    gmm__ck_hit *hits;
+    int64_t hit_count, hit_room;
+    const char *prefix;          /* of the target's names */
+    const char *others[2];       /* canonical prefixes 1 and 2 */
+    const char *other_keys[2];
+    char *text;                  /* room for one canonical key */
+    uint8_t **used;              /* [parts][tensors] */
+    gmm_ckpt_table *targets;
+    int64_t at;                  /* end of the targets in storage 0 */
+    gmm_ckpt_move *moves;
+    int64_t move_count, move_room;
+} gmm__ck_build;
+
+static gmm_status gmm__ck_refuse(gmm__ck_build *b, gmm_ckpt_reason reason, const char *key, const char *format, ...) {
+    va_list list;
+    gmm_status status;
+    va_start(list, format);
+    status = gmm__ck_vfail(b->report, reason, key, b->fn, format, list);
+    va_end(list);
+    return status;
+}
+
+static gmm_status gmm__ck_no_memory(gmm__ck_build *b) {
+    return gmm__ck_refuse(b, GMM_CKPT_NO_MEMORY, NULL, "no memory");
+}
+
+/* An integer without leading zeros, of at most 9 digits and up to no further digit. */
+static int gmm__ck_number(const char **text, int64_t *value) {
+    const char *p = *text;
+    int64_t v = 0;
+    if (*p < '0' || *p > '9' || (*p == '0' && p[1] >= '0' && p[1] <= '9')) return 0;
+    for (; *p >= '0' && *p <= '9'; p++) {
+        if (p - *text >= 9) return 0;
+        v = v * 10 + (*p - '0');
+    }
+    *text = p;
+    *value = v;
+    return 1;
+}
+
+/* Whether the whole text is the pattern. */
+static int gmm__ck_match(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
+    while (*pattern) {
+        if (*pattern == '{') {
+            if (!gmm__ck_number(&text, pattern[1] == 'L' ? layer : expert)) return 0;
+            pattern += 3;
+        } else if (*pattern++ != *text++) {
+            return 0;
+        }
+    }
+    return *text == 0;
+}
+
+/* Copies a key without its wrapper segments; `to` has room for it. */
+static size_t gmm__ck_canonical(const gmm_ckpt_source *source, const char *from, char *to) {
+    size_t n = 0;
+    for (;;) {
+        const size_t length = strcspn(from, ".");
+        int wrapper = 0;
+        int32_t w;
+        for (w = 0; w < source->wrapper_count; w++)
+            wrapper |= strlen(source->wrappers[w]) == length && !memcmp(source->wrappers[w], from, length);
+        if (!wrapper) {
+            memcpy(to + n, from, length);
+            n += length;
+        }
+        if (!from[length]) break;
+        if (!wrapper) to[n++] = '.';
+        from += length + 1;
+    }
+    to[n] = 0;
+    return n;
+}
+
+static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_slot slot, int64_t layer) {
+    return path ? gmm__ck_hash(path, length, 1) : gmm__ck_hash((const char *)&layer, sizeof layer, (uint64_t)slot + 2);
+}
+
+/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is where it would go. */
+static int64_t gmm__ck_linear_find(const gmm__ck_build *b, const char *path, size_t length, gmm_ckpt_slot slot,
+                                   int64_t layer, int64_t *at) {
+    int64_t i = (int64_t)(gmm__ck_linear_hash(path, length, slot, layer) & (uint64_t)(b->slot_count - 1));
+    for (; b->slots[i]; i = (i + 1) & (b->slot_count - 1)) {
+        const gmm_ckpt_linear *l = &b->linears[b->slots[i] - 1];
+        if (path ? l->path && strlen(l->path) == length && !memcmp(l->path, path, length)
+                 : !l->path && l->slot == slot && l->layer == layer) {
+            *at = i;
+            return b->slots[i] - 1;
+        }
+    }
+    *at = i;
+    return -1;
+}
+
+static gmm_status gmm__ck_linear_add(gmm__ck_build *b, const gmm_ckpt_linear *linear) {
+    void *array = b->linears;
+    int64_t at = 0, i;
+    if (2 * (b->linear_count + 1) > b->slot_count) {
+        b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
+        b->slots = (int32_t *)gmm__ck_get(&b->temp, b->slot_count, sizeof *b->slots);
+        if (!b->slots) return gmm__ck_no_memory(b);
+        for (i = 0; i < b->linear_count; i++) {
+            const gmm_ckpt_linear *l = &b->linears[i];
+            (void)gmm__ck_linear_find(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &at);
+            b->slots[at] = (int32_t)(i + 1);
+        }
+    }
+    if (gmm__ck_linear_find(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
+                            &at) >= 0)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, linear->path, "linears: the same path, or slot %d of layer %lld, "
+                              "stands twice", (int)linear->slot, (long long)linear->layer);
+    if (b->linear_count == INT32_MAX - 1) return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "linears: too many");
+    if (!gmm__ck_room(&b->temp, &array, b->linear_count, &b->linear_room, sizeof *b->linears))
+        return gmm__ck_no_memory(b);
+    b->linears = (gmm_ckpt_linear *)array;
+    b->linears[b->linear_count] = *linear;
+    b->slots[at] = (int32_t)++b->linear_count;
+    return GMM_OK;
+}
+
+/* Finds the linear of a canonical key that ends as a row says. *start is where its own name begins: behind the prefix.
+   Returns -1 if there is none. */
+static int64_t gmm__ck_match_row(gmm__ck_build *b, const gmm_ckpt_row *row, const char *key, size_t length,
+                                 int64_t *expert, size_t *start, gmm_status *status) {
+    const int by_path = !strncmp(row->pattern, "{p}.", 4);
+    const char *tail = row->pattern + (by_path ? 4 : 0);
+    const size_t stated = b->source.prefix ? strlen(b->source.prefix) : 0;
+    int64_t layer = -1, linear, at = 0;
+    size_t i, begin = length;
+    int dots = 0;
+    for (i = 0; tail[i]; i++) dots += tail[i] == '.';
+    for (; begin && (key[begin - 1] != '.' || dots--); begin--) {}
+    *expert = 0;
+    if (!gmm__ck_match(tail, key + begin, &layer, expert)) return -1;
+    if (b->source.prefix && (length < stated || memcmp(key, b->source.prefix, stated))) return -1;
+    if (!by_path) {
+        gmm_ckpt_linear fresh = GMM_ZERO;
+        *start = begin;
+        if (b->source.prefix && begin != stated) return -1;
+        linear = b->slot_count ? gmm__ck_linear_find(b, NULL, 0, row->slot, layer, &at) : -1;
+        if (linear >= 0 || !b->scan) return linear;
+        fresh.slot = row->slot;
+        fresh.layer = layer;
+        *status = gmm__ck_linear_add(b, &fresh);
+        return *status ? -1 : b->linear_count - 1;
+    }
+    if (!b->slot_count || begin < stated) return -1;
+    if (b->source.prefix) {
+        *start = stated;
+        return gmm__ck_linear_find(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0, &at);
+    }
+    for (i = 0; i < begin; i++) { /* the longest path wins */
+        if (i && key[i - 1] != '.') continue;
+        linear = gmm__ck_linear_find(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &at);
+        *start = i;
+        if (linear >= 0) return linear;
+    }
+    return -1;
+}
+
+/* Reads all keys: hits, the prefix, and what no linear uses. */
+static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
+    const gmm_ckpt_scheme *scheme = b->source.scheme;
+    size_t longest = 0;
+    int64_t i, n = 0;
+    int32_t p, s, r, empty = 0;
+    for (p = 0; p < b->source.part_count; p++)
+        if (b->parts[p].table->longest > longest) longest = b->parts[p].table->longest;
+    b->text = (char *)gmm__ck_get(&b->temp, (int64_t)longest + 1, 1);
+    b->used = (uint8_t **)gmm__ck_get(&b->temp, b->source.part_count, sizeof *b->used);
+    if (!b->text || !b->used) return gmm__ck_no_memory(b);
+    for (p = 0; p < b->source.part_count; p++) {
+        const gmm_ckpt_table *table = b->parts[p].table;
+        b->used[p] = (uint8_t *)gmm__ck_get(&b->temp, table->count + 1, 1);
+        if (!b->used[p]) return gmm__ck_no_memory(b);
+        for (i = 0; i < table->count; i++) {
+            const char *name = table->tensors[i].name;
+            size_t state_length = 0, start = 0, length;
+            gmm_status status = GMM_OK;
+            gmm__ck_hit h;
+            void *array = b->hits;
+            memset(&h, 0, sizeof h);
+            h.linear = -1;
+            for (s = 0; s < b->source.state_count; s++) {
+                const size_t l = strlen(b->states[s]);
+                if (l < state_length || strncmp(name, b->states[s], l) || (l == 0 && state_length)) continue;
+                state_length = l;
+                h.state = s;
+            }
+            if (state_length == 0 && b->source.state_count && *b->states[h.state]) continue; /* in no state */
+            length = gmm__ck_canonical(&b->source, name + state_length, b->text);
+            for (r = 0; r < scheme->count && h.linear < 0; r++) {
+                h.linear = gmm__ck_match_row(b, &scheme->rows[r], b->text, length, &h.expert, &start, &status);
+                if (status) return status;
+                h.row = r;
+            }
+            if (h.linear < 0) continue;
+            h.kind = scheme->rows[h.row].kind;
+            h.part = p;
+            h.tensor = (int32_t)i;
+            if (h.kind == GMM_CKPT_BIAS && !b->scan && !b->linears[h.linear].bias) continue;
+            if (!b->source.prefix && start) {
+                for (h.prefix = 1; h.prefix < 3; h.prefix++) {
+                    const char *other = b->others[h.prefix - 1];
+                    if (!other) {
+                        other = gmm__ck_text(&b->temp, b->text, start);
+                        if (!other) return gmm__ck_no_memory(b);
+                        b->others[h.prefix - 1] = other;
+                        b->other_keys[h.prefix - 1] = name;
+                    }
+                    if ((strlen(other) == start && !memcmp(other, b->text, start)) || h.prefix == 2) break;
+                }
+            } else {
+                empty = 1;
+            }
+            if (!gmm__ck_room(&b->temp, &array, b->hit_count, &b->hit_room, sizeof *b->hits))
+                return gmm__ck_no_memory(b);
+            b->hits = (gmm__ck_hit *)array;
+            b->hits[b->hit_count++] = h;
+        }
+    }
+    if (!empty && b->others[1])
+        return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, b->other_keys[1], "its prefix \"%.80s\" and \"%.80s\" are two: "
+                              "state the prefix", b->others[1], b->others[0]);
+    b->prefix = b->source.prefix ? b->source.prefix : !empty && b->others[0] ? b->others[0] : "";
+    if (b->target.prefix) b->prefix = b->target.prefix;
+    for (i = 0; i < b->hit_count; i++) { /* those with the prefix stay */
+        const gmm__ck_hit h = b->hits[i];
+        if (h.prefix != (empty ? 0 : 1)) continue;
+        b->used[h.part][h.tensor] = 1;
+        b->hits[n++] = h;
+    }
+    b->hit_count = n;
+    return GMM_OK;
+}
+
+static int gmm__ck_compare_hits(const void *a, const void *b) {
+    const gmm__ck_hit *x = (const gmm__ck_hit *)a, *y = (const gmm__ck_hit *)b;
+    if (x->linear != y->linear) return x->linear < y->linear ? -1 : 1;
+    if (x->state != y->state) return x->state < y->state ? -1 : 1;
+    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    if (x->part != y->part) return x->part < y->part ? -1 : 1;
+    if (x->expert != y->expert) return x->expert < y->expert ? -1 : 1;
+    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+}
+
+/* The name that a row gives: STATE PREFIX pattern. */
+static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char *state, const char *prefix,
+                          const gmm_ckpt_linear *l, int64_t expert) {
+    const size_t room = strlen(state) + strlen(prefix) + strlen(row->pattern) + (l->path ? strlen(l->path) : 0) + 48;
+    char *name = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1), digits[24];
+    const char *p = row->pattern;
+    size_t n;
+    if (!name) return NULL;
+    n = (size_t)snprintf(name, room, "%s%s", state, prefix);
+    while (*p) {
+        const char *piece = digits;
+        if (*p != '{') {
+            name[n++] = *p++;
+            continue;
+        }
+        (void)snprintf(digits, sizeof digits, "%lld", (long long)(p[1] == 'L' ? l->layer : expert));
+        if (p[1] == 'p') piece = l->path ? l->path : "";
+        memcpy(name + n, piece, strlen(piece));
+        n += strlen(piece);
+        p += 3;
+        if (!*piece && *p == '.') p++; /* an empty path takes its dot along */
+    }
+    name[n] = 0;
+    return name;
+}
+
+/* ................................................................................... 14.5 Boxes of a weight ... */
+
+/* The logical array of one linear, state and kind: [experts][halves][f][k]; gate and up are halves. */
+typedef struct gmm__ck_array {
+    const gmm_ckpt_linear *linear;
+    const char *state;
+    gmm_ckpt_kind kind;
+    int64_t experts, halves, f, k;
+    int32_t grouped, rows_cut, cols_cut; /* by EP; by ETP */
+    int32_t vector;
+} gmm__ck_array;
+
+/* Where a stored matrix lies in its array, and where its elements lie in its tensor. With both halves in it, row
+   (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
+typedef struct gmm__ck_piece {
+    int32_t part, tensor, scale;
+    gmm_scaling scaling;
+    gmm_dtype dtype;
+    int64_t expert0, experts;   /* that the tensor holds */
+    int64_t half0, halves;
+    int64_t f0, f, k0, k;
+    int64_t block;
+    int64_t row0, rows;         /* stored rows of the matrix [row0, row0 + rows) */
+    int64_t expert_step, row_step, col_step; /* elements */
+} gmm__ck_piece;
+
+/* A run of stored rows as ranges of halves and of rows in a half. */
+typedef struct gmm__ck_box { int64_t h0, h1, f0, f1; } gmm__ck_box;
+
+static int gmm__ck_boxes(const gmm__ck_piece *p, gmm__ck_box *box) {
+    int64_t a = p->row0, end = p->row0 + p->rows;
+    int n = 0;
+    for (; a < end; n++) {
+        const int64_t group = p->halves * p->block, within = a % group, base = a / group * p->block;
+        int64_t length;
+        if (within == 0 && end - a >= group) { /* whole groups */
+            length = (end - a) / group;
+            box[n].h0 = 0;
+            box[n].h1 = p->halves;
+            box[n].f0 = base;
+            box[n].f1 = base + length * p->block;
+            length *= group;
+        } else {
+            const int64_t h = within / p->block, t = within % p->block;
+            length = gmm__min_i64(p->block - t, end - a);
+            box[n].h0 = h;
+            box[n].h1 = h + 1;
+            box[n].f0 = base + t;
+            box[n].f1 = base + t + length;
+        }
+        box[n].h0 += p->half0;
+        box[n].h1 += p->half0;
+        box[n].f0 += p->f0;
+        box[n].f1 += p->f0;
+        a += length;
+    }
+    return n;
+}
+
+/* Element of (expert, half, f, k) of the whole array. */
+static int64_t gmm__ck_element(const gmm__ck_piece *p, int64_t e, int64_t h, int64_t f, int64_t k) {
+    const int64_t i = f - p->f0;
+    const int64_t row = i / p->block * p->block * p->halves + i % p->block + (h - p->half0) * p->block;
+    return (e - p->expert0) * p->expert_step + (row - p->row0) * p->row_step + (k - p->k0) * p->col_step;
+}
+
+/* The block in which rows f0 to f1 are not evenly spaced; 0 if they are. */
+static int64_t gmm__ck_uneven(const gmm__ck_piece *p, int64_t f0, int64_t f1) {
+    if (p->halves == 1 || p->block == 1 || (f0 - p->f0) / p->block == (f1 - 1 - p->f0) / p->block) return 0;
+    return p->block;
+}
+
+/* Stored rows from f to f + df: df a multiple of the block, or both rows in one. */
+static int64_t gmm__ck_jump(const gmm__ck_piece *p, int64_t df, int even) {
+    return p->halves == 2 && (p->block == 1 || !even) ? 2 * df : df;
+}
+
+/* Drops loops of one, orders by dst_step, and joins neighbours that are one loop. */
+static void gmm__ck_tidy(gmm_ckpt_move *m) {
+    int n = 0, i, j;
+    for (i = 0; i < m->loops; i++) {
+        if (m->count[i] == 1) continue;
+        for (j = n++; j > 0 && m->dst_step[j - 1] < m->dst_step[i]; j--) {}
+        if (j < n - 1 || i != n - 1) {
+            const int64_t c = m->count[i], s = m->src_step[i], d = m->dst_step[i];
+            int k;
+            for (k = n - 1; k > j; k--) {
+                m->count[k] = m->count[k - 1];
+                m->src_step[k] = m->src_step[k - 1];
+                m->dst_step[k] = m->dst_step[k - 1];
+            }
+            m->count[j] = c;
+            m->src_step[j] = s;
+            m->dst_step[j] = d;
+        }
+    }
+    for (i = n - 1; i > 0; i--) {
+        if (m->src_step[i - 1] != m->count[i] * m->src_step[i] || m->dst_step[i - 1] != m->count[i] * m->dst_step[i])
+            continue;
+        m->count[i - 1] *= m->count[i];
+        m->src_step[i - 1] = m->src_step[i];
+        m->dst_step[i - 1] = m->dst_step[i];
+        for (j = i; j + 1 < n; j++) {
+            m->count[j] = m->count[j + 1];
+            m->src_step[j] = m->src_step[j + 1];
+            m->dst_step[j] = m->dst_step[j + 1];
+        }
+        n--;
+    }
+    if (n == 0) {
+        m->count[0] = 1;
+        m->src_step[0] = m->dst_step[0] = 1;
+        n = 1;
+    }
+    for (i = n; i < GMM_CKPT_LOOPS; i++) m->count[i] = m->src_step[i] = m->dst_step[i] = 0;
+    m->loops = n;
+}
+
+static void gmm__ck_loop(gmm_ckpt_move *m, int64_t count, int64_t src_step, int64_t dst_step) {
+    m->count[m->loops] = count;
+    m->src_step[m->loops] = src_step;
+    m->dst_step[m->loops++] = dst_step;
+}
+
+static gmm_status gmm__ck_push(gmm__ck_build *b, gmm_ckpt_move *m) {
+    void *array = b->moves;
+    gmm__ck_tidy(m);
+    if (!gmm__ck_room(&b->temp, &array, b->move_count, &b->move_room, sizeof *b->moves)) return gmm__ck_no_memory(b);
+    b->moves = (gmm_ckpt_move *)array;
+    b->moves[b->move_count++] = *m;
+    return GMM_OK;
+}
+
+/* What two pieces share of one expert. */
+typedef struct gmm__ck_overlap {
+    const gmm__ck_piece *src, *dst;
+    gmm_ckpt_move_kind kind;
+    int64_t expert, h0, h1, k0, k1;
+} gmm__ck_overlap;
+
+/* Moves rows f0 to f1 of the halves, `repeat` times at a distance of `period`, which is a multiple of both blocks. */
+static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64_t f0, int64_t f1, int64_t repeat,
+                               int64_t period) {
+    const gmm__ck_piece *s = o->src, *d = o->dst;
+    const int64_t sb = gmm__ck_uneven(s, f0, f1), db = gmm__ck_uneven(d, f0, f1);
+    const int64_t big = sb > db ? sb : db, fine = sb && db ? (sb < db ? sb : db) : 0;
+    gmm_ckpt_move m = GMM_ZERO;
+    if (big) { /* blocks start at multiples of their size, from a first row that is one */
+        const int64_t first = big == sb ? s->f0 : d->f0;
+        const int64_t up = gmm__min_i64(first + gmm__round_up(f0 - first, big), f1);
+        const int64_t down = first + (f1 - first) / big * big;
+        int64_t lcm = fine, f;
+        gmm_status status = GMM_OK;
+        if (f0 < up) status = gmm__ck_rows(b, o, f0, up, repeat, period);
+        if (!status && f0 < up && up < f1) return gmm__ck_rows(b, o, up, f1, repeat, period);
+        if (status || f0 < up) return status;
+        if (down < f1) {
+            status = gmm__ck_rows(b, o, f0, down, repeat, period);
+            return status ? status : gmm__ck_rows(b, o, down, f1, repeat, period);
+        }
+        while (fine && lcm % big) lcm += fine;
+        if (fine && lcm != big) { /* neither block divides the other */
+            if (repeat == 1 && f1 - f0 > lcm && (f1 - f0) % lcm == 0)
+                return gmm__ck_rows(b, o, f0, f0 + lcm, (f1 - f0) / lcm, lcm);
+            for (f = f0; !status && f < f1; f += big) status = gmm__ck_rows(b, o, f, f + big, repeat, period);
+            return status;
+        }
+    }
+    m.kind = o->kind;
+    m.scaling = o->kind == GMM_CKPT_DEQUANT ? s->scaling : GMM_SCALING_NONE;
+    m.part = s->part;
+    m.src = s->tensor;
+    m.dst = d->tensor;
+    m.scale = o->kind == GMM_CKPT_DEQUANT ? s->scale : -1;
+    m.src_at = gmm__ck_element(s, o->expert, o->h0, f0, o->k0);
+    m.dst_at = gmm__ck_element(d, o->expert, o->h0, f0, o->k0);
+    gmm__ck_loop(&m, o->h1 - o->h0, s->block * s->row_step, d->block * d->row_step);
+    gmm__ck_loop(&m, repeat, 2 * period * s->row_step, 2 * period * d->row_step);
+    if (big) {
+        gmm__ck_loop(&m, (f1 - f0) / big, gmm__ck_jump(s, big, !sb) * s->row_step,
+                     gmm__ck_jump(d, big, !db) * d->row_step);
+        if (fine)
+            gmm__ck_loop(&m, big / fine, gmm__ck_jump(s, fine, sb == big && sb != fine) * s->row_step,
+                         gmm__ck_jump(d, fine, db == big && db != fine) * d->row_step);
+    }
+    gmm__ck_loop(&m, fine ? fine : big ? big : f1 - f0, gmm__ck_jump(s, 1, 1) * s->row_step,
+                 gmm__ck_jump(d, 1, 1) * d->row_step);
+    gmm__ck_loop(&m, o->k1 - o->k0, s->col_step, d->col_step);
+    return gmm__ck_push(b, &m);
+}
+
+/* ............................................................................................ 14.6 One array ... */
+
+/* The tensors that a row gives to an array: [parts][experts of a part]; -1 = none. */
+typedef struct gmm__ck_holder {
+    const gmm_ckpt_row *row;
+    int32_t *tensor;
+} gmm__ck_holder;
+
+/* "[4, 8]" */
+static void gmm__ck_shape_text(char *text, size_t room, int32_t rank, const int64_t *shape) {
+    size_t n = 0;
+    int32_t d;
+    for (d = 0; d < rank && n + 24 < room; d++)
+        n += (size_t)snprintf(text + n, room - n, "%s%lld", d ? ", " : "[", (long long)shape[d]);
+    (void)snprintf(text + n, room - n, rank ? "]" : "[]");
+}
+
+/* The shapes that a row allows for matrices of rows x cols, as declared; returns how many. `blocks` of MX32. */
+static int gmm__ck_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t rows, int64_t cols, int vector,
+                          int64_t shape[2][GMM_CKPT_RANK], int32_t rank[2]) {
+    const int64_t m0 = row->transposed ? cols : rows, m1 = row->transposed ? rows : cols;
+    int64_t matrix[3];
+    int32_t n = 0, i, d;
+    if (vector) {
+        matrix[n++] = rows;
+    } else if (row->scaling == GMM_SCALING_MX32 && row->kind == GMM_CKPT_WEIGHT) {
+        matrix[n++] = rows;
+        matrix[n++] = cols / 32;
+        matrix[n++] = 16;
+    } else {
+        matrix[n++] = m0;
+        matrix[n++] = m1;
+    }
+    for (i = 0; i < 2; i++) {
+        rank[i] = 0;
+        if (row->form == GMM_CKPT_STACKED && i == 0) shape[i][rank[i]++] = experts;
+        for (d = 0; d < n; d++) shape[i][rank[i]++] = matrix[d];
+    }
+    if (row->form == GMM_CKPT_STACKED) shape[1][0] *= experts;
+    if (row->form == GMM_CKPT_WIDE) shape[0][n - 1] *= experts;
+    return row->form == GMM_CKPT_STACKED ? 2 : 1;
+}
+
+/* Checks a tensor's shape. *rows < 0 is read from it. */
+static gmm_status gmm__ck_check_shape(gmm__ck_build *b, const gmm_ckpt_row *row, const gmm_ckpt_tensor *t,
+                                      int64_t experts, int64_t *rows, int64_t cols, int vector) {
+    int64_t shape[2][GMM_CKPT_RANK], r = *rows;
+    int32_t rank[2], d;
+    int i, n;
+    char have[160], want[160];
+    if (r < 0) { /* the row extent of a matrix with its own expert axis */
+        d = (row->form == GMM_CKPT_STACKED) + (row->transposed && !vector);
+        r = d < t->rank ? t->shape[d] : 0;
+    }
+    n = gmm__ck_shapes(row, experts, r, cols, vector, shape, rank);
+    for (i = 0; i < n; i++) {
+        int same = rank[i] == t->rank;
+        for (d = 0; same && d < rank[i]; d++) same = shape[i][d] == t->shape[d];
+        if (same && *rows < 0 && i) same = 0;
+        if (!same) continue;
+        *rows = r;
+        return GMM_OK;
+    }
+    gmm__ck_shape_text(have, sizeof have, t->rank, t->shape);
+    gmm__ck_shape_text(want, sizeof want, rank[0], shape[0]);
+    return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "its shape %s is not %s, as %lld x %lld of %lld experts%s ask",
+                          have, want, (long long)r, (long long)cols, (long long)experts,
+                          row->transposed ? ", transposed," : "");
+}
+
+/* Whether the array reads a part: not where an earlier one holds the same. */
+static int gmm__ck_reads(const gmm__ck_build *b, const gmm__ck_array *x, int32_t part) {
+    const gmm_ckpt_rank *r = &b->parts[part].rank;
+    int32_t p;
+    for (p = 0; p < part; p++) {
+        const gmm_ckpt_rank *q = &b->parts[p].rank;
+        if ((!x->grouped || q->ep_rank == r->ep_rank) &&
+            (!(x->rows_cut || x->cols_cut) || q->etp_rank == r->etp_rank) &&
+            (!x->grouped || x->kind == GMM_CKPT_BIAS || q->gtp_rank == r->gtp_rank))
+            return 0;
+    }
+    return 1;
+}
+
+static int64_t gmm__ck_part_experts(const gmm__ck_build *b, const gmm__ck_array *x) {
+    return x->grouped ? x->experts / b->parts[0].rank.ep_size : 1;
+}
+
+/* Sorts hits of one linear, state and kind into holders by half. */
+static gmm_status gmm__ck_gather(gmm__ck_build *b, const gmm__ck_array *x, gmm__ck_hit *hits, int64_t count,
+                                 int32_t grouped, gmm__ck_holder holder[3]) {
+    const gmm_ckpt_row *rows = b->source.scheme->rows;
+    const int64_t each = gmm__ck_part_experts(b, x);
+    int64_t i, k;
+    memset(holder, 0, 3 * sizeof *holder);
+    for (i = 0; i < count; i++) {
+        const gmm_ckpt_row *row = &rows[hits[i].row];
+        gmm__ck_holder *h = &holder[row->half];
+        const gmm_ckpt_tensor *t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+        const int64_t base = b->source.scheme->global_index ? b->parts[hits[i].part].rank.ep_rank * each : 0;
+        int64_t at;
+        if (h->row && h->row != row && b->source.prefer_target &&
+            (h->row->form == GMM_CKPT_EACH) != (row->form == GMM_CKPT_EACH)) {
+            const int fresh = (row->form != GMM_CKPT_EACH) == (grouped != 0);
+            for (k = fresh ? 0 : i; k < (fresh ? i : count); k++) /* rows come sorted */
+                if (fresh ? rows[hits[k].row].half == row->half : hits[k].row == hits[i].row)
+                    b->used[hits[k].part][hits[k].tensor] = 2;
+            if (!fresh) continue;
+            h->row = NULL;
+        }
+        if (b->used[hits[i].part][hits[i].tensor] == 2) continue;
+        if ((h->row && h->row != row) || (row->half == GMM_CKPT_BOTH ? holder[GMM_CKPT_GATE].row ||
+                                          holder[GMM_CKPT_UP].row : holder[GMM_CKPT_BOTH].row != NULL))
+            return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, t->name, "its weights are there in another layout too");
+        if (!h->row) {
+            h->row = row;
+            h->tensor = (int32_t *)gmm__ck_get(&b->temp, b->source.part_count * each, sizeof *h->tensor);
+            if (!h->tensor) return gmm__ck_no_memory(b);
+            for (k = 0; k < b->source.part_count * each; k++) h->tensor[k] = -1;
+        }
+        at = row->form == GMM_CKPT_EACH && x->grouped ? hits[i].expert - base : 0;
+        if (at < 0 || at >= each)
+            return gmm__ck_refuse(b, GMM_CKPT_EXTRA_INDEX, t->name, "expert %lld is none of the declared %lld",
+                                  (long long)hits[i].expert, (long long)each);
+        at += hits[i].part * each;
+        if (h->tensor[at] >= 0)
+            return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "\"%.100s\" names the same tensor",
+                                  b->parts[hits[i].part].table->tensors[h->tensor[at]].name);
+        h->tensor[at] = hits[i].tensor;
+    }
+    return GMM_OK;
+}
+
+static gmm_status gmm__ck_missing(gmm__ck_build *b, const gmm__ck_array *x, const gmm_ckpt_row *row, int32_t state,
+                                  int64_t expert) {
+    const char *name = gmm__ck_name(b, row, b->states[state], b->source.prefix ? b->source.prefix : "", x->linear,
+                                    expert);
+    return name ? gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, name, "the source lacks it") : gmm__ck_no_memory(b);
+}
+
+/* Rows of a part's matrices that GTP left, or -1 where all are there. */
+static int gmm__ck_is_cut(const gmm__ck_build *b, const gmm__ck_array *x) {
+    return x->grouped && x->kind != GMM_CKPT_BIAS && b->parts[0].rank.gtp_size > 1;
+}
+
+/* One stored tensor of the source. `wide` are columns as the shape counts them (MX32 kept as bytes). */
+static gmm_status gmm__ck_source_piece(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_holder *h, int half,
+                                       int32_t part, int64_t expert, int32_t state, int64_t block, int64_t shown_cols,
+                                       gmm__ck_piece *p) {
+    const gmm_ckpt_rank *rank = &b->parts[part].rank;
+    const int64_t each = gmm__ck_part_experts(b, x), local = h->row->form == GMM_CKPT_EACH ? expert % each : 0;
+    const gmm_ckpt_tensor *t;
+    int64_t rows, stored = -1, full;
+    gmm_status status;
+    int32_t i = h->tensor[part * each + local], q;
+    memset(p, 0, sizeof *p);
+    if (i < 0)
+        return gmm__ck_missing(b, x, h->row, state,
+                               local + (b->source.scheme->global_index ? rank->ep_rank * each : 0));
+    t = &b->parts[part].table->tensors[i];
+    if (gmm_dtype_bits(t->dtype) < 8)
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "a weight's dtype must have whole bytes");
+    p->part = part;
+    p->tensor = i;
+    p->scale = -1;
+    p->dtype = t->dtype;
+    p->f = x->rows_cut ? x->f / rank->etp_size : x->f;
+    p->f0 = x->rows_cut ? rank->etp_rank * p->f : 0;
+    p->k = x->cols_cut ? x->k / rank->etp_size : x->k;
+    p->k0 = x->cols_cut ? rank->etp_rank * p->k : 0;
+    p->half0 = half == GMM_CKPT_UP ? 1 : 0;
+    p->halves = half == GMM_CKPT_BOTH ? x->halves : 1;
+    p->block = p->halves == 2 && block ? block : p->f;
+    p->experts = h->row->form == GMM_CKPT_EACH ? 1 : each;
+    p->expert0 = (x->grouped ? rank->ep_rank * each : 0) + local;
+    full = p->f * p->halves;
+    rows = gmm__ck_is_cut(b, x) ? -1 : full;
+    if (x->cols_cut) shown_cols /= rank->etp_size;
+    status = gmm__ck_check_shape(b, h->row, t, each, &rows, shown_cols, x->vector);
+    if (status) return status;
+    p->rows = stored = rows;
+    if (gmm__ck_is_cut(b, x)) { /* behind the rows of lower ranks; more rows than there are is padding at the end */
+        int64_t sum = 0;
+        for (q = 0; q < b->source.part_count; q++) {
+            const gmm_ckpt_rank *other = &b->parts[q].rank;
+            int64_t r = -1;
+            if (other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank) continue;
+            i = h->tensor[q * each + local];
+            if (i < 0) return gmm__ck_missing(b, x, h->row, state, local);
+            status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], each, &r, shown_cols, x->vector);
+            if (status) return status;
+            if (other->gtp_rank < rank->gtp_rank) p->row0 += r;
+            sum += r;
+        }
+        if (sum < full || (sum > full && sum != stored * rank->gtp_size))
+            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "the %d GTP ranks hold %lld rows together, not %lld",
+                                  (int)rank->gtp_size, (long long)sum, (long long)full);
+        p->row0 = gmm__min_i64(p->row0, full);
+        p->rows = gmm__min_i64(stored, full - p->row0);
+    }
+    p->row_step = h->row->transposed ? 1 : p->k;
+    p->col_step = h->row->transposed ? stored : 1;
+    p->expert_step = stored * p->k;
+    return GMM_OK;
+}
+
+/* Moves all that a source piece and a target piece share of one expert. */
+static gmm_status gmm__ck_meet(gmm__ck_build *b, const gmm__ck_piece *src, const gmm__ck_piece *dst,
+                               gmm_ckpt_move_kind kind, int64_t expert) {
+    gmm__ck_box sb[5], db[5];
+    const int sn = gmm__ck_boxes(src, sb), dn = gmm__ck_boxes(dst, db);
+    gmm__ck_overlap o;
+    int i, j;
+    o.src = src;
+    o.dst = dst;
+    o.kind = kind;
+    o.expert = expert;
+    o.k0 = src->k0 > dst->k0 ? src->k0 : dst->k0;
+    o.k1 = gmm__min_i64(src->k0 + src->k, dst->k0 + dst->k);
+    for (i = 0; i < dn; i++)
+        for (j = 0; j < sn; j++) {
+            const int64_t f0 = sb[j].f0 > db[i].f0 ? sb[j].f0 : db[i].f0, f1 = gmm__min_i64(sb[j].f1, db[i].f1);
+            gmm_status status;
+            o.h0 = sb[j].h0 > db[i].h0 ? sb[j].h0 : db[i].h0;
+            o.h1 = gmm__min_i64(sb[j].h1, db[i].h1);
+            if (f0 >= f1 || o.h0 >= o.h1 || o.k0 >= o.k1) continue;
+            status = gmm__ck_rows(b, &o, f0, f1, 1, 0);
+            if (status) return status;
+        }
+    return GMM_OK;
+}
+
+/* Folds the moves of the last expert, [at, ...), into those of the experts before it, [first, at), as one more step of
+   an outer loop; `experts` were folded so far. Returns 1 if that was possible. */
+static int gmm__ck_fold(gmm__ck_build *b, int64_t first, int64_t at, int64_t experts) {
+    const int64_t n = at - first;
+    int64_t i;
+    int pass;
+    if (n == 0 || b->move_count - at != n) return 0;
+    for (pass = 0; pass < 2; pass++)
+        for (i = 0; i < n; i++) {
+            gmm_ckpt_move *m = &b->moves[first + i], e = b->moves[at + i];
+            const int outer = experts > 1;
+            const int64_t src = e.src_at - m->src_at, dst = e.dst_at - m->dst_at;
+            int l;
+            if (pass == 1) {
+                if (!outer) {
+                    for (l = m->loops++; l > 0; l--) {
+                        m->count[l] = m->count[l - 1];
+                        m->src_step[l] = m->src_step[l - 1];
+                        m->dst_step[l] = m->dst_step[l - 1];
+                    }
+                    m->count[0] = 1;
+                    m->src_step[0] = src;
+                    m->dst_step[0] = dst;
+                }
+                m->count[0]++;
+                continue;
+            }
+            if (m->kind != e.kind || m->part != e.part || m->src != e.src || m->dst != e.dst || m->scale != e.scale ||
+                m->loops != e.loops + outer || (!outer && m->loops == GMM_CKPT_LOOPS) || src <= 0 || dst <= 0)
+                return 0;
+            if (outer && (src != m->count[0] * m->src_step[0] || dst != m->count[0] * m->dst_step[0])) return 0;
+            for (l = 0; l < e.loops; l++)
+                if (m->count[l + outer] != e.count[l] || m->src_step[l + outer] != e.src_step[l] ||
+                    m->dst_step[l + outer] != e.dst_step[l])
+                    return 0;
+        }
+    b->move_count = at;
+    return 1;
+}
+
+static int64_t gmm__ck_moved(const gmm_ckpt_move *m) {
+    int64_t n = 1;
+    int l;
+    for (l = 0; l < m->loops; l++) n *= m->count[l];
+    return n;
+}
+
+static gmm_status gmm__ck_new_target(gmm__ck_build *b, gmm_ckpt_tensor *t, int32_t *index) {
+    gmm_status status;
+    t->storage = 0;
+    t->offset = b->at;
+    if (t->bytes > INT64_MAX / 2 - b->at)
+        return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "the targets exceed 2^62 bytes");
+    status = gmm__ck_add(b->targets, t, b->fn, b->report);
+    if (status) return status;
+    b->at = gmm__round_up(b->at + t->bytes, 64);
+    *index = (int32_t)(b->targets->count - 1);
+    return GMM_OK;
+}
+
+/* Checks that the moves from `first` on fill a target, and makes it a view where that is allowed and possible. */
+static gmm_status gmm__ck_close(gmm__ck_build *b, int32_t target, int64_t first) {
+    const gmm_ckpt_tensor *t = &b->targets->tensors[target];
+    const int64_t unit = gmm__ck_unit(t->dtype), units = gmm__ck_units(t);
+    int64_t sum = 0, begin = 0, i;
+    int view = b->target.views;
+    gmm_ckpt_move whole = GMM_ZERO;
+    for (i = first; i < b->move_count; i++) {
+        const gmm_ckpt_move *m = &b->moves[i];
+        const gmm_ckpt_tensor *s = m->src >= 0 ? &b->parts[m->part].table->tensors[m->src] : NULL;
+        int64_t here;
+        sum += gmm__ck_moved(m);
+        view = view && s && m->kind == GMM_CKPT_COPY && m->loops == 1 && m->src_step[0] == 1 && m->dst_step[0] == 1;
+        if (!view) continue;
+        here = s->offset + (m->src_at - m->dst_at) * unit;
+        if (i == first) {
+            whole = *m;
+            begin = here;
+        } else {
+            view = m->part == whole.part && here == begin &&
+                   s->storage == b->parts[m->part].table->tensors[whole.src].storage;
+            if (m->dst_at < whole.dst_at) whole = *m;
+        }
+    }
+    if (sum != units)
+        return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source holds %lld of its %lld elements: a "
+                              "rank's part is missing", (long long)sum, (long long)units);
+    if (view && units) {
+        whole.kind = GMM_CKPT_VIEW;
+        whole.count[0] = units;
+        b->moves[first] = whole;
+        b->move_count = first + 1;
+    }
+    return GMM_OK;
+}
+
+/* The target's row for a kind and half; where EACH and STACKED are there, `grouped` decides. */
+static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_build *b, const gmm__ck_array *x, int half, int grouped,
+                                              int blocks) {
+    const gmm_ckpt_scheme *scheme = b->target.scheme;
+    const gmm_ckpt_row *found = NULL;
+    int32_t i;
+    for (i = 0; i < scheme->count; i++) {
+        const gmm_ckpt_row *r = &scheme->rows[i];
+        if (r->kind != x->kind || (int)r->half != half || (r->scaling == GMM_SCALING_MX32) != blocks) continue;
+        if (r->slot != x->linear->slot && (r->slot != GMM_CKPT_SLOT_ANY || !x->linear->path)) continue;
+        if (!found || (r->form != GMM_CKPT_EACH) == (grouped != 0)) found = r;
+    }
+    return found;
+}
+
+/* How an array goes over. */
+typedef struct gmm__ck_passage {
+    gmm__ck_holder *weight, *scale; /* scale: dequantize; NULL = none */
+    int64_t src_block, dst_block;
+    gmm_dtype dtype;                /* NONE = the source's */
+    int32_t state, grouped, blocks; /* blocks: the target's row is one of MX32 */
+    int64_t shown_cols;             /* of the source, as its shape counts */
+    const gmm_ckpt_cut *cut;
+    int64_t cut_unit;               /* rows of the weight per row of the array */
+} gmm__ck_passage;
+
+/* Plans all target tensors of one half. */
+static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half,
+                                    const gmm_ckpt_row *row) {
+    const gmm_ckpt_rank *rank = &b->target.rank;
+    const char *state = b->target.state_count ? b->target.states[g->state] : b->states[g->state];
+    const int64_t held = x->grouped ? x->experts / rank->ep_size : 1, expert0 = x->grouped ? rank->ep_rank * held : 0;
+    const int64_t each = gmm__ck_part_experts(b, x);
+    const int stacked = row->form != GMM_CKPT_EACH, cut = g->cut && x->grouped && x->kind != GMM_CKPT_BIAS;
+    int64_t e, first = b->move_count, group = first, folded = 0, stored, shape[2][GMM_CKPT_RANK], columns;
+    int32_t ranks[2], target = -1;
+    gmm__ck_piece d;
+    gmm_status status;
+    memset(&d, 0, sizeof d);
+    d.f = x->rows_cut ? x->f / rank->etp_size : x->f;
+    d.f0 = x->rows_cut ? rank->etp_rank * d.f : 0;
+    d.k = x->cols_cut ? x->k / rank->etp_size : x->k;
+    d.k0 = x->cols_cut ? rank->etp_rank * d.k : 0;
+    d.half0 = half == GMM_CKPT_UP ? 1 : 0;
+    d.halves = half == GMM_CKPT_BOTH ? x->halves : 1;
+    d.block = d.halves == 2 && g->dst_block ? g->dst_block : d.f;
+    d.rows = stored = d.f * d.halves;
+    if (cut) {
+        if (half != GMM_CKPT_BOTH || g->cut->row0 < 0 || g->cut->rows < 0 || g->cut->stored_rows < g->cut->rows ||
+            g->cut->row0 % g->cut_unit || g->cut->rows % g->cut_unit || g->cut->stored_rows % g->cut_unit ||
+            g->cut->row0 / g->cut_unit > d.rows || g->cut->rows / g->cut_unit > d.rows - g->cut->row0 / g->cut_unit)
+            return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "cuts: rows %lld + %lld of %lld must lie in %lld "
+                                  "rows, whole blocks of %lld, and gate and up in one tensor", (long long)g->cut->row0,
+                                  (long long)g->cut->rows, (long long)g->cut->stored_rows,
+                                  (long long)(d.rows * g->cut_unit), (long long)g->cut_unit);
+        d.row0 = g->cut->row0 / g->cut_unit;
+        d.rows = g->cut->rows / g->cut_unit;
+        stored = g->cut->stored_rows / g->cut_unit;
+    }
+    d.row_step = row->transposed ? 1 : d.k;
+    d.col_step = row->transposed ? stored : 1;
+    d.expert_step = stored * d.k;
+    columns = g->blocks && x->kind == GMM_CKPT_WEIGHT ? d.k * 2 : d.k;
+    (void)gmm__ck_shapes(row, stacked ? held : 1, stored, columns, x->vector, shape, ranks);
+    for (e = expert0; e < expert0 + held; e++) {
+        int64_t before;
+        int32_t p;
+        int s;
+        if (!stacked || e == expert0) {
+            gmm_ckpt_tensor t = GMM_ZERO;
+            t.name = gmm__ck_name(b, row, state, b->prefix, x->linear,
+                                  b->target.scheme->global_index ? e : e - expert0);
+            if (!t.name) return gmm__ck_no_memory(b);
+            t.dtype = g->dtype;
+            if (t.dtype == GMM_NONE) { /* that of the first source tensor */
+                for (s = 0; s < 3 && !g->weight[s].row; s++) {}
+                for (p = 0; t.dtype == GMM_NONE && p < b->source.part_count * each; p++)
+                    if (g->weight[s].tensor[p] >= 0)
+                        t.dtype = b->parts[p / each].table->tensors[g->weight[s].tensor[p]].dtype;
+            }
+            t.rank = ranks[0];
+            memcpy(t.shape, shape[0], sizeof t.shape);
+            if (!gmm__ck_bytes(&t, &t.bytes))
+                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
+            status = gmm__ck_new_target(b, &t, &target);
+            if (status) return status;
+            first = group = b->move_count;
+            folded = 0;
+            d.tensor = target;
+            d.dtype = t.dtype;
+            d.expert0 = e;
+        }
+        before = b->move_count;
+        for (p = 0; p < b->source.part_count; p++) {
+            if (x->grouped && e / each != b->parts[p].rank.ep_rank) continue;
+            if (!gmm__ck_reads(b, x, p)) continue;
+            for (s = 0; s < 3; s++) {
+                gmm_ckpt_move_kind kind = GMM_CKPT_COPY;
+                gmm__ck_piece src;
+                if (!g->weight[s].row) continue;
+                status = gmm__ck_source_piece(b, x, &g->weight[s], s, p, e, g->state, g->src_block, g->shown_cols,
+                                              &src);
+                if (status) return status;
+                if (g->scale && (src.dtype == GMM_E4M3 || src.dtype == GMM_E5M2 || g->weight[s].row->scaling ==
+                                 GMM_SCALING_MX32)) {
+                    const gmm__ck_holder *h = &g->scale[s];
+                    const int mx = g->weight[s].row->scaling == GMM_SCALING_MX32;
+                    const gmm_ckpt_tensor *t;
+                    int64_t rows = src.expert_step / src.k;
+                    int32_t at;
+                    at = h->row ? h->tensor[p * each + (h->row->form == GMM_CKPT_EACH ? e % each : 0)] : -1;
+                    if (at < 0)
+                        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
+                                              b->parts[p].table->tensors[src.tensor].name, "its scales are missing");
+                    t = &b->parts[p].table->tensors[at];
+                    if (!mx) rows = gmm__ceil_div(rows, 128);
+                    status = gmm__ck_check_shape(b, h->row, t, each, &rows, mx ? src.k / 32 : gmm__ceil_div(src.k, 128),
+                                                 0);
+                    if (status) return status;
+                    if (t->dtype != (mx ? GMM_U8 : GMM_F32) && !(mx && t->dtype == GMM_E8M0))
+                        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
+                                              mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
+                                              gmm_dtype_name(t->dtype));
+                    src.scale = at;
+                    src.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
+                    kind = GMM_CKPT_DEQUANT;
+                } else if (src.dtype != d.dtype) {
+                    const int floats = (GMM__FLOATS >> src.dtype & 1) && (GMM__FLOATS >> d.dtype & 1);
+                    if (!floats || g->dtype == GMM_NONE)
+                        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, b->parts[p].table->tensors[src.tensor].name,
+                                              "%s cannot become %s%s", gmm_dtype_name(src.dtype),
+                                              gmm_dtype_name(d.dtype), floats ? " unless a dtype is asked for" : "");
+                    kind = GMM_CKPT_CONVERT;
+                }
+                status = gmm__ck_meet(b, &src, &d, kind, e);
+                if (status) return status;
+            }
+        }
+        if (stored > d.rows) { /* padding rows */
+            gmm_ckpt_move m = GMM_ZERO;
+            m.kind = GMM_CKPT_ZERO;
+            m.src = m.scale = -1;
+            m.dst = target;
+            m.dst_at = (e - d.expert0) * d.expert_step + d.rows * d.row_step;
+            gmm__ck_loop(&m, stored - d.rows, 0, d.row_step);
+            gmm__ck_loop(&m, d.k, 0, d.col_step);
+            status = gmm__ck_push(b, &m);
+            if (status) return status;
+        }
+        if (folded && gmm__ck_fold(b, group, before, folded)) {
+            folded++;
+        } else {
+            group = before;
+            folded = 1;
+        }
+        if (!stacked || e == expert0 + held - 1) {
+            int64_t i;
+            for (i = first; i < b->move_count; i++) gmm__ck_tidy(&b->moves[i]);
+            status = gmm__ck_close(b, target, first);
+            if (status) return status;
+        }
+    }
+    return GMM_OK;
+}
+
+/* Plans all target tensors of an array. */
+static gmm_status gmm__ck_pass(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g) {
+    const gmm_ckpt_row *both = gmm__ck_target_row(b, x, GMM_CKPT_BOTH, g->grouped, g->blocks);
+    const gmm_ckpt_row *gate = gmm__ck_target_row(b, x, GMM_CKPT_GATE, g->grouped, g->blocks);
+    const gmm_ckpt_row *up = gmm__ck_target_row(b, x, GMM_CKPT_UP, g->grouped, g->blocks);
+    gmm_status status;
+    if (both) return gmm__ck_pass_half(b, x, g, GMM_CKPT_BOTH, both);
+    if (!gate || !up || x->halves == 1) {
+        char slot[48];
+        (void)snprintf(slot, sizeof slot, "slot %d of layer %lld", (int)x->linear->slot, (long long)x->linear->layer);
+        return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, x->linear->path ? x->linear->path : slot, "the scheme %s has no "
+                              "name for its %s", b->target.scheme->name, x->kind == GMM_CKPT_BIAS ? "bias" :
+                              x->kind == GMM_CKPT_SCALE ? "scales" : "weight");
+    }
+    status = gmm__ck_pass_half(b, x, g, GMM_CKPT_GATE, gate);
+    return status ? status : gmm__ck_pass_half(b, x, g, GMM_CKPT_UP, up);
+}
+
+/* .............................................................................................. 14.7 Building ... */
+
+static int gmm__ck_has_row(const gmm_ckpt_scheme *scheme, const gmm_ckpt_linear *l, gmm_ckpt_kind kind,
+                           const gmm_ckpt_row **row) {
+    int32_t i;
+    for (i = 0; i < scheme->count; i++) {
+        const gmm_ckpt_row *r = &scheme->rows[i];
+        if (r->kind != kind || (r->slot != l->slot && (r->slot != GMM_CKPT_SLOT_ANY || !l->path))) continue;
+        *row = r;
+        return 1;
+    }
+    return 0;
+}
+
+static gmm_status gmm__ck_divides(gmm__ck_build *b, const gmm_ckpt_linear *l, int64_t extent, int64_t by,
+                                  const char *what, const char *unit) {
+    if (by > 0 && extent % by == 0) return GMM_OK;
+    return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, l->path, "slot %d of layer %lld: %s %lld is no multiple of %s "
+                          "%lld", (int)l->slot, (long long)l->layer, what, (long long)extent, unit, (long long)by);
+}
+
+/* Blocks of gate and up rows on both sides of a gated FC1. */
+static gmm_status gmm__ck_blocks(gmm__ck_build *b, const gmm_ckpt_linear *l, const gmm__ck_holder *weight,
+                                 int64_t *src_block, int64_t *dst_block) {
+    const gmm_ckpt_source *s = &b->source;
+    const gmm_ckpt_target *t = &b->target;
+    gmm_ckpt_glu known = s->stated.known ? s->stated : s->recorded;
+    const char *key = l->path;
+    const gmm_ckpt_linear *x = l;
+    gmm__ck_array probe;
+    *src_block = 0;
+    *dst_block = t->scheme->glu_known ? t->scheme->glu_block : t->glu_block;
+    if (l->slot != GMM_CKPT_FC1) *dst_block = 0;
+    if (l->slot != GMM_CKPT_FC1 || !l->gated) return GMM_OK;
+    if (s->stated.known && s->recorded.known && s->stated.block != s->recorded.block)
+        return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are stated, blocks of %d "
+                              "recorded (0 = halves)", (int)s->stated.block, (int)s->recorded.block);
+    if (t->scheme->glu_known && t->glu_block && t->glu_block != t->scheme->glu_block)
+        return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are wanted, the scheme %s "
+                              "has %d (0 = halves)", (int)t->glu_block, t->scheme->name, (int)t->scheme->glu_block);
+    if (!weight[GMM_CKPT_BOTH].row) return GMM_OK; /* gate and up come by themselves */
+    if (s->scheme->glu_known) {
+        if (known.known && known.block != s->scheme->glu_block)
+            return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are stated or "
+                                  "recorded, the scheme %s has %d (0 = halves)", (int)known.block, s->scheme->name,
+                                  (int)s->scheme->glu_block);
+        known.known = 1;
+        known.block = s->scheme->glu_block;
+    }
+    if (known.block < 0)
+        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, key, "gate and up rows: blocks of %d", (int)known.block);
+    memset(&probe, 0, sizeof probe);
+    probe.linear = x;
+    if (!known.known && (*dst_block || b->parts[0].rank.etp_size > 1 || t->rank.etp_size > 1 ||
+                         !gmm__ck_target_row(b, &probe, GMM_CKPT_BOTH, 0, 0)))
+        return gmm__ck_refuse(b, GMM_CKPT_GLU_UNKNOWN, key, "gate and up rows of layer %lld would move, but nothing "
+                              "says whether the source has them as halves or in blocks: state it",
+                              (long long)l->layer);
+    *src_block = known.block;
+    return GMM_OK;
+}
+
+/* Plans one linear in one state. */
+static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t state, gmm__ck_hit *hits, int64_t count) {
+    static const int8_t grouped[] = {
+#define GMM__X(name, value, text, grouped, rows, cols) grouped,
+        GMM_CKPT_SLOT_LIST(GMM__X)
+#undef GMM__X
+    };
+    static const int8_t cuts[][2] = {
+#define GMM__X(name, value, text, grouped, rows, cols) {rows, cols},
+        GMM_CKPT_SLOT_LIST(GMM__X)
+#undef GMM__X
+    };
+    const gmm_ckpt_linear *l = &b->linears[index];
+    const int experts_own = l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
+                            l->slot != GMM_CKPT_SHARED_GATE;
+    const gmm_ckpt_row *row = NULL;
+    gmm__ck_holder weight[3], scale[3];
+    gmm__ck_passage g;
+    gmm__ck_array x;
+    int64_t n[3] = {0, 0, 0}, i, first, src_etp, dst_etp;
+    int quantized = 0, mx, joined;
+    gmm_status status;
+    const gmm_ckpt_tensor *t = NULL;
+
+    memset(&x, 0, sizeof x);
+    memset(&g, 0, sizeof g);
+    x.linear = l;
+    x.kind = GMM_CKPT_WEIGHT;
+    x.experts = l->experts;
+    x.halves = l->gated ? 2 : 1;
+    x.f = l->out / x.halves;
+    x.k = l->in ? l->in : 1;
+    x.vector = l->in == 0;
+    x.grouped = grouped[l->slot];
+    x.rows_cut = cuts[l->slot][0];
+    x.cols_cut = cuts[l->slot][1];
+    src_etp = x.rows_cut || x.cols_cut ? b->parts[0].rank.etp_size : 1;
+    dst_etp = x.rows_cut || x.cols_cut ? b->target.rank.etp_size : 1;
+    for (i = 0; i < count; i++) n[hits[i].kind]++;
+    if (n[GMM_CKPT_WEIGHT] == 0) {
+        if (!gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_WEIGHT, &row))
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: the scheme %s has no slot %d",
+                                  b->source.scheme->name, (int)l->slot);
+        return gmm__ck_missing(b, &x, row, state, 0);
+    }
+    status = gmm__ck_gather(b, &x, hits, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
+    if (status) return status;
+    if (!weight[GMM_CKPT_GATE].row != !weight[GMM_CKPT_UP].row) {
+        const int there = weight[GMM_CKPT_GATE].row ? GMM_CKPT_GATE : GMM_CKPT_UP;
+        for (i = 0; weight[there].tensor[i] < 0; i++) {}
+        t = &b->parts[i / gmm__ck_part_experts(b, &x)].table->tensors[weight[there].tensor[i]];
+        return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source lacks the other of gate and up");
+    }
+    if (weight[GMM_CKPT_GATE].row && !l->gated)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: gated is 0, but the source has gate and up");
+    status = gmm__ck_blocks(b, l, weight, &g.src_block, &g.dst_block);
+    if (!status && x.grouped) status = gmm__ck_divides(b, l, x.experts, b->parts[0].rank.ep_size, "experts", "EP");
+    if (!status && x.grouped) status = gmm__ck_divides(b, l, x.experts, b->target.rank.ep_size, "experts", "EP");
+    if (!status) status = gmm__ck_divides(b, l, x.rows_cut ? x.f : x.k, src_etp, "the cut extent", "ETP");
+    if (!status) status = gmm__ck_divides(b, l, x.rows_cut ? x.f : x.k, dst_etp, "the cut extent", "ETP");
+    if (!status && g.src_block)
+        status = gmm__ck_divides(b, l, x.f / (x.rows_cut ? src_etp : 1), g.src_block, "a rank's gate rows",
+                                 "the source's block");
+    if (!status && g.dst_block && x.halves == 2)
+        status = gmm__ck_divides(b, l, x.f / (x.rows_cut ? dst_etp : 1), g.dst_block, "a rank's gate rows",
+                                 "the target's block");
+    if (status) return status;
+
+    for (i = 0; i < 3 && !weight[i].row; i++) {}
+    row = weight[i].row;
+    mx = row->scaling == GMM_SCALING_MX32;
+    for (first = 0; first < b->source.part_count * gmm__ck_part_experts(b, &x); first++) { /* is anything quantized? */
+        int h;
+        for (h = 0; h < 3; h++) {
+            if (!weight[h].row || weight[h].tensor[first] < 0) continue;
+            t = &b->parts[first / gmm__ck_part_experts(b, &x)].table->tensors[weight[h].tensor[first]];
+            quantized |= mx || t->dtype == GMM_E4M3 || t->dtype == GMM_E5M2;
+        }
+    }
+    quantized = quantized && gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_SCALE, &row);
+    x.kind = GMM_CKPT_SCALE;
+    status = gmm__ck_gather(b, &x, hits + n[GMM_CKPT_WEIGHT] + n[GMM_CKPT_BIAS], n[GMM_CKPT_SCALE], l->grouped_weight,
+                            scale);
+    x.kind = GMM_CKPT_WEIGHT;
+    if (status) return status;
+    if (mx) {
+        status = gmm__ck_divides(b, l, x.k / (x.cols_cut ? src_etp : 1), 32, "in", "MX32 blocks of");
+        if (!status) status = gmm__ck_divides(b, l, x.k / (x.cols_cut ? dst_etp : 1), 32, "in", "MX32 blocks of");
+        if (status) return status;
+    }
+    g.weight = weight;
+    g.state = state;
+    g.grouped = l->grouped_weight;
+    g.shown_cols = x.k;
+    g.cut = b->target.cuts ? &b->target.cuts[index] : NULL;
+    g.cut_unit = 1;
+    if (state == 0 && experts_own) g.dtype = b->target.dtype;
+    if (quantized && g.dtype != GMM_NONE) {
+        g.scale = scale;
+        status = gmm__ck_pass(b, &x, &g);
+    } else if (quantized) { /* blocks and scales move alike */
+        const int64_t br = mx ? 1 : 128, bc = mx ? 32 : 128;
+        for (i = 0; i < 3; i++)
+            if (weight[i].row && !scale[i].row)
+                return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, t->name, "the source lacks its scales");
+        g.blocks = mx;
+        if (mx) x.k /= 2;
+        status = gmm__ck_pass(b, &x, &g);
+        if (mx) x.k *= 2;
+        joined = x.halves == 2 && (weight[GMM_CKPT_BOTH].row || gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, 0, mx));
+        if (!status && (joined || src_etp > 1 || dst_etp > 1 || g.cut || gmm__ck_is_cut(b, &x))) {
+            status = gmm__ck_divides(b, l, x.f / (x.rows_cut ? src_etp : 1), br, "rows", "scale blocks of");
+            if (!status) status = gmm__ck_divides(b, l, x.f / (x.rows_cut ? dst_etp : 1), br, "rows",
+                                                  "scale blocks of");
+            if (!status && x.cols_cut) status = gmm__ck_divides(b, l, x.k / src_etp, bc, "columns", "scale blocks of");
+            if (!status && x.cols_cut) status = gmm__ck_divides(b, l, x.k / dst_etp, bc, "columns", "scale blocks of");
+            if (!status && g.src_block) status = gmm__ck_divides(b, l, g.src_block, br, "the block", "scale blocks of");
+            if (!status && g.dst_block) status = gmm__ck_divides(b, l, g.dst_block, br, "the block", "scale blocks of");
+        }
+        if (status) return status;
+        x.kind = GMM_CKPT_SCALE;
+        x.f = gmm__ceil_div(x.f, br);
+        x.k = gmm__ceil_div(x.k, bc);
+        g.weight = scale;
+        g.src_block /= br;
+        g.dst_block /= br;
+        g.shown_cols = x.k;
+        g.cut_unit = br;
+        status = gmm__ck_pass(b, &x, &g);
+        x.f = l->out / x.halves;
+        g.src_block *= br;
+        g.dst_block *= br;
+    } else {
+        status = gmm__ck_pass(b, &x, &g);
+    }
+    if (status || !l->bias) return status;
+
+    x.kind = GMM_CKPT_BIAS;
+    x.k = 1;
+    x.vector = 1;
+    x.cols_cut = 0;
+    g.cut = NULL;
+    if (n[GMM_CKPT_BIAS] == 0) {
+        if (!gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_BIAS, &row))
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: bias is 1, but the scheme %s has none",
+                                  b->source.scheme->name);
+        return gmm__ck_missing(b, &x, row, state, 0);
+    }
+    status = gmm__ck_gather(b, &x, hits + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS], l->grouped_bias, scale);
+    if (status) return status;
+    g.weight = scale;
+    g.scale = NULL;
+    g.blocks = 0;
+    g.grouped = l->grouped_bias;
+    g.shown_cols = 1;
+    g.dtype = state == 0 && experts_own ? b->target.bias_dtype : GMM_NONE;
+    return gmm__ck_pass(b, &x, &g);
+}
+
+static gmm_status gmm__ck_plan_linears(gmm__ck_build *b) {
+    int64_t at = 0, i;
+    int32_t s;
+    uint8_t *present = (uint8_t *)gmm__ck_get(&b->temp, b->source.state_count, 1);
+    if (!present) return gmm__ck_no_memory(b);
+    for (i = 0; i < b->hit_count; i++) present[b->hits[i].state] = 1;
+    if (b->hit_count) qsort(b->hits, (size_t)b->hit_count, sizeof *b->hits, gmm__ck_compare_hits);
+    for (i = 0; i < b->linear_count; i++) {
+        int64_t end = at;
+        while (end < b->hit_count && b->hits[end].linear == i) end++;
+        if (at == end && b->source.skip_missing) continue;
+        for (s = 0; s < b->source.state_count; s++) {
+            const int64_t begin = at;
+            gmm_status status;
+            while (at < end && b->hits[at].state == s) at++;
+            if (!present[s] && s > 0) continue;
+            status = gmm__ck_plan_state(b, i, s, begin < at ? b->hits + begin : NULL, at - begin);
+            if (status) return status;
+        }
+    }
+    return GMM_OK;
+}
+
+/* "..._extra_state" or "..._extra_state12" as the last segment. */
+static int gmm__ck_extra_state(const char *name) {
+    const char *last = strrchr(name, '.');
+    int64_t number;
+    last = last ? last + 1 : name;
+    if (strncmp(last, "_extra_state", 12)) return 0;
+    last += 12;
+    return !*last || (gmm__ck_number(&last, &number) && !*last);
+}
+
+/* A target that is a run of units of one source tensor. */
+static gmm_status gmm__ck_run(gmm__ck_build *b, int32_t part, int32_t src, int64_t src_at, int32_t dst, int64_t dst_at,
+                              int64_t units) {
+    gmm_ckpt_move m = GMM_ZERO;
+    if (units == 0) return GMM_OK;
+    m.kind = GMM_CKPT_COPY;
+    m.part = part;
+    m.src = src;
+    m.dst = dst;
+    m.scale = -1;
+    m.src_at = src_at;
+    m.dst_at = dst_at;
+    gmm__ck_loop(&m, units, 1, 1);
+    return gmm__ck_push(b, &m);
+}
+
+/* What no linear used: kept, dropped, or an error. */
+static gmm_status gmm__ck_keep(gmm__ck_build *b) {
+    const int64_t before = b->targets->count;
+    int64_t i;
+    int32_t p;
+    for (p = 0; p < b->source.part_count; p++) {
+        const gmm_ckpt_table *table = b->parts[p].table;
+        for (i = 0; i < table->count; i++) {
+            gmm_ckpt_tensor t = table->tensors[i];
+            const int64_t same = gmm_ckpt_table_find(b->targets, t.name);
+            const int64_t first = b->move_count;
+            int32_t target = -1;
+            gmm_status status;
+            if (b->used[p][i] == 1) {
+                if (b->report) b->report->matched++;
+                continue;
+            }
+            if (b->used[p][i] == 2 || (b->source.drop_extra_state && gmm__ck_extra_state(t.name)) ||
+                b->source.extra == GMM_CKPT_EXTRA_DROP) {
+                if (b->report) b->report->dropped++;
+                continue;
+            }
+            if (b->source.extra == GMM_CKPT_EXTRA_REFUSE)
+                return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, "no linear uses it");
+            if (same >= before) { /* ranks hold it alike */
+                const gmm_ckpt_tensor *k = &b->targets->tensors[same];
+                if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
+                    !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
+                    continue;
+                return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t.name, "parts of the source have it in different shapes");
+            }
+            if (b->report) b->report->kept++;
+            status = gmm__ck_new_target(b, &t, &target);
+            if (!status) status = gmm__ck_run(b, p, (int32_t)i, 0, target, 0, gmm__ck_units(&t));
+            if (!status) status = gmm__ck_close(b, target, first);
+            if (status) return status;
+        }
+    }
+    return GMM_OK;
+}
+
+typedef struct gmm__ck_order { int64_t at, index; int32_t part, storage; } gmm__ck_order;
+
+static int gmm__ck_compare_order(const void *a, const void *b) {
+    const gmm__ck_order *x = (const gmm__ck_order *)a, *y = (const gmm__ck_order *)b;
+    if (x->part != y->part) return x->part < y->part ? -1 : 1;
+    if (x->storage != y->storage) return x->storage < y->storage ? -1 : 1;
+    if (x->at != y->at) return x->at < y->at ? -1 : 1;
+    return x->index < y->index ? -1 : x->index > y->index;
+}
+
+static int gmm__ck_compare_spans(const void *a, const void *b) {
+    const uintptr_t x = (uintptr_t)((const gmm__ck_span *)a)->begin, y = (uintptr_t)((const gmm__ck_span *)b)->begin;
+    return x < y ? -1 : x > y;
+}
+
+/* Rows and columns of a quantized tensor's matrices, and of their scales. */
+static void gmm__ck_quant(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t *rows, int64_t *cols,
+                          int64_t *scale_rows,
+                          int64_t *scale_cols) {
+    const int mx = scaling == GMM_SCALING_MX32;
+    const int32_t r = t->rank - (mx ? 1 : 0);
+    *rows = r > 1 ? t->shape[r - 2] : 1;
+    *cols = mx ? t->shape[r - 1] * 32 : t->shape[r - 1];
+    *scale_rows = mx ? *rows : gmm__ceil_div(*rows, 128);
+    *scale_cols = mx ? t->shape[r - 1] : gmm__ceil_div(*cols, 128);
+}
+
+/* Bytes of the scales of a row of blocks: what dequantizing needs at least. */
+static int64_t gmm__ck_scale_row(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
+    int64_t rows = 0, cols = 0, scale_rows = 0, scale_cols = 0;
+    if (m->kind != GMM_CKPT_DEQUANT) return 0;
+    gmm__ck_quant(&plan->parts[m->part].table->tensors[m->src], m->scaling, &rows, &cols, &scale_rows, &scale_cols);
+    return m->scaling == GMM_SCALING_MX32 ? 4 : scale_cols * 4;
+}
+
+enum { GMM__CK_SCRATCH_MIN = 64 };
+
+/* Makes the plan of what was built. */
+static gmm_status gmm__ck_finish(gmm__ck_build *b, gmm_ckpt_plan *plan) {
+    gmm__ck_order *order = (gmm__ck_order *)gmm__ck_get(&b->temp, b->move_count, sizeof *order);
+    int64_t i, s, n = 0;
+    int32_t p;
+    plan->count = b->move_count;
+    plan->part_count = b->source.part_count;
+    plan->moves = (gmm_ckpt_move *)gmm__ck_get(&plan->arena, b->move_count, sizeof *plan->moves);
+    plan->last = (int64_t *)gmm__ck_get(&plan->arena, b->targets->count, sizeof *plan->last);
+    plan->parts = (gmm_ckpt_part *)gmm__ck_get(&plan->arena, b->source.part_count, sizeof *plan->parts);
+    for (p = 0; p < b->source.part_count; p++) n += b->parts[p].table->storage_count;
+    plan->spans = (gmm__ck_span *)gmm__ck_get(&plan->arena, n, sizeof *plan->spans);
+    if (!order || !plan->moves || !plan->last || !plan->parts || !plan->spans) return gmm__ck_no_memory(b);
+    memcpy(plan->parts, b->parts, (size_t)b->source.part_count * sizeof *plan->parts);
+    for (i = 0; i < b->move_count; i++) {
+        const gmm_ckpt_move *m = &b->moves[i];
+        order[i].index = i;
+        order[i].part = m->part;
+        if (m->src < 0) continue;
+        order[i].storage = b->parts[m->part].table->tensors[m->src].storage;
+        order[i].at = b->parts[m->part].table->tensors[m->src].offset +
+                      m->src_at * gmm__ck_unit(b->parts[m->part].table->tensors[m->src].dtype);
+    }
+    if (b->move_count) qsort(order, (size_t)b->move_count, sizeof *order, gmm__ck_compare_order);
+    for (i = 0; i < b->targets->count; i++) plan->last[i] = -1;
+    plan->cost.target_bytes = b->at;
+    plan->cost.scratch_min = GMM__CK_SCRATCH_MIN;
+    for (i = 0; i < b->move_count; i++) {
+        const gmm_ckpt_move *m = &plan->moves[i];
+        const int64_t units = gmm__ck_moved(&b->moves[order[i].index]);
+        plan->moves[i] = b->moves[order[i].index];
+        plan->last[m->dst] = i;
+        plan->cost.moves[m->kind]++;
+        if (m->kind == GMM_CKPT_VIEW) continue;
+        plan->cost.bytes_written += units * gmm__ck_unit(b->targets->tensors[m->dst].dtype);
+        if (m->kind == GMM_CKPT_ZERO) continue;
+        if (m->kind == GMM_CKPT_DEQUANT) {
+            const int64_t row = gmm__ck_scale_row(plan, m);
+            if (8 * 3 * row + GMM__CK_SCRATCH_MIN > plan->cost.scratch_min)
+                plan->cost.scratch_min = 8 * 3 * row + GMM__CK_SCRATCH_MIN;
+            plan->cost.bytes_read += m->scaling == GMM_SCALING_MX32 ? units / 2 + units / 32
+                                                                    : units + gmm__ceil_div(units, 16384) * 4;
+        } else {
+            plan->cost.bytes_read += units * gmm__ck_unit(b->parts[m->part].table->tensors[m->src].dtype);
+        }
+    }
+    for (p = 0; p < b->source.part_count; p++)
+        for (s = 0; s < b->parts[p].table->storage_count; s++) {
+            const gmm__ck_storage *storage = &b->parts[p].table->storages[s];
+            if (!storage->base || !storage->bytes) continue;
+            plan->spans[plan->span_count].begin = storage->base;
+            plan->spans[plan->span_count++].end = storage->base + storage->bytes;
+        }
+    if (plan->span_count) {
+        qsort(plan->spans, (size_t)plan->span_count, sizeof *plan->spans, gmm__ck_compare_spans);
+        for (i = 1, n = 1; i < plan->span_count; i++) {
+            gmm__ck_span *last = &plan->spans[n - 1];
+            if ((uintptr_t)plan->spans[i].begin > (uintptr_t)last->end) plan->spans[n++] = plan->spans[i];
+            else if ((uintptr_t)plan->spans[i].end > (uintptr_t)last->end) last->end = plan->spans[i].end;
+        }
+        plan->span_count = n;
+    }
+    return GMM_OK;
+}
+
+/* Reads the source's and target's descriptors. Defaults are filled in; nothing is matched yet. */
+static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, const gmm_ckpt_target *target) {
+    static const char *const all = "";
+    const void *given[2];
+    void *copies[2];
+    size_t sizes[2];
+    int32_t i, p, q;
+    given[0] = source;
+    given[1] = target;
+    copies[0] = &b->source;
+    copies[1] = &b->target;
+    sizes[0] = sizeof b->source;
+    sizes[1] = sizeof b->target;
+    for (i = 0; i < 2; i++) {
+        uint32_t size;
+        memcpy(&size, given[i], sizeof size);
+        if (size && size < 2 * sizeof size)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is too small for any version",
+                                  i ? "target" : "source", size);
+        if (!gmm__copy_sized(copies[i], sizes[i], given[i])) {
+            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is larger than the %u bytes of "
+                                 "version "
+                                 "%s", i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
+            if (b->report) b->report->error.status = GMM_E_VERSION;
+            return GMM_E_VERSION;
+        }
+    }
+    if (!b->source.scheme || !b->source.parts || b->source.part_count < 1 || b->source.wrapper_count < 0 ||
+        b->source.state_count < 0 || (b->source.wrapper_count && !b->source.wrappers) ||
+        (b->source.state_count && !b->source.states))
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source: scheme, %d parts, %d wrappers or %d states are "
+                              "NULL or "
+                              "out of range", (int)b->source.part_count, (int)b->source.wrapper_count,
+                              (int)b->source.state_count);
+    if (b->source.extra < GMM_CKPT_EXTRA_REFUSE || b->source.extra > GMM_CKPT_EXTRA_DROP)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source.extra is %d: must be a gmm_ckpt_extra",
+                              (int)b->source.extra);
+    if (!b->target.scheme) b->target.scheme = b->source.scheme;
+    b->states = b->source.states;
+    if (!b->source.states || !b->source.state_count) {
+        const char **one = (const char **)gmm__ck_get(&b->temp, 1, sizeof *one);
+        if (!one) return gmm__ck_no_memory(b);
+        one[0] = all;
+        b->states = one;
+        b->source.state_count = 1;
+    }
+    if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
+                              (int)b->target.state_count, (int)b->source.state_count);
+    for (i = 0; i < 2; i++) {
+        const gmm_dtype d = i ? b->target.bias_dtype : b->target.dtype;
+        if (d != GMM_NONE && (d < GMM_NONE || d > GMM_I64 || !(GMM__FLOATS >> d & 1)))
+            return gmm__ck_refuse(b, GMM_CKPT_DTYPE, NULL, "target.%s is %s: must be none, f32, f16 or bf16",
+                                  i ? "bias_dtype" : "dtype", gmm_dtype_name(d));
+    }
+    if (b->target.glu_block < 0)
+        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "target.glu_block is %d: must be >= 0",
+                              (int)b->target.glu_block);
+    b->parts = (gmm_ckpt_part *)gmm__ck_get(&b->temp, b->source.part_count, sizeof *b->parts);
+    if (!b->parts) return gmm__ck_no_memory(b);
+    memcpy(b->parts, b->source.parts, (size_t)b->source.part_count * sizeof *b->parts);
+    for (p = -1; p < b->source.part_count; p++) {
+        gmm_ckpt_rank *r = p < 0 ? &b->target.rank : &b->parts[p].rank;
+        if (p < 0) r->gtp_rank = r->gtp_size = 0;
+        if (r->ep_size == 0) r->ep_size = 1;
+        if (r->etp_size == 0) r->etp_size = 1;
+        if (r->gtp_size == 0) r->gtp_size = 1;
+        if (r->ep_rank < 0 || r->ep_rank >= r->ep_size || r->etp_rank < 0 || r->etp_rank >= r->etp_size ||
+            r->gtp_rank < 0 || r->gtp_rank >= r->gtp_size)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: EP %d/%d, ETP %d/%d, GTP %d/%d: ranks must lie in "
+                                  "[0, size)", p < 0 ? "target.rank" : "parts", (int)r->ep_rank, (int)r->ep_size,
+                                  (int)r->etp_rank, (int)r->etp_size, (int)r->gtp_rank, (int)r->gtp_size);
+        if (p >= 0 && !b->parts[p].table)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d].table is NULL", (int)p);
+        if (p < 0) continue;
+        if (r->ep_size != b->parts[0].rank.ep_size || r->etp_size != b->parts[0].rank.etp_size ||
+            r->gtp_size != b->parts[0].rank.gtp_size)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] has other sizes of EP, ETP or GTP than "
+                                  "parts[0]", (int)p);
+        for (q = 0; q < p; q++)
+            if (!memcmp(r, &b->parts[q].rank, sizeof *r))
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] and parts[%d] are the same rank", (int)q,
+                                      (int)p);
+    }
+    return GMM_OK;
+}
+
+/* Takes over the linears of a caller. */
+static gmm_status gmm__ck_take_linears(gmm__ck_build *b, const gmm_ckpt_linear *linears, int64_t count) {
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        gmm_ckpt_linear l = linears[i];
+        int64_t elements = 0;
+        gmm_status status;
+        if (l.slot < GMM_CKPT_FC1 || l.slot >= GMM_CKPT_SLOT_COUNT)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld].slot is %d: must be a slot",
+                                  (long long)i, (int)l.slot);
+        if (l.experts == 0) l.experts = 1;
+        if (l.experts < 1 || l.out < 1 || l.in < 0 || (l.gated && l.out % 2))
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld]: %lld experts of %lld x %lld%s: extents "
+                                  "must be >= 1 (in: 0 is a vector), gated out even", (long long)i,
+                                  (long long)l.experts, (long long)l.out, (long long)l.in, l.gated ? ", gated" : "");
+        if (!gmm__mul(l.experts, l.out, &elements) || !gmm__mul(elements, l.in ? l.in : 1, &elements) ||
+            !gmm__mul(elements, 8, &elements))
+            return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld x %lld x %lld do not fit 63 bits",
+                                  (long long)i, (long long)l.experts, (long long)l.out, (long long)l.in);
+        if (l.path) {
+            char *path = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(l.path) + 1, 1);
+            if (!path) return gmm__ck_no_memory(b);
+            if (!gmm__ck_canonical(&b->source, l.path, path) && !b->source.prefix)
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "linears[%lld].path is empty: any key would do; "
+                                      "state "
+                                      "the prefix", (long long)i);
+            l.path = path;
+        }
+        status = gmm__ck_linear_add(b, &l);
+        if (status) return status;
+    }
+    return GMM_OK;
+}
+
+static gmm_status gmm__ck_start(gmm__ck_build *b, const char *fn, gmm_ckpt_plan **out, const gmm_allocator *allocator,
+                                gmm_ckpt_report *report) {
+    gmm_allocator a;
+    gmm_status status;
+    int32_t storage;
+    memset(b, 0, sizeof *b);
+    gmm__ck_begin(report);
+    b->fn = fn;
+    b->report = report;
+    if (allocator && !allocator->alloc != !allocator->release)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "allocator: 1 of 2 functions is set; set both or none");
+    a = gmm__ck_allocator(allocator);
+    b->temp.allocator = a;
+    if (!out) return GMM_OK; /* a scan */
+    *out = (gmm_ckpt_plan *)a.alloc(a.user, sizeof **out);
+    if (!*out) return gmm__ck_no_memory(b);
+    memset(*out, 0, sizeof **out);
+    (*out)->arena.allocator = a;
+    status = gmm_ckpt_table_create(&(*out)->targets, &a, NULL);
+    if (!status) status = gmm_ckpt_table_add_storage((*out)->targets, NULL, INT64_MAX, &storage, NULL);
+    if (status) return gmm__ck_no_memory(b);
+    b->targets = (*out)->targets;
+    return GMM_OK;
+}
+
+static gmm_status gmm__ck_end(gmm__ck_build *b, gmm_ckpt_plan **out, gmm_status status) {
+    gmm__ck_clear(&b->temp);
+    if (status && out) {
+        gmm_ckpt_plan_destroy(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+static gmm_status gmm__ck_null(const char *fn, const char *what, gmm_ckpt_report *report) {
+    gmm__ck_begin(report);
+    if (report) report->reason = GMM_CKPT_ARGUMENT;
+    return gmm__fail(report ? &report->error : NULL, GMM_E_NULL, "%s: %s is NULL", fn, what);
+}
+
+static gmm_status gmm__ck_create(const char *fn, gmm_ckpt_plan **out, const gmm_ckpt_source *source,
+                                 const gmm_ckpt_target *target, const gmm_ckpt_linear *linears, int64_t count,
+                                 const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    gmm__ck_build b;
+    gmm_status status;
+    if (!out) return gmm__ck_null(fn, "out", report);
+    *out = NULL;
+    if (!source || !target || (!linears && count)) return gmm__ck_null(fn, !source ? "source" : !target ? "target" :
+                                                                       "linears", report);
+    status = gmm__ck_start(&b, fn, out, allocator, report);
+    if (!status) status = gmm__ck_open(&b, source, target);
+    if (!status && count < 0) status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "count is %lld", (long long)count);
+    if (!status) status = gmm__ck_take_linears(&b, linears, count);
+    if (!status) status = gmm__ck_read_keys(&b);
+    if (!status) status = gmm__ck_plan_linears(&b);
+    if (!status) status = gmm__ck_keep(&b);
+    if (!status) status = gmm__ck_finish(&b, *out);
+    return gmm__ck_end(&b, out, status);
+}
+
+GMMDEF gmm_status gmm_ckpt_plan_create(gmm_ckpt_plan **out, const gmm_ckpt_source *source,
+                                       const gmm_ckpt_target *target, const gmm_ckpt_linear *linears, int64_t count,
+                                       const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    return gmm__ck_create("gmm_ckpt_plan_create", out, source, target, linears, count, allocator, report);
+}
+
+GMMDEF void gmm_ckpt_plan_destroy(gmm_ckpt_plan *plan) {
+    gmm_allocator a;
+    if (!plan) return;
+    a = plan->arena.allocator;
+    gmm_ckpt_table_destroy(plan->targets);
+    gmm__ck_clear(&plan->arena);
+    a.release(a.user, plan);
+}
+
+GMMDEF const gmm_ckpt_table *gmm_ckpt_plan_targets(const gmm_ckpt_plan *plan) { return plan ? plan->targets : NULL; }
+
+GMMDEF const gmm_ckpt_move *gmm_ckpt_plan_moves(const gmm_ckpt_plan *plan, int64_t *count) {
+    if (count) *count = plan ? plan->count : 0;
+    return plan ? plan->moves : NULL;
+}
+
+static int gmm__ck_compare_linears(const void *a, const void *b) {
+    const gmm_ckpt_linear *x = (const gmm_ckpt_linear *)a, *y = (const gmm_ckpt_linear *)b;
+    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
+    return x->slot < y->slot ? -1 : x->slot > y->slot;
+}
+
+static int64_t gmm__ck_linear_of(const gmm__ck_build *b, gmm_ckpt_slot slot, int64_t layer) {
+    int64_t at = 0;
+    return gmm__ck_linear_find(b, NULL, 0, slot, layer, &at);
+}
+
+/* Extents of one linear from the shapes of its first tensors. */
+static gmm_status gmm__ck_scan_linear(gmm__ck_build *b, gmm_ckpt_linear *l, const gmm__ck_hit *hits, int64_t count,
+                                      int64_t experts) {
+    const gmm_ckpt_rank *rank = &b->parts[0].rank;
+    const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
+    const int64_t router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, l->layer);
+    const gmm_ckpt_row *row = NULL;
+    const gmm_ckpt_tensor *t = NULL;
+    int64_t i, last = -1, m[2] = {0, 0};
+    for (i = 0; i < count; i++) {
+        const gmm_ckpt_row *r = &b->source.scheme->rows[hits[i].row];
+        if (hits[i].kind == GMM_CKPT_BIAS) l->bias = 1;
+        if (hits[i].kind != GMM_CKPT_WEIGHT) continue;
+        if (!row) {
+            row = r;
+            t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+        }
+        if (r->form == GMM_CKPT_EACH && hits[i].expert > last) last = hits[i].expert;
+        l->gated |= r->half != GMM_CKPT_BOTH;
+    }
+    if (!row) return GMM_OK; /* a bias alone: planning says what is missing */
+    l->experts = 1;
+    if (grouped) {
+        const int by_shape = row->form == GMM_CKPT_STACKED && t->rank >= 3;
+        l->experts = experts ? experts : row->form == GMM_CKPT_EACH
+                                             ? (last + 1) * (b->source.scheme->global_index ? 1 : rank->ep_size)
+                                             : by_shape ? t->shape[0] * rank->ep_size
+                                                        : router >= 0 ? b->linears[router].out : 0;
+        if (l->experts < 1 || l->experts % rank->ep_size)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: give "
+                                  "it");
+    }
+    {
+        const int64_t held = l->experts / (grouped ? rank->ep_size : 1);
+        const int32_t front = row->form == GMM_CKPT_STACKED && t->rank >= 3 ? 1 : 0, left = t->rank - front;
+        const int mx = row->scaling == GMM_SCALING_MX32;
+        if (left != (mx ? 3 : 2) && !(left == 1 && row->form == GMM_CKPT_EACH))
+            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
+        m[0] = t->shape[front];
+        m[1] = left == 1 ? 0 : t->shape[front + 1] * (mx ? 32 : 1);
+        if (!front && row->form != GMM_CKPT_EACH) {
+            const int wide = row->form == GMM_CKPT_WIDE;
+            if (m[wide] % held)
+                return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "extent %lld is no multiple of the %lld experts",
+                                      (long long)m[wide], (long long)held);
+            m[wide] /= held;
+        }
+    }
+    l->out = m[row->transposed ? 1 : 0];
+    l->in = m[row->transposed ? 0 : 1];
+    if (grouped && rank->gtp_size > 1) { /* ranks stack their rows */
+        l->out = 0;
+        for (i = 0; i < count; i++) {
+            const gmm_ckpt_rank *other = &b->parts[hits[i].part].rank;
+            const gmm_ckpt_tensor *o = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+            const int32_t d = o->rank - (row->transposed ? 1 : 2);
+            if (hits[i].kind != GMM_CKPT_WEIGHT || hits[i].state != hits[0].state || d < 0 ||
+                hits[i].row != (int32_t)(row - b->source.scheme->rows) ||
+                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank ||
+                (row->form == GMM_CKPT_EACH && hits[i].expert % (l->experts / rank->ep_size)))
+                continue;
+            l->out += o->shape[d];
+        }
+    }
+    if (l->slot == GMM_CKPT_FC1) l->out *= rank->etp_size;
+    if (l->slot == GMM_CKPT_FC2) l->in *= rank->etp_size;
+    if (row->half != GMM_CKPT_BOTH) l->out *= 2;
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, gmm_ckpt_linear **linears,
+                                int64_t *count, const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    static const char fn[] = "gmm_ckpt_scan";
+    const gmm_ckpt_target nothing = GMM_ZERO;
+    gmm__ck_build b;
+    gmm_status status;
+    int64_t i, at, pass;
+    if (!source || !linears || !count)
+        return gmm__ck_null(fn, !source ? "source" : !linears ? "linears" : "count", report);
+    *linears = NULL;
+    *count = 0;
+    status = gmm__ck_start(&b, fn, NULL, allocator, report);
+    b.scan = 1;
+    if (!status) status = gmm__ck_open(&b, source, &nothing);
+    if (!status && (experts < 0 || experts > INT32_MAX))
+        status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
+    if (!status) status = gmm__ck_read_keys(&b);
+    if (!status && b.hit_count) qsort(b.hits, (size_t)b.hit_count, sizeof *b.hits, gmm__ck_compare_hits);
+    for (pass = 0; pass < 2; pass++) /* routers may tell the number of experts */
+        for (i = 0, at = 0; !status && i < b.linear_count; i++) {
+            const int grouped = b.linears[i].slot == GMM_CKPT_FC1 || b.linears[i].slot == GMM_CKPT_FC2;
+            const int64_t begin = at;
+            while (at < b.hit_count && b.hits[at].linear == i) at++;
+            if (grouped == (int)pass)
+                status = gmm__ck_scan_linear(&b, &b.linears[i], b.hits + begin, at - begin, experts);
+        }
+    for (i = 0; !status && i < b.linear_count; i++) {
+        gmm_ckpt_linear *l = &b.linears[i];
+        const int shared = l->slot == GMM_CKPT_SHARED_FC1;
+        int64_t fc2;
+        if ((l->slot != GMM_CKPT_FC1 && !shared) || l->gated) continue;
+        fc2 = gmm__ck_linear_of(&b, shared ? GMM_CKPT_SHARED_FC2 : GMM_CKPT_FC2, l->layer);
+        l->gated = fc2 >= 0 && l->out == 2 * b.linears[fc2].in;
+        if (fc2 < 0 || (!l->gated && l->out != b.linears[fc2].in))
+            status = gmm__ck_refuse(&b, GMM_CKPT_SHAPE, NULL, "layer %lld: %s's out %lld is neither once nor twice "
+                                    "the in "
+                                    "of its second linear, so nothing says whether it is gated",
+                                    (long long)l->layer, shared ? "shared_fc1" : "fc1", (long long)l->out);
+    }
+    for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are none */
+        if (b.linears[i].out) b.linears[at++] = b.linears[i];
+    if (!status) b.linear_count = at;
+    if (!status && b.linear_count) {
+        qsort(b.linears, (size_t)b.linear_count, sizeof *b.linears, gmm__ck_compare_linears);
+        *linears = (gmm_ckpt_linear *)b.temp.allocator.alloc(b.temp.allocator.user,
+                                                             (size_t)b.linear_count * sizeof **linears);
+        if (!*linears) status = gmm__ck_no_memory(&b);
+    }
+    if (!status && b.linear_count) {
+        memcpy(*linears, b.linears, (size_t)b.linear_count * sizeof **linears);
+        *count = b.linear_count;
+    }
+    return gmm__ck_end(&b, NULL, status);
+}
+
+GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocator *allocator) {
+    const gmm_allocator a = gmm__ck_allocator(allocator);
+    if (linears) a.release(a.user, linears);
+}
+
+/* ............................................................... 14.8 Megatron-LM's normalizers and small rules ... */
+
+GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
+                                 gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
+    static const char fn[] = "gmm_ckpt_split";
+    gmm_ckpt_tensor one;
+    int32_t e, d;
+    char shape[160];
+    if (!tensor || !parts) return gmm__ck_null(fn, tensor ? "parts" : "tensor", report);
+    gmm__ck_begin(report);
+    if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn, "rank %d, %d members, %d experts: out of "
+                            "range",
+                            (int)tensor->rank, (int)members, (int)experts);
+    if (members && members != experts)
+        return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",
+                            (int)members, (int)experts);
+    gmm__ck_shape_text(shape, sizeof shape, tensor->rank, tensor->shape);
+    if (tensor->rank == 0 || tensor->shape[0] % experts || tensor->bytes % experts)
+        return gmm__ck_fail(report, GMM_CKPT_NOT_DIVISIBLE, tensor->name, fn, "shape %s does not split into %d experts",
+                            shape, (int)experts);
+    one = *tensor;
+    one.bytes = tensor->bytes / experts;
+    if (tensor->shape[0] == experts) {
+        one.rank--;
+        for (d = 0; d < one.rank; d++) one.shape[d] = tensor->shape[d + 1];
+        one.shape[one.rank] = 0;
+    } else {
+        one.shape[0] /= experts;
+    }
+    for (e = 0; e < experts; e++) {
+        parts[e] = one;
+        parts[e].offset = tensor->offset + e * one.bytes;
+    }
+    return GMM_OK;
+}
+
+/* Where one parameter of one module stands in the table, for upstream's rules. */
+typedef struct gmm__ck_found {
+    int32_t grouped, grouped_count; /* tensor, and how many match */
+    int32_t *index, *index_count;   /* [experts] */
+    int32_t any, all;               /* of the indices that are unique */
+} gmm__ck_found;
+
+/* "weight12": the length before the digits and the index; -1 where no index stands at the end. */
+static size_t gmm__ck_tail(const char *name, int64_t *index) {
+    const size_t length = strlen(name);
+    size_t at = length;
+    const char *digits;
+    while (at && name[at - 1] >= '0' && name[at - 1] <= '9') at--;
+    while (name[at] == '0' && name[at + 1]) at++; /* "weight01" is "weight0" and 1 */
+    digits = name + at;
+    if (gmm__ck_number(&digits, index)) return at;
+    *index = -1;
+    return length;
+}
+
+/* Replaces keys of one parameter as upstream does. `stem` is what keys are, or end with, before the index. */
+static gmm_status gmm__ck_upstream(gmm__ck_build *b, const gmm_ckpt_linear *l, const char *stem, int exact,
+                                   int32_t grouped) {
+    const gmm_ckpt_table *table = b->parts[0].table;
+    const size_t stem_length = strlen(stem);
+    gmm__ck_found f;
+    int64_t i, e;
+    gmm_status status;
+    memset(&f, 0, sizeof f);
+    f.index = (int32_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index);
+    f.index_count = (int32_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index_count);
+    if (!f.index || !f.index_count) return gmm__ck_no_memory(b);
+    for (i = 0; i < table->count; i++) {
+        const char *name = table->tensors[i].name;
+        size_t length = strlen(name);
+        int64_t index = -1;
+        if (b->used[0][i]) continue; /* an earlier module took it */
+        if (length >= stem_length && !strcmp(name + length - stem_length, stem) && (!exact || length == stem_length)) {
+            f.grouped = (int32_t)i;
+            f.grouped_count++;
+        }
+        length = gmm__ck_tail(name, &index);
+        if (index < 0 || index >= l->experts || length < stem_length || (exact && length != stem_length) ||
+            memcmp(name + length - stem_length, stem, stem_length))
+            continue;
+        f.index[index] = (int32_t)i;
+        f.index_count[index]++;
+    }
+    f.all = 1;
+    for (e = 0; e < l->experts; e++) {
+        f.any |= f.index_count[e] == 1;
+        f.all &= f.index_count[e] == 1;
+    }
+    if (grouped ? f.grouped_count || !f.all : f.any || f.grouped_count != 1) return GMM_OK;
+    {
+        const gmm_ckpt_tensor *first = &table->tensors[grouped ? f.index[0] : f.grouped];
+        const size_t prefix = strlen(first->name) - stem_length - (grouped ? 1 : 0); /* index 0 is one digit */
+        char *name = (char *)gmm__ck_get(&b->temp, (int64_t)(prefix + stem_length + 24), 1);
+        gmm_ckpt_tensor t = *first;
+        int32_t target = -1;
+        if (!name) return gmm__ck_no_memory(b);
+        memcpy(name, first->name, prefix);
+        memcpy(name + prefix, stem, stem_length);
+        t.name = name;
+        if (grouped) {
+            if (first->rank == GMM_CKPT_RANK)
+                return gmm__ck_refuse(b, GMM_CKPT_SHAPE, first->name, "a stack of it would have %d dimensions",
+                                      first->rank + 1);
+            for (e = t.rank++; e > 0; e--) t.shape[e] = t.shape[e - 1];
+            t.shape[0] = l->experts;
+            if (!gmm__mul(first->bytes, l->experts, &t.bytes))
+                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, first->name, "a stack of it does not fit 63 bits");
+            i = b->move_count;
+            status = gmm__ck_new_target(b, &t, &target);
+            for (e = 0; !status && e < l->experts; e++) {
+                const gmm_ckpt_tensor *s = &table->tensors[f.index[e]];
+                if (s->dtype != first->dtype)
+                    return gmm__ck_refuse(b, GMM_CKPT_DTYPE, s->name, "it is %s, the first of the stack %s",
+                                          gmm_dtype_name(s->dtype), gmm_dtype_name(first->dtype));
+                if (s->rank != first->rank || s->bytes != first->bytes ||
+                    memcmp(s->shape, first->shape, (size_t)s->rank * sizeof s->shape[0]))
+                    return gmm__ck_refuse(b, GMM_CKPT_SHAPE, s->name, "the first of the stack has another shape");
+                b->used[0][f.index[e]] = 1;
+                status = gmm__ck_run(b, 0, f.index[e], 0, target, e * gmm__ck_units(first), gmm__ck_units(first));
+            }
+            return status ? status : gmm__ck_close(b, target, i);
+        } else {
+            gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_get(&b->temp, l->experts, sizeof *parts);
+            if (!parts) return gmm__ck_no_memory(b);
+            if (l->experts > INT32_MAX)
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "experts is %lld", (long long)l->experts);
+            status = gmm_ckpt_split(first, 0, (int32_t)l->experts, parts, b->report);
+            if (status) return status;
+            b->used[0][f.grouped] = 1;
+            for (e = 0; !status && e < l->experts; e++) {
+                const int64_t units = gmm__ck_units(&parts[e]);
+                (void)snprintf(name + prefix + stem_length, 24, "%lld", (long long)e);
+                parts[e].name = name;
+                i = b->move_count;
+                status = gmm__ck_new_target(b, &parts[e], &target);
+                if (!status) status = gmm__ck_run(b, 0, f.grouped, e * units, target, 0, units);
+                if (!status) status = gmm__ck_close(b, target, i);
+            }
+            return status;
+        }
+    }
+}
+
+static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const gmm_ckpt_table *table,
+                                    const char *prefix, const gmm_ckpt_linear *linears, int64_t count,
+                                    gmm_ckpt_parity parity, const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    static const char *const module[] = {"module", "_orig_mod"};
+    static const char *const names[] = {"weight", "bias"};
+    gmm_ckpt_source source = GMM_ZERO;
+    gmm_ckpt_target target = GMM_ZERO;
+    gmm_ckpt_part part = GMM_ZERO;
+    gmm__ck_build b;
+    gmm_status status;
+    int64_t i;
+    int kind;
+    part.table = table;
+    source.parts = &part;
+    source.part_count = 1;
+    source.scheme = gmm_ckpt_scheme_of("module");
+    source.prefix = prefix;
+    source.wrappers = module;
+    source.wrapper_count = prefix ? 0 : 2;
+    source.extra = GMM_CKPT_EXTRA_KEEP;
+    target.views = 1;
+    if (parity != GMM_CKPT_UPSTREAM)
+        return gmm__ck_create(fn, out, &source, &target, linears, count, allocator, report);
+    status = gmm__ck_start(&b, fn, out, allocator, report);
+    if (!status) status = gmm__ck_open(&b, &source, &target);
+    if (!status) {
+        b.used = (uint8_t **)gmm__ck_get(&b.temp, 1, sizeof *b.used);
+        if (b.used) b.used[0] = (uint8_t *)gmm__ck_get(&b.temp, table->count + 1, 1);
+        if (!b.used || !b.used[0]) status = gmm__ck_no_memory(&b);
+    }
+    for (i = 0; !status && i < count; i++) {
+        const gmm_ckpt_linear *l = &linears[i];
+        const char *path = prefix ? prefix : l->path ? l->path : "";
+        char *stem;
+        if (l->experts < 1) {
+            status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, l->path, "linears[%lld].experts is %lld", (long long)i,
+                                    (long long)l->experts);
+            break;
+        }
+        while (!prefix && !strncmp(path, "module.", 7)) path += 7;
+        stem = (char *)gmm__ck_get(&b.temp, (int64_t)strlen(path) + 16, 1);
+        if (!stem) status = gmm__ck_no_memory(&b);
+        for (kind = 0; !status && kind < (l->bias ? 2 : 1); kind++) {
+            (void)snprintf(stem, strlen(path) + 16, "%s%s%s", path, prefix || !*path ? "" : ".", names[kind]);
+            status = gmm__ck_upstream(&b, l, stem, prefix != NULL, kind ? l->grouped_bias : l->grouped_weight);
+        }
+    }
+    if (!status) status = gmm__ck_keep(&b);
+    if (!status) status = gmm__ck_finish(&b, *out);
+    return gmm__ck_end(&b, out, status);
+}
+
+GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
+                                          const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
+                                          const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    static const char fn[] = "gmm_ckpt_normalize_hook";
+    gmm_ckpt_linear l;
+    if (out) *out = NULL;
+    if (!out || !table || !prefix || !linear)
+        return gmm__ck_null(fn, !out ? "out" : !table ? "table" : !prefix ? "prefix" : "linear", report);
+    l = *linear;
+    l.path = "";
+    return gmm__ck_normalize(fn, out, table, prefix, &l, 1, parity, allocator, report);
+}
+
+GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_table *table,
+                                         const gmm_ckpt_linear *linears, int64_t count, gmm_ckpt_parity parity,
+                                         const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    static const char fn[] = "gmm_ckpt_normalize_map";
+    int64_t i;
+    if (out) *out = NULL;
+    if (!out || !table || (!linears && count))
+        return gmm__ck_null(fn, !out ? "out" : !table ? "table" : "linears", report);
+    for (i = 0; i < count; i++)
+        if (!linears[i].path) return gmm__ck_null(fn, "linears: a path", report);
+    return gmm__ck_normalize(fn, out, table, NULL, linears, count, parity, allocator, report);
+}
+
+GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,
+                                         gmm_ckpt_interval *out, gmm_error *error) {
+    static const char fn[] = "gmm_ckpt_shard_members";
+    int64_t total = 0, at = 0;
+    int32_t i;
+    if (!out || (!numel && members > 0)) return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn,
+                                                          out ? "numel" : "out");
+    if (members < 0) return gmm__fail(error, GMM_E_ARG, "%s: members is %d: must be >= 0", fn, (int)members);
+    for (i = 0; i < members; i++) {
+        if (numel[i] < 0)
+            return gmm__fail(error, GMM_E_ARG, "%s: numel[%d] is %lld: must be >= 0", fn, (int)i, (long long)numel[i]);
+        if (numel[i] > INT64_MAX - total)
+            return gmm__fail(error, GMM_E_OVERFLOW, "%s: the members do not fit 63 bits", fn);
+        total += numel[i];
+    }
+    if (length < 0 || start < -1 || (start == -1 && length))
+        return gmm__fail(error, GMM_E_ARG, "%s: start %lld, length %lld: must be >= 0, or -1 and 0 for no shard", fn,
+                         (long long)start, (long long)length);
+    if (start > total || length > total - (start < 0 ? 0 : start))
+        return gmm__fail(error, GMM_E_ARG, "%s: the shard of %lld at %lld passes the end of %lld elements", fn,
+                         (long long)length, (long long)start, (long long)total);
+    for (i = 0; i < members; i++) {
+        const int64_t begin = start > at ? start : at, end = gmm__min_i64(start + length, at + numel[i]);
+        const int none = start < 0 || begin >= end;
+        out[i].shard_at = none ? -1 : begin - start;
+        out[i].member_at = none ? -1 : begin - at;
+        out[i].length = none ? 0 : end - begin;
+        at += numel[i];
+    }
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t room, gmm_ckpt_place *place,
+                                      gmm_error *error) {
+    static const char fn[] = "gmm_ckpt_stored_key";
+    gmm_ckpt_stored s;
+    gmm_ckpt_place at = GMM_ZERO;
+    char number[32];
+    int n;
+    if (!stored || !key || !place)
+        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !stored ? "stored" : !key ? "key" : "place");
+    if (!gmm__copy_sized(&s, sizeof s, stored))
+        return gmm__fail(error, GMM_E_VERSION, "%s: stored: struct_size %u is larger than the %u bytes of version %s",
+                         fn,
+                         stored->struct_size, (unsigned)sizeof s, GMM_VERSION_STRING);
+    if (s.ep_size == 0) s.ep_size = 1;
+    if (s.etp_size == 0) s.etp_size = 1;
+    if (!s.prefix || (s.slot != GMM_CKPT_FC1 && s.slot != GMM_CKPT_FC2) ||
+        (s.kind != GMM_CKPT_WEIGHT && s.kind != GMM_CKPT_BIAS) || s.experts_local < 1 || s.index < 0 ||
+        s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
+        s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size || s.half < GMM_CKPT_BOTH ||
+        s.half > GMM_CKPT_UP || (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
+        return gmm__fail(error, GMM_E_ARG, "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: "
+                         "out "
+                         "of range, or a gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half,
+                         (long long)s.index, (long long)s.experts_local, (int)s.ep_rank, (int)s.ep_size,
+                         (int)s.etp_rank, (int)s.etp_size);
+    at.expert = s.ep_rank * s.experts_local + s.index;
+    at.experts = s.ep_size * s.experts_local;
+    at.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
+    at.fragment = at.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
+    at.fragments = at.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
+    (void)snprintf(number, sizeof number, "%lld.", (long long)at.expert);
+    n = snprintf(key, room, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
+                 s.slot == GMM_CKPT_FC1 ? 1 : 2, s.kind == GMM_CKPT_WEIGHT ? "weight" : "bias",
+                 !s.singleton || s.half == GMM_CKPT_BOTH ? "" : s.half == GMM_CKPT_GATE ? "_w" : "_v");
+    if (n < 0 || (size_t)n >= room)
+        return gmm__fail(error, GMM_E_WORKSPACE, "%s: room is %llu: the key takes %d bytes", fn,
+                         (unsigned long long)room, n + 1);
+    *place = at;
+    return GMM_OK;
+}
+
+/* .............................................................................................. 14.9 Verifying ... */
+
+/* A set of elements as nested steps, outermost first. */
+typedef struct gmm__ck_set {
+    int64_t at, count[GMM_CKPT_LOOPS], step[GMM_CKPT_LOOPS];
+    int32_t loops;
+} gmm__ck_set;
+
+/* First to last element, plus one. */
+static int64_t gmm__ck_hull(const gmm__ck_set *s) {
+    int64_t n = 1;
+    int32_t l;
+    for (l = 0; l < s->loops; l++) n += (s->count[l] - 1) * s->step[l];
+    return n;
+}
+
+/* Whether no element is in both; every set hits no element twice. Splits the outermost loop that steps farther, but
+   compares inside one step where both step alike. */
+static int gmm__ck_disjoint(const gmm__ck_set *a, const gmm__ck_set *b) {
+    const int64_t ah = gmm__ck_hull(a), bh = gmm__ck_hull(b);
+    if (a->at + ah <= b->at || b->at + bh <= a->at) return 1;
+    if (a->loops == 0 || (b->loops && b->step[0] > a->step[0])) {
+        if (b->loops == 0) return 0; /* both are one element, the same */
+        return gmm__ck_disjoint(b, a);
+    }
+    if (a->step[0] == 1 && (b->loops == 0 || b->step[0] == 1)) return 0; /* two runs */
+    {
+        gmm__ck_set inner = *a, other = *b;
+        const int64_t step = a->step[0];
+        int64_t i;
+        int32_t l;
+        inner.loops--;
+        for (l = 0; l < inner.loops; l++) {
+            inner.count[l] = a->count[l + 1];
+            inner.step[l] = a->step[l + 1];
+        }
+        if (b->loops && b->step[0] == step) { /* the same comb: compare teeth modulo the step */
+            const int64_t shift = (b->at - a->at) / step - ((b->at - a->at) % step < 0);
+            other.loops--;
+            for (l = 0; l < other.loops; l++) {
+                other.count[l] = b->count[l + 1];
+                other.step[l] = b->step[l + 1];
+            }
+            other.at = b->at - shift * step; /* now in [a->at, a->at + step) */
+            /* tooth i of b is at tooth i + shift of a, or reaches into the next one */
+            if (shift > -b->count[0] && shift < a->count[0] && !gmm__ck_disjoint(&inner, &other)) return 0;
+            other.at -= step;
+            return shift + 1 <= -b->count[0] || shift + 1 >= a->count[0] || gmm__ck_disjoint(&inner, &other);
+        }
+        { /* only the teeth that b can meet */
+            int64_t low = b->at - a->at - gmm__ck_hull(&inner) + 1, high = b->at + bh - 1 - a->at;
+            low = low <= 0 ? 0 : low / step;
+            high = high < 0 ? -1 : high / step;
+            if (high >= a->count[0]) high = a->count[0] - 1;
+            for (i = low; i <= high; i++) {
+                inner.at = a->at + i * step;
+                if (!gmm__ck_disjoint(&inner, b)) return 0;
+            }
+        }
+        return 1;
+    }
+}
+
+static gmm__ck_set gmm__ck_written(const gmm_ckpt_move *m) {
+    gmm__ck_set s;
+    int l;
+    memset(&s, 0, sizeof s);
+    s.at = m->dst_at;
+    for (l = 0; l < m->loops; l++) {
+        if (m->count[l] == 1) continue;
+        s.count[s.loops] = m->count[l];
+        s.step[s.loops++] = m->dst_step[l];
+    }
+    return s;
+}
+
+/* Elements that a move may read of its source tensor: 4-bit ones count singly. A view may go on behind the tensor. */
+static int64_t gmm__ck_readable(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
+    const gmm_ckpt_table *table = plan->parts[m->part].table;
+    const gmm_ckpt_tensor *t = &table->tensors[m->src];
+    if (m->kind == GMM_CKPT_VIEW) return (table->storages[t->storage].bytes - t->offset) / gmm__ck_unit(t->dtype);
+    return gmm__ck_units(t) * (m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32 ? 2 : 1);
+}
+
+/* One move by itself: indices, bounds, dtypes, and no element written twice. NULL, or what is wrong. */
+static const char *gmm__ck_faulty(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
+    const gmm_ckpt_tensor *d, *s = NULL;
+    int64_t src = m->src_at, dst = m->dst_at, inner = 1;
+    int l;
+    if (m->dst < 0 || m->dst >= plan->targets->count) return "no such target";
+    if (m->loops < 1 || m->loops > GMM_CKPT_LOOPS) return "loops out of range";
+    if (m->kind < GMM_CKPT_VIEW || m->kind > GMM_CKPT_ZERO) return "no such kind";
+    if (m->part < 0 || m->part >= plan->part_count) return "no such part";
+    if (m->kind != GMM_CKPT_ZERO && (m->src < 0 || m->src >= plan->parts[m->part].table->count)) return "no such "
+        "source";
+    if (m->kind == GMM_CKPT_DEQUANT && (m->scale < 0 || m->scale >= plan->parts[m->part].table->count))
+        return "no such scale";
+    d = &plan->targets->tensors[m->dst];
+    if (m->src >= 0 && m->kind != GMM_CKPT_ZERO) s = &plan->parts[m->part].table->tensors[m->src];
+    if (m->src_at < 0 || m->dst_at < 0) return "a negative offset";
+    for (l = m->loops - 1; l >= 0; l--) {
+        int64_t step = 0;
+        if (m->count[l] < 1 || m->src_step[l] < 0 || m->dst_step[l] < 0) return "a count or step out of range";
+        if (m->count[l] > 1 && m->dst_step[l] < inner) return "it writes an element twice";
+        if (!gmm__mul(m->count[l] - 1, m->src_step[l], &step) || src > INT64_MAX - step) return "an offset overflows";
+        src += step;
+        if (!gmm__mul(m->count[l] - 1, m->dst_step[l], &step) || dst > INT64_MAX - step) return "an offset overflows";
+        dst += step;
+        inner += step;
+    }
+    if (dst >= gmm__ck_units(d)) return "it writes past the target's end";
+    if (!s) return NULL;
+    if (src >= gmm__ck_readable(plan, m)) return "it reads past the source's end";
+    if ((m->kind == GMM_CKPT_COPY || m->kind == GMM_CKPT_VIEW) && gmm__ck_unit(s->dtype) != gmm__ck_unit(d->dtype))
+        return "it copies elements of another size";
+    if (m->kind == GMM_CKPT_CONVERT && !(GMM__FLOATS >> s->dtype & 1 && GMM__FLOATS >> d->dtype & 1))
+        return "it converts what is no float";
+    if (m->kind == GMM_CKPT_DEQUANT) {
+        const gmm_ckpt_tensor *sc = &plan->parts[m->part].table->tensors[m->scale];
+        int64_t rows, cols, scale_rows, scale_cols;
+        if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
+        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32)) return "no such "
+            "blocks";
+        gmm__ck_quant(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
+        src = src / cols / rows * scale_rows + (src / cols % rows) / (m->scaling == GMM_SCALING_MX32 ? 1 : 128) + 1;
+        if (src * scale_cols > gmm__ck_units(sc)) return "it reads past the scales' end";
+    }
+    return NULL;
+}
+
+static int gmm__ck_compare_written(const void *a, const void *b) {
+    const gmm__ck_order *x = (const gmm__ck_order *)a, *y = (const gmm__ck_order *)b;
+    if (x->part != y->part) return x->part < y->part ? -1 : 1;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move *moves, int64_t count,
+                                  gmm_error *error) {
+    static const char fn[] = "gmm_ckpt_verify";
+    gmm__ck_arena arena;
+    gmm__ck_order *order;
+    int64_t i, at = 0;
+    int32_t t;
+    gmm_status status = GMM_OK;
+    if (!plan) return gmm__fail(error, GMM_E_NULL, "%s: plan is NULL", fn);
+    if (!moves) {
+        moves = plan->moves;
+        count = plan->count;
+    }
+    arena.allocator = plan->arena.allocator;
+    arena.top = NULL;
+    order = (gmm__ck_order *)gmm__ck_get(&arena, count, sizeof *order);
+    if (!order) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory for %lld moves", fn, (long long)count);
+    for (i = 0; !status && i < count; i++) {
+        const char *fault = gmm__ck_faulty(plan, &moves[i]);
+        order[i].part = moves[i].dst; /* sorted by target, then by where the writing begins */
+        order[i].at = moves[i].dst_at;
+        order[i].index = i;
+        if (fault)
+            status = gmm__fail(error, GMM_E_STATE, "%s: moves[%lld]: %s (target %.160s)", fn, (long long)i, fault,
+                               moves[i].dst >= 0 && moves[i].dst < plan->targets->count
+                                   ? plan->targets->tensors[moves[i].dst].name : "?");
+    }
+    if (!status && count) qsort(order, (size_t)count, sizeof *order, gmm__ck_compare_written);
+    for (t = 0; !status && t < plan->targets->count; t++) {
+        const gmm_ckpt_tensor *d = &plan->targets->tensors[t];
+        const int64_t begin = at;
+        int64_t sum = 0, j;
+        for (; at < count && order[at].part == t; at++) {
+            const gmm_ckpt_move *m = &moves[order[at].index];
+            const gmm__ck_set mine = gmm__ck_written(m);
+            const int64_t n = gmm__ck_moved(m);
+            if (n > gmm__ck_units(d) - sum) {
+                status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: more is written than its %lld elements", fn,
+                                   d->name, (long long)gmm__ck_units(d));
+                break;
+            }
+            sum += n;
+            order[at].at = mine.at + gmm__ck_hull(&mine); /* from now on: the end of all up to here */
+            if (at > begin && order[at - 1].at > order[at].at) order[at].at = order[at - 1].at;
+            for (j = at - 1; !status && j >= begin && order[j].at > mine.at; j--) {
+                const gmm__ck_set other = gmm__ck_written(&moves[order[j].index]);
+                if (!gmm__ck_disjoint(&mine, &other))
+                    status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: moves[%lld] and moves[%lld] write the "
+                                       "same element", fn, d->name, (long long)order[j].index,
+                                       (long long)order[at].index);
+            }
+            if (status) break;
+        }
+        if (!status && sum != gmm__ck_units(d))
+            status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: %lld of its %lld elements are written", fn,
+                               d->name,
+                               (long long)sum, (long long)gmm__ck_units(d));
+    }
+    gmm__ck_clear(&arena);
+    return status;
+}
+
+GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error) {
+    uint32_t size;
+    if (!plan || !cost) return gmm__fail(error, GMM_E_NULL, "gmm_ckpt_cost_of: %s is NULL", plan ? "cost" : "plan");
+    size = cost->struct_size;
+    if (size > sizeof *cost || (size && size < 2 * sizeof size))
+        return gmm__fail(error, GMM_E_VERSION, "gmm_ckpt_cost_of: cost: struct_size %u is not one of a version up to "
+                         "%s",
+                         size, GMM_VERSION_STRING);
+    memcpy(cost, &plan->cost, size ? size : sizeof *cost);
+    cost->struct_size = size;
+    return GMM_OK;
+}
+
+/* ............................................................................................... 14.10 Applying ... */
+
+/* Codecs of quantized sources; exact. */
+static float gmm__ck_fp8(gmm_dtype dtype, uint8_t code) {
+    const uint32_t sign = (uint32_t)(code & 0x80u) << 24;
+    if (dtype == GMM_E5M2) return gmm_f16_to_f32((uint16_t)(code << 8)); /* the upper half of an FP16 */
+    if ((code & 0x7Fu) == 0x7Fu) return gmm_f32_from_bits(sign | 0x7FC00000u);
+    if ((code & 0x78u) == 0) /* subnormal: m 2^-9 */
+        return gmm_f32_from_bits(gmm_f32_bits((float)(int32_t)(code & 7u) * 0.001953125f) | sign);
+    return gmm_f32_from_bits(sign | (((uint32_t)(code & 0x7Fu) << 20) + (120u << 23)));
+}
+
+static float gmm__ck_fp4(uint32_t code) {
+    static const float value[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    return code & 8u ? -value[code & 7u] : value[code & 7u];
+}
+
+/* 2^(code - 127); 255 is NaN. */
+static float gmm__ck_e8m0(uint8_t code) {
+    return gmm_f32_from_bits(code == 255 ? 0x7FC00000u : code == 0 ? 0x00400000u : (uint32_t)code << 23);
+}
+
+static float gmm__ck_load(gmm_dtype dtype, const char *at) { /* any alignment */
+    uint32_t u = 0;
+    memcpy(&u, at, dtype == GMM_F32 ? 4 : 2);
+    return dtype == GMM_F32 ? gmm_f32_from_bits(u) : dtype == GMM_BF16 ? gmm_bf16_to_f32((uint16_t)u)
+                                                                       : gmm_f16_to_f32((uint16_t)u);
+}
+
+static void gmm__ck_store(gmm_dtype dtype, char *at, float v) {
+    const uint32_t w = gmm_f32_bits(v);
+    const uint16_t h = dtype == GMM_BF16 ? gmm_f32_to_bf16(v) : gmm_f32_to_f16(v);
+    if (dtype == GMM_F32) memcpy(at, &w, 4);
+    else memcpy(at, &h, 2);
+}
+
+/* A box of elements, where its source stands, and where it goes; steps in elements. */
+typedef struct gmm__ck_work {
+    const gmm_ckpt_move *move;
+    gmm_dtype src_dtype, dst_dtype;
+    int64_t src_unit, dst_unit;
+    int64_t count[GMM_CKPT_LOOPS], dst_step[GMM_CKPT_LOOPS];
+    const char *src;                              /* of element src_base */
+    char *dst;                                    /* of the first */
+    const char *scale;                            /* of scale scale_base */
+    int64_t src_base, scale_base;
+    int64_t rows, cols, scale_rows, scale_cols;   /* DEQUANT */
+} gmm__ck_work;
+
+static float gmm__ck_dequant(const gmm__ck_work *w, int64_t i) {
+    const int mx = w->move->scaling == GMM_SCALING_MX32;
+    const int64_t row = i / w->cols, col = i % w->cols;
+    const int64_t matrix = row / w->rows, r = row % w->rows;
+    const int64_t s = (matrix * w->scale_rows + (mx ? r : r / 128)) * w->scale_cols + col / (mx ? 32 : 128) -
+                      w->scale_base;
+    float f;
+    if (mx) {
+        const uint32_t pair = (uint8_t)w->src[i / 2 - w->src_base / 2];
+        return gmm__ck_fp4(i % 2 ? pair >> 4 : pair & 15u) * gmm__ck_e8m0((uint8_t)w->scale[s]);
+    }
+    memcpy(&f, w->scale + s * 4, sizeof f);
+    return gmm__ck_fp8(w->src_dtype, (uint8_t)w->src[i - w->src_base]) * f;
+}
+
+/* One innermost run from source element `src` to destination element `dst`. */
+static void gmm__ck_run_loop(const gmm__ck_work *w, int64_t src, int64_t dst, int64_t n, int64_t ss, int64_t ds) {
+    const char *from = w->src + (src - w->src_base) * w->src_unit;
+    char *to = w->dst + dst * w->dst_unit;
+    int64_t i;
+    switch (w->move->kind) {
+    case GMM_CKPT_COPY:
+        if (ss == 1 && ds == 1) {
+            memcpy(to, from, (size_t)(n * w->dst_unit));
+            return;
+        }
+        switch (w->dst_unit) { /* constant sizes become single instructions */
+        case 1: for (i = 0; i < n; i++) to[i * ds] = from[i * ss]; return;
+        case 2: for (i = 0; i < n; i++) memcpy(to + i * ds * 2, from + i * ss * 2, 2); return;
+        case 4: for (i = 0; i < n; i++) memcpy(to + i * ds * 4, from + i * ss * 4, 4); return;
+        default: for (i = 0; i < n; i++) memcpy(to + i * ds * 8, from + i * ss * 8, 8); return;
+        }
+    case GMM_CKPT_CONVERT:
+        for (i = 0; i < n; i++)
+            gmm__ck_store(w->dst_dtype, to + i * ds * w->dst_unit, gmm__ck_load(w->src_dtype,
+                                                                                from + i * ss * w->src_unit));
+        return;
+    default:
+        for (i = 0; i < n; i++)
+            gmm__ck_store(w->dst_dtype, to + i * ds * w->dst_unit, gmm__ck_dequant(w, src + i * ss));
+        return;
+    }
+}
+
+/* All of a box, from source element `src` to the front of the destination. */
+static void gmm__ck_box_loop(const gmm__ck_work *w, int64_t src) {
+    enum { TILE = 32 };
+    const gmm_ckpt_move *m = w->move;
+    const int n = m->loops, y = n - 2, x = n - 1;
+    const int transposed = n > 1 && m->src_step[n - 1] > m->src_step[n > 1 ? n - 2 : 0];
+    const int outer = n - (transposed ? 2 : 1);
+    const int gather = transposed && m->kind == GMM_CKPT_COPY && m->src_step[y < 0 ? 0 : y] == 1;
+    char square[TILE * (TILE + 8) * 8];
+    gmm__ck_work near_by = *w;
+    int64_t at[GMM_CKPT_LOOPS] = {0}, i, a, b;
+    int l;
+    near_by.src = square;
+    near_by.src_base = 0;
+    do {
+        int64_t from = src, to = 0;
+        for (l = 0; l < outer; l++) {
+            from += at[l] * m->src_step[l];
+            to += at[l] * w->dst_step[l];
+        }
+        if (!transposed) gmm__ck_run_loop(w, from, to, w->count[x], m->src_step[x], w->dst_step[x]);
+        for (a = 0; transposed && a < w->count[y]; a += TILE) /* by squares */
+            for (b = 0; b < w->count[x]; b += TILE) {
+                const int64_t high = gmm__min_i64(TILE, w->count[y] - a), wide = gmm__min_i64(TILE, w->count[x] - b);
+                const int64_t first = from + a * m->src_step[y] + b * m->src_step[x];
+                if (gather) /* lines of the source, whose distance may put all of them into one set of a cache */
+                    for (i = 0; i < wide; i++)
+                        memcpy(square + i * (TILE + 8) * w->src_unit,
+                               w->src + (first + i * m->src_step[x] - w->src_base) * w->src_unit,
+                               (size_t)(high * w->src_unit));
+                for (i = 0; i < high; i++) {
+                    const int64_t at_dst = to + (a + i) * w->dst_step[y] + b * w->dst_step[x];
+                    if (gather) gmm__ck_run_loop(&near_by, i, at_dst, wide, TILE + 8, w->dst_step[x]);
+                    else
+                        gmm__ck_run_loop(w, first + i * m->src_step[y], at_dst, wide, m->src_step[x], w->dst_step[x]);
+                }
+            }
+        for (l = outer - 1; l >= 0 && ++at[l] == w->count[l]; l--) at[l] = 0;
+    } while (l >= 0);
+}
+
+/* One call of gmm_ckpt_apply. */
+typedef struct gmm__ck_call {
+    const gmm_ckpt_plan *plan;
+    const gmm_ckpt_run *run;
+    gmm_error *error;
+} gmm__ck_call;
+
+static const char gmm__ck_apply_name[] = "gmm_ckpt_apply";
+
+static gmm_status gmm__ck_read(const gmm__ck_call *c, const gmm_ckpt_move *m, const gmm_ckpt_tensor *t, int64_t at,
+                               void *to, int64_t bytes) {
+    const int code = c->run->io.read(c->run->io.user, m->part, t->storage, t->offset + at, to, bytes);
+    if (!code) return GMM_OK;
+    return gmm__fail(c->error, GMM_E_IO, "%s: io.read gave %d for %lld bytes at %lld of \"%.160s\" (part %d, storage "
+                     "%d)",
+                     gmm__ck_apply_name, code, (long long)bytes, (long long)at, t->name, (int)m->part, (int)t->storage);
+}
+
+static gmm_status gmm__ck_write(const gmm__ck_call *c, const gmm_ckpt_move *m, int64_t at, const void *from,
+                                int64_t bytes) {
+    const int code = c->run->io.write(c->run->io.user, m->dst, at, from, bytes);
+    if (!code) return GMM_OK;
+    return gmm__fail(c->error, GMM_E_IO, "%s: io.write gave %d for %lld bytes at %lld of \"%.160s\"",
+                     gmm__ck_apply_name,
+                     code, (long long)bytes, (long long)at, c->plan->targets->tensors[m->dst].name);
+}
+
+enum { GMM__CK_CHUNK = 4 << 20, GMM__CK_DENSE = 4096 }; /* bytes: of a straight copy's steps; worth a read of its own */
+
+/* A move of one run of bytes, or of zeros. */
+static gmm_status gmm__ck_straight(const gmm__ck_call *c, const gmm_ckpt_move *m, const char *from, char *to) {
+    const gmm_ckpt_tensor *s = m->kind == GMM_CKPT_ZERO ? NULL : &c->plan->parts[m->part].table->tensors[m->src];
+    const int64_t unit = gmm__ck_unit(c->plan->targets->tensors[m->dst].dtype), bytes = m->count[0] * unit;
+    const int64_t chunk = gmm__min_i64((int64_t)(c->run->scratch_bytes < GMM__CK_CHUNK ? c->run->scratch_bytes
+                                                                                      : (size_t)GMM__CK_CHUNK), bytes);
+    const int64_t src = m->src_at * unit, dst = m->dst_at * unit;
+    int64_t at, n;
+    gmm_status status = GMM_OK;
+    if (to && !s) {
+        memset(to + dst, 0, (size_t)bytes);
+        return GMM_OK;
+    }
+    if (to && from) {
+        memcpy(to + dst, from + src, (size_t)bytes);
+        return GMM_OK;
+    }
+    if (to) return gmm__ck_read(c, m, s, src, to + dst, bytes);
+    if (!s) memset(c->run->scratch, 0, (size_t)chunk);
+    for (at = 0; !status && at < bytes; at += n) {
+        n = gmm__min_i64(chunk, bytes - at);
+        if (s && !from) status = gmm__ck_read(c, m, s, src + at, c->run->scratch, n);
+        if (!status) status = gmm__ck_write(c, m, dst + at, from ? from + src + at : (const char *)c->run->scratch, n);
+    }
+    return status;
+}
+
+/* Chooses how much of each loop is done at once, from the loop with the smallest step outwards: at most `in` source
+   elements from first to last, and `out` elements altogether. Sparse loops are not spanned. */
+static void gmm__ck_tile(const gmm_ckpt_move *m, const int64_t *step, int64_t in, int64_t out, int64_t dense,
+                         int64_t *tile) {
+    int64_t hull = 1, volume = 1;
+    int l, k, done[GMM_CKPT_LOOPS] = {0};
+    for (l = 0; l < m->loops; l++) tile[l] = 1;
+    for (k = 0; k < m->loops; k++) {
+        int64_t n, by_in;
+        int best = -1;
+        for (l = 0; l < m->loops; l++)
+            if (!done[l] && (best < 0 || step[l] < step[best])) best = l;
+        done[best] = 1;
+        if (dense && hull >= dense && m->src_step[best] > 2 * hull) break;
+        by_in = m->src_step[best] ? 1 + (in - hull) / m->src_step[best] : m->count[best];
+        n = gmm__min_i64(m->count[best], gmm__min_i64(by_in, out / volume));
+        tile[best] = n;
+        hull += (n - 1) * m->src_step[best];
+        volume *= n;
+        if (n < m->count[best]) break;
+    }
+}
+
+/* Length, in rows, of a run of elements that meets at most `scales` rows of 128x128 scales. A run as long as n - 1 rows
+   meets n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
+static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows) {
+    const int64_t many = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
+    return (many > scales ? many : scales) - 1;
+}
+
+static gmm_status gmm__ck_apply_move(const gmm__ck_call *c, const gmm_ckpt_move *m) {
+    const gmm_ckpt_tensor *d = &c->plan->targets->tensors[m->dst], *s = NULL, *sc = NULL;
+    const gmm_ckpt_table *table = c->plan->parts[m->part].table;
+    const int mx = m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32;
+    const char *from = NULL, *scale_from = NULL;
+    char *to = c->run->memory ? (char *)c->run->memory + d->offset : NULL, *in_area, *out_area, *scale_area;
+    int64_t scale_unit = 0, scale_bytes = 0, in_limit = INT64_MAX / 4, out_limit = INT64_MAX / 4, half;
+    int64_t tile[GMM_CKPT_LOOPS], at[GMM_CKPT_LOOPS] = {0};
+    gmm__ck_work w;
+    gmm_status status;
+    int l;
+    if (m->kind == GMM_CKPT_VIEW) return GMM_OK;
+    if (m->kind != GMM_CKPT_ZERO) {
+        s = &table->tensors[m->src];
+        if (table->storages[s->storage].base) from = table->storages[s->storage].base + s->offset;
+    }
+    if ((m->kind == GMM_CKPT_COPY || m->kind == GMM_CKPT_ZERO) && m->loops == 1 && m->dst_step[0] == 1 &&
+        (!s || m->src_step[0] == 1))
+        return gmm__ck_straight(c, m, from, to);
+    if (!s) { /* zeros in several runs */
+        gmm_ckpt_move run = *m;
+        run.loops = 1;
+        run.count[0] = m->dst_step[m->loops - 1] == 1 ? m->count[m->loops - 1] : 1;
+        run.dst_step[0] = 1;
+        for (;;) {
+            const int last = m->dst_step[m->loops - 1] == 1 ? m->loops - 1 : m->loops;
+            run.dst_at = m->dst_at;
+            for (l = 0; l < last; l++) run.dst_at += at[l] * m->dst_step[l];
+            status = gmm__ck_straight(c, &run, NULL, to);
+            if (status) return status;
+            for (l = last - 1; l >= 0 && ++at[l] == m->count[l]; l--) at[l] = 0;
+            if (l < 0) return GMM_OK;
+        }
+    }
+    memset(&w, 0, sizeof w);
+    w.move = m;
+    w.src_dtype = s->dtype;
+    w.dst_dtype = d->dtype;
+    w.src_unit = mx ? 1 : gmm__ck_unit(s->dtype);
+    w.dst_unit = gmm__ck_unit(d->dtype);
+    half = (int64_t)c->run->scratch_bytes;
+    scale_area = (char *)c->run->scratch;
+    if (m->kind == GMM_CKPT_DEQUANT) {
+        gmm__ck_quant(s, m->scaling, &w.rows, &w.cols, &w.scale_rows, &w.scale_cols);
+        sc = &table->tensors[m->scale];
+        scale_unit = mx ? 1 : 4;
+        if (table->storages[sc->storage].base) {
+            scale_from = table->storages[sc->storage].base + sc->offset;
+        } else { /* an eighth of the scratch holds the scales of what is done at once */
+            scale_bytes = half / 8;
+            half -= scale_bytes;
+            in_limit = mx ? (scale_bytes - 2) * 32 : gmm__ck_scaled_rows(scale_bytes / (w.scale_cols * 4), w.rows);
+            if (!mx && !gmm__mul(in_limit, w.cols, &in_limit)) in_limit = INT64_MAX / 4;
+        }
+    }
+    in_area = scale_area ? scale_area + scale_bytes : NULL; /* NULL where all is in memory */
+    half = to || from ? half : half / 2;
+    out_area = from || !in_area ? in_area : in_area + half;
+    if (!from) in_limit = gmm__min_i64(in_limit, mx ? (half - 1) * 2 : half / w.src_unit);
+    if (!to) out_limit = half / w.dst_unit;
+    gmm__ck_tile(m, from ? m->dst_step : m->src_step, in_limit, out_limit, from ? 0 : GMM__CK_DENSE / w.src_unit, tile);
+    for (;;) {
+        int64_t src = m->src_at, dst = m->dst_at, hull = 1, run = 1, runs = 1, i;
+        int contiguous = m->loops;
+        for (l = 0; l < m->loops; l++) {
+            w.count[l] = gmm__min_i64(tile[l], m->count[l] - at[l]);
+            src += at[l] * m->src_step[l];
+            dst += at[l] * m->dst_step[l];
+            hull += (w.count[l] - 1) * m->src_step[l];
+        }
+        for (l = m->loops - 1; l >= 0; l--) { /* steps in the target, or in a dense box */
+            w.dst_step[l] = to ? m->dst_step[l] : run;
+            run *= w.count[l];
+        }
+        w.src = from;
+        w.src_base = 0;
+        status = GMM_OK;
+        if (!from) {
+            const int64_t first = mx ? src / 2 : src * w.src_unit;
+            const int64_t end = mx ? (src + hull + 1) / 2 : (src + hull) * w.src_unit;
+            status = gmm__ck_read(c, m, s, first, in_area, end - first);
+            w.src = in_area;
+            w.src_base = mx ? first * 2 : src;
+        }
+        w.scale = scale_from;
+        if (sc && !scale_from && !status) {
+            const int64_t r0 = src / w.cols, r1 = (src + hull - 1) / w.cols;
+            int64_t first = r0 / w.rows * w.scale_rows + (mx ? r0 % w.rows : r0 % w.rows / 128);
+            int64_t end = r1 / w.rows * w.scale_rows + (mx ? r1 % w.rows : r1 % w.rows / 128);
+            first = first * w.scale_cols + (mx ? src % w.cols / 32 : 0);
+            end = end * w.scale_cols + (mx ? (src + hull - 1) % w.cols / 32 + 1 : w.scale_cols);
+            status = gmm__ck_read(c, m, sc, first * scale_unit, scale_area, (end - first) * scale_unit);
+            w.scale = scale_area;
+            w.scale_base = first;
+        }
+        if (status) return status;
+        w.dst = to ? to + dst * w.dst_unit : out_area;
+        gmm__ck_box_loop(&w, src);
+        if (!to) { /* the box leaves by runs */
+            run = 1;
+            for (; contiguous > 0 && m->dst_step[contiguous - 1] == run; contiguous--) run *= w.count[contiguous - 1];
+            for (l = 0; l < contiguous; l++) runs *= w.count[l];
+            for (i = 0; !status && i < runs; i++) {
+                int64_t offset = dst, left = i;
+                for (l = contiguous - 1; l >= 0; l--) {
+                    offset += left % w.count[l] * m->dst_step[l];
+                    left /= w.count[l];
+                }
+                status = gmm__ck_write(c, m, offset * w.dst_unit, out_area + i * run * w.dst_unit, run * w.dst_unit);
+            }
+            if (status) return status;
+        }
+        for (l = m->loops - 1; l >= 0; l--) {
+            at[l] += w.count[l];
+            if (at[l] < m->count[l]) break;
+            at[l] = 0;
+        }
+        if (l < 0) return GMM_OK;
+    }
+}
+
+GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *run, int64_t *cursor,
+                                 gmm_error *error) {
+    gmm__ck_call c;
+    gmm_ckpt_run r = GMM_ZERO;
+    const char *fn = gmm__ck_apply_name;
+    int64_t i;
+    int reads = 0;
+    if (!plan || !run || !cursor)
+        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !plan ? "plan" : !run ? "run" : "cursor");
+    if (!gmm__copy_sized(&r, sizeof r, run))
+        return gmm__fail(error, GMM_E_VERSION, "%s: run: struct_size %u is larger than the %u bytes of version %s", fn,
+                         run->struct_size, (unsigned)sizeof r, GMM_VERSION_STRING);
+    if (r.end == 0) r.end = plan->count;
+    if (r.end < 0 || r.end > plan->count || *cursor < 0 || *cursor > r.end)
+        return gmm__fail(error, GMM_E_ARG, "%s: cursor %lld, end %lld: must be ordered in [0, %lld]", fn,
+                         (long long)*cursor, (long long)r.end, (long long)plan->count);
+    for (i = *cursor; i < r.end; i++) {
+        const gmm_ckpt_move *m = &plan->moves[i];
+        const gmm_ckpt_table *table = plan->parts[m->part].table;
+        if (m->kind == GMM_CKPT_VIEW || m->kind == GMM_CKPT_ZERO) continue;
+        reads |= !table->storages[table->tensors[m->src].storage].base ||
+                 (m->scale >= 0 && !table->storages[table->tensors[m->scale].storage].base);
+    }
+    if ((reads && !r.io.read) || (!r.memory && !r.io.write && plan->cost.bytes_written))
+        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, reads && !r.io.read ? "io.read, with storages that "
+                         "are "
+                         "not in memory," : "io.write, without memory,");
+    if ((!r.memory || reads) && plan->cost.bytes_written &&
+        (!r.scratch || r.scratch_bytes < (size_t)plan->cost.scratch_min))
+        return gmm__fail(error, r.scratch ? GMM_E_WORKSPACE : GMM_E_NULL, "%s: scratch of %llu bytes: at least %lld "
+                         "are needed", fn, (unsigned long long)r.scratch_bytes, (long long)plan->cost.scratch_min);
+    if (r.memory && plan->cost.bytes_written) {
+        const uintptr_t begin = (uintptr_t)r.memory, end = begin + (uintptr_t)plan->cost.target_bytes;
+        for (i = 0; i < plan->span_count; i++)
+            if ((uintptr_t)plan->spans[i].begin < end && begin < (uintptr_t)plan->spans[i].end)
+                return gmm__fail(error, GMM_E_ARG, "%s: memory %p overlaps a storage of the source", fn, r.memory);
+    }
+    c.plan = plan;
+    c.run = &r;
+    c.error = error;
+    for (; *cursor < r.end; ++*cursor) {
+        const gmm_ckpt_move *m = &plan->moves[*cursor];
+        const gmm_status status = gmm__ck_apply_move(&c, m);
+        if (status) return status;
+        if (r.io.done && plan->last[m->dst] == *cursor) r.io.done(r.io.user, m->dst);
+    }
+    return GMM_OK;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* GMM_IMPLEMENTATION */
+/* --------------------------------------------------------------------------------------------------- 15 Licence ---
  * MIT License, text in the file LICENSE of the repository and below.
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated

@@ -103,7 +103,9 @@ extern "C" {
     X(GMM_E_STATE, 15, "the object is in the wrong state for the call") \
     X(GMM_E_MEMORY, 16, "an allocation failed") \
     X(GMM_E_CUDA, 17, "a CUDA call failed") \
-    X(GMM_E_COMM, 18, "a communicator failed")
+    X(GMM_E_COMM, 18, "a communicator failed") \
+    X(GMM_E_KEY, 19, "a checkpoint's keys or shapes do not fit") \
+    X(GMM_E_IO, 20, "an io callback failed")
 
 typedef enum gmm_status {
 #define GMM__X(name, value, text) name = value,

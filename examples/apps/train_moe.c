@@ -1323,6 +1323,8 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
     notes.count = 0;
     add_pair(&notes, "format", "pt");
     add_pair(&notes, "producer", "train_moe 1");
+    add_pair(&notes, "gmm.layout", "megatron");
+    add_pair(&notes, "gmm.glu_block", "0"); /* gate rows, then linear rows */
     add_pair(&notes, "step", "%lld", (long long)m->step);
     add_pair(&notes, "random", "%016llx", (unsigned long long)m->random);
     add_pair(&notes, "text.bytes", "%lld", (long long)t->size);

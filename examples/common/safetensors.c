@@ -1,5 +1,7 @@
 /* safetensors.c - see safetensors.h.  SPDX-License-Identifier: MIT */
-#ifndef _POSIX_C_SOURCE
+#if defined(__linux__) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* fallocate, sync_file_range */
+#elif !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
 #include "safetensors.h"
@@ -22,6 +24,8 @@ enum { HEADER_LIMIT = 100000000 }; /* bytes, as the reference implementation has
 struct st_inside {
     void *map;
     size_t map_bytes;
+    int descriptor;
+    int64_t data_at;
     st_tensor *tensors;
     st_pair *metadata;
     const st_tensor **by_name;
@@ -109,6 +113,7 @@ void st_close(st_file *file) {
     struct st_inside *in = file->inside;
     if (in) {
         if (in->map) munmap(in->map, in->map_bytes);
+        if (in->descriptor >= 0) close(in->descriptor);
 #ifdef HAVE_CJSON
         cJSON_Delete((cJSON *)in->json);
 #endif
@@ -241,33 +246,42 @@ static int compare_offsets(const void *a, const void *b) {
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-static int read_header(struct st_inside *in, st_file *file, st_error *error) {
-    const unsigned char *bytes = (const unsigned char *)in->map;
-    const cJSON *item;
+/* The length at the front of a file of `size` bytes; -1 with an error. */
+static int64_t header_length(const unsigned char *bytes, int64_t size, st_error *error) {
     uint64_t length = 0;
-    int64_t data_bytes, next = 0;
-    int seen_metadata = 0;
-    char *text;
     for (int i = 7; i >= 0; i--) length = length << 8 | bytes[i];
     if (length > HEADER_LIMIT)
-        return fail(error, "not a safetensors file: its first 8 bytes give a header of %llu bytes, more than %d",
-                    (unsigned long long)length, HEADER_LIMIT);
-    if (length > in->map_bytes - 8)
-        return fail(error, "truncated, or not a safetensors file: a header of %llu bytes does not fit the file of %zu "
-                           "bytes", (unsigned long long)length, in->map_bytes);
-    if (length < 2 || bytes[8] != '{') return fail(error, "not a safetensors file: its header is no JSON object");
-    if (!scan_header(bytes + 8, (size_t)length, error)) return 0;
-    data_bytes = (int64_t)(in->map_bytes - 8 - (size_t)length);
+        fail(error, "not a safetensors file: its first 8 bytes give a header of %llu bytes, more than %d",
+             (unsigned long long)length, HEADER_LIMIT);
+    else if ((int64_t)length > size - 8)
+        fail(error, "truncated, or not a safetensors file: a header of %llu bytes does not fit the file of %lld bytes",
+             (unsigned long long)length, (long long)size);
+    else if (length < 2 || bytes[8] != '{')
+        fail(error, "not a safetensors file: its header is no JSON object");
+    else
+        return (int64_t)length;
+    return -1;
+}
+
+static int read_header(struct st_inside *in, st_file *file, const unsigned char *header, int64_t length,
+                       int64_t data_bytes, st_error *error) {
+    const cJSON *item;
+    int64_t next = 0, room;
+    int seen_metadata = 0;
+    char *text;
+    if (!scan_header(header, (size_t)length, error)) return 0;
 
     text = (char *)malloc((size_t)length + 1);
     if (!text) return fail(error, "out of memory");
-    memcpy(text, bytes + 8, (size_t)length);
+    memcpy(text, header, (size_t)length);
     text[length] = 0;
     in->json = cJSON_ParseWithLengthOpts(text, (size_t)length + 1, NULL, 1);
     free(text);
     if (!in->json) return fail(error, "the header is not valid JSON");
+    if (!cJSON_IsObject((cJSON *)in->json)) return fail(error, "the header is no JSON object");
 
-    in->tensors = (st_tensor *)malloc(((size_t)cJSON_GetArraySize((cJSON *)in->json) + 1) * sizeof *in->tensors);
+    room = cJSON_GetArraySize((cJSON *)in->json);
+    in->tensors = (st_tensor *)malloc(((size_t)room + 1) * sizeof *in->tensors);
     if (!in->tensors) return fail(error, "out of memory");
     cJSON_ArrayForEach(item, (const cJSON *)in->json) {
         if (!strcmp(item->string, "__metadata__")) {
@@ -292,38 +306,213 @@ static int read_header(struct st_inside *in, st_file *file, st_error *error) {
     if (!in->by_name) return 0;
     file->tensors = in->tensors;
     file->metadata = in->metadata;
-    file->data = bytes + 8 + length;
+    file->data_bytes = data_bytes;
     return 1;
+}
+
+int st_open_header(st_file *file, const void *header, int64_t bytes, int64_t data_bytes, st_error *error) {
+    memset(file, 0, sizeof *file);
+    file->inside = (struct st_inside *)calloc(1, sizeof *file->inside);
+    if (!file->inside) return fail(error, "out of memory");
+    file->inside->descriptor = -1;
+    if (bytes >= 2 && bytes <= HEADER_LIMIT &&
+        read_header(file->inside, file, (const unsigned char *)header, bytes, data_bytes, error))
+        return 1;
+    if (bytes < 2 || bytes > HEADER_LIMIT) fail(error, "a header of %lld bytes", (long long)bytes);
+    st_close(file);
+    return 0;
 }
 
 int st_open(st_file *file, const char *path, st_error *error) {
     struct stat about;
     struct st_inside *in;
     int descriptor, ok;
+    int64_t length;
     memset(file, 0, sizeof *file);
     descriptor = open(path, O_RDONLY | O_NONBLOCK); /* a pipe must not block */
     if (descriptor < 0) return fail(error, "cannot open it: %s", strerror(errno));
-    if (fstat(descriptor, &about) || !S_ISREG(about.st_mode) || about.st_size < 8) {
-        close(descriptor);
-        return fail(error, "not a safetensors file: it is no regular file of at least 8 bytes");
-    }
     in = (struct st_inside *)calloc(1, sizeof *in);
     if (!in) {
         close(descriptor);
         return fail(error, "out of memory");
     }
+    in->descriptor = descriptor;
     file->inside = in;
+    if (fstat(descriptor, &about) || !S_ISREG(about.st_mode) || about.st_size < 8) {
+        st_close(file);
+        return fail(error, "not a safetensors file: it is no regular file of at least 8 bytes");
+    }
     in->map_bytes = (size_t)about.st_size;
     in->map = mmap(NULL, in->map_bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    close(descriptor);
     if (in->map == MAP_FAILED) {
         in->map = NULL;
         ok = fail(error, "cannot map it: %s", strerror(errno));
     } else {
-        ok = read_header(in, file, error);
+        const unsigned char *bytes = (const unsigned char *)in->map;
+        length = header_length(bytes, (int64_t)in->map_bytes, error);
+        in->data_at = 8 + length;
+        ok = length >= 0 &&
+             read_header(in, file, bytes + 8, length, (int64_t)in->map_bytes - in->data_at, error);
+        file->data = bytes + in->data_at;
     }
     if (!ok) st_close(file);
     return ok;
+}
+
+static char *read_text(const char *path, size_t *size, st_error *error) {
+    struct stat about;
+    const int descriptor = open(path, O_RDONLY | O_NONBLOCK);
+    char *text = NULL;
+    if (descriptor < 0 || fstat(descriptor, &about) || !S_ISREG(about.st_mode))
+        fail(error, "cannot open it: %s", descriptor < 0 ? strerror(errno) : "it is no regular file");
+    else if (about.st_size > HEADER_LIMIT)
+        fail(error, "%lld bytes are no index", (long long)about.st_size);
+    else if (!(text = (char *)malloc((size_t)about.st_size + 1)))
+        fail(error, "out of memory");
+    else if (pread(descriptor, text, (size_t)about.st_size, 0) != (ssize_t)about.st_size) {
+        fail(error, "cannot read it: %s", strerror(errno));
+        free(text);
+        text = NULL;
+    }
+    if (text) text[*size = (size_t)about.st_size] = 0;
+    if (descriptor >= 0) close(descriptor);
+    return text;
+}
+
+typedef struct entry { const char *name, *file; } entry;
+
+static int compare_files(const void *a, const void *b) {
+    const entry *x = (const entry *)a, *y = (const entry *)b;
+    const int files = strcmp(x->file, y->file);
+    return files ? files : strcmp(x->name, y->name);
+}
+
+/* The list of an index, sorted by file. */
+static entry *index_entries(const cJSON *json, int64_t *count, st_error *error) {
+    const cJSON *map = NULL, *item;
+    entry *list;
+    cJSON_ArrayForEach(item, json) {
+        if (!item->string || strcmp(item->string, "weight_map")) continue;
+        if (map) return fail(error, "it holds \"weight_map\" twice"), (entry *)NULL;
+        map = item;
+    }
+    if (!cJSON_IsObject(map)) return fail(error, "no index: it has no object \"weight_map\""), (entry *)NULL;
+    *count = cJSON_GetArraySize(map);
+    list = (entry *)malloc(((size_t)*count + 1) * sizeof *list);
+    if (!list) return fail(error, "out of memory"), (entry *)NULL;
+    *count = 0;
+    cJSON_ArrayForEach(item, map) {
+        if (!cJSON_IsString(item) || !*item->valuestring || strchr(item->valuestring, '/') ||
+            *item->valuestring == '.') {
+            fail(error, "tensor \"%.200s\" names no file beside the index", item->string);
+            free(list);
+            return NULL;
+        }
+        list[*count].name = item->string;
+        list[(*count)++].file = item->valuestring;
+    }
+    qsort(list, (size_t)*count, sizeof *list, compare_files);
+    return list;
+}
+
+static char *beside(const char *path, const char *name) {
+    const char *slash = strrchr(path, '/');
+    const size_t folder = slash ? (size_t)(slash - path) + 1 : 0, room = folder + strlen(name) + 1;
+    char *joined = (char *)malloc(room);
+    if (joined) snprintf(joined, room, "%.*s%s", (int)folder, path, name);
+    return joined;
+}
+
+/* Opens the next file of a set; errors open with its path. */
+static int set_add(st_set *set, char *path, st_error *error) {
+    st_error why;
+    st_file *files = (st_file *)realloc(set->files, ((size_t)set->count + 1) * sizeof *files);
+    char **paths = (char **)realloc(set->paths, ((size_t)set->count + 1) * sizeof *paths);
+    if (files) set->files = files;
+    if (paths) set->paths = paths;
+    if (!path || !files || !paths) {
+        free(path);
+        return fail(error, "out of memory");
+    }
+    if (!st_open(&files[set->count], path, &why)) {
+        fail(error, "%.200s: %.500s", path, why.text);
+        free(path);
+        return 0;
+    }
+    paths[set->count++] = path;
+    return 1;
+}
+
+static int set_of_index(st_set *set, const char *path, const entry *list, int64_t count, st_error *error) {
+    for (int64_t i = 0, begin = 0; i < count; i++) {
+        const st_file *file;
+        if (i == begin && !set_add(set, beside(path, list[i].file), error)) return 0;
+        file = &set->files[set->count - 1];
+        if (i > begin && !strcmp(list[i].name, list[i - 1].name))
+            return fail(error, "%.200s: it holds the key \"%.200s\" twice", path, list[i].name);
+        if (!st_find(file, list[i].name))
+            return fail(error, "%.200s: it lacks the tensor \"%.200s\", which the index says it holds",
+                        set->paths[set->count - 1], list[i].name);
+        if (i + 1 < count && !strcmp(list[i + 1].file, list[i].file)) continue;
+        for (int64_t k = 0; k < file->count && file->count != i + 1 - begin; k++) {
+            entry key = {file->tensors[k].name, list[i].file};
+            if (!bsearch(&key, list + begin, (size_t)(i + 1 - begin), sizeof key, compare_files))
+                return fail(error, "%.200s: it holds the tensor \"%.200s\", which the index does not name there",
+                            set->paths[set->count - 1], key.name);
+        }
+        begin = i + 1;
+    }
+    return 1;
+}
+
+static int compare_entry_names(const void *a, const void *b) {
+    return strcmp(((const entry *)a)->name, ((const entry *)b)->name);
+}
+
+/* No name in two files. Sorts the list anew. */
+static int set_unique(const char *path, entry *list, int64_t count, st_error *error) {
+    qsort(list, (size_t)count, sizeof *list, compare_entry_names);
+    for (int64_t i = 1; i < count; i++)
+        if (!strcmp(list[i - 1].name, list[i].name))
+            return fail(error, "%.200s: it holds the key \"%.200s\" twice, in %.100s and %.100s", path, list[i].name,
+                        list[i - 1].file, list[i].file);
+    return 1;
+}
+
+int st_set_open(st_set *set, const char *path, st_error *error) {
+    const size_t length = strlen(path);
+    memset(set, 0, sizeof *set);
+    if (length < 5 || strcmp(path + length - 5, ".json")) {
+        char *copy = (char *)malloc(length + 1);
+        if (copy) memcpy(copy, path, length + 1);
+        if (set_add(set, copy, error)) return 1;
+    } else {
+        st_error why;
+        size_t size = 0;
+        char *text = read_text(path, &size, &why);
+        cJSON *json = NULL;
+        entry *list = NULL;
+        int64_t count = 0;
+        int ok = 0;
+        for (size_t i = 0, n; text && i < size; i += n)
+            if (!(n = text[i] ? utf8_length((const unsigned char *)text + i, size - i) : 0)) {
+                fail(&why, "it is not UTF-8 at byte %zu", i);
+                free(text);
+                text = NULL;
+                size = 0;
+                n = 1;
+            }
+        if (text && !(json = cJSON_ParseWithLengthOpts(text, size + 1, NULL, 1))) fail(&why, "it is not valid JSON");
+        if (json) list = index_entries(json, &count, &why);
+        if (!list) fail(error, "%.200s: %.500s", path, why.text);
+        else ok = set_of_index(set, path, list, count, error) && set_unique(path, list, count, error);
+        free(list);
+        cJSON_Delete(json);
+        free(text);
+        if (ok) return 1;
+    }
+    st_set_close(set);
+    return 0;
 }
 
 #else
@@ -334,7 +523,47 @@ int st_open(st_file *file, const char *path, st_error *error) {
     return fail(error, "%s", st_missing());
 }
 
+int st_open_header(st_file *file, const void *header, int64_t bytes, int64_t data_bytes, st_error *error) {
+    (void)header;
+    (void)bytes;
+    (void)data_bytes;
+    return st_open(file, NULL, error);
+}
+
+int st_set_open(st_set *set, const char *path, st_error *error) {
+    (void)path;
+    memset(set, 0, sizeof *set);
+    return fail(error, "%s", st_missing());
+}
+
 #endif
+
+void st_set_close(st_set *set) {
+    for (int64_t i = 0; i < set->count; i++) {
+        st_close(&set->files[i]);
+        free(set->paths[i]);
+    }
+    free(set->files);
+    free(set->paths);
+    memset(set, 0, sizeof *set);
+}
+
+int st_read(const st_file *file, int64_t at, void *to, int64_t bytes, st_error *error) {
+    char *p = (char *)to;
+    if (at < 0 || bytes < 0 || at > file->data_bytes || bytes > file->data_bytes - at)
+        return fail(error, "%lld bytes at %lld leave the data section of %lld bytes", (long long)bytes, (long long)at,
+                    (long long)file->data_bytes);
+    for (at += file->inside->data_at; bytes > 0;) {
+        const ssize_t n = pread(file->inside->descriptor, p, bytes > (1 << 30) ? (size_t)1 << 30 : (size_t)bytes,
+                                (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return fail(error, "cannot read: %s", n < 0 ? strerror(errno) : "it became shorter");
+        p += n;
+        at += n;
+        bytes -= n;
+    }
+    return 1;
+}
 
 /* ---------------------------------------------------------------------------------------------------- Writing --- */
 
@@ -434,8 +663,32 @@ static int write_at(int descriptor, int64_t at, const void *data, int64_t bytes,
     return 1;
 }
 
-int st_create(st_writer *writer, const char *path, st_tensor *tensors, int64_t count, const st_pair *metadata,
-              int64_t metadata_count, st_error *error) {
+/* Whether an open file begins with these bytes and has this size. */
+static int begins_with(int descriptor, const text *header, int64_t size) {
+    struct stat about;
+    char piece[4096];
+    size_t at = 0;
+    if (fstat(descriptor, &about) || !S_ISREG(about.st_mode) || about.st_size != (off_t)size) return 0;
+    while (at < header->size) {
+        const size_t n = header->size - at < sizeof piece ? header->size - at : sizeof piece;
+        if (pread(descriptor, piece, n, (off_t)at) != (ssize_t)n || memcmp(piece, header->bytes + at, n)) return 0;
+        at += n;
+    }
+    return 1;
+}
+
+/* Takes the disk's room at once, where the system can. */
+static int reserve(int descriptor, int64_t size, st_error *error) {
+    if (ftruncate(descriptor, (off_t)size)) return fail(error, "cannot write: %s", strerror(errno));
+#ifdef __linux__
+    if (size && fallocate(descriptor, 0, 0, (off_t)size) && (errno == ENOSPC || errno == EFBIG || errno == EDQUOT))
+        return fail(error, "cannot reserve %lld bytes: %s", (long long)size, strerror(errno));
+#endif
+    return 1;
+}
+
+static int create(st_writer *writer, const char *path, const char *temporary, int resume, st_tensor *tensors,
+                  int64_t count, const st_pair *metadata, int64_t metadata_count, st_error *error) {
     const st_tensor **names;
     text header = {NULL, 0, 0, 0};
     int ok;
@@ -456,49 +709,113 @@ int st_create(st_writer *writer, const char *path, st_tensor *tensors, int64_t c
     free(names);
     ok = put_header(&header, tensors, count, metadata, metadata_count, error);
     if (ok) {
-        size_t room = strlen(path) + 32;
+        const size_t room = strlen(path) + (temporary ? strlen(temporary) : 0) + 32;
+        const int64_t size = (int64_t)header.size + writer->data_bytes;
         writer->data_at = (int64_t)header.size;
         writer->path = (char *)malloc(room);
         writer->temporary = (char *)malloc(room);
-        if (writer->path && writer->temporary) {
+        if (!writer->path || !writer->temporary) ok = fail(error, "out of memory");
+        if (ok) {
             strcpy(writer->path, path);
-            snprintf(writer->temporary, room, "%s.%ld.tmp", path, (long)getpid());
-            writer->descriptor = open(writer->temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
-            ok = writer->descriptor >= 0 || fail(error, "cannot create %s: %s", writer->temporary, strerror(errno));
-        } else {
-            ok = fail(error, "out of memory");
+            if (temporary) strcpy(writer->temporary, temporary);
+            else snprintf(writer->temporary, room, "%s.%ld.tmp", path, (long)getpid());
+        }
+        if (ok && resume) { /* what an earlier run left, if it is of the same making */
+            writer->descriptor = open(writer->temporary, O_RDWR);
+            writer->resumed = writer->descriptor >= 0 && begins_with(writer->descriptor, &header, size);
+            if (writer->descriptor < 0) {
+                const int done = open(path, O_RDONLY | O_NONBLOCK);
+                writer->resumed = done >= 0 && begins_with(done, &header, size);
+                if (done >= 0) close(done);
+            } else if (!writer->resumed) {
+                close(writer->descriptor);
+                writer->descriptor = -1;
+            }
+        }
+        if (ok && !writer->resumed) {
+            if (temporary) unlink(writer->temporary);
+            writer->descriptor = open(writer->temporary, O_RDWR | O_CREAT | O_EXCL, 0666);
+            ok = writer->descriptor >= 0 || fail(error, "cannot create %.300s: %s", writer->temporary, strerror(errno));
+            if (ok) ok = reserve(writer->descriptor, size, error);
+            if (ok) ok = write_at(writer->descriptor, 0, header.bytes, (int64_t)header.size, error);
         }
     }
-    if (ok) ok = write_at(writer->descriptor, 0, header.bytes, (int64_t)header.size, error);
-    if (ok && ftruncate(writer->descriptor, (off_t)(writer->data_at + writer->data_bytes)))
-        ok = fail(error, "cannot write: %s", strerror(errno));
     free(header.bytes);
     if (!ok) st_abandon(writer);
     return ok;
 }
 
+int st_create(st_writer *writer, const char *path, st_tensor *tensors, int64_t count, const st_pair *metadata,
+              int64_t metadata_count, st_error *error) {
+    return create(writer, path, NULL, 0, tensors, count, metadata, metadata_count, error);
+}
+
+int st_create_resumable(st_writer *writer, const char *path, const char *temporary, int resume, st_tensor *tensors,
+                        int64_t count, const st_pair *metadata, int64_t metadata_count, st_error *error) {
+    return create(writer, path, temporary, resume, tensors, count, metadata, metadata_count, error);
+}
+
 int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_error *error) {
+    int ok;
     if (at < 0 || bytes < 0 || at > writer->data_bytes || bytes > writer->data_bytes - at)
         return fail(error, "%lld bytes at %lld leave the data section of %lld bytes", (long long)bytes, (long long)at,
                     (long long)writer->data_bytes);
-    return write_at(writer->descriptor, writer->data_at + at, data, bytes, error);
+    if (writer->descriptor < 0) return 1;
+    ok = write_at(writer->descriptor, writer->data_at + at, data, bytes, error);
+#ifdef __linux__
+    if (ok && bytes >= 1 << 20) /* the disk writes while the next bytes are read */
+        (void)sync_file_range(writer->descriptor, (off_t)(writer->data_at + at), (off_t)bytes, SYNC_FILE_RANGE_WRITE);
+#endif
+    return ok;
 }
 
-int st_commit(st_writer *writer, st_error *error) {
-    int descriptor = writer->descriptor, ok;
-    ok = fsync(descriptor) == 0;
-    writer->descriptor = -1;
-    ok = close(descriptor) == 0 && ok;
-    ok = ok && rename(writer->temporary, writer->path) == 0;
-    if (!ok) {
-        fail(error, "cannot finish %s: %s", writer->path, strerror(errno));
-        unlink(writer->temporary);
-    }
+int st_flush(st_writer *writer, st_error *error) {
+    return writer->descriptor < 0 || fdatasync(writer->descriptor) == 0 ||
+           fail(error, "cannot write: %s", strerror(errno));
+}
+
+static void forget(st_writer *writer) {
     free(writer->path);
     free(writer->temporary);
     memset(writer, 0, sizeof *writer);
     writer->descriptor = -1;
+}
+
+/* Puts the folder's new entry on the disk. */
+static void sync_folder(const char *path) {
+    const char *slash = strrchr(path, '/');
+    char *folder = (char *)malloc(strlen(path) + 2);
+    int descriptor;
+    if (!folder) return;
+    snprintf(folder, strlen(path) + 2, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    descriptor = open(folder, O_RDONLY);
+    if (descriptor >= 0) {
+        (void)fsync(descriptor);
+        close(descriptor);
+    }
+    free(folder);
+}
+
+int st_commit(st_writer *writer, st_error *error) {
+    int ok = 1;
+    if (writer->descriptor >= 0) {
+        ok = fsync(writer->descriptor) == 0;
+        ok = close(writer->descriptor) == 0 && ok;
+        ok = ok && rename(writer->temporary, writer->path) == 0;
+        if (ok) {
+            sync_folder(writer->path);
+        } else {
+            fail(error, "cannot finish %.300s: %s", writer->path, strerror(errno));
+            unlink(writer->temporary);
+        }
+    }
+    forget(writer);
     return ok;
+}
+
+void st_suspend(st_writer *writer) {
+    if (writer->descriptor >= 0) close(writer->descriptor);
+    forget(writer);
 }
 
 void st_abandon(st_writer *writer) {
@@ -506,8 +823,39 @@ void st_abandon(st_writer *writer) {
         close(writer->descriptor);
         unlink(writer->temporary);
     }
-    free(writer->path);
-    free(writer->temporary);
-    memset(writer, 0, sizeof *writer);
-    writer->descriptor = -1;
+    forget(writer);
+}
+
+int st_write_index(const char *path, const char *const *files, const st_tensor *tensors, const int64_t *owner,
+                   int64_t count, st_error *error) {
+    const size_t room = strlen(path) + 32;
+    char *temporary = (char *)malloc(room);
+    text t = {NULL, 0, 0, 0};
+    int64_t bytes = 0;
+    int ok = temporary || fail(error, "out of memory"), descriptor;
+    for (int64_t i = 0; i < count; i++) bytes += tensors[i].bytes;
+    put_text(&t, "{\"metadata\":{\"total_size\":");
+    put_integer(&t, bytes);
+    put_text(&t, "},\"weight_map\":{");
+    for (int64_t i = 0; ok && i < count; i++) {
+        if (i) put_text(&t, ",");
+        ok = put_string(&t, tensors[i].name) || fail(error, "a tensor's name is not UTF-8");
+        put_text(&t, ":");
+        ok = ok && (put_string(&t, files[owner[i]]) || fail(error, "a file's name is not UTF-8"));
+    }
+    put_text(&t, "}}\n");
+    if (ok && t.failed) ok = fail(error, "out of memory");
+    if (ok) {
+        snprintf(temporary, room, "%s.%ld.tmp", path, (long)getpid());
+        descriptor = open(temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
+        ok = descriptor >= 0 || fail(error, "cannot create %.300s: %s", temporary, strerror(errno));
+        if (ok) ok = write_at(descriptor, 0, t.bytes, (int64_t)t.size, error);
+        if (ok && (fsync(descriptor) || close(descriptor) || rename(temporary, path)))
+            ok = fail(error, "cannot finish %.300s: %s", path, strerror(errno));
+        if (!ok && descriptor >= 0) unlink(temporary);
+        if (ok) sync_folder(path);
+    }
+    free(t.bytes);
+    free(temporary);
+    return ok;
 }

@@ -16,7 +16,7 @@
 
 #define ST_MAX_RANK 8
 
-typedef struct st_error { char text[512]; } st_error;
+typedef struct st_error { char text[768]; } st_error;
 
 typedef struct st_tensor {
     const char *name;
@@ -34,7 +34,8 @@ typedef struct st_file {
     const st_tensor *tensors;   /* in the order of their data */
     const st_pair *metadata;    /* what stands under "__metadata__" */
     int64_t count, metadata_count;
-    const unsigned char *data;  /* the data section; tensors may be unaligned */
+    const unsigned char *data;  /* the data section, mapped; tensors may be unaligned */
+    int64_t data_bytes;
     struct st_inside *inside;
 } st_file;
 
@@ -48,21 +49,52 @@ int32_t st_dtype_bits(const char *dtype);
 int st_open(st_file *file, const char *path, st_error *error);
 void st_close(st_file *file);
 
+/* Checks a header of `bytes` bytes in memory, as of a file with `data_bytes` behind it: file->data is NULL. */
+int st_open_header(st_file *file, const void *header, int64_t bytes, int64_t data_bytes, st_error *error);
+
+/* Reads bytes of the data section by a call instead of through the mapping: what lacks since the file was opened is an
+   error here, but would be a signal there. */
+int st_read(const st_file *file, int64_t at, void *to, int64_t bytes, st_error *error);
+
 /* NULL where there is no such name or key. */
 const st_tensor *st_find(const st_file *file, const char *name);
 const char *st_metadata(const st_file *file, const char *key);
+
+/* A checkpoint: one file, or the files that an index names ("weight_map" of NAME.safetensors.index.json). Every tensor
+   of the index stands in its file, every tensor of a file in the index, no name twice. Errors open with the file. */
+typedef struct st_set {
+    st_file *files;
+    char **paths;
+    int64_t count;
+} st_set;
+
+int st_set_open(st_set *set, const char *path, st_error *error);
+void st_set_close(st_set *set);
+
+/* Writes the index of files that hold these tensors: owner[i] is the file of tensor i. In place in one move. */
+int st_write_index(const char *path, const char *const *files, const st_tensor *tensors, const int64_t *owner,
+                   int64_t count, st_error *error);
 
 /* Writing: the header comes from tensors (name, dtype, rank, shape), whose begin and bytes are filled in, in the order
    given. Then their bytes are written in any order, and the commit puts the file in place of `path` in one move.
    Until then a file that stands there is untouched; st_abandon leaves it so. The writer is gone after either. */
 typedef struct st_writer {
     int descriptor;
+    int resumed;                /* 1: the temporary file of an earlier run goes on */
     int64_t data_at, data_bytes;
     char *path, *temporary;
 } st_writer;
 
 int st_create(st_writer *writer, const char *path, st_tensor *tensors, int64_t count, const st_pair *metadata,
               int64_t metadata_count, st_error *error);
+/* The same under a temporary name of the caller's, which st_suspend leaves behind: a later call with equal tensors and
+   metadata takes its bytes over (writer->resumed). If `path` itself already is the finished file, descriptor is -1, and
+   st_write and st_commit do nothing. */
+int st_create_resumable(st_writer *writer, const char *path, const char *temporary, int resume, st_tensor *tensors,
+                        int64_t count, const st_pair *metadata, int64_t metadata_count, st_error *error);
+/* Brings what was written to the disk; the temporary file then survives a crash of the machine. */
+int st_flush(st_writer *writer, st_error *error);
+void st_suspend(st_writer *writer);
 int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_error *error);
 int st_commit(st_writer *writer, st_error *error);
 void st_abandon(st_writer *writer);

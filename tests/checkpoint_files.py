@@ -1,0 +1,510 @@
+#!/usr/bin/env python3
+"""Files of convert_checkpoint and train_moe beside the safetensors package: read, written, lied to, interrupted.
+
+    python3 tests/checkpoint_files.py [--build build] [--filter TEXT]
+
+Needs the package safetensors (PyPI). Ends with "N passed, N failed".
+"""
+import argparse, ctypes, hashlib, json, os, random, resource, shutil, signal, struct, subprocess, sys, tempfile, time
+import traceback
+
+import safetensors
+
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "I64": 8, "F64": 8, "BOOL": 1}
+NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+         "U8": "uint8", "I64": "int64", "F64": "float64", "BOOL": "bool"}
+STATES = ["", "optimizer.exp_avg.", "optimizer.exp_avg_sq."]
+CASES = []
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+def read(path):
+    """name: (dtype, shape, bytes), by the package."""
+    with open(path, "rb") as f:
+        return {n: (t["dtype"], tuple(t["shape"]), bytes(t["data"])) for n, t in safetensors.deserialize(f.read())}
+
+
+def write(path, tensors, metadata=None):
+    """By the package; dtypes by the file's names. Versions before 0.8 take dicts instead of TensorSpec."""
+    specs, buffers = {}, []
+    for name, (dtype, shape, data) in tensors.items():
+        if hasattr(safetensors, "TensorSpec"):
+            buffers.append(ctypes.create_string_buffer(data, max(len(data), 1)))
+            specs[name] = safetensors.TensorSpec(dtype=NAMES[dtype], shape=list(shape), data_len=len(data),
+                                                 data_ptr=ctypes.addressof(buffers[-1]))
+        else:
+            specs[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data": data}
+    safetensors.serialize_file(specs, path, metadata)
+
+
+def write_raw(path, header, data, length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text) if length is None else length) + text + data)
+
+
+def filled(dtype, shape):
+    n = SIZES[dtype]
+    for extent in shape:
+        n *= extent
+    return (dtype, tuple(shape), random.randbytes(n))
+
+
+def digest(path):
+    with open(path, "rb") as f:
+        return hashlib.sha256(f.read()).hexdigest()
+
+
+class Run:
+    def __init__(self, build, folder):
+        self.build, self.folder = build, folder
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def convert(self, *arguments, limit=None):
+        def child():
+            if limit is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        return subprocess.run([os.path.join(self.build, "convert_checkpoint")] + list(arguments), capture_output=True,
+                              text=True, errors="replace", preexec_fn=child)
+
+    def ok(self, *arguments):
+        r = self.convert(*arguments)
+        assert r.returncode == 0, "%s\n%s%s" % (" ".join(arguments), r.stdout, r.stderr)
+        return r.stdout
+
+    def refused(self, *arguments, needles=(), out=None, limit=None):
+        """Fails in words that hold every needle; nothing stands under the output's name."""
+        r = self.convert(*arguments, limit=limit)
+        assert r.returncode == 1, "%s ended with %d\n%s%s" % (" ".join(arguments), r.returncode, r.stdout, r.stderr)
+        for n in needles:
+            assert n in r.stderr, "%r lacks %r" % (r.stderr, n)
+        if out:
+            assert not os.path.exists(out), out + " is there"
+        return r.stderr
+
+    def train(self, name, *arguments):
+        path = self.path(name)
+        subprocess.run([os.path.join(self.build, "train_moe"), "--steps", "2", "--batch", "64", "--eval-tokens", "64",
+                        "--sample", "0", "--svg", "", "--quiet", "--experts", "4", "--ffn", "32", "--hidden", "32",
+                        "--engine", "cpu", "--save", path] + list(arguments), check=True, stdout=subprocess.DEVNULL)
+        return path
+
+
+# ------------------------------------------------------------------------------------------------ Real checkpoints
+
+LAYOUTS = ["indexed", "grouped", "sequential", "legacy", "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "deepseek-v3",
+           "fused", "fused-transposed", "gpt-oss"]
+
+
+@case
+def every_layout_and_back(t):
+    """Also tests that what comes between is laid out as the name says, by the package's reading."""
+    source = t.train("m.safetensors")
+    before = read(source)
+    assert len(before) > 3 * 2 * 2 * 4
+    for layout in LAYOUTS:
+        middle, back = t.path("middle.safetensors"), t.path("back.safetensors")
+        t.ok("--in", source, "--to", layout, "--out", middle)
+        t.ok("--in", middle, "--from", layout, "--to", "indexed", "--out", back, "--experts", "4")
+        assert read(back) == before, layout
+        if layout == "qwen3-moe":
+            m = read(middle)
+            for s in STATES:
+                fc1 = before[s + "decoder.layers.0.mlp.experts.linear_fc1.weight3"]
+                gate = m[s + "model.layers.0.mlp.experts.3.gate_proj.weight"]
+                up = m[s + "model.layers.0.mlp.experts.3.up_proj.weight"]
+                assert gate[1] == (32, 32) and gate[2] + up[2] == fc1[2]
+        if layout == "gpt-oss":
+            rows = before["decoder.layers.1.mlp.experts.linear_fc1.weight2"][2]
+            stack = read(middle)["model.layers.1.mlp.experts.gate_up_proj"]
+            assert stack[1] == (4, 32, 64)
+            for h in range(32):
+                for r in range(64):  # gate rows even, up rows odd
+                    i = r // 2 + (r % 2) * 32
+                    j = (2 * 32 + h) * 64 + r
+                    assert stack[2][4 * j:4 * j + 4] == rows[4 * (i * 32 + h):4 * (i * 32 + h) + 4]
+        with safetensors.safe_open(middle, "numpy") as f:
+            assert f.metadata()["producer"] == "train_moe 1" and "gmm.layout" in f.metadata()
+    subprocess.run([os.path.join(t.build, "train_moe"), "--resume", back, "--steps", "3", "--eval-tokens", "64",
+                    "--sample", "0", "--svg", "", "--quiet", "--engine", "cpu"], check=True, stdout=subprocess.DEVNULL)
+
+
+@case
+def biases_and_blocks(t):
+    source = t.train("b.safetensors", "--bias")
+    before = read(source)
+    for layout, block in [("grouped", "8"), ("indexed", "1"), ("sequential", "16"), ("gpt-oss", "0")]:
+        middle, back = t.path("middle.safetensors"), t.path("back.safetensors")
+        t.ok("--in", source, "--to", layout, "--glu-block", block, "--out", middle)
+        if layout != "gpt-oss":
+            with safetensors.safe_open(middle, "numpy") as f:
+                assert f.metadata()["gmm.glu_block"] == block
+            t.refused("--in", middle, "--from", layout, "--in-glu-block", "2", "--out", back + "x", out=back + "x",
+                      needles=[block, "2"])
+        t.ok("--in", middle, "--from", layout, "--to", "indexed", "--out", back)
+        assert read(back) == before, layout
+    t.refused("--in", source, "--to", "mixtral", "--out", back + "x", out=back + "x", needles=["bias", "mixtral"])
+
+
+@case
+def ranks_and_back(t):
+    source = t.train("r.safetensors", "--bias")
+    before = read(source)
+    for layout, block, ep, etp, gtp in [("grouped", 0, 2, 2, 1), ("indexed", 4, 4, 1, 1), ("grouped", 8, 1, 2, 3),
+                                        ("indexed", 0, 2, 1, 2), ("gpt-oss", 0, 2, 2, 1)]:
+        for e in range(ep):
+            for x in range(etp):
+                for g in range(gtp):
+                    t.ok("--in", source, "--to", layout, "--glu-block", str(block), "--ep", "%d/%d" % (e, ep), "--etp",
+                         "%d/%d" % (x, etp), "--gtp", "%d/%d" % (g, gtp), "--out",
+                         t.path("p-%d-%d-%d.safetensors" % (e, x, g)))
+        back = t.path("back.safetensors")
+        t.ok("--in", t.path("p-{ep}-{etp}-{gtp}.safetensors"), "--in-ep", str(ep), "--in-etp", str(etp), "--in-gtp",
+             str(gtp), "--from", layout, "--to", "indexed", "--out", back)
+        assert read(back) == before, (layout, block, ep, etp, gtp)
+        if ep * etp * gtp > 1:
+            t.refused("--in", t.path("p-0-0-0.safetensors"), "--from", layout, "--out", back + "x", out=back + "x",
+                      needles=["p-0-0-0.safetensors", "gmm."])
+
+
+# ------------------------------------------------------------------------------------------- Written by the package
+
+def f32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def bf16(x):
+    u = struct.unpack("<I", struct.pack("<f", x))[0]
+    return struct.pack("<H", (u + 0x7FFF + ((u >> 16) & 1)) >> 16)
+
+
+def e4m3(code):
+    e, m = (code >> 3) & 15, code & 7
+    v = m / 8 * 2.0 ** -6 if e == 0 else (1 + m / 8) * 2.0 ** (e - 7)
+    return -v if code & 128 else v
+
+
+@case
+def fp8_blocks_dequantized(t):
+    f, h = 144, 130  # tail blocks
+    tensors = {"model.norm.weight": filled("BF16", [h]), "odd \u00e9 \"name\" \\ \n": filled("I64", [3]),
+               "flags": filled("BOOL", [5]), "wide": filled("F64", [2, 2]), "model.empty": filled("F16", [0, 4])}
+    at = "model.layers.3.mlp.experts.%d.%s_proj.weight"
+    for e in range(2):
+        for part, shape in [("gate", (f, h)), ("up", (f, h)), ("down", (h, f))]:
+            codes = bytes(random.choice([c for c in range(256) if c & 127 != 127]) for _ in range(f * h))
+            scales = [f32(random.random() + 0.01) for _ in range(4)]
+            tensors[at % (e, part)] = ("F8_E4M3", shape, codes)
+            tensors[at % (e, part) + "_scale_inv"] = ("F32", (2, 2), struct.pack("<4f", *scales))
+    source, out, kept = t.path("fp8.safetensors"), t.path("bf16.safetensors"), t.path("kept.safetensors")
+    write(source, tensors, {"format": "pt", "gmm.layout": "deepseek-v3"})
+    t.ok("--in", source, "--to", "indexed", "--dtype", "bf16", "--out", out)  # --from is recorded
+    got = read(out)
+    for e in range(2):
+        want = b""
+        for part in ("gate", "up"):
+            codes, scales = tensors[at % (e, part)][2], struct.unpack("<4f", tensors[at % (e, part) + "_scale_inv"][2])
+            want += b"".join(bf16(f32(e4m3(codes[r * h + c]) * scales[r // 128 * 2 + c // 128]))
+                             for r in range(f) for c in range(h))
+        assert got["decoder.layers.3.mlp.experts.linear_fc1.weight%d" % e] == ("BF16", (2 * f, h), want)
+    for n in ("model.norm.weight", "odd \u00e9 \"name\" \\ \n", "flags", "wide", "model.empty"):
+        assert got[n] == tensors[n], n
+    t.ok("--in", source, "--to", "deepseek-v3", "--ep", "1/2", "--out", kept)  # bytes and scales stay
+    got = read(kept)
+    assert got[at % (1, "down")] == tensors[at % (1, "down")]
+    assert got[at % (1, "down") + "_scale_inv"] == tensors[at % (1, "down") + "_scale_inv"]
+    assert at % (0, "up") not in got
+    del tensors[at % (1, "up") + "_scale_inv"]
+    write(source, tensors)
+    t.refused("--in", source, "--from", "deepseek-v3", "--dtype", "bf16", "--out", out + "x", out=out + "x",
+              needles=["experts.1.up_proj.weight", "scale"])
+
+
+@case
+def shards_in_and_out(t):
+    tensors = {"model.layers.%d.block_sparse_moe.experts.%d.%s.weight" % (l, e, w):
+               filled("BF16", [6, 4] if w != "w2" else [4, 6]) for l in range(2) for e in range(3)
+               for w in ("w1", "w2", "w3")}
+    names = sorted(tensors)
+    files = {n: "part-%d.safetensors" % (i % 3) for i, n in enumerate(names)}
+    for i in range(3):
+        part = "part-%d.safetensors" % i
+        write(t.path(part), {n: tensors[n] for n in names if files[n] == part})
+    index = t.path("model.safetensors.index.json")
+
+    def put(weight_map):
+        with open(index, "w") as f:
+            json.dump({"metadata": {"total_size": 0}, "weight_map": weight_map}, f)
+
+    put(files)
+    t.ok("--in", index, "--from", "mixtral", "--to", "fused-transposed", "--shard-size", "300", "--out",
+         t.path("o.safetensors"))
+    with open(t.path("o.safetensors.index.json")) as f:
+        weight_map = json.load(f)["weight_map"]
+    assert len(set(weight_map.values())) > 1
+    seen = {}
+    for name in set(weight_map.values()):
+        seen.update(read(t.path(name)))
+    assert sorted(seen) == sorted(weight_map)
+    back = t.path("one.safetensors")
+    t.ok("--in", t.path("o.safetensors.index.json"), "--from", "fused-transposed", "--to", "mixtral", "--out", back)
+    assert read(back) == tensors
+    out = t.path("never.safetensors")
+    refuse = lambda *needles: t.refused("--in", index, "--from", "mixtral", "--out", out, out=out, needles=needles)
+    first = names[0]
+    put(dict(files, **{first: "missing.safetensors"}))
+    refuse("missing.safetensors", "cannot open")
+    put(dict(files, **{first: "part-1.safetensors"}))
+    refuse("part-", first)
+    put({n: files[n] for n in names[1:]})
+    refuse("part-0", first)
+    put(dict(files, **{"ghost": "part-0.safetensors"}))
+    refuse("part-0", "ghost")
+    put(dict(files, **{first: "../part-0.safetensors"}))
+    refuse(first)
+    with open(index, "w") as f:
+        f.write('{"weight_map":{"a":"part-0.safetensors"},"weight_map":{}}')
+    refuse("weight_map")
+    with open(index, "wb") as f:
+        f.write(b'{"weight_map":{"\xff":"part-0.safetensors"}}')
+    refuse("UTF-8")
+    with open(index, "w") as f:
+        f.write("[" * 100000)
+    refuse("JSON")
+    write(t.path("part-2.safetensors"), dict({n: tensors[n] for n in names if files[n] == "part-2.safetensors"},
+                                             **{first: tensors[first]}))
+    put(files)
+    refuse("part-2", first)
+
+
+# ------------------------------------------------------------------------------------------------- Files that lie
+
+@case
+def hostile_files(t):
+    one = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
+    two = {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}
+    n = '{"%s":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    path, out = t.path("bad.safetensors"), t.path("never.safetensors")
+    cases = [
+        ("length of 2^63", {"a": one}, b"0000", 1 << 63, ["header of 9223372036854775808"]),
+        ("length past the end", {"a": one}, b"0000", 1 << 20, ["does not fit"]),
+        ("truncated", {"a": one, "b": two}, b"0000", None, ["\"b\"", "truncated"]),
+        ("longer than it says", {"a": one}, b"000000", None, ["4", "6"]),
+        ("overlap", {"a": one, "b": dict(two, data_offsets=[2, 6])}, b"000000", None, ["\"b\"", "overlap"]),
+        ("gap", {"a": one, "b": dict(two, data_offsets=[6, 10])}, b"0" * 10, None, ["\"b\"", "gap"]),
+        ("past the end", {"a": dict(one, data_offsets=[0, 1 << 40])}, b"0000", None, ["\"a\""]),
+        ("reversed", {"a": dict(one, data_offsets=[4, 0])}, b"0000", None, ["\"a\""]),
+        ("past 2^53", (n % "a").replace("[4]", "[9007199254740993]").encode(), b"0000", None, ["2^53"]),
+        ("product past 2^63", {"a": dict(one, shape=[1 << 40, 1 << 40])}, b"0000", None, ["\"a\""]),
+        ("wrong size", {"a": dict(one, dtype="F32")}, b"0000", None, ["\"a\"", "16"]),
+        ("negative", {"a": dict(one, shape=[-4])}, b"0000", None, ["character"]),
+        ("fraction", {"a": dict(one, shape=[4.5])}, b"0000", None, ["character"]),
+        ("duplicate", (n % "a")[:-1].encode() + b"," + (n % "a")[1:].replace("[0,4]", "[4,8]").encode(), b"0" * 8, None,
+         ["\"a\"", "twice"]),
+        ("duplicate field", {"a": one}, b"0000", None, ["\"a\"", "twice"]),
+        ("deep", b'{"a":' + b"[" * 100000 + b"]" * 100000 + b"}", b"", None, ["JSON"]),
+        ("deep objects", b'{"a":' * 5000 + b"{}" + b"}" * 5000, b"", None, ["JSON"]),
+        ("name of 1 MB", (n % ("x" * (1 << 20))).replace("[4]", "[5]").encode(), b"0000", None, ["\"xxxx", "5"]),
+        ("not UTF-8", (n % "a").encode().replace(b'"a"', b'"\xc3("'), b"0000", None, ["UTF-8"]),
+        ("a NUL", (n % "a").replace('"a"', '"a\\u0000b"').encode(), b"0000", None, ["NUL"]),
+        ("no JSON", b"{\"a\": nonsense}", b"", None, ["character"]),
+        ("metadata that is no text", {"__metadata__": {"a": ["b"]}, "a": one}, b"0000", None,
+         ["__metadata__", "\"a\""]),
+        ("unknown field", {"a": dict(one, extra=1)}, b"0000", None, ["\"a\"", "extra"]),
+        ("nine dimensions", {"a": dict(one, shape=[1] * 8 + [4])}, b"0000", None, ["\"a\"", "dimensions"]),
+    ]
+    for what, header, data, length, needles in cases:
+        if what == "duplicate field":
+            header = (n % "a").replace('"dtype"', '"dtype":"U8","dtype"').encode()
+        write_raw(path, header, data, length)
+        before = digest(path)
+        try:
+            t.refused("--in", path, "--out", out, out=out, needles=["bad.safetensors"] + needles)
+        except AssertionError as e:
+            raise AssertionError("%s: %s" % (what, e))
+        assert digest(path) == before
+    for size in (0, 7, 8):
+        with open(path, "wb") as f:
+            f.write(b"\0" * size)
+        t.refused("--in", path, "--out", out, out=out, needles=["bad.safetensors"])
+    os.remove(path)
+    t.refused("--in", path, "--out", out, out=out, needles=["bad.safetensors", "No such file"])
+    os.mkfifo(path)
+    t.refused("--in", path, "--out", out, out=out, needles=["bad.safetensors", "regular"])
+    os.remove(path)
+    write_raw(path, (n % ("layer." * 100000 + "x")).encode(), b"0000")  # long, but right: no expert in it
+    t.refused("--in", path, "--out", out, out=out, needles=["bad.safetensors", "no tensor"])
+
+
+@case
+def keys_that_do_not_fit(t):
+    base = {"decoder.layers.0.mlp.experts.linear_fc%d.weight%d" % (i, e): filled("BF16", [8, 4] if i == 1 else [4, 4])
+            for i in (1, 2) for e in range(3)}
+    path, out = t.path("keys.safetensors"), t.path("never.safetensors")
+
+    def refuse(change, *needles, arguments=("--in-glu-block", "0")):
+        tensors = dict(base)
+        change(tensors)
+        write(path, tensors)
+        before = digest(path)
+        t.refused("--in", path, "--to", "grouped", "--out", out, *arguments, out=out, needles=needles)
+        assert digest(path) == before
+
+    fc1 = "decoder.layers.0.mlp.experts.linear_fc1.weight"
+    refuse(lambda d: d.pop(fc1 + "1"), fc1 + "1")
+    refuse(lambda d: d.update({fc1: filled("BF16", [3, 8, 4])}), fc1)
+    refuse(lambda d: d.update({fc1 + "2": filled("BF16", [8, 5])}), fc1 + "2", "[8, 5]")
+    refuse(lambda d: d.update({fc1 + "2": filled("F32", [8, 4])}), fc1 + "2", "f32")
+    refuse(lambda d: d.update({fc1 + "2": filled("F64", [8, 4])}), fc1 + "2")
+    refuse(lambda d: d.update({"a." + k: v for k, v in base.items()} | {"b." + k: v for k, v in base.items()}) or
+           [d.pop(k) for k in base], "b.decoder")
+    refuse(lambda d: d.update({"module." + fc1 + "0": d[fc1 + "0"]}), fc1 + "0")
+    refuse(lambda d: None, "layer 0", arguments=("--glu-block", "2"))
+    refuse(lambda d: None, "3", arguments=("--glu-block", "3", "--in-glu-block", "0"))
+    refuse(lambda d: d.update({"norm": filled("BF16", [4])}), "norm", arguments=("--extra", "refuse"))
+    t.refused("--in", path, "--out", path, needles=["replace the input"])
+
+
+@case
+def disk_full_and_short_sources(t):
+    tensors = {"decoder.layers.0.mlp.experts.linear_fc%d.weight%d" % (i, e):
+               filled("F32", [256, 128] if i == 1 else [128, 128]) for i in (1, 2) for e in range(8)}
+    path, out = t.path("full.safetensors"), t.path("never.safetensors")
+    write(path, tensors)
+    before = digest(path)
+    t.refused("--in", path, "--to", "grouped", "--out", out, limit=100000, out=out, needles=["never.safetensors"])
+    assert not [f for f in os.listdir(t.folder) if "never" in f and "resume" not in f], os.listdir(t.folder)
+    t.refused("--in", path, "--to", "grouped", "--out", t.path("no/folder/o"), needles=["no/folder/o"])
+    mount = t.path("disk")
+    os.mkdir(mount)
+    if os.getuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", mount],
+                                           capture_output=True).returncode == 0:
+        try:
+            out = os.path.join(mount, "never.safetensors")
+            t.refused("--in", path, "--to", "grouped", "--out", out, out=out, needles=["No space left"])
+        finally:
+            subprocess.run(["umount", mount], check=True)
+    assert digest(path) == before
+
+
+# ---------------------------------------------------------------------------------------------- Stopped and resumed
+
+@case
+def killed_and_resumed(t):
+    """Killed at many moments, and started again: the bytes are those of an undisturbed run, the source as before."""
+    experts = 24
+    tensors = {}
+    for e in range(experts):
+        tensors["model.layers.0.mlp.experts.%d.gate_proj.weight" % e] = filled("BF16", [1024, 512])
+        tensors["model.layers.0.mlp.experts.%d.up_proj.weight" % e] = filled("BF16", [1024, 512])
+        tensors["model.layers.0.mlp.experts.%d.down_proj.weight" % e] = filled("BF16", [512, 1024])
+    source, good, out = t.path("k.safetensors"), t.path("good.safetensors"), t.path("out.safetensors")
+    write(source, tensors)
+    before = digest(source)
+    arguments = ["--in", source, "--from", "qwen3-moe", "--to", "legacy", "--glu-block", "64", "--cursor-bytes",
+                 "1000000"]
+    t.ok(*arguments, "--out", good)
+    want, killed, resumed = digest(good), 0, 0
+
+    def noted(path):
+        try:
+            with open(path + ".resume") as f:
+                return int(f.read().split()[3])
+        except (OSError, IndexError):
+            return -1
+
+    def kill_after(path, moves):
+        """Whether the program was killed, once it had noted so many moves."""
+        process = subprocess.Popen([os.path.join(t.build, "convert_checkpoint"), *arguments, "--out", path],
+                                   stdout=subprocess.DEVNULL)
+        while process.poll() is None and noted(path) < moves:
+            pass
+        time.sleep(0.01 * random.random())
+        process.send_signal(signal.SIGKILL)
+        return process.wait() != 0
+
+    for i in range(6):
+        for at in sorted(random.randrange(50) for _ in range(2)):
+            if kill_after(out, at):
+                killed += 1
+                assert not os.path.exists(out)
+        text = t.ok(*arguments, "--out", out)
+        resumed += "going on after move" in text
+        assert digest(out) == want
+        assert not [f for f in os.listdir(t.folder) if f.endswith((".partial", ".resume"))]
+        os.remove(out)
+    assert digest(source) == before
+    assert killed >= 6 and resumed >= 3, "killed %d times, resumed %d times: shows nothing" % (killed, resumed)
+    assert kill_after(out + "2", 20)
+    os.utime(source)  # another source: the earlier run does not count
+    assert "going on" not in t.ok(*arguments, "--out", out + "2")
+    assert digest(out + "2") == want
+
+
+@case
+def memory_and_dry_run(t):
+    """A sparse 40 GB file: planned, and one rank of it written, within the scratch and 16 MiB; row 63."""
+    path, out = t.path("sparse.safetensors"), t.path("rank.safetensors")
+    header, at = {}, 0
+    for l in range(26):
+        for e in range(256):
+            for part, shape in (("gate", [512, 1920]), ("up", [512, 1920]), ("down", [1920, 512])):
+                header["model.layers.%d.mlp.experts.%d.%s_proj.weight" % (l, e, part)] = {
+                    "dtype": "BF16", "shape": shape, "data_offsets": [at, at + 1920 * 512 * 2]}
+                at += 1920 * 512 * 2
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        f.truncate(8 + len(text) + at)
+    out_text = t.ok("--in", path, "--from", "qwen3-moe", "--to", "grouped", "--dry-run", "--inspect")
+    assert "39.26 GB" in out_text and "verified" in out_text
+    command = [os.path.join(t.build, "convert_checkpoint"), "--in", path, "--from", "qwen3-moe", "--to", "grouped",
+               "--glu-block", "32", "--ep", "3/256", "--out", out, "--quiet"]
+    process = subprocess.Popen(command)
+    peak = 0
+    while process.poll() is None:
+        try:
+            with open("/proc/%d/status" % process.pid) as f:
+                peak = max([peak] + [int(l.split()[1]) for l in f if l.startswith("RssAnon")])
+        except OSError:
+            pass
+        time.sleep(0.002)
+    assert process.returncode == 0 and 0 < peak < (64 + 16) * 1024, "%d KiB" % peak
+    assert os.path.getsize(out) > 26 * 3 * 1920 * 512 * 2
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--filter", default="")
+    parser.add_argument("--seed", type=int, default=1)
+    o = parser.parse_args()
+    failed = passed = 0
+    os.makedirs(o.build, exist_ok=True)
+    for function in CASES:
+        if o.filter not in function.__name__:
+            continue
+        random.seed(o.seed)
+        folder = tempfile.mkdtemp(prefix="checkpoint-", dir=o.build)
+        try:
+            function(Run(o.build, folder))
+            passed += 1
+            print("ok   " + function.__name__, flush=True)
+        except Exception:
+            failed += 1
+            print("FAIL " + function.__name__ + "\n" + traceback.format_exc(), flush=True)
+        finally:
+            shutil.rmtree(folder)
+    print("%d passed, %d failed" % (passed, failed))
+    return failed > 0 or passed == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,2154 @@
+/* test_checkpoint.c - names, normalizers, plans and their geometry; rows of specs/checkpoint-and-megatron.md 8.6 */
+#include "test.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------------------------------------------- Helpers --- */
+
+#define MUST(condition) T_CHECK(condition, "%s", "")
+
+static gmm_ckpt_table *table_new(void) {
+    gmm_ckpt_table *t = NULL;
+    gmm_error error;
+    T_OK_TEXT(gmm_ckpt_table_create(&t, NULL, &error), error.text);
+    return t;
+}
+
+/* Extents until a negative one. */
+static gmm_ckpt_tensor shaped(const char *name, gmm_dtype dtype, const int64_t *shape) {
+    gmm_ckpt_tensor t = GMM_ZERO;
+    t.name = name;
+    t.dtype = dtype;
+    t.bytes = gmm_dtype_bits(dtype);
+    for (; *shape >= 0; shape++) {
+        t.shape[t.rank++] = *shape;
+        t.bytes *= *shape;
+    }
+    t.bytes /= 8;
+    return t;
+}
+#define SHAPE(...) ((const int64_t[]){__VA_ARGS__, -1})
+#define SCALAR ((const int64_t[]){-1})
+
+/* Adds a tensor in memory of its own, read-only, with these bytes (NULL: random ones). */
+static void add(gmm_ckpt_table *t, const char *name, gmm_dtype dtype, const int64_t *shape, const void *data) {
+    gmm_ckpt_tensor x = shaped(name, dtype, shape);
+    gmm_ckpt_report report;
+    gmm_error error;
+    unsigned char *bytes = (unsigned char *)t_host((size_t)x.bytes + 1);
+    if (data) memcpy(bytes, data, (size_t)x.bytes);
+    else for (int64_t i = 0; i < x.bytes; i++) bytes[i] = (unsigned char)t_rand();
+    T_OK_TEXT(gmm_ckpt_table_add_storage(t, t_in(bytes, (size_t)x.bytes), x.bytes, &x.storage, &error), error.text);
+    T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+}
+
+static const gmm_ckpt_tensor *get(const gmm_ckpt_table *t, const char *name) {
+    const int64_t i = gmm_ckpt_table_find(t, name);
+    if (i < 0) T_FAIL("%s is not there", name);
+    return &gmm_ckpt_table_tensors(t, NULL)[i];
+}
+
+static int64_t count(const gmm_ckpt_table *t) {
+    int64_t n;
+    (void)gmm_ckpt_table_tensors(t, &n);
+    return n;
+}
+
+/* Address of a source tensor's bytes: what add() was given. */
+static const unsigned char *source_bytes(const gmm_ckpt_table *t, const char *name) {
+    gmm_ckpt_source source = GMM_ZERO;
+    gmm_ckpt_target target = GMM_ZERO;
+    gmm_ckpt_part part = GMM_ZERO;
+    gmm_ckpt_plan *plan;
+    gmm_ckpt_report report;
+    gmm_ckpt_run run = GMM_ZERO;
+    gmm_ckpt_cost cost = GMM_ZERO;
+    int64_t cursor = 0;
+    part.table = t;
+    source.parts = &part;
+    source.part_count = 1;
+    source.scheme = gmm_ckpt_scheme_of("module");
+    source.extra = GMM_CKPT_EXTRA_KEEP;
+    T_OK_TEXT(gmm_ckpt_plan_create(&plan, &source, &target, NULL, 0, NULL, &report), report.error.text);
+    T_OK_TEXT(gmm_ckpt_cost_of(plan, &cost, &report.error), report.error.text);
+    run.memory = t_host((size_t)cost.target_bytes + 1);
+    T_OK_TEXT(gmm_ckpt_apply(plan, &run, &cursor, &report.error), report.error.text);
+    {
+        const int64_t at = get(gmm_ckpt_plan_targets(plan), name)->offset;
+        gmm_ckpt_plan_destroy(plan);
+        return (const unsigned char *)run.memory + at;
+    }
+}
+
+/* What applying a plan made: every target's bytes, by one of several ways. */
+typedef struct made {
+    gmm_ckpt_plan *plan;
+    const gmm_ckpt_table *targets;
+    unsigned char *memory;   /* storage 0 */
+    unsigned char *written;  /* per byte: how often io.write did */
+    const gmm_ckpt_part *parts;
+    const unsigned char *const *const *storages; /* [parts][storages], where the tables have none */
+    long reads, writes, done;
+    int64_t bytes_read;
+    long fail_at;            /* the call that fails; 0 = none */
+} made;
+
+static int made_read(void *user, int32_t part, int32_t storage, int64_t offset, void *to, int64_t bytes) {
+    made *m = (made *)user;
+    if (m->fail_at && ++m->reads + m->writes == m->fail_at) return 7;
+    m->reads += !m->fail_at;
+    m->bytes_read += bytes;
+    memcpy(to, m->storages[part][storage] + offset, (size_t)bytes);
+    return 0;
+}
+
+static int made_write(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
+    made *m = (made *)user;
+    const int64_t at = gmm_ckpt_table_tensors(m->targets, NULL)[target].offset + offset;
+    if (m->fail_at && m->reads + ++m->writes == m->fail_at) return 8;
+    m->writes += !m->fail_at;
+    memcpy(m->memory + at, from, (size_t)bytes);
+    for (int64_t i = 0; i < bytes; i++) m->written[at + i]++;
+    return 0;
+}
+
+static void made_done(void *user, int64_t target) {
+    (void)target;
+    ((made *)user)->done++;
+}
+
+static void made_room(made *m) {
+    gmm_ckpt_cost cost = GMM_ZERO;
+    gmm_error error;
+    T_OK_TEXT(gmm_ckpt_cost_of(m->plan, &cost, &error), error.text);
+    m->targets = gmm_ckpt_plan_targets(m->plan);
+    m->memory = (unsigned char *)t_alloc((size_t)cost.target_bytes);
+    m->written = (unsigned char *)t_host((size_t)cost.target_bytes + 1);
+}
+
+/* Through memory where scratch is 0, else through callbacks with so many bytes; -1 = the least. */
+static void apply(made *m, int64_t scratch) {
+    gmm_ckpt_run run = GMM_ZERO;
+    gmm_ckpt_cost cost = GMM_ZERO;
+    gmm_error error;
+    int64_t cursor = 0;
+    T_OK_TEXT(gmm_ckpt_verify(m->plan, NULL, 0, &error), error.text);
+    T_OK_TEXT(gmm_ckpt_cost_of(m->plan, &cost, &error), error.text);
+    made_room(m);
+    run.io.user = m;
+    run.io.read = made_read;
+    run.io.write = made_write;
+    run.io.done = made_done;
+    if (scratch == 0) run.memory = m->memory;
+    run.scratch_bytes = (size_t)(scratch > cost.scratch_min ? scratch : cost.scratch_min);
+    run.scratch = t_alloc_aligned(run.scratch_bytes, 1);
+    T_OK_TEXT(gmm_ckpt_apply(m->plan, &run, &cursor, &error), error.text);
+    if (scratch)
+        for (int64_t i = 0; i < count(m->targets); i++) {
+            const gmm_ckpt_tensor *t = &gmm_ckpt_table_tensors(m->targets, NULL)[i];
+            for (int64_t k = 0; k < t->bytes; k++)
+                T_CHECK(m->written[t->offset + k] == 1, "byte %lld of %s was written %d times", (long long)k, t->name,
+                        m->written[t->offset + k]);
+        }
+}
+
+/* ------------------------------------------------------------------------------------- Normalizers: rows 1-31 --- */
+
+static gmm_ckpt_linear linear_of(const char *path, int64_t experts, int64_t out, int64_t in, int grouped, int bias) {
+    gmm_ckpt_linear l = GMM_ZERO;
+    l.slot = GMM_CKPT_FC1;
+    l.path = path;
+    l.experts = experts;
+    l.out = out;
+    l.in = in;
+    l.bias = bias;
+    l.grouped_weight = l.grouped_bias = grouped;
+    return l;
+}
+
+static made normalize(const gmm_ckpt_table *t, const char *prefix, const gmm_ckpt_linear *l, int64_t n,
+                      gmm_ckpt_parity parity) {
+    made m;
+    gmm_ckpt_report report;
+    memset(&m, 0, sizeof m);
+    if (prefix) T_OK_TEXT(gmm_ckpt_normalize_hook(&m.plan, t, prefix, l, parity, NULL, &report), report.error.text);
+    else T_OK_TEXT(gmm_ckpt_normalize_map(&m.plan, t, l, n, parity, NULL, &report), report.error.text);
+    m.targets = gmm_ckpt_plan_targets(m.plan);
+    return m;
+}
+
+/* The normalizer must refuse with a reason, name a key, and leave no plan. */
+static void refused(const gmm_ckpt_table *t, const char *prefix, const gmm_ckpt_linear *l, gmm_ckpt_reason reason,
+                    const char *key) {
+    gmm_ckpt_plan *plan = (gmm_ckpt_plan *)&plan;
+    gmm_ckpt_report report;
+    gmm_status s = prefix ? gmm_ckpt_normalize_hook(&plan, t, prefix, l, GMM_CKPT_SAFE, NULL, &report)
+                          : gmm_ckpt_normalize_map(&plan, t, l, 1, GMM_CKPT_SAFE, NULL, &report);
+    T_CHECK(s != GMM_OK && report.reason == reason && !plan, "%s (%s) instead of %s: %s",
+            gmm_ckpt_reason_name(report.reason), gmm_status_name(s), gmm_ckpt_reason_name(reason), report.error.text);
+    T_CHECK(strstr(report.key, key), "the key is \"%s\", not \"%s\"", report.key, key);
+    T_CHECK(strstr(report.error.text, key), "\"%s\" lacks \"%s\"", report.error.text, key);
+}
+
+/* Bytes of a target of a plan of views and copies, wherever they are. */
+static const unsigned char *target_bytes(made *m, const char *name) {
+    const gmm_ckpt_table *targets = m->targets;
+    const int64_t i = gmm_ckpt_table_find(targets, name);
+    int64_t n, v;
+    const gmm_ckpt_move *moves = gmm_ckpt_plan_moves(m->plan, &n);
+    if (i < 0) T_FAIL("%s is not there", name);
+    if (!m->memory) {
+        gmm_ckpt_run run = GMM_ZERO;
+        int64_t cursor = 0;
+        gmm_error error;
+        T_OK_TEXT(gmm_ckpt_verify(m->plan, NULL, 0, &error), error.text);
+        made_room(m);
+        run.memory = m->memory;
+        T_OK_TEXT(gmm_ckpt_apply(m->plan, &run, &cursor, &error), error.text);
+    }
+    for (v = 0; v < n; v++)
+        if (moves[v].dst == i && moves[v].kind == GMM_CKPT_VIEW) {
+            const gmm_ckpt_tensor *s = &gmm_ckpt_table_tensors(m->parts[0].table, NULL)[moves[v].src];
+            return source_bytes(m->parts[0].table, s->name) + moves[v].src_at * gmm_dtype_bits(s->dtype) / 8;
+        }
+    return m->memory + gmm_ckpt_table_tensors(targets, NULL)[i].offset;
+}
+
+/* The target's shape and its bytes: those of pieces of source tensors one behind the other. */
+static void is(made *m, const char *name, const int64_t *shape, const char *first, int64_t part, ...) {
+    const gmm_ckpt_tensor want = shaped(name, GMM_BF16, shape), *got = get(m->targets, name);
+    const unsigned char *bytes = target_bytes(m, name);
+    int64_t at = 0;
+    va_list list;
+    T_CHECK(got->rank == want.rank, "%s has rank %d", name, got->rank);
+    for (int d = 0; d < want.rank; d++) T_CHECK(got->shape[d] == want.shape[d], "%s: extent %d", name, d);
+    va_start(list, part);
+    for (const char *from = first; from; from = va_arg(list, const char *)) {
+        const int64_t n = part < 0 ? get(m->parts[0].table, from)->bytes : want.bytes;
+        t_same(name, bytes + at, source_bytes(m->parts[0].table, from) + (part < 0 ? 0 : part * want.bytes), (size_t)n);
+        at += n;
+    }
+    va_end(list);
+    T_CHECK(at == want.bytes, "%s has %lld bytes", name, (long long)at);
+}
+#define IS(m, name, shape, ...) is(m, name, shape, __VA_ARGS__, (const char *)NULL)
+
+static void hook(int row) {
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_part part = GMM_ZERO;
+    gmm_ckpt_linear l = linear_of(NULL, 3, 3, 0, 1, 0);
+    part.table = t;
+    for (int parity = 0; parity < 2; parity++) {
+        made m;
+        gmm_ckpt_table_destroy(t);
+        part.table = t = table_new();
+        switch (row) {
+        case 1:
+            for (int i = 0; i < 3; i++) add(t, (const char *[]){"layer.weight0", "layer.weight1", "layer.weight2"}[i],
+                                            GMM_BF16, SHAPE(3), NULL);
+            m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
+            m.parts = &part;
+            MUST(count(m.targets) == 1);
+            IS(&m, "layer.weight", SHAPE(3, 3), "layer.weight0", -1, "layer.weight1", "layer.weight2");
+            break;
+        case 2:
+            l = linear_of(NULL, 2, 2, 4, 1, 1);
+            add(t, "layer.weight0", GMM_BF16, SHAPE(2, 4), NULL);
+            add(t, "layer.bias1", GMM_BF16, SHAPE(2), NULL);
+            add(t, "layer.weight1", GMM_BF16, SHAPE(2, 4), NULL);
+            add(t, "layer.bias0", GMM_BF16, SHAPE(2), NULL);
+            m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
+            m.parts = &part;
+            MUST(count(m.targets) == 2);
+            IS(&m, "layer.weight", SHAPE(2, 2, 4), "layer.weight0", -1, "layer.weight1");
+            IS(&m, "layer.bias", SHAPE(2, 2), "layer.bias0", -1, "layer.bias1");
+            break;
+        case 3:
+            l.grouped_weight = 0;
+            add(t, "layer.weight", GMM_BF16, SHAPE(3, 3), NULL);
+            m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
+            m.parts = &part;
+            MUST(count(m.targets) == 3);
+            IS(&m, "layer.weight0", SHAPE(3), "layer.weight", 0);
+            IS(&m, "layer.weight1", SHAPE(3), "layer.weight", 1);
+            IS(&m, "layer.weight2", SHAPE(3), "layer.weight", 2);
+            break;
+        case 4:
+            l = linear_of(NULL, 2, 4, 0, 0, 1);
+            add(t, "layer.weight", GMM_BF16, SHAPE(2, 4), NULL);
+            add(t, "layer.bias", GMM_BF16, parity ? SHAPE(2, 2) : SHAPE(2, 4), NULL); /* safe: a bias has out rows */
+            m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
+            m.parts = &part;
+            MUST(count(m.targets) == 4);
+            IS(&m, "layer.weight1", SHAPE(4), "layer.weight", 1);
+            IS(&m, "layer.bias0", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 0);
+            IS(&m, "layer.bias1", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 1);
+            break;
+        case 5:
+            l = linear_of(NULL, 2, 4, 0, 1, 0);
+            for (int i = 0; i < 4; i++)
+                add(t, (const char *[]){"layer.weight0", "layer.weight1", "layer.bias0", "layer.bias1"}[i], GMM_BF16,
+                    SHAPE(4), NULL);
+            m = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
+            m.parts = &part;
+            MUST(count(m.targets) == 3);
+            IS(&m, "layer.weight", SHAPE(2, 4), "layer.weight0", -1, "layer.weight1");
+            IS(&m, "layer.bias0", SHAPE(4), "layer.bias0", -1);
+            IS(&m, "layer.bias1", SHAPE(4), "layer.bias1", -1);
+            break;
+        case 6:
+            for (int grouped = 0; grouped < 2; grouped++) {
+                l = linear_of(NULL, 2, 4, 0, grouped, 0);
+                gmm_ckpt_table_destroy(t);
+                part.table = t = table_new();
+                add(t, "layer.weight", GMM_BF16, SHAPE(2, 4), NULL);
+                add(t, "layer.weight0", GMM_BF16, SHAPE(4), NULL);
+                if (!parity) {
+                    refused(t, "layer.", &l, GMM_CKPT_BOTH_LAYOUTS, "layer.weight");
+                    continue;
+                }
+                m = normalize(t, "layer.", &l, 1, GMM_CKPT_UPSTREAM);
+                m.parts = &part;
+                MUST(count(m.targets) == 2);
+                IS(&m, "layer.weight", SHAPE(2, 4), "layer.weight", -1);
+                IS(&m, "layer.weight0", SHAPE(4), "layer.weight0", -1);
+                if (!grouped) gmm_ckpt_plan_destroy(m.plan);
+            }
+            if (!parity) continue;
+            break;
+        case 7:
+            add(t, "layer.weight0", GMM_BF16, SHAPE(3), NULL);
+            add(t, "layer.weight2", GMM_BF16, SHAPE(3), NULL);
+            if (!parity) {
+                refused(t, "layer.", &l, GMM_CKPT_MISSING_INDEX, "layer.weight1");
+                continue;
+            }
+            m = normalize(t, "layer.", &l, 1, GMM_CKPT_UPSTREAM);
+            m.parts = &part;
+            MUST(count(m.targets) == 2 && gmm_ckpt_table_find(m.targets, "layer.weight") < 0);
+            IS(&m, "layer.weight0", SHAPE(3), "layer.weight0", -1);
+            IS(&m, "layer.weight2", SHAPE(3), "layer.weight2", -1);
+            break;
+        default: { /* 8: there and back */
+            made first;
+            gmm_ckpt_table *stacked = table_new();
+            gmm_ckpt_part back = GMM_ZERO;
+            l = linear_of(NULL, 2, 3, 5, 1, 0);
+            add(t, "layer.weight0", GMM_BF16, SHAPE(3, 5), NULL);
+            add(t, "layer.weight1", GMM_BF16, SHAPE(3, 5), NULL);
+            first = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
+            first.parts = &part;
+            add(stacked, "layer.weight", GMM_BF16, SHAPE(2, 3, 5), target_bytes(&first, "layer.weight"));
+            back.table = stacked;
+            l.grouped_weight = 0;
+            m = normalize(stacked, "layer.", &l, 1, (gmm_ckpt_parity)parity);
+            m.parts = &back;
+            MUST(count(m.targets) == 2);
+            t_same("weight0", target_bytes(&m, "layer.weight0"), source_bytes(t, "layer.weight0"), 30);
+            t_same("weight1", target_bytes(&m, "layer.weight1"), source_bytes(t, "layer.weight1"), 30);
+            gmm_ckpt_plan_destroy(first.plan);
+            gmm_ckpt_plan_destroy(m.plan);
+            gmm_ckpt_table_destroy(stacked);
+            continue;
+        }
+        }
+        gmm_ckpt_plan_destroy(m.plan);
+    }
+    gmm_ckpt_table_destroy(t);
+}
+
+#define FC1 "experts.linear_fc1"
+
+/* Tables of vectors of 4 under these names; "name:2" has two of them. */
+static gmm_ckpt_table *keys(const char *const *names) {
+    gmm_ckpt_table *t = table_new();
+    for (; *names; names++) {
+        char name[200];
+        const char *colon = strchr(*names, ':');
+        snprintf(name, sizeof name, "%.*s", (int)(colon ? colon - *names : (long)strlen(*names)), *names);
+        add(t, name, GMM_BF16, colon ? SHAPE(atoi(colon + 1), 4) : SHAPE(4), NULL);
+    }
+    return t;
+}
+#define KEYS(...) keys((const char *const[]){__VA_ARGS__, NULL})
+
+/* Cases of the map for reloading masters: keys, upstream's outcome (NULL: as before), and the safe reason or FINE. */
+static const struct map_case {
+    int row;
+    const char *path;
+    int experts, grouped, bias;
+    const char *in[6], *upstream[6];
+    gmm_ckpt_reason safe;
+    const char *safe_key, *safe_out[6];
+} map_cases[] = {
+    {9, FC1, 3, 1, 0, {FC1 ".weight0", FC1 ".weight1", FC1 ".weight2"}, {FC1 ".weight"}, GMM_CKPT_FINE, "",
+     {FC1 ".weight"}},
+    {10, FC1, 3, 0, 0, {FC1 ".weight:3"}, {FC1 ".weight0", FC1 ".weight1", FC1 ".weight2"}, GMM_CKPT_FINE, "",
+     {FC1 ".weight0", FC1 ".weight1", FC1 ".weight2"}},
+    {11, FC1, 2, 1, 1, {FC1 ".weight0", FC1 ".weight1", FC1 ".bias0", FC1 ".bias1"}, {FC1 ".weight", FC1 ".bias"},
+     GMM_CKPT_FINE, "", {FC1 ".weight", FC1 ".bias"}},
+    {12, FC1, 2, 1, 0, {FC1 ".weight0", FC1 ".weight1", FC1 ".bias0", FC1 ".bias1"},
+     {FC1 ".weight", FC1 ".bias0", FC1 ".bias1"}, GMM_CKPT_FINE, "", {FC1 ".weight", FC1 ".bias0", FC1 ".bias1"}},
+    {13, "module." FC1, 2, 1, 0, {FC1 ".weight0", FC1 ".weight1"}, {FC1 ".weight"}, GMM_CKPT_FINE, "",
+     {FC1 ".weight"}},
+    {14, FC1, 2, 1, 0, {FC1 ".weight:2", FC1 ".weight0", FC1 ".weight1"},
+     {FC1 ".weight", FC1 ".weight0", FC1 ".weight1"}, GMM_CKPT_BOTH_LAYOUTS, FC1 ".weight", {NULL}},
+    {15, FC1, 3, 1, 0, {FC1 ".weight0", FC1 ".weight2"}, {FC1 ".weight0", FC1 ".weight2"}, GMM_CKPT_MISSING_INDEX,
+     FC1 ".weight1", {NULL}},
+    {16, FC1, 2, 1, 0, {"a." FC1 ".weight0", "b." FC1 ".weight0", "a." FC1 ".weight1"},
+     {"a." FC1 ".weight0", "b." FC1 ".weight0", "a." FC1 ".weight1"}, GMM_CKPT_AMBIGUOUS, "b." FC1, {NULL}},
+    {23, FC1, 2, 1, 0, {"a." FC1 ".weight0", "b." FC1 ".weight1"}, {"a." FC1 ".weight"}, GMM_CKPT_AMBIGUOUS, "b." FC1,
+     {NULL}},
+    {24, FC1, 2, 0, 0, {"a." FC1 ".weight0", "b." FC1 ".weight0", "a." FC1 ".weight1", "b." FC1 ".weight1",
+     "c." FC1 ".weight:2"}, {"a." FC1 ".weight0", "b." FC1 ".weight0", "a." FC1 ".weight1", "b." FC1 ".weight1",
+     "c." FC1 ".weight0", "c." FC1 ".weight1"}, GMM_CKPT_AMBIGUOUS, "b." FC1, {NULL}},
+    {25, FC1, 2, 1, 0, {"x.not_" FC1 ".weight0", "x.not_" FC1 ".weight1"}, {"x.not_" FC1 ".weight"},
+     GMM_CKPT_MISSING_INDEX, FC1 ".weight", {NULL}},
+    {26, "1.fc", 2, 1, 0, {"11.fc.weight0", "11.fc.weight1"}, {"11.fc.weight"}, GMM_CKPT_MISSING_INDEX, "1.fc.weight",
+     {NULL}},
+    {27, "", 2, 0, 0, {"final_layernorm.weight:2"}, {"final_layernorm.weight0", "final_layernorm.weight1"},
+     GMM_CKPT_ARGUMENT, "", {NULL}},
+    {28, FC1, 2, 1, 0, {FC1 ".weight0", "teacher." FC1 ".weight:2", FC1 ".weight1"},
+     {FC1 ".weight0", "teacher." FC1 ".weight", FC1 ".weight1"}, GMM_CKPT_FINE, "",
+     {FC1 ".weight", "teacher." FC1 ".weight"}},
+    {29, FC1, 2, 1, 0, {"module." FC1 ".weight0", "module." FC1 ".weight1"}, {"module." FC1 ".weight"}, GMM_CKPT_FINE,
+     "", {FC1 ".weight"}},
+    {29, FC1, 2, 1, 0, {"module.module." FC1 ".weight0", "module.module." FC1 ".weight1"},
+     {"module.module." FC1 ".weight"}, GMM_CKPT_FINE, "", {FC1 ".weight"}},
+    {29, FC1, 2, 1, 0, {"experts.module.linear_fc1.weight0", "experts.module.linear_fc1.weight1"},
+     {"experts.module.linear_fc1.weight0", "experts.module.linear_fc1.weight1"}, GMM_CKPT_FINE, "", {FC1 ".weight"}},
+    {29, "a._orig_mod." FC1, 2, 1, 0, {"a." FC1 ".weight0", "_orig_mod.a." FC1 ".weight1"},
+     {"a." FC1 ".weight0", "_orig_mod.a." FC1 ".weight1"}, GMM_CKPT_FINE, "", {"a." FC1 ".weight"}},
+    {31, FC1, 2, 1, 0, {FC1 ".weight0", FC1 ".weight1", FC1 ".weight2"}, {FC1 ".weight", FC1 ".weight2"},
+     GMM_CKPT_EXTRA_INDEX, FC1 ".weight2", {NULL}},
+    {37, FC1, 2, 1, 0, {FC1 ".weight0", FC1 ".weight1", FC1 ".weight01", FC1 ".weight_scale", FC1 ".bias_extra"},
+     {FC1 ".weight", FC1 ".weight01", FC1 ".weight_scale", FC1 ".bias_extra"}, GMM_CKPT_FINE, "",
+     {FC1 ".weight", FC1 ".weight01", FC1 ".weight_scale", FC1 ".bias_extra"}},
+    {66, FC1, 1, 1, 0, {FC1 ".weight0"}, {FC1 ".weight"}, GMM_CKPT_FINE, "", {FC1 ".weight"}},
+    {66, FC1, 1, 0, 0, {FC1 ".weight:1"}, {FC1 ".weight0"}, GMM_CKPT_FINE, "", {FC1 ".weight0"}},
+};
+
+static void same_keys(const gmm_ckpt_table *t, const char *const *want) {
+    int64_t n = 0;
+    for (; n < 6 && want[n]; n++) T_CHECK(gmm_ckpt_table_find(t, want[n]) >= 0, "%s is not there", want[n]);
+    T_CHECK(count(t) == n, "%lld keys instead of %lld", (long long)count(t), (long long)n);
+}
+
+static void map(int index) {
+    const struct map_case *c = &map_cases[index];
+    gmm_ckpt_table *t = keys(c->in);
+    gmm_ckpt_linear l = linear_of(c->path, c->experts, 4, 0, c->grouped, c->bias);
+    made m = normalize(t, NULL, &l, 1, GMM_CKPT_UPSTREAM);
+    gmm_error error;
+    same_keys(m.targets, c->upstream);
+    T_OK_TEXT(gmm_ckpt_verify(m.plan, NULL, 0, &error), error.text);
+    gmm_ckpt_plan_destroy(m.plan);
+    if (c->safe) {
+        refused(t, NULL, &l, c->safe, c->safe_key);
+    } else {
+        m = normalize(t, NULL, &l, 1, GMM_CKPT_SAFE);
+        same_keys(m.targets, c->safe_out);
+        T_OK_TEXT(gmm_ckpt_verify(m.plan, NULL, 0, &error), error.text);
+        gmm_ckpt_plan_destroy(m.plan);
+    }
+    gmm_ckpt_table_destroy(t);
+}
+
+/* The bytes of folds and splits by the map, and that an unknown module is left alone (O9). */
+static void map_bytes(int parity) {
+    gmm_ckpt_table *t = KEYS(FC1 ".weight0", FC1 ".weight1", "plain.weight0", "plain.weight1");
+    gmm_ckpt_linear l = linear_of(FC1, 2, 4, 0, 1, 0);
+    gmm_ckpt_part part = GMM_ZERO;
+    made m = normalize(t, NULL, &l, 1, (gmm_ckpt_parity)parity);
+    part.table = t;
+    m.parts = &part;
+    MUST(count(m.targets) == 3);
+    IS(&m, FC1 ".weight", SHAPE(2, 4), FC1 ".weight0", -1, FC1 ".weight1");
+    IS(&m, "plain.weight0", SHAPE(4), "plain.weight0", -1);
+    IS(&m, "plain.weight1", SHAPE(4), "plain.weight1", -1);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+static void splitter(int arg) {
+    static const struct { int rank; int64_t shape[2]; int members, experts; gmm_ckpt_reason reason; int64_t first,
+                         second;
+    } cases[] = {
+        {2, {3, 4}, 0, 3, GMM_CKPT_FINE, 4, 0},  {2, {6, 3}, 0, 3, GMM_CKPT_FINE, 2, 3},
+        {1, {3, 0}, 0, 3, GMM_CKPT_FINE, 0, 0},  {2, {4, 2}, 0, 3, GMM_CKPT_NOT_DIVISIBLE, 0, 0},
+        {0, {0, 0}, 0, 2, GMM_CKPT_NOT_DIVISIBLE, 0, 0}, {2, {3, 4}, 2, 3, GMM_CKPT_GROUP_COUNT, 0, 0},
+        {2, {3, 4}, 3, 3, GMM_CKPT_FINE, 4, 0},  {1, {6, 0}, 0, 3, GMM_CKPT_FINE, 2, 0}};
+    (void)arg;
+    for (int64_t i = 0; i < T_COUNT(cases); i++) {
+        int64_t shape[3] = {cases[i].shape[0], cases[i].shape[1], -1};
+        gmm_ckpt_tensor t, parts[3];
+        gmm_ckpt_report report;
+        gmm_status s;
+        shape[cases[i].rank] = -1;
+        t = shaped("w", GMM_BF16, shape);
+        t.offset = 10;
+        s = gmm_ckpt_split(&t, cases[i].members, cases[i].experts, parts, &report);
+        T_CHECK(report.reason == cases[i].reason && (s == GMM_OK) == (cases[i].reason == GMM_CKPT_FINE),
+                "case %lld: %s", (long long)i, report.error.text);
+        if (s) continue;
+        for (int e = 0; e < cases[i].experts; e++) {
+            MUST(parts[e].bytes == t.bytes / 3 && parts[e].offset == 10 + e * t.bytes / 3);
+            MUST(parts[e].rank == (cases[i].first != 0) + (cases[i].second != 0));
+            MUST(!cases[i].first || parts[e].shape[0] == cases[i].first);
+            MUST(!cases[i].second || parts[e].shape[1] == cases[i].second);
+        }
+    }
+}
+
+/* Weight and bias by flags of their own (21); again is a no-op (22); numeric order (30); [E] bias with out 1 (38). */
+static void flags(int arg) {
+    char name[64];
+    gmm_ckpt_table *t = table_new(), *again = table_new();
+    gmm_ckpt_part part = GMM_ZERO;
+    gmm_ckpt_linear l = linear_of("fc", 12, 1, 3, 1, 1);
+    made m;
+    (void)arg;
+    part.table = t;
+    l.grouped_bias = 0;
+    for (int e = 11; e >= 0; e--) {
+        const uint16_t v[3] = {(uint16_t)e, (uint16_t)(100 + e), (uint16_t)(200 + e)};
+        snprintf(name, sizeof name, "fc.weight%d", e);
+        add(t, name, GMM_BF16, SHAPE(1, 3), v);
+    }
+    {
+        uint16_t bias[12];
+        for (int e = 0; e < 12; e++) bias[e] = (uint16_t)(7 * e);
+        add(t, "fc.bias", GMM_BF16, SHAPE(12), bias);
+    }
+    m = normalize(t, NULL, &l, 1, GMM_CKPT_SAFE);
+    m.parts = &part;
+    MUST(count(m.targets) == 13 && get(m.targets, "fc.weight")->rank == 3);
+    for (int e = 0; e < 12; e++) {
+        const uint16_t v[3] = {(uint16_t)e, (uint16_t)(100 + e), (uint16_t)(200 + e)}, b = (uint16_t)(7 * e);
+        t_same("fc.weight", target_bytes(&m, "fc.weight") + e * 6, v, 6);
+        snprintf(name, sizeof name, "fc.bias%d", e);
+        MUST(get(m.targets, name)->rank == 1 && get(m.targets, name)->shape[0] == 1);
+        t_same(name, target_bytes(&m, name), &b, 2);
+        add(again, name, GMM_BF16, SHAPE(1), &b);
+    }
+    add(again, "fc.weight", GMM_BF16, SHAPE(12, 1, 3), target_bytes(&m, "fc.weight"));
+    gmm_ckpt_plan_destroy(m.plan);
+    for (int parity = 0; parity < 2; parity++) {
+        int64_t n;
+        m = normalize(again, NULL, &l, 1, (gmm_ckpt_parity)parity);
+        MUST(count(m.targets) == 13);
+        MUST(gmm_ckpt_plan_moves(m.plan, &n)->kind == GMM_CKPT_VIEW && n == 13);
+        for (int64_t i = 0; i < n; i++) MUST(gmm_ckpt_plan_moves(m.plan, NULL)[i].kind == GMM_CKPT_VIEW);
+        gmm_ckpt_plan_destroy(m.plan);
+    }
+    gmm_ckpt_table_destroy(t);
+    gmm_ckpt_table_destroy(again);
+}
+
+/* ------------------------------------------------------------------------------------------ Plans: rows 32-39 --- */
+
+typedef struct call {
+    gmm_ckpt_source source;
+    gmm_ckpt_target target;
+    gmm_ckpt_part part[16];
+} call;
+
+static void call_begin(call *c, const gmm_ckpt_table *t, const char *from, const char *to) {
+    memset(c, 0, sizeof *c);
+    c->part[0].table = t;
+    c->source.parts = c->part;
+    c->source.part_count = 1;
+    c->source.scheme = gmm_ckpt_scheme_of(from);
+    c->target.scheme = gmm_ckpt_scheme_of(to);
+    MUST(c->source.scheme && c->target.scheme);
+}
+
+static made plan_ok(const call *c, const gmm_ckpt_linear *l, int64_t n) {
+    made m;
+    gmm_ckpt_report report;
+    memset(&m, 0, sizeof m);
+    T_OK_TEXT(gmm_ckpt_plan_create(&m.plan, &c->source, &c->target, l, n, NULL, &report), report.error.text);
+    m.targets = gmm_ckpt_plan_targets(m.plan);
+    m.parts = c->source.parts;
+    MUST(report.reason == GMM_CKPT_FINE);
+    return m;
+}
+
+static void plan_refused(const call *c, const gmm_ckpt_linear *l, int64_t n, gmm_ckpt_reason reason, const char *key) {
+    gmm_ckpt_plan *plan = (gmm_ckpt_plan *)&plan;
+    gmm_ckpt_report report;
+    gmm_status s = gmm_ckpt_plan_create(&plan, &c->source, &c->target, l, n, NULL, &report);
+    T_CHECK(s != GMM_OK && !plan && report.reason == reason && report.error.status == s, "%s instead of %s: %s",
+            gmm_ckpt_reason_name(report.reason), gmm_ckpt_reason_name(reason), report.error.text);
+    T_CHECK(strstr(report.error.text, key), "\"%s\" lacks \"%s\"", report.error.text, key);
+}
+
+static void packed(int arg) { /* a packed [E out, in] key serves a grouped target as it is */
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 3, 2, 4, 1, 0);
+    call c;
+    made m;
+    int64_t n;
+    (void)arg;
+    add(t, "fc.weight", GMM_BF16, SHAPE(6, 4), NULL);
+    call_begin(&c, t, "module", "module");
+    c.target.views = 1;
+    m = plan_ok(&c, &l, 1);
+    IS(&m, "fc.weight", SHAPE(3, 2, 4), "fc.weight", -1);
+    MUST(gmm_ckpt_plan_moves(m.plan, &n)->kind == GMM_CKPT_VIEW && n == 1);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+static void ranks(int arg) {
+    gmm_ckpt_table *t = KEYS("fc.weight0", "fc.weight1", "fc.weight2", "fc.weight3");
+    gmm_ckpt_linear l = linear_of("fc", 4, 4, 0, 0, 0);
+    gmm_ckpt_scheme global = *gmm_ckpt_scheme_of("module");
+    call c;
+    made m;
+    call_begin(&c, t, "module", "module");
+    if (arg == 33) {
+        c.target.rank.ep_rank = 1;
+        c.target.rank.ep_size = 2;
+        m = plan_ok(&c, &l, 1);
+        MUST(count(m.targets) == 2);
+        IS(&m, "fc.weight0", SHAPE(4), "fc.weight2", -1);
+        IS(&m, "fc.weight1", SHAPE(4), "fc.weight3", -1);
+        gmm_ckpt_plan_destroy(m.plan);
+        global.global_index = 1; /* the same with names that count all experts, on both sides */
+        c.source.scheme = c.target.scheme = &global;
+        m = plan_ok(&c, &l, 1);
+        IS(&m, "fc.weight2", SHAPE(4), "fc.weight2", -1);
+        IS(&m, "fc.weight3", SHAPE(4), "fc.weight3", -1);
+        gmm_ckpt_plan_destroy(m.plan);
+    } else {
+        l.experts = 2;
+        plan_refused(&c, &l, 1, GMM_CKPT_EXTRA_INDEX, "fc.weight2");
+    }
+    gmm_ckpt_table_destroy(t);
+    if (arg == 34) { /* upstream splits four experts into two of rank 3 */
+        t = table_new();
+        add(t, "fc.weight", GMM_BF16, SHAPE(4, 2, 3), NULL);
+        l = linear_of("fc", 2, 2, 3, 0, 0);
+        call_begin(&c, t, "module", "module");
+        plan_refused(&c, &l, 1, GMM_CKPT_SHAPE, "fc.weight");
+        gmm_ckpt_table_destroy(t);
+    }
+}
+
+static void both_layouts(int arg) {
+    gmm_ckpt_table *t = KEYS("fc.weight0", "fc.weight1", "fc.weight:2");
+    gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0);
+    call c;
+    made m;
+    (void)arg;
+    call_begin(&c, t, "module", "module");
+    plan_refused(&c, &l, 1, GMM_CKPT_BOTH_LAYOUTS, "fc.weight");
+    c.source.prefer_target = 1;
+    m = plan_ok(&c, &l, 1);
+    MUST(count(m.targets) == 1);
+    IS(&m, "fc.weight", SHAPE(2, 4), "fc.weight", -1);
+    gmm_ckpt_plan_destroy(m.plan);
+    l.grouped_weight = 0;
+    m = plan_ok(&c, &l, 1);
+    MUST(count(m.targets) == 2);
+    IS(&m, "fc.weight1", SHAPE(4), "fc.weight1", -1);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+static void split_failure(int arg) { /* what cannot be split leaves the table as it was */
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 3, 4, 0, 0, 0);
+    gmm_ckpt_plan *plan;
+    gmm_ckpt_report report;
+    gmm_ckpt_tensor before;
+    (void)arg;
+    add(t, "fc.weight", GMM_BF16, SHAPE(4, 2), NULL);
+    before = *get(t, "fc.weight");
+    refused(t, "fc.", &l, GMM_CKPT_SHAPE, "fc.weight");
+    MUST(gmm_ckpt_normalize_hook(&plan, t, "fc.", &l, GMM_CKPT_UPSTREAM, NULL, &report) == GMM_E_CONFIG && !plan);
+    MUST(report.reason == GMM_CKPT_NOT_DIVISIBLE && !strcmp(report.key, "fc.weight"));
+    MUST(count(t) == 1);
+    t_same("the tensor", &before, get(t, "fc.weight"), sizeof before);
+    gmm_ckpt_table_destroy(t);
+}
+
+static void mixed_dtypes(int arg) {
+    static const float v[4] = {1.0f, -2.5f, 3.0f, 0.1f};
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0);
+    uint16_t want[8];
+    call c;
+    made m;
+    (void)arg;
+    for (int i = 0; i < 4; i++) want[i] = want[4 + i] = gmm_f32_to_bf16(v[i]);
+    add(t, "fc.weight0", GMM_F32, SHAPE(4), v);
+    add(t, "fc.weight1", GMM_BF16, SHAPE(4), want);
+    call_begin(&c, t, "module", "module");
+    plan_refused(&c, &l, 1, GMM_CKPT_DTYPE, "fc.weight1");
+    c.target.dtype = GMM_BF16;
+    m = plan_ok(&c, &l, 1);
+    apply(&m, 0);
+    t_same("fc.weight", m.memory, want, sizeof want);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+/* -------------------------------------------------------------------------------------- Geometry: rows 40-55 --- */
+
+/* A stored tensor as a list: entry i of the tensor is the logical element order[i]. Written without the library's
+   arithmetic: rows are pushed one by one in the order that the layout says. */
+typedef struct logical { int64_t experts, halves, f, k; } logical;
+
+static uint32_t code(const logical *x, int64_t e, int64_t h, int64_t f, int64_t k) {
+    return (uint32_t)(((e * x->halves + h) * x->f + f) * x->k + k + 1);
+}
+
+/* Elements of one expert's matrix. half: 0 both, 1 gate, 2 up; block 0: halves; rows [f0, f0 + fn), columns alike. */
+static int64_t matrix(const logical *x, int64_t e, int half, int64_t block, int64_t f0, int64_t fn, int64_t k0,
+                      int64_t kn, int transposed, int64_t row0, int64_t rows, uint32_t *out) {
+    int64_t (*list)[2] = (int64_t (*)[2])t_host((size_t)(fn * 2) * sizeof *list), n = 0, at = 0;
+    if (half || x->halves == 1) {
+        for (int64_t f = f0; f < f0 + fn; f++, n++) {
+            list[n][0] = half == 2;
+            list[n][1] = f;
+        }
+    } else {
+        if (!block) block = fn;
+        for (int64_t j = f0; j < f0 + fn; j += block)
+            for (int64_t h = 0; h < 2; h++)
+                for (int64_t f = j; f < j + block; f++, n++) {
+                    list[n][0] = h;
+                    list[n][1] = f;
+                }
+    }
+    if (rows < 0) rows = n;
+    for (int64_t a = 0; a < (transposed ? kn : rows); a++)
+        for (int64_t b = 0; b < (transposed ? rows : kn); b++, at++) {
+            const int64_t r = row0 + (transposed ? b : a), k = k0 + (transposed ? a : b);
+            out[at] = r < n ? code(x, e, list[r][0], list[r][1], k) : 0;
+        }
+    return at;
+}
+
+/* One way to lay out FC1 or FC2 of layer 0. */
+typedef struct layout {
+    const char *scheme, *name[3]; /* BOTH or GATE, UP; printf with the expert */
+    int stacked, transposed, split, wide, glu; /* glu: blocks may be chosen */
+    int64_t block;
+} layout;
+
+#define ML "decoder.layers.0.mlp.experts."
+#define HL "model.layers.0."
+static const layout layouts[2][9] = {
+    {{"megatron", {ML "linear_fc1.weight%d"}, 0, 0, 0, 0, 1, 0},
+     {"megatron", {ML "linear_fc1.weight"}, 1, 0, 0, 0, 1, 0},
+     {"sequential", {ML "local_experts.%d.linear_fc1.weight"}, 0, 0, 0, 0, 1, 0},
+     {"legacy", {ML "weight1"}, 1, 1, 0, 1, 1, 0},
+     {"mixtral", {HL "block_sparse_moe.experts.%d.w1.weight", HL "block_sparse_moe.experts.%d.w3.weight"}, 0, 0, 1, 0,
+      0,
+      0},
+     {"qwen3-moe", {HL "mlp.experts.%d.gate_proj.weight", HL "mlp.experts.%d.up_proj.weight"}, 0, 0, 1, 0, 0, 0},
+     {"fused", {HL "mlp.experts.gate_up_proj"}, 1, 0, 0, 0, 0, 0},
+     {"fused-transposed", {HL "mlp.experts.gate_up_proj"}, 1, 1, 0, 0, 0, 0},
+     {"gpt-oss", {HL "mlp.experts.gate_up_proj"}, 1, 1, 0, 0, 0, 1}},
+    {{"megatron", {ML "linear_fc2.weight%d"}, 0, 0, 0, 0, 0, 0},
+     {"megatron", {ML "linear_fc2.weight"}, 1, 0, 0, 0, 0, 0},
+     {"sequential", {ML "local_experts.%d.linear_fc2.weight"}, 0, 0, 0, 0, 0, 0},
+     {"legacy", {ML "weight2"}, 1, 1, 0, 0, 0, 0},
+     {"mixtral", {HL "block_sparse_moe.experts.%d.w2.weight"}, 0, 0, 0, 0, 0, 0},
+     {"qwen3-moe", {HL "mlp.experts.%d.down_proj.weight"}, 0, 0, 0, 0, 0, 0},
+     {"fused", {HL "mlp.experts.down_proj"}, 1, 0, 0, 0, 0, 0},
+     {"fused-transposed", {HL "mlp.experts.down_proj"}, 1, 1, 0, 0, 0, 0},
+     {"gpt-oss", {HL "mlp.experts.down_proj"}, 1, 1, 0, 0, 0, 0}}};
+
+typedef struct where { int64_t ep, eps, etp, etps; int64_t row0, rows, stored; } where; /* rows < 0: all */
+
+/* The tensors of a rank, by name, shape and codes: calls `each` on every one. */
+static void tensors(const layout *y, int fc2, const logical *x, const where *w, int64_t block,
+                    void (*each)(void *user, const char *name, const int64_t *shape, const uint32_t *codes, int64_t n),
+                    void *user) {
+    const int64_t held = x->experts / w->eps, fn = fc2 ? x->f : x->f / w->etps, kn = fc2 ? x->k / w->etps : x->k;
+    const int64_t f0 = fc2 ? 0 : w->etp * fn, k0 = fc2 ? w->etp * kn : 0;
+    const int global = strncmp(y->scheme, "m", 1) ? strcmp(y->scheme, "sequential") && strcmp(y->scheme, "legacy")
+                                                  : !strcmp(y->scheme, "mixtral");
+    for (int half = 0; half < (y->split ? 2 : 1); half++) {
+        const int64_t all = fn * (y->split ? 1 : x->halves), rows = w->rows < 0 ? all : w->stored, size = rows * kn;
+        uint32_t *codes = (uint32_t *)t_host((size_t)(held * size + 1) * sizeof *codes);
+        for (int64_t e = 0; e < held; e++) {
+            uint32_t *to = codes + (y->stacked ? e * size : 0);
+            char name[128];
+            int64_t m0, m1;
+            (void)matrix(x, w->ep * held + e, y->split ? half + 1 : 0, y->glu ? block : y->block, f0, fn, k0, kn,
+                         y->transposed, w->rows < 0 ? 0 : w->row0, rows, to);
+            for (int64_t i = 0; w->rows >= 0 && !y->transposed && i < size; i++)
+                if (i / kn >= w->rows) to[i] = 0;
+            m0 = y->transposed ? kn : rows;
+            m1 = y->transposed ? rows : kn;
+            if (y->stacked) continue;
+            snprintf(name, sizeof name, y->name[half], (int)(global ? w->ep * held + e : e));
+            each(user, name, SHAPE(m0, m1), codes, size);
+        }
+        if (y->stacked) {
+            const int64_t m0 = y->transposed ? kn : rows, m1 = y->transposed ? rows : kn;
+            if (y->wide) each(user, y->name[0], SHAPE(m0, held * m1), codes, held * size);
+            else each(user, y->name[0], SHAPE(held, m0, m1), codes, held * size);
+        }
+    }
+}
+
+typedef struct filler { gmm_ckpt_table *t; const unsigned char **bytes; int n; int io; gmm_dtype dtype; } filler;
+
+static void fill(void *user, const char *name, const int64_t *shape, const uint32_t *codes, int64_t n) {
+    filler *f = (filler *)user;
+    gmm_ckpt_tensor x = shaped(name, f->dtype, shape);
+    gmm_ckpt_report report;
+    gmm_error error;
+    unsigned char *bytes = (unsigned char *)t_host((size_t)x.bytes);
+    const void *fixed;
+    for (int64_t i = 0; i < n; i++) {
+        if (f->dtype == GMM_F32) memcpy(bytes + 4 * i, &codes[i], 4);
+        else memcpy(bytes + 2 * i, &codes[i], 2);
+    }
+    fixed = t_in(bytes, (size_t)x.bytes);
+    f->bytes[f->n++] = (const unsigned char *)fixed;
+    T_OK_TEXT(gmm_ckpt_table_add_storage(f->t, f->io ? NULL : fixed, x.bytes, &x.storage, &error), error.text);
+    T_OK_TEXT(gmm_ckpt_table_add(f->t, &x, &report), report.error.text);
+}
+
+typedef struct checker { made *m; int n; gmm_dtype dtype; const char *from, *to; } checker;
+
+static void check(void *user, const char *name, const int64_t *shape, const uint32_t *codes, int64_t n) {
+    checker *c = (checker *)user;
+    const gmm_ckpt_tensor *t = get(c->m->targets, name), want = shaped(name, c->dtype, shape);
+    T_CHECK(t->dtype == c->dtype && t->rank == want.rank, "%s: rank %d", name, t->rank);
+    for (int d = 0; d < t->rank; d++)
+        T_CHECK(t->shape[d] == want.shape[d], "%s: extent %d is %lld, not %lld", name, d, (long long)t->shape[d],
+                (long long)want.shape[d]);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t got = 0;
+        if (c->dtype == GMM_F32) memcpy(&got, c->m->memory + t->offset + 4 * i, 4);
+        else memcpy(&got, c->m->memory + t->offset + 2 * i, 2);
+        if (got != (c->dtype == GMM_F32 ? codes[i] : codes[i] & 0xFFFFu))
+            T_FAIL("%s to %s: element %lld of %s is %u, not %u", c->from, c->to, (long long)i, name, got, codes[i]);
+    }
+    c->n++;
+}
+
+enum { RANKS = 16 };
+
+/* Converts FC1 or FC2 from all ranks of one grid to one rank of another, by every way of applying. */
+static void convert(int fc2, int from, int to, logical x, where src, where dst, int64_t src_block, int64_t dst_block,
+                    int64_t scratch) {
+    const layout *a = &layouts[fc2][from], *b = &layouts[fc2][to];
+    const int64_t parts = src.eps * src.etps;
+    const unsigned char **bytes[RANKS];
+    gmm_ckpt_linear l = GMM_ZERO;
+    gmm_ckpt_cut cut = GMM_ZERO;
+    filler f;
+    checker check_all;
+    call c;
+    made m;
+    if (fc2) x.halves = 1;
+    call_begin(&c, NULL, a->scheme, b->scheme);
+    c.source.part_count = (int32_t)parts;
+    for (int64_t p = 0; p < parts; p++) {
+        src.ep = p / src.etps;
+        src.etp = p % src.etps;
+        f.t = table_new();
+        f.n = 0;
+        f.io = scratch != 0;
+        f.dtype = GMM_F32;
+        f.bytes = bytes[p] = (const unsigned char **)t_host((size_t)(2 * x.experts) * sizeof *bytes[p]);
+        tensors(a, fc2, &x, &src, src_block, fill, &f);
+        c.part[p].table = f.t;
+        c.part[p].rank.ep_rank = (int32_t)src.ep;
+        c.part[p].rank.ep_size = (int32_t)src.eps;
+        c.part[p].rank.etp_rank = (int32_t)src.etp;
+        c.part[p].rank.etp_size = (int32_t)src.etps;
+    }
+    l.slot = fc2 ? GMM_CKPT_FC2 : GMM_CKPT_FC1;
+    l.gated = x.halves == 2;
+    l.experts = x.experts;
+    l.out = x.f * x.halves;
+    l.in = x.k;
+    l.grouped_weight = b->stacked;
+    c.source.stated.known = a->glu;
+    c.source.stated.block = (int32_t)src_block;
+    c.target.glu_block = b->glu ? (int32_t)dst_block : 0;
+    c.target.rank.ep_rank = (int32_t)dst.ep;
+    c.target.rank.ep_size = (int32_t)dst.eps;
+    c.target.rank.etp_rank = (int32_t)dst.etp;
+    c.target.rank.etp_size = (int32_t)dst.etps;
+    if (dst.rows >= 0) {
+        cut.row0 = dst.row0;
+        cut.rows = dst.rows;
+        cut.stored_rows = dst.stored;
+        c.target.cuts = &cut;
+    }
+    m = plan_ok(&c, &l, 1);
+    m.storages = (const unsigned char *const *const *)bytes;
+    apply(&m, scratch);
+    check_all.m = &m;
+    check_all.n = 0;
+    check_all.dtype = GMM_F32;
+    check_all.from = a->scheme;
+    check_all.to = b->scheme;
+    tensors(b, fc2, &x, &dst, dst_block, check, &check_all);
+    T_CHECK(check_all.n == count(m.targets), "%d tensors, not %lld", check_all.n, (long long)count(m.targets));
+    gmm_ckpt_plan_destroy(m.plan);
+    for (int64_t p = 0; p < parts; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
+}
+
+static const where whole = {0, 1, 0, 1, 0, -1, 0};
+
+static where at(int64_t ep, int64_t eps, int64_t etp, int64_t etps) {
+    where w = whole;
+    w.ep = ep;
+    w.eps = eps;
+    w.etp = etp;
+    w.etps = etps;
+    return w;
+}
+
+static void interleave_values(int arg) { /* 1..8 in blocks of 2, weight and bias (row 43), there and back */
+    static const float halves[8] = {1, 2, 3, 4, 5, 6, 7, 8}, blocks[8] = {1, 2, 5, 6, 3, 4, 7, 8};
+    const float *in = arg ? blocks : halves, *want = arg ? halves : blocks;
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 1, 8, 1, 0, 1);
+    call c;
+    made m;
+    l.gated = 1;
+    add(t, "fc.weight0", GMM_F32, SHAPE(8, 1), in);
+    add(t, "fc.bias0", GMM_F32, SHAPE(8), in);
+    call_begin(&c, t, "module", "module");
+    c.source.stated.known = 1;
+    c.source.stated.block = arg ? 2 : 0;
+    c.target.glu_block = arg ? 0 : 2;
+    m = plan_ok(&c, &l, 1);
+    apply(&m, 0);
+    t_same("weight", m.memory + get(m.targets, "fc.weight0")->offset, want, sizeof halves);
+    t_same("bias", m.memory + get(m.targets, "fc.bias0")->offset, want, sizeof halves);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+static int64_t divisor(int64_t n) {
+    int64_t d = t_int(1, n);
+    while (n % d) d--;
+    return d;
+}
+
+static void interleave_random(int arg) { /* blocks of every kind into one another, 1 and F included */
+    (void)arg;
+    for (int i = 0; i < 60; i++) {
+        logical x = {t_int(1, 3), 2, t_int(1, 24), t_int(1, 5)};
+        int64_t a = i % 5 ? divisor(x.f) : 1, b = i % 7 ? divisor(x.f) : x.f;
+        if (i == 0) { /* neither divides the other */
+            x.f = 24;
+            a = 4;
+            b = 6;
+        }
+        if (i == 1) {
+            x.f = 60;
+            a = 4;
+            b = 6;
+        }
+        convert(0, (int)t_int(0, 3), (int)t_int(0, 3), x, whole, whole, a, i % 3 ? b : 0, i & 1 ? t_int(64, 400) : 0);
+    }
+    convert(0, 0, 1, (logical){2, 2, 64, 3}, whole, whole, 32, 1, 0);
+}
+
+static void every_pair(int fc2) { /* all layouts into all, with small odd extents */
+    for (int from = 0; from < 9; from++)
+        for (int to = 0; to < 9; to++) {
+            const logical x = {3, 2, 6, 5};
+            const int64_t b = layouts[0][to].glu ? t_int(0, 3) : 0, a = layouts[0][from].glu ? t_int(0, 3) : 0;
+            for (int way = 0; way < 3; way++)
+                convert(fc2, from, to, x, whole, whole, a, b, way == 0 ? 0 : way == 1 ? -1 : 200);
+        }
+}
+
+static void large_matrices(int arg) { /* transpositions and rows of more than a tile, through little scratch */
+    (void)arg;
+    for (int way = 0; way < 3; way++) {
+        const int64_t scratch = way == 0 ? 0 : way == 1 ? 3000 : 40000;
+        convert(0, 1, 7, (logical){2, 2, 70, 101}, whole, whole, 0, 0, scratch);
+        convert(0, 8, 0, (logical){1, 2, 66, 67}, whole, whole, 0, 33, scratch);
+        convert(1, 3, 4, (logical){2, 1, 97, 65}, whole, at(1, 2, 0, 5), 0, 0, scratch);
+        convert(1, 5, 7, (logical){1, 1, 64, 129}, at(0, 1, 0, 3), whole, 0, 0, scratch);
+    }
+}
+
+static void every_rank(int fc2) { /* grids of EP and ETP into one another, one target rank at a time */
+    for (int i = 0; i < 120; i++) {
+        static const int64_t sizes[4] = {1, 2, 4, 1};
+        const int64_t eps = sizes[t_int(0, 3)], etps = sizes[t_int(0, 3)], eps2 = sizes[t_int(0, 3)];
+        const int64_t etps2 = sizes[t_int(0, 3)], unit = fc2 ? 1 : divisor(6), unit2 = fc2 ? 1 : divisor(6);
+        const logical x = {4, 2, fc2 ? 5 : 24, fc2 ? 8 : 3};
+        where dst = at(t_int(0, eps2 - 1), eps2, t_int(0, etps2 - 1), etps2);
+        convert(fc2, (int)t_int(0, 8), (int)t_int(0, 8), x, at(0, eps, 0, etps), dst, i % 4 ? unit : 0,
+                i % 5 ? unit2 : 0, i & 1 ? t_int(64, 600) : 0);
+    }
+}
+
+static void etp_merge(int arg) { /* ETP 2 to 1 of interleaved rows; 2 to 1 of halves; slices */
+    (void)arg;
+    convert(0, 0, 0, (logical){2, 2, 8, 3}, at(0, 1, 0, 2), whole, 2, 2, 0);
+    convert(0, 1, 1, (logical){2, 2, 8, 3}, at(0, 1, 0, 2), whole, 0, 2, -1);
+    for (int r = 0; r < 4; r++) convert(0, 1, 0, (logical){2, 2, 16, 3}, whole, at(0, 1, r, 4), 4, 2, 0);
+}
+
+static void gtp_cuts(int arg) { /* every start and length of rows, padded or not, in blocks and halves */
+    (void)arg;
+    for (int64_t row0 = 0; row0 <= 12; row0++)
+        for (int64_t rows = 0; row0 + rows <= 12; rows += 1 + row0 % 2) {
+            where dst = at(0, 1, 0, 2);
+            dst.row0 = row0;
+            dst.rows = rows;
+            dst.stored = rows + (row0 + rows == 12 ? 3 : 0);
+            if (!dst.stored) continue;
+            convert(0, 0, (int)t_int(0, 1), (logical){2, 2, 12, 2}, whole, dst, t_int(0, 1) * 3, t_int(0, 1) * 2,
+                    row0 & 1 ? -1 : 0);
+        }
+}
+
+static void not_divisible(int arg) {
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 2, 12, 4, 0, 0);
+    call c;
+    (void)arg;
+    l.gated = 1;
+    add(t, "fc.weight", GMM_BF16, SHAPE(2, 12, 4), NULL);
+    call_begin(&c, t, "module", "module");
+    c.source.stated.known = 1;
+    c.target.glu_block = 4; /* 6 gate rows */
+    plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "4");
+    c.target.glu_block = -1;
+    plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "-1");
+    c.target.glu_block = 0;
+    c.source.stated.block = -2;
+    plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "-2");
+    c.source.stated.block = 4;
+    plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "4");
+    c.source.stated.block = 0;
+    c.target.glu_block = 2; /* row 46: 3 gate rows a rank */
+    c.target.rank.etp_size = 2;
+    plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "2");
+    c.target.glu_block = 0;
+    c.target.rank.etp_size = 4;
+    plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "ETP 4");
+    c.target.rank.etp_size = 1;
+    c.target.rank.ep_size = 4;
+    plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "EP 4");
+    gmm_ckpt_table_destroy(t);
+}
+
+static void glu_stated(int arg) {
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, 2, 12, 4, 0, 0);
+    call c;
+    made m;
+    l.gated = 1;
+    add(t, ML "linear_fc1.weight", GMM_BF16, SHAPE(2, 12, 4), NULL);
+    call_begin(&c, t, "megatron", "megatron");
+    if (arg == 47) {
+        c.target.glu_block = 2;
+        plan_refused(&c, &l, 1, GMM_CKPT_GLU_UNKNOWN, "layer 0");
+        c.target.glu_block = 0;
+        c.target.rank.etp_size = 2; /* a slice of an unknown layout would scramble it */
+        plan_refused(&c, &l, 1, GMM_CKPT_GLU_UNKNOWN, "layer 0");
+        c.target.rank.etp_size = 1;
+        c.target.scheme = gmm_ckpt_scheme_of("mixtral"); /* and so would gate and up by themselves */
+        plan_refused(&c, &l, 1, GMM_CKPT_GLU_UNKNOWN, "layer 0");
+        c.target.scheme = c.source.scheme;
+        m = plan_ok(&c, &l, 1); /* rows that stay in place need no layout */
+        gmm_ckpt_plan_destroy(m.plan);
+    } else {
+        c.source.recorded.known = c.source.stated.known = 1;
+        c.source.recorded.block = 32;
+        plan_refused(&c, &l, 1, GMM_CKPT_GLU_CONFLICT, "32");
+        c.source.stated.known = 0;
+        c.target.scheme = gmm_ckpt_scheme_of("gpt-oss");
+        c.target.glu_block = 2; /* gpt-oss has 1 */
+        plan_refused(&c, &l, 1, GMM_CKPT_GLU_CONFLICT, "2");
+    }
+    gmm_ckpt_table_destroy(t);
+}
+
+static void same_extent(int arg) { /* [E, 2F, H] and [E, H, 2F] with 2F = H: only the scheme tells which */
+    const logical x = {2, 2, 3, 6};
+    (void)arg;
+    convert(0, 6, 1, x, whole, whole, 0, 0, 0);
+    convert(0, 7, 1, x, whole, whole, 0, 0, 0);
+    convert(0, 7, 6, x, whole, whole, 0, 0, -1);
+}
+
+static void mixtral_ep(int arg) { /* row 49: every rank of EP 4 */
+    (void)arg;
+    for (int fc2 = 0; fc2 < 2; fc2++)
+        for (int r = 0; r < 4; r++) convert(fc2, 4, 1, (logical){8, 2, 14, 5}, whole, at(r, 4, 0, 1), 0, 0,
+                                            r & 1 ? -1 : 0);
+}
+
+static void qwen_indexed(int arg) { /* row 50 */
+    (void)arg;
+    for (int fc2 = 0; fc2 < 2; fc2++) convert(fc2, 5, 0, (logical){5, 2, 7, 9}, whole, whole, 0, fc2 ? 0 : 7, 0);
+}
+
+static void gpt_oss_bias(int arg) { /* row 54: even and odd rows, and the biases alike; MXFP4 below */
+    float w[2 * 3 * 8], bias[16], want[16];
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, 2, 8, 3, 1, 1);
+    call c;
+    made m;
+    (void)arg;
+    l.gated = 1;
+    for (int e = 0; e < 2; e++)
+        for (int r = 0; r < 8; r++) {
+            bias[e * 8 + r] = (float)(100 * e + r); /* r even: gate r / 2, odd: up r / 2 */
+            want[e * 8 + r % 2 * 4 + r / 2] = bias[e * 8 + r];
+            for (int k = 0; k < 3; k++) w[(e * 3 + k) * 8 + r] = (float)(1000 * e + 10 * r + k);
+        }
+    add(t, HL "mlp.experts.gate_up_proj", GMM_F32, SHAPE(2, 3, 8), w);
+    add(t, HL "mlp.experts.gate_up_proj_bias", GMM_F32, SHAPE(2, 8), bias);
+    call_begin(&c, t, "gpt-oss", "megatron");
+    m = plan_ok(&c, &l, 1);
+    apply(&m, 0);
+    t_same("bias", m.memory + get(m.targets, ML "linear_fc1.bias")->offset, want, sizeof want);
+    for (int e = 0; e < 2; e++)
+        for (int r = 0; r < 8; r++)
+            for (int k = 0; k < 3; k++) {
+                const float *got = (const float *)(void *)(m.memory + get(m.targets, ML "linear_fc1.weight")->offset);
+                MUST(got[(e * 8 + r) * 3 + k] == (float)(1000 * e + 10 * (r % 4 * 2 + r / 4) + k));
+            }
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+/* Decoders of the test's own: by arithmetic, in double. */
+static double fp8_value(int code, int mantissa_bits, int bias) {
+    const int m = code & ((1 << mantissa_bits) - 1), e = (code & 127) >> mantissa_bits;
+    double v = e ? 1.0 + (double)m / (1 << mantissa_bits) : (double)m / (1 << mantissa_bits) * 2;
+    for (int i = e; i < bias; i++) v /= 2;
+    for (int i = bias; i < e; i++) v *= 2;
+    return code & 128 ? -v : v;
+}
+
+static void fp8_blocks(int arg) { /* row 51: gate and up with tail blocks, dequantized into one FC1 */
+    enum { F = 200, K = 300, FB = 2, KB = 3 };
+    unsigned char *w[2];
+    float scale[2][FB * KB];
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, 2, 2 * F, K, 1, 0);
+    const gmm_dtype dtype = arg % 2 ? GMM_E5M2 : GMM_E4M3;
+    const char *const half[2] = {"gate", "up"};
+    char name[100];
+    const unsigned char *bytes[8];
+    const unsigned char *const *all[1];
+    int stored = 0;
+    call c;
+    made m;
+    l.gated = 1;
+    for (int h = 0; h < 2; h++) w[h] = (unsigned char *)t_host(2 * F * K);
+    for (int h = 0; h < 2; h++)
+        for (int i = 0; i < 2 * F * K; i++) {
+            int v = (int)(t_rand() & 255);
+            if ((v & 0x7C) == 0x7C) v &= 0x3F; /* finite in either format */
+            w[h][i] = (unsigned char)v;
+        }
+    for (int h = 0; h < 2; h++)
+        for (int i = 0; i < FB * KB; i++) scale[h][i] = (float)(0.001 * (i + 1) * (h + 1));
+    for (int e = 0; e < 2; e++)
+        for (int h = 0; h < 2; h++)
+            for (int s = 0; s < 2; s++) {
+                gmm_ckpt_tensor x = s ? shaped(name, GMM_F32, SHAPE(FB, KB)) : shaped(name, dtype, SHAPE(F, K));
+                gmm_error error;
+                gmm_ckpt_report report;
+                snprintf(name, sizeof name, HL "mlp.experts.%d.%s_proj.weight%s", e, half[h], s ? "_scale_inv" : "");
+                x.name = name;
+                bytes[stored++] = s ? (const unsigned char *)scale[h] : w[h] + e * F * K;
+                T_OK_TEXT(gmm_ckpt_table_add_storage(t, arg < 2 ? bytes[stored - 1] : NULL, x.bytes, &x.storage,
+                                                     &error),
+                          error.text);
+                T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+            }
+    all[0] = bytes;
+    call_begin(&c, t, "deepseek-v3", "megatron");
+    c.target.dtype = GMM_BF16;
+    c.target.glu_block = 40;
+    m = plan_ok(&c, &l, 1);
+    m.storages = all;
+    apply(&m, arg < 2 ? 0 : arg < 4 ? -1 : 5000);
+    for (int e = 0; e < 2; e++)
+        for (int r = 0; r < 2 * F; r++)
+            for (int k = 0; k < K; k++) {
+                const int h = r / 40 % 2, f = r / 80 * 40 + r % 40;
+                const double v = fp8_value(w[h][(e * F + f) * K + k], dtype == GMM_E5M2 ? 2 : 3,
+                                           dtype == GMM_E5M2 ? 15 : 7);
+                const uint16_t want = gmm_f32_to_bf16((float)v * scale[h][f / 128 * KB + k / 128]);
+                uint16_t got;
+                memcpy(&got, m.memory + ((int64_t)(e * 2 * F + r) * K + k) * 2, 2);
+                T_CHECK(got == want || (!(got & 0x7FFF) && !(want & 0x7FFF)), "expert %d row %d column %d: %04x, not "
+                        "%04x",
+                        e, r, k, got, want);
+            }
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+static void fp8_kept(int arg) { /* scales move as their weights: joined, cut by ETP, stacked; else an error */
+    enum { F = 256, K = 384 };
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, 1, 2 * F, K, 1, 0);
+    unsigned char *w = (unsigned char *)t_host(2 * F * K);
+    float scale[12], want[6];
+    call c;
+    made m;
+    (void)arg;
+    l.gated = 1;
+    for (int i = 0; i < 2 * F * K; i++) w[i] = (unsigned char)t_rand();
+    for (int i = 0; i < 12; i++) scale[i] = (float)i;
+    add(t, HL "mlp.experts.0.gate_proj.weight", GMM_E4M3, SHAPE(F, K), w);
+    add(t, HL "mlp.experts.0.gate_proj.weight_scale_inv", GMM_F32, SHAPE(2, 3), scale);
+    add(t, HL "mlp.experts.0.up_proj.weight", GMM_E4M3, SHAPE(F, K), w + F * K);
+    call_begin(&c, t, "deepseek-v3", "megatron");
+    c.target.dtype = GMM_BF16; /* row 52 */
+    plan_refused(&c, &l, 1, GMM_CKPT_SCALE_MISSING, "up_proj.weight");
+    c.target.dtype = GMM_NONE;
+    plan_refused(&c, &l, 1, GMM_CKPT_SCALE_MISSING, "proj.weight");
+    add(t, HL "mlp.experts.0.up_proj.weight_scale_inv", GMM_F32, SHAPE(2, 3), scale + 6);
+    c.target.rank.etp_rank = 1;
+    c.target.rank.etp_size = 2;
+    m = plan_ok(&c, &l, 1);
+    apply(&m, 0);
+    for (int h = 0; h < 2; h++) {
+        t_same("weight", m.memory + get(m.targets, ML "linear_fc1.weight")->offset + h * 128 * K,
+               w + h * F * K + 128 * K, 128 * K);
+        memcpy(want + 3 * h, scale + 6 * h + 3, 12);
+    }
+    t_same("scales", m.memory + get(m.targets, ML "linear_fc1.weight_scale_inv")->offset, want, sizeof want);
+    gmm_ckpt_plan_destroy(m.plan);
+    c.target.rank.etp_rank = 0;
+    c.target.rank.etp_size = 4; /* 64 rows: half a block */
+    plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "128");
+    c.target.rank.etp_size = 1;
+    c.target.glu_block = 32;
+    plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "128");
+    gmm_ckpt_table_destroy(t);
+}
+
+static void few_moves(int arg) { /* stacks move as one: a loop over the experts, not a move for each */
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 6, 8, 3, 1, 0);
+    int64_t n;
+    call c;
+    made m;
+    (void)arg;
+    l.gated = 1;
+    add(t, "fc.weight", GMM_BF16, SHAPE(6, 8, 3), NULL);
+    call_begin(&c, t, "module", "module");
+    c.source.stated.known = 1;
+    m = plan_ok(&c, &l, 1);
+    (void)gmm_ckpt_plan_moves(m.plan, &n);
+    T_CHECK(n == 1, "%lld moves of a plain copy", (long long)n);
+    gmm_ckpt_plan_destroy(m.plan);
+    c.target.glu_block = 2;
+    c.target.rank.etp_size = 2;
+    m = plan_ok(&c, &l, 1);
+    (void)gmm_ckpt_plan_moves(m.plan, &n);
+    T_CHECK(n == 1, "%lld moves of a slice", (long long)n);
+    apply(&m, 0);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+static void mxfp4(int arg) { /* gpt-oss blocks and scales: dequantized exactly, or kept and sliced */
+    enum { E = 2, F = 3, K = 64 };
+    static const double fp4[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    unsigned char blocks[E * 2 * F * K / 2], scales[E * 2 * F * 2];
+    const unsigned char *bytes[2] = {blocks, scales};
+    const unsigned char *const *all[1] = {bytes};
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, E, 2 * F, K, 1, 0);
+    gmm_ckpt_tensor x;
+    gmm_error error;
+    gmm_ckpt_report report;
+    call c;
+    made m;
+    l.gated = 1;
+    for (size_t i = 0; i < sizeof blocks; i++) blocks[i] = (unsigned char)t_rand();
+    for (size_t i = 0; i < sizeof scales; i++) scales[i] = (unsigned char)t_int(100, 150);
+    for (int s = 0; s < 2; s++) {
+        x = s ? shaped(HL "mlp.experts.gate_up_proj_scales", GMM_U8, SHAPE(E, 2 * F, K / 32))
+              : shaped(HL "mlp.experts.gate_up_proj_blocks", GMM_U8, SHAPE(E, 2 * F, K / 32, 16));
+        T_OK_TEXT(gmm_ckpt_table_add_storage(t, arg ? NULL : bytes[s], x.bytes, &x.storage, &error), error.text);
+        T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+    }
+    call_begin(&c, t, "gpt-oss", "megatron");
+    plan_refused(&c, &l, 1, GMM_CKPT_EXTRA_KEY, "megatron"); /* which has no names for blocks */
+    c.target.dtype = GMM_F32;
+    m = plan_ok(&c, &l, 1);
+    m.storages = all;
+    apply(&m, arg == 0 ? 0 : arg == 1 ? -1 : 700);
+    for (int e = 0; e < E; e++)
+        for (int r = 0; r < 2 * F; r++)
+            for (int k = 0; k < K; k++) {
+                const int from = (e * 2 * F + r % F * 2 + r / F), byte = blocks[(from * K + k) / 2];
+                const int nibble = k % 2 ? byte >> 4 : byte & 15;
+                double want = nibble & 8 ? -fp4[nibble & 7] : fp4[nibble & 7];
+                float got;
+                for (int s = 127; s < scales[from * 2 + k / 32]; s++) want *= 2;
+                for (int s = scales[from * 2 + k / 32]; s < 127; s++) want /= 2;
+                memcpy(&got, m.memory + ((int64_t)(e * 2 * F + r) * K + k) * 4, 4);
+                T_CHECK((double)got == want, "expert %d row %d column %d: %g, not %g", e, r, k, (double)got, want);
+            }
+    gmm_ckpt_plan_destroy(m.plan);
+    c.target.dtype = GMM_NONE;
+    c.target.scheme = c.source.scheme;
+    c.target.rank.ep_rank = 1;
+    c.target.rank.ep_size = 2;
+    c.target.rank.etp_rank = 1;
+    c.target.rank.etp_size = 3;
+    m = plan_ok(&c, &l, 1);
+    m.storages = all;
+    apply(&m, arg ? 64 : 0);
+    MUST(get(m.targets, HL "mlp.experts.gate_up_proj_blocks")->rank == 4 && count(m.targets) == 2);
+    t_same("blocks", m.memory + get(m.targets, HL "mlp.experts.gate_up_proj_blocks")->offset,
+           blocks + (2 * F + 2) * K / 2, 2 * K / 2);
+    t_same("scales", m.memory + get(m.targets, HL "mlp.experts.gate_up_proj_scales")->offset, scales + (2 * F + 2) * 2,
+           4);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+static void sequential_round(int arg) { /* row 55: sequential, indexed, grouped into one another */
+    (void)arg;
+    for (int fc2 = 0; fc2 < 2; fc2++)
+        for (int a = 0; a < 3; a++)
+            for (int b = 0; b < 3; b++) convert(fc2, a, b, (logical){4, 2, 3, 7}, whole, whole, 0, 0, 0);
+}
+
+/* ------------------------------------------------------------------------------------ Rules: rows 56-61, 70 --- */
+
+static void stored_keys(int arg) {
+    gmm_ckpt_stored s = GMM_ZERO;
+    gmm_ckpt_place p;
+    gmm_error error;
+    char key[128];
+    s.prefix = "decoder.layers.mlp.";
+    s.slot = GMM_CKPT_FC1;
+    s.experts_local = 8;
+    s.index = 5;
+    s.ep_rank = 3;
+    s.ep_size = 4;
+    s.etp_rank = 1;
+    s.etp_size = 2;
+    s.gated = 1;
+    s.half = GMM_CKPT_GATE;
+    s.singleton = arg == 57;
+    T_OK_TEXT(gmm_ckpt_stored_key(&s, key, sizeof key, &p, &error), error.text);
+    MUST(p.expert == 29 && p.experts == 32 && p.axis == 0);
+    if (arg == 56) {
+        T_CHECK(!strcmp(key, "decoder.layers.mlp.experts.experts.linear_fc1.weight"), "%s", key);
+        MUST(p.fragment == 1 && p.fragments == 4);
+        s.half = GMM_CKPT_UP;
+        T_OK_TEXT(gmm_ckpt_stored_key(&s, key, sizeof key, &p, &error), error.text);
+        MUST(p.fragment == 3 && p.fragments == 4);
+        s.slot = GMM_CKPT_FC2;
+        s.half = GMM_CKPT_BOTH;
+        T_OK_TEXT(gmm_ckpt_stored_key(&s, key, sizeof key, &p, &error), error.text);
+        MUST(p.axis == 1 && p.fragment == 1 && p.fragments == 2);
+        s.kind = GMM_CKPT_BIAS;
+        T_OK_TEXT(gmm_ckpt_stored_key(&s, key, sizeof key, &p, &error), error.text);
+        MUST(p.axis == -1 && !strcmp(key, "decoder.layers.mlp.experts.experts.linear_fc2.bias"));
+        s.kind = GMM_CKPT_WEIGHT;
+        s.singleton = 1;
+        T_OK_TEXT(gmm_ckpt_stored_key(&s, key, sizeof key, &p, &error), error.text);
+        T_CHECK(!strcmp(key, "decoder.layers.mlp.experts.experts.29.linear_fc2.weight"), "%s", key);
+        T_REFUSED_TEXT(GMM_E_WORKSPACE, gmm_ckpt_stored_key(&s, key, 20, &p, &error), error.text, "room", NULL);
+        s.index = 8;
+        T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_stored_key(&s, key, sizeof key, &p, &error), error.text, "expert 8 of 8",
+                       NULL);
+    } else {
+        T_CHECK(!strcmp(key, "decoder.layers.mlp.experts.experts.29.linear_fc1.weight_w"), "%s", key);
+        MUST(p.fragment == 1 && p.fragments == 2);
+        s.half = GMM_CKPT_UP;
+        T_OK_TEXT(gmm_ckpt_stored_key(&s, key, sizeof key, &p, &error), error.text);
+        T_CHECK(!strcmp(key, "decoder.layers.mlp.experts.experts.29.linear_fc1.weight_v"), "%s", key);
+        s.half = GMM_CKPT_BOTH;
+        T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_stored_key(&s, key, sizeof key, &p, &error), error.text, "half 0", NULL);
+    }
+}
+
+static void states(int arg) { /* row 58: moments move as their weight */
+    static const char *const prefixes[] = {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."};
+    static const char *const renamed[] = {"", "exp_avg/", "exp_avg_sq/"};
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 2, 8, 3, 1, 1);
+    const gmm_ckpt_move *moves;
+    const gmm_ckpt_move *first[2] = {NULL, NULL};
+    int64_t n;
+    call c;
+    made m;
+    (void)arg;
+    l.gated = 1;
+    for (int s = 0; s < 3; s++)
+        for (int e = 0; e < 2; e++) {
+            char name[80];
+            snprintf(name, sizeof name, "%sfc.weight%d", prefixes[s], e);
+            add(t, name, s ? GMM_F32 : GMM_BF16, SHAPE(8, 3), NULL);
+            snprintf(name, sizeof name, "%sfc.bias%d", prefixes[s], e);
+            add(t, name, s ? GMM_F32 : GMM_BF16, SHAPE(8), NULL);
+        }
+    call_begin(&c, t, "module", "module");
+    c.source.states = prefixes;
+    c.source.state_count = 3;
+    c.source.stated.known = 1;
+    c.target.states = renamed;
+    c.target.state_count = 3;
+    c.target.glu_block = 2;
+    m = plan_ok(&c, &l, 1);
+    MUST(count(m.targets) == 6);
+    moves = gmm_ckpt_plan_moves(m.plan, &n);
+    MUST(n == 12);
+    for (int s = 0; s < 3; s++) {
+        char name[80];
+        for (int kind = 0; kind < 2; kind++) {
+            int64_t at_target, i, found = 0;
+            snprintf(name, sizeof name, "%sfc.%s", renamed[s], kind ? "bias" : "weight");
+            at_target = gmm_ckpt_table_find(m.targets, name);
+            MUST(at_target >= 0 && get(m.targets, name)->dtype == (s ? GMM_F32 : GMM_BF16));
+            for (i = 0; i < n; i++) {
+                if (moves[i].dst != at_target || moves[i].dst_at) continue;
+                found++;
+                if (s == 0) first[kind] = &moves[i];
+                MUST(moves[i].src_at == first[kind]->src_at && moves[i].loops == first[kind]->loops);
+                t_same("steps", moves[i].count, first[kind]->count, sizeof moves[i].count);
+                t_same("steps", moves[i].src_step, first[kind]->src_step, sizeof moves[i].src_step);
+                t_same("steps", moves[i].dst_step, first[kind]->dst_step, sizeof moves[i].dst_step);
+            }
+            MUST(found == 1);
+        }
+    }
+    apply(&m, 0);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+    t = KEYS("fc.weight0", "up.weight0", "optimizer.exp_avg.fc.weight0"); /* a state of one linear only */
+    {
+        gmm_ckpt_linear two[2];
+        two[0] = linear_of("fc", 1, 4, 0, 1, 0);
+        two[1] = linear_of("up", 1, 4, 0, 1, 0);
+        call_begin(&c, t, "module", "module");
+        c.source.states = prefixes;
+        c.source.state_count = 3;
+        plan_refused(&c, two, 2, GMM_CKPT_MISSING_INDEX, "optimizer.exp_avg.up.weight");
+    }
+    gmm_ckpt_table_destroy(t);
+    t = KEYS("fc.weight0", "fc.weight1", "optimizer.exp_avg.fc.weight0"); /* half a state */
+    l = linear_of("fc", 2, 4, 0, 1, 0);
+    call_begin(&c, t, "module", "module");
+    c.source.states = prefixes;
+    c.source.state_count = 3;
+    plan_refused(&c, &l, 1, GMM_CKPT_MISSING_INDEX, "optimizer.exp_avg.fc.weight1");
+    gmm_ckpt_table_destroy(t);
+}
+
+static void shard_members(int arg) {
+    static const struct { int64_t numel[3]; int members; int64_t start, length, want[3][3]; int ok; } cases[] = {
+        {{3, 5, 2}, 3, 2, 6, {{0, 2, 1}, {1, 0, 5}, {-1, -1, 0}}, 1},   /* row 59 */
+        {{3, 5, 2}, 3, -1, 0, {{-1, -1, 0}, {-1, -1, 0}, {-1, -1, 0}}, 1}, /* row 60 */
+        {{3, 3, 0}, 2, 3, 3, {{-1, -1, 0}, {0, 0, 3}}, 1},
+        {{3, 0, 3}, 3, 0, 6, {{0, 0, 3}, {-1, -1, 0}, {3, 0, 3}}, 1},
+        {{3, 5, 2}, 3, 4, 0, {{-1, -1, 0}, {-1, -1, 0}, {-1, -1, 0}}, 1},
+        {{3, 5, 2}, 3, 5, 6, {{0}}, 0},                                  /* row 61 */
+        {{3, 5, 2}, 3, 11, 0, {{0}}, 0},
+        {{3, 5, 2}, 3, -1, 4, {{0}}, 0},
+        {{3, -5, 2}, 3, 0, 1, {{0}}, 0},
+        {{INT64_MAX, 5, 2}, 3, 0, 1, {{0}}, 0}};
+    for (int64_t i = 0; i < T_COUNT(cases); i++) {
+        gmm_ckpt_interval out[3];
+        gmm_error error;
+        gmm_status s;
+        if (arg != (i == 0 ? 59 : cases[i].ok ? 60 : 61)) continue;
+        memset(out, 0x55, sizeof out);
+        s = gmm_ckpt_shard_members(cases[i].numel, cases[i].members, cases[i].start, cases[i].length, out, &error);
+        T_CHECK((s == GMM_OK) == cases[i].ok, "case %lld: %s", (long long)i, gmm_status_name(s));
+        for (int k = 0; s == GMM_OK && k < cases[i].members; k++)
+            T_CHECK(out[k].shard_at == cases[i].want[k][0] && out[k].member_at == cases[i].want[k][1] &&
+                    out[k].length == cases[i].want[k][2], "case %lld, member %d", (long long)i, k);
+        if (s) T_CHECK(out[0].length == 0x5555555555555555, "written in spite of an error");
+    }
+}
+
+static void views(int arg) { /* row 62: nothing is read or written, addresses alias */
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 2, 3, 4, 0, 0);
+    uint16_t data[48];
+    gmm_ckpt_tensor x = shaped("fc.weight", GMM_BF16, SHAPE(2, 3, 4));
+    gmm_ckpt_report report;
+    gmm_ckpt_cost cost = GMM_ZERO;
+    gmm_ckpt_run run = GMM_ZERO;
+    gmm_error error;
+    int64_t n, cursor = 0;
+    const gmm_ckpt_move *moves;
+    call c;
+    made m;
+    (void)arg;
+    T_OK_TEXT(gmm_ckpt_table_add_storage(t, data, sizeof data, &x.storage, &error), error.text);
+    x.offset = 8;
+    T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+    call_begin(&c, t, "module", "module");
+    c.target.views = 1;
+    m = plan_ok(&c, &l, 1);
+    T_OK_TEXT(gmm_ckpt_cost_of(m.plan, &cost, &error), error.text);
+    MUST(cost.bytes_read == 0 && cost.bytes_written == 0 && cost.moves[GMM_CKPT_VIEW] == 2);
+    moves = gmm_ckpt_plan_moves(m.plan, &n);
+    for (int e = 0; e < 2; e++) {
+        MUST(n == 2 && moves[e].dst == e && moves[e].src_at == 12 * e && moves[e].count[0] == 12);
+        MUST((const char *)data + x.offset + moves[e].src_at * 2 == (const char *)&data[4 + 12 * e]);
+    }
+    T_OK_TEXT(gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text); /* no memory, no callbacks needed */
+    MUST(cursor == 2);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+
+    t = table_new(); /* neighbours in one storage are a stack already; apart they are copied */
+    T_OK_TEXT(gmm_ckpt_table_add_storage(t, data, sizeof data, &x.storage, &error), error.text);
+    for (int e = 0; e < 2; e++) {
+        x = shaped(e ? "fc.weight1" : "fc.weight0", GMM_BF16, SHAPE(3, 4));
+        x.offset = e * 24;
+        T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+    }
+    l.grouped_weight = 1;
+    c.part[0].table = t;
+    m = plan_ok(&c, &l, 1);
+    moves = gmm_ckpt_plan_moves(m.plan, &n);
+    MUST(n == 1 && moves->kind == GMM_CKPT_VIEW && moves->src == 0 && moves->count[0] == 24);
+    T_OK_TEXT(gmm_ckpt_verify(m.plan, NULL, 0, &error), error.text);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+    t = table_new();
+    T_OK_TEXT(gmm_ckpt_table_add_storage(t, data, sizeof data, &x.storage, &error), error.text);
+    for (int e = 0; e < 2; e++) {
+        x.name = e ? "fc.weight1" : "fc.weight0";
+        x.offset = e ? 0 : 24;
+        T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+    }
+    c.part[0].table = t;
+    m = plan_ok(&c, &l, 1);
+    moves = gmm_ckpt_plan_moves(m.plan, &n);
+    MUST(n == 2 && moves[0].kind == GMM_CKPT_COPY && moves[1].kind == GMM_CKPT_COPY);
+    run.memory = data; /* in place is refused */
+    cursor = 0;
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text, "overlaps", NULL);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+static void extra_state(int arg) { /* row 70 */
+    gmm_ckpt_table *t = KEYS("fc.weight0", "fc.weight1", "fc._extra_state", "fc._extra_state1", "fc._extra_states",
+                             "norm.weight");
+    gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0);
+    gmm_ckpt_report report;
+    call c;
+    made m;
+    (void)arg;
+    add(t, "pickled", GMM_U8, SHAPE(0), NULL);
+    call_begin(&c, t, "module", "module");
+    plan_refused(&c, &l, 1, GMM_CKPT_EXTRA_KEY, "fc._extra_state");
+    c.source.extra = GMM_CKPT_EXTRA_KEEP;
+    m = plan_ok(&c, &l, 1);
+    MUST(count(m.targets) == 6);
+    IS(&m, "fc._extra_state", SHAPE(4), "fc._extra_state", -1);
+    gmm_ckpt_plan_destroy(m.plan);
+    c.source.drop_extra_state = 1;
+    m = plan_ok(&c, &l, 1);
+    MUST(count(m.targets) == 4 && gmm_ckpt_table_find(m.targets, "fc._extra_state1") < 0 &&
+            gmm_ckpt_table_find(m.targets, "fc._extra_states") >= 0);
+    gmm_ckpt_plan_destroy(m.plan);
+    c.source.extra = GMM_CKPT_EXTRA_DROP;
+    T_OK_TEXT(gmm_ckpt_plan_create(&m.plan, &c.source, &c.target, &l, 1, NULL, &report), report.error.text);
+    MUST(report.matched == 2 && report.dropped == 5 && report.kept == 0);
+    MUST(count(gmm_ckpt_plan_targets(m.plan)) == 1);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+/* ------------------------------------------------------------------------- Verify, resume, faults: rows 64-69 --- */
+
+/* A conversion that has moves of many kinds: splits, folds, a transposition, kept tensors. */
+typedef struct scene { gmm_ckpt_table *t; call c; gmm_ckpt_linear l[2]; const unsigned char *bytes[64];
+                       const unsigned char *const *all[1]; } scene;
+
+static void scene_add(scene *s, const char *name, const int64_t *shape) {
+    gmm_ckpt_tensor x = shaped(name, GMM_F32, shape);
+    gmm_error error;
+    gmm_ckpt_report report;
+    unsigned char *bytes = (unsigned char *)t_host((size_t)x.bytes);
+    for (int64_t i = 0; i < x.bytes; i++) bytes[i] = (unsigned char)t_rand();
+    T_OK_TEXT(gmm_ckpt_table_add_storage(s->t, NULL, x.bytes, &x.storage, &error), error.text);
+    s->bytes[x.storage] = bytes;
+    T_OK_TEXT(gmm_ckpt_table_add(s->t, &x, &report), report.error.text);
+}
+
+static void scene_begin(scene *s) {
+    char name[80];
+    memset(s, 0, sizeof *s);
+    s->t = table_new();
+    for (int e = 0; e < 3; e++) {
+        snprintf(name, sizeof name, HL "mlp.experts.%d.gate_proj.weight", e);
+        scene_add(s, name, SHAPE(8, 5));
+        snprintf(name, sizeof name, HL "mlp.experts.%d.up_proj.weight", e);
+        scene_add(s, name, SHAPE(8, 5));
+        snprintf(name, sizeof name, HL "mlp.experts.%d.down_proj.weight", e);
+        scene_add(s, name, SHAPE(5, 8));
+    }
+    scene_add(s, "model.norm.weight", SHAPE(7));
+    scene_add(s, HL "mlp.gate.weight", SHAPE(3, 5));
+    call_begin(&s->c, s->t, "qwen3-moe", "legacy");
+    s->c.source.extra = GMM_CKPT_EXTRA_KEEP;
+    s->c.target.glu_block = 2;
+    s->l[0] = linear_of(NULL, 3, 16, 5, 1, 0);
+    s->l[0].gated = 1;
+    s->l[1] = linear_of(NULL, 3, 5, 8, 1, 0);
+    s->l[1].slot = GMM_CKPT_FC2;
+    s->all[0] = s->bytes;
+}
+
+static void verify_finds(int arg) { /* moves that were tampered with never pass */
+    scene s;
+    made m;
+    int64_t n, tried = 0;
+    gmm_ckpt_move *moves;
+    gmm_error error;
+    (void)arg;
+    scene_begin(&s);
+    m = plan_ok(&s.c, s.l, 2);
+    T_OK_TEXT(gmm_ckpt_verify(m.plan, NULL, 0, &error), error.text);
+    (void)gmm_ckpt_plan_moves(m.plan, &n);
+    moves = (gmm_ckpt_move *)t_host((size_t)(n + 1) * sizeof *moves);
+    for (int64_t i = 0; i < n; i++)
+        for (int what = 0; what < 14; what++, tried++) {
+            int64_t count_now = n;
+            memcpy(moves, gmm_ckpt_plan_moves(m.plan, NULL), (size_t)n * sizeof *moves);
+            switch (what) {
+            case 0: moves[i].dst_at++; break;
+            case 1: moves[i].dst_at--; break;
+            case 2: moves[i].count[0]--; break;
+            case 3: moves[i].count[moves[i].loops - 1]++; break;
+            case 4: moves[i].src_at += 1 << 20; break;
+            case 5: moves[i].src = 1000; break;
+            case 6: moves[i].dst = -1; break;
+            case 7: moves[i].loops = 9; break;
+            case 8: moves[i].dst_step[moves[i].loops - 1] = 0; break;
+            case 9: moves[i] = moves[--count_now]; break; /* one is missing */
+            case 10: moves[count_now++] = moves[i]; break; /* one is there twice */
+            case 11: moves[i].src_step[0] = INT64_MAX / 2; moves[i].count[0] = 4; break;
+            case 12: moves[i].part = 1; break;
+            default: moves[i].kind = GMM_CKPT_DEQUANT; break;
+            }
+            if (what == 8 && moves[i].count[moves[i].loops - 1] == 1) continue;
+            T_CHECK(gmm_ckpt_verify(m.plan, moves, count_now, &error) == GMM_E_STATE, "move %lld, change %d passed",
+                    (long long)i, what);
+        }
+    for (int trial = 0; trial < 4000; trial++) { /* and agrees with counting every element */
+        unsigned char hit[64] = {0};
+        gmm_ckpt_move two[2];
+        int64_t wanted = 0, bad = 0;
+        memset(two, 0, sizeof two);
+        for (int k = 0; k < 2; k++) {
+            int64_t inner = 1;
+            two[k].kind = GMM_CKPT_ZERO;
+            two[k].src = two[k].scale = -1;
+            two[k].dst = (int32_t)gmm_ckpt_table_find(m.targets, HL "mlp.gate.weight"); /* 15 elements */
+            two[k].loops = (int32_t)t_int(1, 3);
+            for (int l = two[k].loops - 1; l >= 0; l--) {
+                two[k].count[l] = t_int(1, 3);
+                two[k].dst_step[l] = inner + t_int(0, 2);
+                inner += (two[k].count[l] - 1) * two[k].dst_step[l];
+            }
+            two[k].dst_at = t_int(0, 6);
+            for (int64_t i = 0; i < 27; i++) {
+                int64_t left = i, at_element = two[k].dst_at, outside = 0;
+                for (int l = two[k].loops - 1; l >= 0; l--) {
+                    at_element += left % two[k].count[l] * two[k].dst_step[l];
+                    left /= two[k].count[l];
+                }
+                outside = left;
+                if (!outside && at_element < 64) hit[at_element]++;
+                if (!outside && at_element >= 64) bad = 1;
+            }
+        }
+        for (int i = 0; i < 64; i++) {
+            if (hit[i] > 1 || (hit[i] && i >= 15)) bad = 1;
+            wanted += i < 15 && hit[i] == 1;
+        }
+        memcpy(moves, gmm_ckpt_plan_moves(m.plan, NULL), (size_t)n * sizeof *moves);
+        {
+            int64_t kept = 0;
+            gmm_status status;
+            for (int64_t i = 0; i < n; i++)
+                if (moves[i].dst != two[0].dst) moves[kept++] = moves[i];
+            moves[kept++] = two[0];
+            moves[kept++] = two[1];
+            status = gmm_ckpt_verify(m.plan, moves, kept, &error);
+            T_CHECK((status == GMM_OK) == (!bad && wanted == 15), "trial %d: %s, counted %lld%s", trial,
+                    status ? error.text : "passed", (long long)wanted, bad ? ", overlapping" : "");
+        }
+    }
+    MUST(tried > 100);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(s.t);
+}
+
+static void resume(int arg) { /* rows 64, 65: stopped after any move, or in ranges in any order, the bytes are equal */
+    scene s;
+    made whole_run, m;
+    gmm_ckpt_run run = GMM_ZERO;
+    gmm_error error;
+    char scratch[512];
+    int64_t n, cursor;
+    scene_begin(&s);
+    whole_run = plan_ok(&s.c, s.l, 2);
+    whole_run.storages = s.all;
+    apply(&whole_run, -1);
+    MUST(whole_run.done == count(whole_run.targets));
+    (void)gmm_ckpt_plan_moves(whole_run.plan, &n);
+    m = whole_run;
+    run.io.user = &m;
+    run.io.read = made_read;
+    run.io.write = made_write;
+    run.scratch = scratch;
+    run.scratch_bytes = sizeof scratch;
+    for (int64_t k = 1; k < n; k++) {
+        made_room(&m);
+        m.done = 0;
+        if (arg == 64) {
+            cursor = 0;
+            run.end = k;
+            T_OK_TEXT(gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text);
+            MUST(cursor == k);
+            cursor -= k % 2; /* a move done again changes nothing */
+            run.end = 0;
+            T_OK_TEXT(gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text);
+            MUST(cursor == n);
+        } else {
+            for (int64_t i = 0; i < n; i++) {
+                cursor = i % 2 ? i - 1 : i + 1 < n ? i + 1 : i; /* pairs in reverse */
+                run.end = cursor + 1;
+                T_OK_TEXT(gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text);
+            }
+            run.end = 0;
+        }
+        for (int64_t t = 0; t < count(m.targets); t++) {
+            const gmm_ckpt_tensor *x = &gmm_ckpt_table_tensors(m.targets, NULL)[t];
+            t_same(x->name, m.memory + x->offset, whole_run.memory + x->offset, (size_t)x->bytes);
+        }
+    }
+    gmm_ckpt_plan_destroy(whole_run.plan);
+    gmm_ckpt_table_destroy(s.t);
+}
+
+static void io_faults(int arg) { /* every callback fails once: a status that names the key, a cursor to go on from */
+    scene s;
+    made good, m;
+    gmm_ckpt_run run = GMM_ZERO;
+    gmm_error error;
+    char scratch[512];
+    long fail_at = 1, failures = 0;
+    (void)arg;
+    scene_begin(&s);
+    good = plan_ok(&s.c, s.l, 2);
+    good.storages = s.all;
+    apply(&good, -1);
+    run.io.read = made_read;
+    run.io.write = made_write;
+    run.scratch = scratch;
+    run.scratch_bytes = sizeof scratch;
+    for (;; fail_at++) {
+        int64_t cursor = 0;
+        gmm_status status;
+        m = good;
+        m.reads = m.writes = 0;
+        m.fail_at = fail_at;
+        made_room(&m);
+        run.io.user = &m;
+        status = gmm_ckpt_apply(m.plan, &run, &cursor, &error);
+        if (status == GMM_OK) break;
+        failures++;
+        T_CHECK(status == GMM_E_IO && strstr(error.text, "weight") && (strstr(error.text, "gave 7") ||
+                strstr(error.text, "gave 8")), "%s: %s", gmm_status_name(status), error.text);
+        m.fail_at = 0;
+        T_OK_TEXT(gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text);
+        for (int64_t t = 0; t < count(m.targets); t++) {
+            const gmm_ckpt_tensor *x = &gmm_ckpt_table_tensors(m.targets, NULL)[t];
+            t_same(x->name, m.memory + x->offset, good.memory + x->offset, (size_t)x->bytes);
+        }
+    }
+    MUST(failures > 30);
+    gmm_ckpt_plan_destroy(good.plan);
+    gmm_ckpt_table_destroy(s.t);
+}
+
+static struct { long left, live, calls; } heap;
+static void *heap_alloc(void *user, size_t bytes) {
+    (void)user;
+    heap.calls++;
+    if (heap.left == 0) return NULL;
+    if (heap.left > 0) heap.left--;
+    heap.live++;
+    return malloc(bytes);
+}
+static void heap_release(void *user, void *memory) {
+    (void)user;
+    heap.live--;
+    free(memory);
+}
+
+/* Builds, plans, verifies with the counted allocator; the first failure ends it. Everything is freed. */
+static gmm_status memory_run(const scene *s, int what, gmm_ckpt_report *report) {
+    gmm_allocator a;
+    gmm_ckpt_table *t = NULL;
+    gmm_ckpt_plan *plan = NULL;
+    gmm_ckpt_linear *found = NULL;
+    gmm_ckpt_source source = s->c.source;
+    gmm_ckpt_part part = GMM_ZERO;
+    gmm_status status;
+    int64_t n = 0;
+    a.user = NULL;
+    a.alloc = heap_alloc;
+    a.release = heap_release;
+    status = gmm_ckpt_table_create(&t, &a, &report->error);
+    for (int64_t i = 0; !status && i < count(s->t); i++) {
+        gmm_ckpt_tensor x = gmm_ckpt_table_tensors(s->t, NULL)[i];
+        const int64_t before = count(t);
+        status = gmm_ckpt_table_add_storage(t, NULL, x.bytes, &x.storage, &report->error);
+        if (!status) status = gmm_ckpt_table_add(t, &x, report);
+        if (status) MUST(count(t) == before);
+    }
+    part.table = t;
+    source.parts = &part;
+    if (!status && what == 0) status = gmm_ckpt_plan_create(&plan, &source, &s->c.target, s->l, 2, &a, report);
+    if (!status && what == 1) status = gmm_ckpt_scan(&source, 0, &found, &n, &a, report);
+    if (!status && what == 2) {
+        gmm_ckpt_linear l = linear_of("experts.linear_fc1", 2, 4, 0, 1, 0);
+        status = gmm_ckpt_normalize_map(&plan, t, &l, 1, GMM_CKPT_UPSTREAM, &a, report);
+    }
+    if (!status && plan) status = gmm_ckpt_verify(plan, NULL, 0, &report->error);
+    if (status) T_CHECK(!plan || what != 1, "a plan in spite of an error");
+    gmm_ckpt_plan_destroy(plan);
+    gmm_ckpt_linears_release(found, &a);
+    gmm_ckpt_table_destroy(t);
+    return status;
+}
+
+static void no_memory(int what) { /* row 69 */
+    scene s;
+    long fail = 0;
+    scene_begin(&s);
+    for (int i = 0; i < 400; i++) { /* enough keys for several blocks */
+        char name[300];
+        memset(name, 'x', sizeof name);
+        snprintf(name + 200, 100, ".%d", i);
+        if (i >= 40) break;
+        scene_add(&s, name, SHAPE(2));
+    }
+    for (;; fail++) {
+        gmm_ckpt_report report;
+        gmm_status status;
+        heap.left = fail;
+        heap.live = 0;
+        status = memory_run(&s, what, &report);
+        T_CHECK(heap.live == 0, "%ld blocks leak after allocation %ld failed", heap.live, fail);
+        if (status == GMM_OK) break;
+        T_CHECK(status == GMM_E_MEMORY, "%s after allocation %ld failed: %s", gmm_status_name(status), fail,
+                report.error.text);
+    }
+    MUST(fail > 2);
+    gmm_ckpt_table_destroy(s.t);
+}
+
+static void table_rules(int arg) { /* what tables refuse; they stay as they were (row 66's part) */
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_tensor x = shaped("a\xC3\xA9\".\\w", GMM_BF16, SHAPE(2, 3)), bad;
+    gmm_ckpt_report report;
+    gmm_error error;
+    int32_t storage;
+    (void)arg;
+    T_OK_TEXT(gmm_ckpt_table_add_storage(t, NULL, 100, &x.storage, &error), error.text);
+    T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+    MUST(gmm_ckpt_table_find(t, "a\xC3\xA9\".\\w") == 0 && gmm_ckpt_table_find(t, "a") < 0);
+    T_REFUSED_TEXT(GMM_E_KEY, gmm_ckpt_table_add(t, &x, &report), report.error.text, "taken", NULL);
+    x.name = "b";
+#define REFUSE(status, change, ...) \
+    bad = x; change; T_REFUSED_TEXT(status, gmm_ckpt_table_add(t, &bad, &report), report.error.text, __VA_ARGS__, NULL)
+    REFUSE(GMM_E_ARG, bad.rank = 9, "rank 9", "b");
+    REFUSE(GMM_E_ARG, bad.rank = -1, "rank -1");
+    REFUSE(GMM_E_ARG, bad.shape[0] = -1, "extent 0");
+    REFUSE(GMM_E_ARG, bad.bytes = 11, "11", "12");
+    REFUSE(GMM_E_ARG, bad.storage = 1, "storage 1");
+    REFUSE(GMM_E_ARG, bad.offset = 89, "89");
+    REFUSE(GMM_E_ARG, bad.offset = INT64_MAX, "leave");
+    REFUSE(GMM_E_ARG, bad.offset = -1, "-1");
+    REFUSE(GMM_E_ARG, bad.name = NULL, "name");
+    REFUSE(GMM_E_DTYPE, bad.dtype = (gmm_dtype)77, "77");
+    REFUSE(GMM_E_OVERFLOW, bad.shape[0] = bad.shape[1] = INT64_MAX / 2, "63-bit");
+    REFUSE(GMM_E_OVERFLOW, bad.shape[0] = (int64_t)1 << 60, "63-bit");
+#undef REFUSE
+    MUST(count(t) == 1);
+    T_REFUSED_TEXT(GMM_E_NULL, gmm_ckpt_table_add(t, NULL, &report), report.error.text, "tensor", NULL);
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_table_add_storage(t, NULL, -1, &storage, &error), error.text, "-1", NULL);
+    gmm_ckpt_table_destroy(t);
+    gmm_ckpt_table_destroy(NULL);
+}
+
+static void arguments(int arg) { /* descriptors out of range */
+    gmm_ckpt_table *t = KEYS("fc.weight0", "fc.weight1");
+    gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0), two[2];
+    gmm_ckpt_plan *plan;
+    gmm_ckpt_report report;
+    call c;
+    (void)arg;
+#define BEGIN() call_begin(&c, t, "module", "module")
+#define REFUSE(reason, change, key) \
+    BEGIN(); l = linear_of("fc", 2, 4, 0, 1, 0); change; plan_refused(&c, &l, 1, reason, key)
+    REFUSE(GMM_CKPT_ARGUMENT, l.experts = -1, "-1 experts");
+    REFUSE(GMM_CKPT_ARGUMENT, l.out = 0, "x 0");
+    REFUSE(GMM_CKPT_ARGUMENT, l.slot = (gmm_ckpt_slot)9, "slot is 9");
+    REFUSE(GMM_CKPT_ARGUMENT, (l.gated = 1, l.out = 3), "gated");
+    REFUSE(GMM_CKPT_OVERFLOW, (l.out = INT64_MAX / 4, l.in = 8), "63 bits");
+    REFUSE(GMM_CKPT_ARGUMENT, c.target.rank.ep_rank = 1, "EP 1/1");
+    REFUSE(GMM_CKPT_ARGUMENT, c.part[0].rank.etp_rank = -1, "ETP -1");
+    REFUSE(GMM_CKPT_ARGUMENT, c.source.scheme = NULL, "scheme");
+    REFUSE(GMM_CKPT_ARGUMENT, c.source.part_count = 0, "0 parts");
+    REFUSE(GMM_CKPT_ARGUMENT, c.source.extra = (gmm_ckpt_extra)5, "5");
+    REFUSE(GMM_CKPT_ARGUMENT, c.target.state_count = 2, "state_count");
+    REFUSE(GMM_CKPT_ARGUMENT, c.source.part_count = 2; c.part[1] = c.part[0], "same rank");
+    REFUSE(GMM_CKPT_DTYPE, c.target.dtype = GMM_E4M3, "e4m3");
+    REFUSE(GMM_CKPT_ARGUMENT, l.path = "", "empty");
+    REFUSE(GMM_CKPT_ARGUMENT, c.source.struct_size = 100000, "struct_size");
+    REFUSE(GMM_CKPT_MISSING_INDEX, l.path = "other", "other.weight");
+    REFUSE(GMM_CKPT_MISSING_INDEX, l.bias = 1, "fc.bias");
+    REFUSE(GMM_CKPT_SHAPE, l.out = 5, "[4]");
+    BEGIN();
+    two[0] = two[1] = l = linear_of("fc", 2, 4, 0, 1, 0);
+    plan_refused(&c, two, 2, GMM_CKPT_ARGUMENT, "twice");
+    l.path = "other";
+    c.source.skip_missing = 1;
+    c.source.extra = GMM_CKPT_EXTRA_KEEP;
+    {
+        made m = plan_ok(&c, &l, 1);
+        MUST(count(m.targets) == 2);
+        gmm_ckpt_plan_destroy(m.plan);
+    }
+    MUST(gmm_ckpt_plan_create(NULL, &c.source, &c.target, &l, 1, NULL, &report) == GMM_E_NULL);
+    MUST(gmm_ckpt_plan_create(&plan, NULL, &c.target, &l, 1, NULL, NULL) == GMM_E_NULL && !plan);
+#undef BEGIN
+#undef REFUSE
+    gmm_ckpt_table_destroy(t);
+    t = KEYS("module.fc.weight0", "fc.weight0", "fc.weight1"); /* two names of one tensor */
+    l = linear_of("fc", 2, 4, 0, 1, 0);
+    refused(t, NULL, &l, GMM_CKPT_AMBIGUOUS, "fc.weight0");
+    gmm_ckpt_table_destroy(t);
+}
+
+static void scan(int arg) { /* extents from names and shapes */
+    static const char *const want[] = {"megatron", "qwen3-moe", "legacy", "fused-transposed", "gpt-oss"};
+    (void)arg;
+    for (int i = 0; i < T_COUNT(want); i++) {
+        const int y = (int[]){0, 5, 3, 7, 8}[i];
+        const logical x = {4, 2, 6, 5}, x2 = {4, 1, 5, 6};
+        filler f;
+        gmm_ckpt_source source = GMM_ZERO;
+        gmm_ckpt_part part[2] = {GMM_ZERO, GMM_ZERO};
+        gmm_ckpt_linear *l;
+        gmm_ckpt_report report;
+        int64_t n;
+        for (int p = 0; p < 2; p++) {
+            f.t = table_new();
+            f.n = f.io = 0;
+            f.dtype = GMM_F32;
+            f.bytes = (const unsigned char **)t_host(64 * sizeof *f.bytes);
+            where w = at(p, 2, 0, 1);
+            tensors(&layouts[0][y], 0, &x, &w, 0, fill, &f);
+            tensors(&layouts[1][y], 1, &x2, &w, 0, fill, &f);
+            part[p].table = f.t;
+            part[p].rank.ep_rank = p;
+            part[p].rank.ep_size = 2;
+        }
+        source.parts = part;
+        source.part_count = 2;
+        source.scheme = gmm_ckpt_scheme_of(want[i]);
+        if (i == 2) {
+            T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_scan(&source, 0, &l, &n, NULL, &report), report.error.text, "number",
+                           NULL);
+            MUST(!l && n == 0);
+        }
+        T_OK_TEXT(gmm_ckpt_scan(&source, i == 2 ? 4 : 0, &l, &n, NULL, &report), report.error.text);
+        T_CHECK(n == 2 && l[0].slot == GMM_CKPT_FC1 && l[1].slot == GMM_CKPT_FC2, "%s", want[i]);
+        T_CHECK(l[0].experts == 4 && l[0].out == 12 && l[0].in == 5 && l[0].gated == 1 && !l[0].bias,
+                "%s: %lld %lld %lld",
+                want[i], (long long)l[0].experts, (long long)l[0].out, (long long)l[0].in);
+        T_CHECK(l[1].experts == 4 && l[1].out == 5 && l[1].in == 6 && !l[1].gated, "%s", want[i]);
+        gmm_ckpt_linears_release(l, NULL);
+        for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)part[p].table);
+    }
+}
+
+static void gtp_sources(int arg) { /* shards of all ranks, unpadded or padded, come together */
+    const logical x = {2, 2, 5, 3};
+    (void)arg;
+    for (int padded = 0; padded < 2; padded++)
+        for (int y = 0; y < 2; y++) {
+            const int64_t stored[3] = {4, 4, padded ? 4 : 2}, valid[3] = {4, 4, 2};
+            call c;
+            made m;
+            checker k;
+            gmm_ckpt_linear l = linear_of(NULL, 2, 10, 3, 1, 0);
+            l.gated = 1;
+            call_begin(&c, NULL, "megatron", "megatron");
+            c.source.part_count = 3;
+            for (int r = 0; r < 3; r++) {
+                filler f;
+                where w = at(0, 1, 0, 1);
+                w.row0 = 4 * r;
+                w.rows = valid[r];
+                w.stored = stored[r];
+                f.t = table_new();
+                f.n = f.io = 0;
+                f.dtype = GMM_F32;
+                f.bytes = (const unsigned char **)t_host(64 * sizeof *f.bytes);
+                tensors(&layouts[0][y], 0, &x, &w, 0, fill, &f);
+                c.part[r].table = f.t;
+                c.part[r].rank.gtp_rank = r;
+                c.part[r].rank.gtp_size = 3;
+            }
+            c.source.stated.known = 1;
+            c.target.glu_block = 1;
+            m = plan_ok(&c, &l, 1);
+            apply(&m, 0);
+            k.m = &m;
+            k.n = 0;
+            k.dtype = GMM_F32;
+            k.from = k.to = "gtp";
+            tensors(&layouts[0][1], 0, &x, &whole, 1, check, &k);
+            gmm_ckpt_plan_destroy(m.plan);
+            c.source.part_count = 2;
+            plan_refused(&c, &l, 1, GMM_CKPT_SHAPE, "rows");
+            for (int r = 0; r < 3; r++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[r].table);
+        }
+}
+
+static void shared_and_router(int arg) { /* what stands beside the experts moves with the plan */
+    static const char *const names[] = {
+        ML "linear_fc1.weight0", ML "linear_fc2.weight0", "decoder.layers.0.mlp.router.weight",
+        "decoder.layers.0.mlp.router.expert_bias", "decoder.layers.0.mlp.shared_experts.linear_fc1.weight",
+        "decoder.layers.0.mlp.shared_experts.linear_fc2.weight", "model.layers.9.mlp.gate_proj.weight"};
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_source source = GMM_ZERO;
+    gmm_ckpt_report report;
+    gmm_ckpt_linear *found;
+    int64_t n;
+    call c;
+    made m;
+    (void)arg;
+    add(t, HL "mlp.experts.0.gate_proj.weight", GMM_BF16, SHAPE(2, 3), NULL);
+    add(t, HL "mlp.experts.0.up_proj.weight", GMM_BF16, SHAPE(2, 3), NULL);
+    add(t, HL "mlp.experts.0.down_proj.weight", GMM_BF16, SHAPE(3, 2), NULL);
+    add(t, HL "mlp.gate.weight", GMM_BF16, SHAPE(1, 3), NULL);
+    add(t, HL "mlp.gate.e_score_correction_bias", GMM_F32, SHAPE(1), NULL);
+    add(t, HL "mlp.shared_experts.gate_proj.weight", GMM_BF16, SHAPE(4, 3), NULL);
+    add(t, HL "mlp.shared_experts.up_proj.weight", GMM_BF16, SHAPE(4, 3), NULL);
+    add(t, HL "mlp.shared_experts.down_proj.weight", GMM_BF16, SHAPE(3, 4), NULL);
+    add(t, "model.layers.9.mlp.gate_proj.weight", GMM_BF16, SHAPE(4, 3), NULL); /* a dense layer */
+    call_begin(&c, t, "deepseek-v3", "megatron");
+    c.source.extra = GMM_CKPT_EXTRA_KEEP;
+    source = c.source;
+    T_OK_TEXT(gmm_ckpt_scan(&source, 0, &found, &n, NULL, &report), report.error.text);
+    MUST(n == 6);
+    m = plan_ok(&c, found, n);
+    apply(&m, 0);
+    for (int i = 0; i < T_COUNT(names); i++)
+        T_CHECK(gmm_ckpt_table_find(m.targets, names[i]) >= 0, "%s is not there", names[i]);
+    MUST(count(m.targets) == T_COUNT(names));
+    {
+        const unsigned char *fc1 = m.memory + get(m.targets,
+                                                  "decoder.layers.0.mlp.shared_experts.linear_fc1.weight")->offset;
+        t_same("shared gate", fc1, source_bytes(t, HL "mlp.shared_experts.gate_proj.weight"), 24);
+        t_same("shared up", fc1 + 24, source_bytes(t, HL "mlp.shared_experts.up_proj.weight"), 24);
+    }
+    c.target.scheme = gmm_ckpt_scheme_of("mixtral"); /* which names no shared experts */
+    plan_refused(&c, found, n, GMM_CKPT_EXTRA_KEY, "mixtral");
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_linears_release(found, NULL);
+    gmm_ckpt_table_destroy(t);
+}
+
+void tests_checkpoint(void) {
+    for (int row = 1; row <= 8; row++) t_add_host(hook, row, "row%d load hook H%d", row, row);
+    for (int i = 0; i < T_COUNT(map_cases); i++)
+        if (map_cases[i].row < 66)
+            t_add_host(map, i, "row%d map: %s ... to %s", map_cases[i].row, map_cases[i].in[0],
+                       map_cases[i].grouped ? "grouped" : "indexed");
+        else
+            t_add_host(map, i, "edge one expert: %s to %s", map_cases[i].in[0],
+                       map_cases[i].grouped ? "grouped" : "indexed");
+    t_add_host(map_bytes, 0, "row17 map leaves other modules alone, bytes, safe");
+    t_add_host(map_bytes, 1, "row17 map leaves other modules alone, bytes, upstream");
+    t_add_host(splitter, 0, "row18 row19 row20 splitter");
+    t_add_host(flags, 0, "row21 row22 row30 row38 flags, again, order, bias [E]");
+    t_add_host(packed, 0, "row32 packed key for a grouped target");
+    t_add_host(ranks, 33, "row33 EP rank 1 of global experts");
+    t_add_host(ranks, 34, "row34 more experts than declared");
+    t_add_host(both_layouts, 0, "row35 both layouts");
+    t_add_host(split_failure, 0, "row36 a failed split changes nothing");
+    t_add_host(mixed_dtypes, 0, "row39 mixed dtypes");
+    t_add_host(interleave_values, 0, "row40 row43 halves to blocks of 2, weight and bias");
+    t_add_host(interleave_values, 1, "row40 row43 blocks of 2 to halves, weight and bias");
+    t_add_host(interleave_random, 0, "row41 row44 blocks of every kind into one another");
+    t_add_host(not_divisible, 0, "row42 row46 not divisible");
+    t_add_host(etp_merge, 0, "row45 ETP 2 to 1 of interleaved rows");
+    t_add_host(glu_stated, 47, "row47 unknown gate and up layout");
+    t_add_host(glu_stated, 48, "row48 contradicting gate and up layout");
+    t_add_host(mixtral_ep, 0, "row49 mixtral to grouped, EP 4");
+    t_add_host(qwen_indexed, 0, "row50 qwen3-moe to indexed");
+    for (int i = 0; i < 6; i++)
+        t_add_host(fp8_blocks, i, "row51 %s blocks with tails, %s", i % 2 ? "e5m2" : "e4m3",
+                   i < 2 ? "memory" : i < 4 ? "least scratch" : "callbacks");
+    t_add_host(fp8_kept, 0, "row52 scales missing; scales move with their weight");
+    t_add_host(same_extent, 0, "row53 2F = H");
+    t_add_host(gpt_oss_bias, 0, "row54 gpt-oss rows and biases");
+    for (int i = 0; i < 3; i++)
+        t_add_host(mxfp4, i, "row54 gpt-oss MXFP4, %s", i == 0 ? "memory" : i == 1 ? "least scratch" : "callbacks");
+    t_add_host(sequential_round, 0, "row55 sequential, indexed, grouped");
+    t_add_host(stored_keys, 56, "row56 stored keys");
+    t_add_host(stored_keys, 57, "row57 singleton halves");
+    t_add_host(states, 0, "row58 optimizer state moves alike");
+    for (int row = 59; row <= 61; row++) t_add_host(shard_members, row, "row%d shard to members", row);
+    t_add_host(views, 0, "row62 views alias");
+    t_add_host(resume, 64, "row64 stop and resume after any move");
+    t_add_host(resume, 65, "row65 ranges in another order");
+    t_add_host(table_rules, 0, "row66 tables refuse");
+    for (int what = 0; what < 3; what++)
+        t_add_host(no_memory, what, "row69 every allocation fails: %s",
+                   what == 0 ? "plan" : what == 1 ? "scan" : "map");
+    t_add_host(extra_state, 0, "row70 extra state");
+    t_add_host(every_pair, 0, "ckpt fc1: every layout into every other");
+    t_add_host(every_pair, 1, "ckpt fc2: every layout into every other");
+    t_add_host(every_rank, 0, "ckpt fc1: EP and ETP grids into one another");
+    t_add_host(every_rank, 1, "ckpt fc2: EP and ETP grids into one another");
+    t_add_host(large_matrices, 0, "ckpt matrices of several tiles");
+    t_add_host(few_moves, 0, "ckpt stacks move at once");
+    t_add_host(gtp_cuts, 0, "ckpt GTP cuts of every kind");
+    t_add_host(gtp_sources, 0, "ckpt GTP shards come together");
+    t_add_host(verify_finds, 0, "ckpt verify finds what is wrong");
+    t_add_host(io_faults, 0, "ckpt every callback fails");
+    t_add_host(arguments, 0, "ckpt arguments out of range");
+    t_add_host(scan, 0, "ckpt scan");
+    t_add_host(shared_and_router, 0, "ckpt shared experts and router");
+}

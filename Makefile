@@ -179,6 +179,8 @@ $(P)/openblas: $(P)/tools
 	$(call probe,OpenBLAS (peer of the benchmark),#include <cblas.h>\nint main(void) { return !openblas_get_config(); }\n,$(CC) -x c -,-lopenblas,-lopenblas)
 $(P)/cjson.cflags: $(P)/cjson
 	@if test -s $<; then echo '-DHAVE_CJSON'; fi > $@
+$(P)/pthread.cflags: $(P)/pthread
+	@if test -s $<; then echo '-DGMM_WITH_CPU_RANKS'; fi > $@
 $(P)/openblas.cflags: $(P)/openblas
 	@if test -s $<; then echo '-DHAVE_OPENBLAS'; fi > $@
 $(P)/nvcc: $(P)/tools
@@ -226,7 +228,7 @@ $(P)/none: $(P)/tools
 # The sanitized build holds the CPU engine alone.
 CUDA_CFLAGS := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.cflags)
 CUDA_LINK := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.link)
-RESPONSES := $(P)/openmp $(P)/pthread $(P)/cjson.cflags $(P)/openblas.cflags $(CUDA_CFLAGS)
+RESPONSES := $(P)/openmp $(P)/pthread $(P)/pthread.cflags $(P)/cjson.cflags $(P)/openblas.cflags $(CUDA_CFLAGS)
 C_RESPONSES := $(RESPONSES:%=@%)
 
 # ---- Rules
@@ -241,7 +243,7 @@ $(B)/gmm.o: examples/vendoring/gmm.c examples/vendoring/gmm.cu $(B)/flags $(RESP
 	else printf '  %-5s  %s\n' CC $<; fi
 	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); o=$$(cat $(P)/openmp); \
 	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I. -MMD -MP -MF $(@:.o=.d) \
-	$$(cat $(P)/cublaslt) -c -o $@ examples/vendoring/gmm.cu; \
+	$$(cat $(P)/cublaslt $(P)/pthread.cflags) -c -o $@ examples/vendoring/gmm.cu; \
 	else $(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<; fi
 
 $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)

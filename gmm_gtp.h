@@ -2472,6 +2472,8 @@ typedef struct gmm__mark {
     gmm_event inside, outside;
     int32_t graph; /* in which it was recorded, counted from 1; 0 = in none */
     int32_t set;
+    int32_t waited;             /* `waiter` has waited since: once is enough */
+    gmm_stream recorder, waiter;
 } gmm__mark;
 
 /* A collective that gmm_gtp_poll looks after. */
@@ -3216,13 +3218,20 @@ static gmm_status gmm__mark_destroy(gmm_gtp *g, gmm__mark *m) {
 static gmm_status gmm__mark_record(gmm_gtp *g, gmm__mark *m, gmm_stream stream) {
     gmm_status s = GMM_OK;
     m->set = 1;
+    m->waited = 0;
+    m->recorder = stream;
     m->graph = g->graph;
     if (g->graph) s = g->rt.event_record(g->rt.self, m->inside, stream, 0);
     return s ? s : g->rt.event_record(g->rt.self, m->outside, stream, g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
 }
-static gmm_status gmm__mark_wait(gmm_gtp *g, const gmm__mark *m, gmm_stream stream) {
+static gmm_status gmm__mark_wait(gmm_gtp *g, gmm__mark *m, gmm_stream stream) {
     if (!m->set) return GMM_OK;
-    if (g->graph && m->graph == g->graph) return g->rt.stream_wait(g->rt.self, stream, m->inside, 0);
+    if (m->graph == g->graph) { /* a stream need not wait for itself, nor twice */
+        if (m->recorder == stream || (m->waited && m->waiter == stream)) return GMM_OK;
+        m->waited = 1;
+        m->waiter = stream;
+        if (g->graph) return g->rt.stream_wait(g->rt.self, stream, m->inside, 0);
+    }
     return g->rt.stream_wait(g->rt.self, stream, m->outside, g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
 }
 

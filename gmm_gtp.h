@@ -3953,8 +3953,8 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) 
                          (unsigned)what);
     for (i = 0; i < gtp->domain_count && !s; i++) {
         gmm__gtp_domain *d = &gtp->domains[i];
-        if (what & (uint32_t)GMM_GTP_GATHERS) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
-        if (!s && (what & (uint32_t)GMM_GTP_GRADIENTS)) s = gmm__gtp_join(gtp, d, GMM__GTP_REDUCE, stream);
+        if (what & (uint32_t)GMM_GTP_GRADIENTS) s = gmm__gtp_join(gtp, d, GMM__GTP_REDUCE, stream);
+        if (!s && (what & (uint32_t)GMM_GTP_GATHERS)) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
     }
     for (i = 0; i < gtp->bundle_count && !s && (what & (uint32_t)GMM_GTP_GATHERS); i++)
         if (!gtp->graph || gtp->bundles[i].in_place.graph == gtp->graph)

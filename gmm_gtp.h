@@ -2513,7 +2513,7 @@ typedef struct gmm__gtp_slot {
     int32_t domain, kind, captured;
     int32_t bundle;              /* whose content; -1 = none */
     int32_t graph;               /* that gathered it; 0 = none, eager */
-    int32_t pending;             /* prefetched, not yet acquired */
+    int32_t pending;             /* wanted by a prefetch, not yet acquired: 1 = gathered for it, 2 = was there */
     uint32_t holders;            /* a bit per pass */
     int32_t read;                /* since it was gathered, */
     gmm_stream reader;           /* last on this stream */
@@ -3522,7 +3522,7 @@ static gmm_status gmm__gtp_gather_ahead(gmm_gtp *g, int32_t bundle, gmm_gtp_pass
     }
     if (pass == GMM_GTP_FORWARD) gmm__gtp_ask(g, b);
     if (gmm__gtp_has(g, slot, bundle)) {
-        slot->pending = 1;
+        if (!slot->pending) slot->pending = 2;
         return GMM_OK;
     }
     if (slot->holders || (slot->pending && slot->bundle >= 0 && slot->bundle != bundle &&
@@ -3530,7 +3530,7 @@ static gmm_status gmm__gtp_gather_ahead(gmm_gtp *g, int32_t bundle, gmm_gtp_pass
         g->stats.busy++;
         return GMM_OK;
     }
-    g->stats.outdated += slot->pending;
+    g->stats.outdated += slot->pending == 1;
     g->stats.prefetches++;
     {
         const gmm_status s = gmm__gtp_gather(g, bundle, pass);
@@ -3623,11 +3623,11 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
         else s = gmm__mark_wait(gtp, &b->published, stream);
     } else {
         if (gmm__gtp_has(gtp, slot, bundle)) {
-            if (slot->pending) gtp->stats.prefetched++;
+            if (slot->pending == 1) gtp->stats.prefetched++;
             else gtp->stats.resident++;
         } else {
             gtp->stats.exposed++;
-            gtp->stats.outdated += slot->pending;
+            gtp->stats.outdated += slot->pending == 1;
             s = gmm__gtp_gather(gtp, bundle, pass);
         }
         if (!s) s = gmm__mark_wait(gtp, &slot->ready, stream);
@@ -3956,9 +3956,12 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) 
         if (what & (uint32_t)GMM_GTP_GRADIENTS) s = gmm__gtp_join(gtp, d, GMM__GTP_REDUCE, stream);
         if (!s && (what & (uint32_t)GMM_GTP_GATHERS)) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
     }
-    for (i = 0; i < gtp->bundle_count && !s && (what & (uint32_t)GMM_GTP_GATHERS); i++)
-        if (!gtp->graph || gtp->bundles[i].in_place.graph == gtp->graph)
-            s = gmm__mark_wait(gtp, &gtp->bundles[i].in_place, stream); /* shards that were read as they are */
+    for (i = 0; i < gtp->bundle_count && !s && (what & (uint32_t)GMM_GTP_GATHERS); i++) {
+        gmm__gtp_bundle *b = &gtp->bundles[i];
+        b->asked = 0; /* the shards may change from here on */
+        if (!gtp->graph || b->in_place.graph == gtp->graph)
+            s = gmm__mark_wait(gtp, &b->in_place, stream); /* shards that were read as they are */
+    }
     return s ? gmm__gtp_break(gtp, fn, "all domains", s) : GMM_OK;
 }
 

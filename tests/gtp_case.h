@@ -25,6 +25,7 @@ typedef struct gtp_case {
     int stray;               /* a prefetch that nobody wants, before the fence */
     int two_streams;         /* odd layers read on a second stream, and recompute too */
     int foreign;             /* gradients come from the caller's memory */
+    int permuted, other_ids; /* ranks stand in another order in their group; ids differ from rank to rank */
     int threads;             /* a thread per rank, all compute on stream NULL */
     gmm_dtype wire, main_grad;
     gmm_gtp_reduction reduction;
@@ -45,7 +46,7 @@ typedef struct gtp_result {
     gmm_gtp_statistics stats[CASE_RANKS];
     gmm_gtp_need need;
     int64_t asked, reported;  /* weights that rank 0's callbacks were told of */
-    int64_t communications;   /* calls of collectives by rank 0 */
+    int64_t communications, groups; /* calls of collectives by rank 0, and of group_begin */
     uint64_t hash;            /* of all main_grads and weights of all ranks, as whole tensors */
     gmm_status run;           /* of gmm_ranks_run at the end */
 } gtp_result;

@@ -39,13 +39,17 @@ typedef struct rank {
     int32_t weight[CASE_LAYERS][CASE_EXPERTS], bundle[CASE_LAYERS], chain[GMM_GTP_PASSES];
     gmm_gtp_view view[CASE_LAYERS][GMM_GTP_PASSES], wgrad[CASE_LAYERS];
     int version, due[CASE_LAYERS]; /* due: the optimizer has new shards that nobody has published */
-    int64_t waits, asked, reported, communications;
+    int64_t waits, asked, reported, communications, groups;
     int knows[STREAMS][STREAMS], events;
     knowledge event[EVENTS];
     unsigned char implied[CASE_WAITS];
+    const void *first[CASE_LAYERS][GMM_GTP_PASSES + 1];
     gmm_status status;
     char text[512];
 } rank;
+
+static gmm_status give(rank *r, const char *name, gmm_status (*function)(const void *, gmm_stream), const op *o,
+                       const gmm_mat *mat, const gmm_range *ranges, int count, gmm_stream stream);
 
 typedef struct run {
     const gtp_case *c;
@@ -217,11 +221,48 @@ static void need(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count
     for (int l = 0; l < r->run->c->layers; l++)
         if (r->weight[l][0] == weights[0] && r->due[l]) (void)publish(r, l, r->compute[0]);
 }
-static void ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
-    (void)gtp;
-    (void)weights;
+
+/* What the callback's stream sees of a layer's main_grads: everything up to this submit. */
+static gmm_status snapshot_run(const void *argument, gmm_stream stream) {
+    const work_argument *a = (const work_argument *)argument;
+    const gtp_case *c = a->run->c;
+    const gmm_shard_plan *p = &a->rank->plan[a->op.layer];
     (void)stream;
-    ((rank *)user)->reported += count;
+    for (int e = 0; e < c->experts; e++)
+        for (int64_t i = 0; i < p->valid_rows * c->cols; i++) {
+            const double got = gmm_load(c->main_grad ? c->main_grad : GMM_F32, a->rank->grad[a->op.layer][e], i);
+            int64_t want = 0;
+            for (int r = 0; r < c->ranks; r++)
+                for (int m = 0; m <= a->op.micro; m++)
+                    for (int k = 0; k <= (m < a->op.micro ? consumes(c) - 1 : a->op.consume); k++)
+                        want += gradient(c, r, a->op.step, m, k, a->op.layer, e, p->row0 * c->cols + i);
+            if (got != (double)want)
+                wrong(a->run, "main_grad at the callback", a->rank->index, a->op.layer, e, i, got, (double)want);
+        }
+    return GMM_OK;
+}
+static void ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
+    rank *r = (rank *)user;
+    const gtp_case *c = r->run->c;
+    const op *o = &r->run->program[r->at];
+    gmm_range ranges[CASE_EXPERTS];
+    (void)gtp;
+    r->reported += count;
+    if (count != c->experts || weights[0] != r->weight[o->layer][0]) wrong(r->run, "the callback", r->index, 0, 0, 0, 0, 0);
+    for (int e = 0; e < c->experts; e++) {
+        memset(&ranges[e], 0, sizeof ranges[e]);
+        ranges[e].data = r->grad[o->layer][e];
+        ranges[e].bytes = (size_t)(r->plan[o->layer].shard_rows * c->cols * 4);
+        if (c->main_grad == GMM_BF16) ranges[e].bytes /= 2;
+    }
+    (void)give(r, "snapshot", snapshot_run, o, NULL, ranges, c->experts, stream);
+}
+
+/* Addresses stay for ever. */
+static void stays(rank *r, const void **first, const gmm_mat *m, int layer) {
+    const void *now = m->table ? m->table[0] : m->data;
+    if (*first && *first != now) wrong(r->run, "an address", r->index, layer, 0, 0, 0, 0);
+    *first = now;
 }
 
 static gmm_status execute(rank *r, const op *o) {
@@ -236,7 +277,13 @@ static gmm_status execute(rank *r, const op *o) {
     gmm_status s = GMM_OK;
     int n = 0;
     switch (o->kind) {
-    case ACQUIRE: memset(v, 0, sizeof *v); return gmm_gtp_acquire(r->gtp, b, pass, stream, v);
+    case ACQUIRE:
+        memset(v, 0, sizeof *v);
+        s = gmm_gtp_acquire(r->gtp, b, pass, stream, v);
+        if (!s) stays(r, &r->first[o->layer][o->pass], &v->mat, o->layer);
+        if (!s && c->ranks > 1 && (char *)matrix(&v->mat, 0) < (char *)r->gather)
+            wrong(r->run, "a view outside of the gathered", r->index, o->layer, 0, 0, 0, 0);
+        return s;
     case USE:
         n = ranges_of(r, &v->mat, r->plan[o->layer].padded_rows, 0, ranges);
         return give(r, "read weights", use_run, o, &v->mat, ranges, n, stream);
@@ -244,7 +291,9 @@ static gmm_status execute(rank *r, const op *o) {
     case WGRAD:
         if (c->foreign || c->zero_rank == r->index + 1) return GMM_OK;
         memset(&r->wgrad[o->layer], 0, sizeof r->wgrad[o->layer]);
-        return gmm_gtp_wgrad(r->gtp, b, stream, &r->wgrad[o->layer]);
+        s = gmm_gtp_wgrad(r->gtp, b, stream, &r->wgrad[o->layer]);
+        if (!s) stays(r, &r->first[o->layer][GMM_GTP_PASSES], &r->wgrad[o->layer].mat, o->layer);
+        return s;
     case WRITE:
         if (c->zero_rank == r->index + 1) return GMM_OK;
         if (c->foreign) from = gmm_mat_packed(GMM_BF16, r->foreign[o->layer]);
@@ -432,6 +481,7 @@ static gmm_status counted(watched_comm *w, gmm_stream stream) {
     return ++r->communications == r->run->c->fail_call && r->index == 0 ? GMM_E_COMM : GMM_OK;
 }
 static gmm_status c_begin(void *s, const char *what) {
+    ((watched_comm *)s)->rank->groups++;
     return ((watched_comm *)s)->inner.group_begin(((watched_comm *)s)->inner.self, what);
 }
 static gmm_status c_end(void *s) { return ((watched_comm *)s)->inner.group_end(((watched_comm *)s)->inner.self); }
@@ -524,10 +574,11 @@ static void declare(rank *r) {
         shard.rows = rows_of(c, l);
         shard.cols = c->cols;
         shard.gtp_size = c->ranks;
-        shard.gtp_rank = r->index;
+        shard.gtp_rank = r->comm[0].rank;
         shard.unit = 2;
         s = gmm_gtp_plan(&shard, &r->plan[l], NULL);
-        for (int e = 0; e < c->experts && !s; e++) {
+        for (int n = 0; n < c->experts && !s; n++) {
+            const int e = c->other_ids && r->index % 2 ? c->experts - 1 - n : n;
             const gmm_shard_plan *p = &r->plan[l];
             gmm_gtp_weight w = GMM_ZERO;
             r->shard[l][e] = (uint16_t *)blank((size_t)p->shard_data_bytes[0], 0);
@@ -545,7 +596,7 @@ static void declare(rank *r) {
         if (!s) s = gmm_gtp_add_bundle(r->gtp, domain, r->weight[l], c->experts, "layer", &r->bundle[l]);
         r->foreign[l] = (uint16_t *)blank((size_t)(rows_of(c, l) * c->cols * c->experts) * 2, 0xFF);
     }
-    for (int pass = 0; pass < GMM_GTP_PASSES && !s && (!c->unchained || pass == GMM_GTP_RECOMPUTE); pass++) {
+    for (int pass = c->unchained ? GMM_GTP_RECOMPUTE : 0; pass < GMM_GTP_PASSES && !s; pass++) {
         gmm_gtp_chain chain = GMM_ZERO;
         int32_t list[CASE_LAYERS];
         for (int i = 0; i < c->layers; i++) {
@@ -607,7 +658,7 @@ static uint64_t hash_run(const run *r) {
     for (int l = 0; l < c->layers; l++)
         for (int e = 0; e < c->experts; e++)
             for (int i = 0; i < c->ranks; i++) {
-                const rank *k = &r->rank[i];
+                const rank *k = &r->rank[c->permuted ? (i + 1) % c->ranks : i];
                 for (int64_t v = 0; v < k->plan[l].valid_rows * c->cols; v++) {
                     const float g = c->frozen >> l & 1 ? 0
                                   : gmm_load(c->main_grad ? c->main_grad : GMM_F32, k->grad[l][e], v);
@@ -643,7 +694,7 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
     world.check_races = 1;
     world.timeout_ms = c->timeout_ms;
     if (gmm_ranks_create(&world, &r.ranks, NULL) != GMM_OK) abort();
-    for (int i = 0; i < c->ranks; i++) members[i] = i;
+    for (int i = 0; i < c->ranks; i++) members[i] = c->permuted ? (i + 1) % c->ranks : i;
     if (gmm_ranks_comms(r.ranks, members, c->ranks, comms[0]) || gmm_ranks_comms(r.ranks, members, c->ranks, comms[1]))
         abort();
     for (int i = 0; i < c->ranks; i++) {
@@ -657,7 +708,7 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
         for (int j = 0; j < 2; j++) {
             gmm_comm *comm = &k->comm[j];
             k->watch[j].rank = k;
-            k->watch[j].inner = *comm = comms[j][i];
+            k->watch[j].inner = *comm = comms[j][c->permuted ? (i + c->ranks - 1) % c->ranks : i];
             comm->self = &k->watch[j];
             comm->group_begin = c_begin;
             comm->group_end = c_end;
@@ -709,6 +760,7 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
     out->waits = r.rank[0].waits;
     memcpy(out->implied, r.rank[0].implied, sizeof out->implied);
     out->communications = r.rank[0].communications;
+    out->groups = r.rank[0].groups;
     out->asked = r.rank[0].asked;
     out->reported = r.rank[0].reported;
     gmm_ranks_destroy(r.ranks);

@@ -715,30 +715,40 @@ static double learning_rate(int64_t step) {
     return opt.lr * (0.05 + 0.95 * 0.5 * (1 + cos(3.14159265358979 * (at > 1 ? 1 : at))));
 }
 
+/* Sum of squares of a parameter's gradient: that of its rows, in their order, wherever they are held. */
+static double gradient_squares(const model *m, const param *p) {
+    const int64_t rows = p->count * p->held;
+    const int ranks = p->sharded ? m->ranks : 1;
+    double *own = (double *)get((size_t)rows * sizeof *own), sum = 0, *all = own;
+    PARALLEL_FOR
+    for (int64_t i = 0; i < rows; i++)
+        own[i] = sum_of_squares(floats(&p->grad_halves[i / p->held]) + i % p->held * p->cols, p->cols);
+    if (p->sharded) {
+        all = (double *)get((size_t)(rows * ranks) * sizeof *all);
+        team_gather(m->team, m->rank, own, all, (size_t)rows * sizeof *own);
+        free(own);
+    }
+    for (int e = 0; e < p->count; e++)
+        for (int64_t row = 0; row < p->rows; row++) sum += all[row / p->held * rows + e * p->held + row % p->held];
+    free(all);
+    return sum;
+}
+
 /* One AdamW step on gradients that are sums over the batch; the norm of their mean is clipped to 1. */
 static void params_update(model *m) {
     const double beta1 = 0.9, beta2 = 0.98;
-    double squares[2] = {0, 0}, norm, t = (double)(m->step + 1); /* of replicated and of sharded gradients */
+    double squares = 0, norm, t = (double)(m->step + 1);
     adam a;
     if (m->gtp) check_gtp(m, gmm_gtp_fence(m->gtp, GMM_GTP_ALL, NULL));
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        int64_t n = p->held * p->cols, chunks = (n + CHUNK - 1) / CHUNK, all = chunks * p->count;
-        double *part = (double *)get((size_t)all * sizeof *part);
         for (int e = 0; m->team && !p->sharded && e < p->count; e++)
-            team_sum_floats(m->team, m->rank, floats(&p->grad[e]), n);
+            team_sum_floats(m->team, m->rank, floats(&p->grad[e]), p->rows * p->cols);
         if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
         parts_copy(&m->mem, p->grad_halves, p->count, !p->w.table, buffer_pull);
-        PARALLEL_FOR
-        for (int64_t c = 0; c < all; c++) {
-            int64_t from = c % chunks * CHUNK;
-            part[c] = sum_of_squares(floats(&p->grad_halves[c / chunks]) + from, n - from < CHUNK ? n - from : CHUNK);
-        }
-        for (int64_t c = 0; c < all; c++) squares[p->sharded] += part[c];
-        free(part);
+        squares += gradient_squares(m, p);
     }
-    if (m->team) team_sum(m->team, m->rank, &squares[1], 1);
-    norm = sqrt(squares[0] + squares[1]) / (double)opt.batch;
+    norm = sqrt(squares) / (double)opt.batch;
     a.rate = (float)learning_rate(m->step);
     a.beta1 = (float)beta1;
     a.beta2 = (float)beta2;
@@ -789,17 +799,20 @@ static void embed_forward(const model *m, const unsigned char *bytes, const int6
 }
 
 static void embed_backward(const model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens) {
-    float *grad = floats(&m->embedding->grad[0]);
+    const int64_t n = BYTES * opt.embed;
+    float *grad = floats(&m->embedding->grad[0]), *own = (float *)get((size_t)n * sizeof *own);
     PARALLEL_FOR
     for (int share = 0; share < 32; share++) /* of the vocabulary: each byte's sum keeps the order of the tokens */
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t j = 0; j < opt.context; j++) {
                 int byte = bytes[positions[t] - opt.context + j];
                 const float *dx = floats(&m->dx0) + (t * opt.context + j) * opt.embed;
-                float *g = grad + byte * opt.embed;
+                float *g = own + byte * opt.embed;
                 if (byte % 32 != share || m->hide[t * opt.context + j]) continue;
                 for (int64_t i = 0; i < opt.embed; i++) g[i] += dx[i];
             }
+    for (int64_t i = 0; i < n; i++) grad[i] += own[i]; /* a micro-batch's sum is one addend, as in gmm */
+    free(own);
 }
 
 /* y = x / rms(x) * gain, in the compute dtype. */
@@ -835,10 +848,13 @@ static void norm_backward(const float *x, const param *gain, const float *invers
         }
     }
     PARALLEL_FOR
-    for (int64_t from = 0; from < width; from += 32)
+    for (int64_t from = 0; from < width; from += 32) {
+        float own[32] = {0};
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t i = from; i < width && i < from + 32; i++)
-                dgain[i] += dy[t * width + i] * x[t * width + i] * inverse[t];
+                own[i - from] += dy[t * width + i] * x[t * width + i] * inverse[t];
+        for (int64_t i = from; i < width && i < from + 32; i++) dgain[i] += own[i - from];
+    }
 }
 
 static void residual_add(const float *x, const float *y, float *out, int64_t n) {

@@ -248,6 +248,46 @@ typedef struct gmm_gtp_memory {
        GMM_E_CONFIG (gradient slots of a frozen weight), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *memory, gmm_error *error);
 
+/* A bundle as a forecast sees it, and what it finds. Times are in seconds. */
+typedef struct gmm_gtp_stage {
+    uint32_t struct_size;
+    int32_t bundle;          /* weights gathered together; 0 = 1 */
+    const gmm_shard *shard;  /* of each */
+    double tokens;           /* rows that go through its GEMMs on this rank, all weights together; >= 0 */
+    double gather, reduce;   /* out: on the wire alone; gather: rowwise */
+    double sum;              /* out: into main_grad */
+    double forward, backward;/* out: GEMMs alone */
+    double exposed_forward;  /* out: what the compute waits for the gather, forward */
+    double exposed_backward; /* out: the same, backward */
+    double exposed_reduce;   /* out: what it waits for a gradient buffer */
+} gmm_gtp_stage;
+
+/* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The host
+   is ahead: a gather starts when the one before it is done and its slot has been read, a reduction when its gradient is
+   there and the one before it is done. Gathers and reductions do not slow each other or the GEMMs down. */
+typedef struct gmm_gtp_forecast {
+    uint32_t struct_size;
+    int32_t stages;
+    double gemm_rate;        /* flop/s that GEMMs of these shapes reach; > 0 */
+    double link_rate;        /* bytes/s that a rank receives and sends in a collective; > 0 */
+    double latency;          /* of a collective; >= 0 */
+    double memory_rate;      /* bytes/s of the sum into main_grad; 0 = it takes no time */
+    gmm_dtype wire;          /* of gradients: F32 or BF16; NONE = F32 */
+    gmm_dtype main_grad;     /* F32 or BF16; NONE = F32 */
+    int32_t prefetch;        /* bundles gathered ahead; one slot more, of each direction */
+    int32_t wgrad_slots;     /* 0 = 2 */
+    int32_t wrap;            /* 1: the head of forward was gathered during the backward before */
+    int32_t reserved;        /* 0 */
+    double compute;          /* out: GEMMs alone */
+    double step;             /* out: compute and all that is exposed */
+    double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: and the wait of the fence */
+    double gather, reduce;   /* out: on the wire, forward and backward */
+} gmm_gtp_forecast;
+
+/* Plays the step with the given rates. stages [forecast->stages] in the order of forward, at most 4096. Pure.
+   Errors: as gmm_gtp_plan; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE. Nothing is written on failure. */
+GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error);
+
 /* ------------------------------------------------------------------------------------------ 6 Communicators --- */
 
 /* Collectives among the ranks of a group, as a table of functions; every function takes `self` first.
@@ -1103,6 +1143,113 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
                          "64 bits", fn, (long long)u.layers, (int)u.bundle, (long long)p.local_rows,
                          (long long)p.local_cols);
     memcpy(memory, &m, known);
+    return GMM_OK;
+}
+
+enum { GMM__GTP_STAGES = 4096 };
+
+/* Fills in what a stage takes alone; seconds of its gathers, forward and backward. */
+static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x, double seconds[2],
+                                       gmm_error *error) {
+    gmm_shard s;
+    gmm_shard_plan p;
+    double share, count, elements;
+    int pass;
+    gmm_status status = gmm__gtp_solve(fn, x->shard, &s, &p, error);
+    if (status) return status;
+    if (x->bundle < 0 || !(x->tokens >= 0))
+        return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, (int)x->bundle, x->tokens);
+    count = x->bundle ? x->bundle : 1;
+    share = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
+    elements = (double)p.padded_rows * (double)p.local_cols * count;
+    for (pass = 0; pass < 2; pass++) {
+        const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
+        const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
+        seconds[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
+    }
+    x->gather = seconds[0];
+    x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * share : 0;
+    x->sum = 0;
+    if (f->memory_rate > 0) { /* reads the parts, reads and writes main_grad */
+        const double parts = f->wire == GMM_BF16 && s.gtp_size > 2 ? s.gtp_size : 1;
+        x->sum = elements / s.gtp_size *
+                 (parts * (gmm_dtype_bits(f->wire) / 8) + 2 * (gmm_dtype_bits(f->main_grad) / 8)) / f->memory_rate;
+    }
+    x->forward = 2 * x->tokens * (double)p.local_rows * (double)p.local_cols / f->gemm_rate;
+    x->backward = 2 * x->forward;
+    x->exposed_forward = x->exposed_backward = x->exposed_reduce = 0;
+    return GMM_OK;
+}
+
+static double gmm__later(double a, double b) { return a > b ? a : b; }
+
+GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error) {
+    static const char fn[] = "gmm_gtp_foresee";
+    gmm_gtp_forecast f;
+    double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* by place in the pass */
+    double gather_free = 0, reduce_free = 0, now = 0, seconds[2];
+    int32_t i, n, slots, pass;
+    gmm_status s = gmm__gtp_open(fn, "forecast", forecast, &f, sizeof f, error);
+    if (s) return s;
+    if (!stages) return gmm__fail(error, GMM_E_NULL, "%s: stages is NULL", fn);
+    if (f.struct_size && f.struct_size != sizeof f)
+        return gmm__fail(error, GMM_E_VERSION, "%s: forecast->struct_size is %u: must be 0", fn, f.struct_size);
+    if (f.wire == GMM_NONE) f.wire = GMM_F32;
+    if (f.main_grad == GMM_NONE) f.main_grad = GMM_F32;
+    if (f.wgrad_slots == 0) f.wgrad_slots = 2;
+    n = f.stages;
+    if ((f.wire != GMM_F32 && f.wire != GMM_BF16) || (f.main_grad != GMM_F32 && f.main_grad != GMM_BF16))
+        return gmm__fail(error, GMM_E_DTYPE, "%s: wire is %s, main_grad %s: must be f32, bf16 or none", fn,
+                         gmm_dtype_name(f.wire), gmm_dtype_name(f.main_grad));
+    if (n < 1 || n > GMM__GTP_STAGES || !(f.gemm_rate > 0) || !(f.link_rate > 0) || !(f.latency >= 0) ||
+        !(f.memory_rate >= 0) || f.prefetch < 0 || f.prefetch > n || f.wgrad_slots < 1 || f.reserved)
+        return gmm__fail(error, GMM_E_ARG, "%s: %d stages, gemm_rate %g, link_rate %g, latency %g, memory_rate %g, "
+                         "prefetch %d, wgrad_slots %d, reserved %d: must be 1 to %d, > 0, > 0, >= 0, >= 0, 0 to stages, "
+                         ">= 1, and 0", fn, (int)n, f.gemm_rate, f.link_rate, f.latency, f.memory_rate, (int)f.prefetch,
+                         (int)f.wgrad_slots, (int)f.reserved, (int)GMM__GTP_STAGES);
+    for (i = 0; i < n; i++) {
+        gmm_gtp_stage x = stages[i];
+        if (x.struct_size && x.struct_size != sizeof x)
+            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, (int)i,
+                             x.struct_size);
+        if ((s = gmm__gtp_stage_alone(fn, &f, &x, seconds, error)) != GMM_OK) return s;
+    }
+    slots = f.prefetch + 1;
+    f.compute = f.exposed_gather = f.exposed_reduce = f.gather = f.reduce = 0;
+    for (pass = 0; pass < 2; pass++)
+        for (i = 0; i < n; i++) {
+            gmm_gtp_stage *x = &stages[pass ? n - 1 - i : i];
+            double *exposed = pass ? &x->exposed_backward : &x->exposed_forward, ready = 0;
+            const double before = pass ? x->exposed_forward : 0;
+            int there; /* the slots still hold what the pass before has read last, where both read the same bytes */
+            (void)gmm__gtp_stage_alone(fn, &f, x, seconds, NULL);
+            x->exposed_forward = before;
+            there = i < slots && (pass || f.wrap) && seconds[0] == seconds[1];
+            if (!there) {
+                gather_free = gmm__later(gather_free, i >= slots ? released[i - slots] : 0) + seconds[pass];
+                f.gather += seconds[pass];
+                ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the pass before has hidden it */
+            }
+            *exposed = gmm__later(ready - now, 0);
+            f.exposed_gather += *exposed;
+            now = gmm__later(now, ready) + x->forward; /* or dgrad, which takes as long */
+            released[i] = now;
+            f.compute += x->forward;
+            if (!pass) continue;
+            if (i >= f.wgrad_slots) {
+                x->exposed_reduce = gmm__later(reduced[i - f.wgrad_slots] - now, 0);
+                f.exposed_reduce += x->exposed_reduce;
+                now += x->exposed_reduce;
+            }
+            now += x->forward; /* wgrad */
+            f.compute += x->forward;
+            reduce_free = gmm__later(reduce_free, now) + x->reduce + x->sum;
+            reduced[i] = reduce_free;
+            f.reduce += x->reduce;
+        }
+    f.exposed_reduce += gmm__later(reduce_free - now, 0);
+    f.step = gmm__later(now, reduce_free);
+    *forecast = f;
     return GMM_OK;
 }
 

@@ -49,8 +49,9 @@ HEADERS := $(wildcard gmm*.h gmm*.cuh)
 TEST_SRC := $(wildcard tests/*.c)
 COMMON_SRC := $(wildcard examples/common/*.c)
 EXAMPLE_SRC := $(wildcard examples/*.c)
+APP_SRC := $(wildcard examples/apps/*.c)
 EXAMPLE_CXX := $(wildcard examples/*.cpp)
-C_SRC := $(TEST_SRC) $(COMMON_SRC) $(EXAMPLE_SRC) examples/apps/train_moe.c tests/bench/cpu_gemm.c
+C_SRC := $(TEST_SRC) $(COMMON_SRC) $(EXAMPLE_SRC) $(APP_SRC) tests/bench/cpu_gemm.c
 
 TEST_OBJ := $(TEST_SRC:%.c=$(B)/obj/%.o)
 COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
@@ -61,8 +62,8 @@ EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
 ##
 ## Targets
-##   all                    the library object, tests, examples and train_moe (default)
-all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(EXAMPLES) $(EXAMPLES_CXX)
+##   all                    the library object, tests, examples, train_moe and gtp_planner (default)
+all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(B)/gtp_planner $(EXAMPLES) $(EXAMPLES_CXX)
 
 ##   run                    train a mixture-of-experts language model on this text; ARGS="--help" lists its flags
 run: $(B)/train_moe
@@ -256,6 +257,9 @@ $(B)/gmm_tests: $(TEST_OBJ) $(B)/gmm.o
 	$(call say,LINK,$@)
 	$(LINK_C) -lm
 $(B)/train_moe: $(B)/obj/examples/apps/train_moe.o $(COMMON_OBJ) $(B)/gmm.o $(P)/cjson
+	$(call say,LINK,$@)
+	$(LINK_C) @$(P)/cjson -lm
+$(B)/gtp_planner: $(B)/obj/examples/apps/gtp_planner.o $(COMMON_OBJ) $(B)/gmm.o $(P)/cjson
 	$(call say,LINK,$@)
 	$(LINK_C) @$(P)/cjson -lm
 $(B)/cpu_gemm: $(B)/obj/tests/bench/cpu_gemm.o $(B)/gmm.o $(P)/openblas

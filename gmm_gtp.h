@@ -210,7 +210,7 @@ GMMDEF uint64_t gmm_gtp_seed(uint64_t base, gmm_grid_kind kind, uint32_t gtp_ran
 /* ------------------------------------------------------------------------------------------------- 5 Memory --- */
 
 /* Weights of one shape, and the buffers that serve them. Slot counts are of bundles; 0 = none, or the slots counted
-   with another use are shared. With gtp_size 1 weights and gradients stay in place: neither gathered nor reduced. */
+   with another use are shared. With gtp_size 1 weights stay in place and nothing is received. */
 typedef struct gmm_gtp_use {
     uint32_t struct_size;
     int32_t bundle;           /* weights gathered and reduced together, such as a layer's local experts; 0 = 1 */
@@ -1128,11 +1128,11 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
         fits = gmm__gtp_add(&m.main_grads, elements, gradient, 1) &&
                gmm__gtp_add(&m.optimizer, elements / u.optimizer_ranks + (elements % u.optimizer_ranks != 0),
                             u.optimizer_bytes, 1);
-    if (fits && gradient && sharded) {
+    if (fits && gradient) { /* also of one rank: scale and sum are the same there */
         int64_t row = 0; /* bytes of a row of every gradient in the bundle */
         fits = gmm__gtp_add(&row, p.local_cols, wire, u.bundle) &&
                gmm__gtp_add(&m.wgrad, row, p.padded_rows, u.wgrad_slots) &&
-               gmm__gtp_add(&m.reduce, row, received, u.reduce_slots);
+               gmm__gtp_add(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
     }
     m.total = 0;
     fits = fits && gmm__gtp_add(&m.total, m.weights, 1, 1) && gmm__gtp_add(&m.total, m.main_grads, 1, 1) &&
@@ -1204,9 +1204,9 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     if (n < 1 || n > GMM__GTP_STAGES || !(f.gemm_rate > 0) || !(f.link_rate > 0) || !(f.latency >= 0) ||
         !(f.memory_rate >= 0) || f.prefetch < 0 || f.prefetch > n || f.wgrad_slots < 1 || f.reserved)
         return gmm__fail(error, GMM_E_ARG, "%s: %d stages, gemm_rate %g, link_rate %g, latency %g, memory_rate %g, "
-                         "prefetch %d, wgrad_slots %d, reserved %d: must be 1 to %d, > 0, > 0, >= 0, >= 0, 0 to stages, "
-                         ">= 1, and 0", fn, (int)n, f.gemm_rate, f.link_rate, f.latency, f.memory_rate, (int)f.prefetch,
-                         (int)f.wgrad_slots, (int)f.reserved, (int)GMM__GTP_STAGES);
+                         "prefetch %d, wgrad_slots %d, reserved %d: must be 1 to %d, > 0, > 0, >= 0, >= 0, 0 to "
+                         "stages, >= 1, and 0", fn, (int)n, f.gemm_rate, f.link_rate, f.latency, f.memory_rate,
+                         (int)f.prefetch, (int)f.wgrad_slots, (int)f.reserved, (int)GMM__GTP_STAGES);
     for (i = 0; i < n; i++) {
         gmm_gtp_stage x = stages[i];
         if (x.struct_size && x.struct_size != sizeof x)

@@ -677,17 +677,18 @@ static void memory(int arg) {
     T_CHECK(m.weights == 30 * (32 * 64 + 128 * 4 + 32 * 64 + 4 * 128), "weights %lld", (long long)m.weights);
     T_CHECK(m.gather == 3 * (3 * (128 * 64 + 128 * 4) + 2 * (128 * 64 + 4 * 128)), "gather %lld", (long long)m.gather);
 
-    memset(&m, 0, sizeof m); /* one rank: nothing is gathered or reduced, but FP8 still needs its transpose */
+    memset(&m, 0, sizeof m); /* one rank: nothing is gathered or received, but FP8 still needs its transpose */
     s.scaling = GMM_SCALING_TENSOR;
     s.gtp_size = 1;
     T_OK_TEXT(gmm_gtp_memory_add(&use, &m, &e), e.text);
     T_CHECK(m.weights == m.whole_weights && m.gather == 3 * 2 * (120 * 64 + 4), "gather %lld", (long long)m.gather);
-    T_CHECK(m.wgrad == 0 && m.reduce == 0, "reduce %lld", (long long)m.reduce);
+    T_CHECK(m.wgrad == 2 * 3 * 120 * 64 * 4 && m.reduce == 0, "reduce %lld", (long long)m.reduce);
     memset(&m, 0, sizeof m);
     s.scaling = GMM_SCALING_NONE;
     s.dtype = GMM_BF16;
     T_OK_TEXT(gmm_gtp_memory_add(&use, &m, &e), e.text);
-    T_CHECK(m.gather == 0 && m.total == m.weights + m.main_grads + m.optimizer, "gather %lld", (long long)m.gather);
+    T_CHECK(m.gather == 0 && m.total == m.weights + m.main_grads + m.optimizer + m.wgrad, "gather %lld",
+            (long long)m.gather);
 
     memset(&m, 0, sizeof m); /* frozen */
     use.main_grad = GMM_NONE;

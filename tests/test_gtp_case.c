@@ -105,7 +105,7 @@ static void wrong(run *r, const char *what, int rank, int layer, int expert, int
                  rank, layer, expert, (long long)i, what, got, want);
 }
 
-/* ------------------------------------------------------------------------------------------ Work on the streams --- */
+/* ----------------------------------------------------------------------------------------- Work on the streams --- */
 
 typedef struct work_argument {
     run *run;
@@ -206,7 +206,7 @@ static int ranges_of(const rank *r, const gmm_mat *m, int64_t rows, int writes, 
     return c->experts;
 }
 
-/* --------------------------------------------------------------------------------------------- The rank's program --- */
+/* ------------------------------------------------------------------------------------------ The rank's program --- */
 
 static gmm_status publish(rank *r, int layer, gmm_stream stream) {
     r->due[layer] = 0;
@@ -248,7 +248,8 @@ static void ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t coun
     gmm_range ranges[CASE_EXPERTS];
     (void)gtp;
     r->reported += count;
-    if (count != c->experts || weights[0] != r->weight[o->layer][0]) wrong(r->run, "the callback", r->index, 0, 0, 0, 0, 0);
+    if (count != c->experts || weights[0] != r->weight[o->layer][0])
+        wrong(r->run, "the callback", r->index, 0, 0, 0, 0, 0);
     for (int e = 0; e < c->experts; e++) {
         memset(&ranges[e], 0, sizeof ranges[e]);
         ranges[e].data = r->grad[o->layer][e];
@@ -333,7 +334,9 @@ static gmm_status execute(rank *r, const op *o) {
             else s = publish(r, l, r->compute[0]);
         }
         return s;
-    default: return c->unchained ? GMM_OK : gmm_gtp_follow(r->gtp, r->chain[o->layer], o->pass < 0 ? -1 : r->chain[o->pass]);
+    default: /* FOLLOW: chains stand for layer and pass */
+        return c->unchained ? GMM_OK
+                            : gmm_gtp_follow(r->gtp, r->chain[o->layer], o->pass < 0 ? -1 : r->chain[o->pass]);
     }
 }
 
@@ -392,10 +395,10 @@ static void write_program(run *r) {
     }
 }
 
-/* ---------------------------------------------------------------------------- Runtime and communicators, watched --- */
+/* -------------------------------------------------------------------------- Runtime and communicators, watched --- */
 
-/* Which work of each stream the others know to be done, counted apart from the library: a wait that tells nothing new is
-   implied by those before it. */
+/* Which work of each stream the others know to be done, counted apart from the library: a wait that tells nothing new
+   is implied by those before it. */
 static int stream_index(const rank *r, gmm_stream stream) {
     const gmm_stream all[STREAMS] = {r->compute[0], r->compute[1], r->side[0], r->side[1]};
     int i = 0;
@@ -512,7 +515,7 @@ static void c_abort(void *s, const char *why) {
     ((watched_comm *)s)->inner.abort(((watched_comm *)s)->inner.self, why);
 }
 
-/* ------------------------------------------------------------------------------------------------------- The run --- */
+/* ----------------------------------------------------------------------------------------------------- The run --- */
 
 static gmm_context *context_of(int i) { /* kept for all cases: making one takes longer than a case */
     static gmm_context *made[CASE_RANKS];

@@ -345,8 +345,8 @@ static void mutation(int arg) {
             gtp_case_run(&c, &out);
             fired += out.races > 0;
         }
-        T_CHECK(fired == (whole.implied[c.drop_wait] ? 0 : 3), "wait %d of %lld: %lld of 3 schedules show it, implied %d",
-                c.drop_wait, (long long)whole.waits, (long long)fired, whole.implied[c.drop_wait]);
+        T_CHECK(fired == (whole.implied[c.drop_wait] ? 0 : 3), "wait %d of %lld: %lld of 3 schedules show it, implied "
+                "%d", c.drop_wait, (long long)whole.waits, (long long)fired, whole.implied[c.drop_wait]);
     }
     T_CHECK(needed > whole.waits / 2, "%lld of %lld waits are needed", (long long)needed, (long long)whole.waits);
     if (T.verbose) printf("%lld waits, %lld of them needed\n", (long long)whole.waits, (long long)needed);
@@ -400,7 +400,8 @@ void tests_gtp_order(void) {
         "recompute, two streams", "recompute, depth 2", "all", "no chains"};
     static const int sizes[] = {1, 2, 4, 8};
     for (int i = 0; i < (int)T_COUNT(sizes); i++)
-        t_add_host(training, sizes[i], "gtp %srow21 row27 row29 training g=%d", sizes[i] == 1 ? "row66 " : "", sizes[i]);
+        t_add_host(training, sizes[i], "gtp %sB6 row21 row27 row29 row46 training g=%d", sizes[i] == 1 ? "row66 " : "",
+                   sizes[i]);
     for (int i = 0; i < 4; i++)
         t_add_host(depths, i, "gtp row31 depths 0 to 3, g=%d%s", 2 + 2 * (i & 1), i & 2 ? ", two shapes" : "");
     for (int i = 1; i <= 3; i += 2) t_add_host(synchronous, i, "gtp row32 B15 synchronous, consumed %d times", i);

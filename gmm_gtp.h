@@ -1,4 +1,4 @@
-/* gmm_gtp.h - v0.1.0 - Generalized Tensor Parallelism for weights: shard plans, process grids, memory - MIT
+/* gmm_gtp.h - v0.1.0 - Generalized Tensor Parallelism for weights: plans, communicators, CPU ranks, runtime - MIT
  * SPDX-License-Identifier: MIT
  *
  * Quick start (C11 or C++17):
@@ -14,11 +14,13 @@
  *     gmm_gtp_plan(&shard, &plan, NULL);  // plan.shard_rows, plan.row0, plan.shard_data_bytes[GMM_ROWWISE]
  *
  * CONTENTS
- *     1  Shard plans    3  Process grids    5  Memory            7  Licence
- *     2  Extents        4  Seeds            6  Implementation
+ *     1  Shard plans      4  Seeds               7  CPU ranks           10  Licence
+ *     2  Extents          5  Memory, forecast    8  Runtime
+ *     3  Process grids    6  Communicators       9  Implementation
  *
- * CONFIGURATION
- *     None beside gmm_quant.h's and gmm.h's.
+ * CONFIGURATION (beside gmm_quant.h's and gmm.h's; define where GMM_IMPLEMENTATION is)
+ *     GMM_WITH_CPU_RANKS   CPU ranks, which need POSIX threads (pthread.h, -pthread). Without it gmm_ranks_create is
+ *                          GMM_E_BUILD, and no header of theirs is included.
  *
  * THE SHARDING RULE
  *     Tensor parallelism (TP) cuts a weight [N, K] first: by rows (column-parallel), by columns (row-parallel), or not
@@ -41,7 +43,8 @@
  *
  *     A gradient scale is never derived from a group size: where gradients are reduced, it is an argument in fp32.
  *
- * Thread safety: every function here is pure or writes only through its arguments. None allocates.
+ * Thread safety: sections 1 to 5 are pure or write only through their arguments. Communicators and the runtime serve
+ * one thread at a time each. Only CPU ranks, and runtimes where they make events, allocate.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -207,7 +210,7 @@ GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cu
    extents, and then the gathered weight does not depend on g. Pure, modulo 2^64. */
 GMMDEF uint64_t gmm_gtp_seed(uint64_t base, gmm_grid_kind kind, uint32_t gtp_rank);
 
-/* ------------------------------------------------------------------------------------------------- 5 Memory --- */
+/* ------------------------------------------------------------------------------------------ 5 Memory, forecast --- */
 
 /* Weights of one shape, and the buffers that serve them. Slot counts are of bundles; 0 = none, or the slots counted
    with another use are shared. With gtp_size 1 weights stay in place and nothing is received. */

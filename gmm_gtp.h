@@ -210,7 +210,7 @@ GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cu
    extents, and then the gathered weight does not depend on g. Pure, modulo 2^64. */
 GMMDEF uint64_t gmm_gtp_seed(uint64_t base, gmm_grid_kind kind, uint32_t gtp_rank);
 
-/* ------------------------------------------------------------------------------------------ 5 Memory, forecast --- */
+/* ------------------------------------------------------------------------------------------- 5 Memory, forecast --- */
 
 /* Weights of one shape, and the buffers that serve them. Slot counts are of bundles; 0 = none, or the slots counted
    with another use are shared. With gtp_size 1 weights stay in place and nothing is received. */
@@ -326,7 +326,7 @@ typedef struct gmm_comm {
     void (*abort)(void *self, const char *why);
 } gmm_comm;
 
-/* ------------------------------------------------------------------------------------------------- 7 CPU ranks --- */
+/* -------------------------------------------------------------------------------------------------- 7 CPU ranks --- */
 
 /* Ranks in one process, on the CPU: streams are queues, events are counters, communicators copy between the ranks'
    memory. They train without a GPU, and they prove an order of work: which of the operations that could run next runs
@@ -385,7 +385,7 @@ GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stre
 GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream);
 GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it runs */
 
-/* --------------------------------------------------------------------------------------------------- 8 Runtime --- */
+/* ---------------------------------------------------------------------------------------------------- 8 Runtime --- */
 
 /* The GTP runtime: weights gathered before they are read, gradients reduced behind the compute.
    Weights are declared, bound into bundles (gathered and reduced together, such as a layer's local experts) and named
@@ -645,7 +645,7 @@ GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *
 #endif
 #endif /* GMM_MOE_GTP_H_INCLUDED */
 
-/* ------------------------------------------------------------------------------------------ 9 Implementation --- */
+/* --------------------------------------------------------------------------------------------- 9 Implementation --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE

@@ -32,7 +32,6 @@
     X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) \
     X(gtp) X(graph) \
     X(gtp_order) X(gtp_runtime) \
-    X(gtp_order) \
     X(small) X(runtime) X(cublaslt) X(wgmma)
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */

@@ -478,7 +478,8 @@ typedef struct gmm_gtp_weight {
     void *data[2];              /* the shard by gmm_direction, as gmm_gtp_plan sizes it; [COLUMNWISE] NULL where the
                                    plan has 0 bytes. Padding rows are zeros */
     void *scale[2];             /* its scales, COMPACT; TENSOR: one value, the same on all ranks */
-    float *amax;                /* NV16: global amax, the same on all ranks; handed on in the view */
+    float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle stand one behind the
+                                   other in the order of experts */
     void *main_grad;            /* [shard_rows, local_cols], dense; NULL = frozen, on all ranks alike */
     gmm_dtype main_grad_dtype;  /* F32 or BF16 */
     int32_t reserved;
@@ -496,7 +497,8 @@ typedef struct gmm_gtp_chain {
 
 /* Matrices of a bundle in the order of expert indices: a packed operand if all have one shape and the bundle was
    gathered, otherwise a host table of addresses that stays as it is. `mat` goes into gmm_linear.w or gmm_grad.mat as
-   it is: rows are logical, padding lies behind them. */
+   it is: rows are logical, padding lies behind them. Backward has the columnwise copy of formats that store one (1X128,
+   MX32, NV16), and the rowwise one of the others. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
     int32_t count;
@@ -2632,7 +2634,7 @@ typedef struct gmm__watch {
     gmm_event end;      /* NULL = nothing to look after */
     int32_t seen;       /* it has been seen to have begun, */
     double since;       /* at this time */
-    int32_t domain;     /* -1: a graph */
+    const gmm_comm *comm; /* NULL: a graph */
     const char *what, *name;
 } gmm__watch;
 
@@ -3253,7 +3255,7 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
     static const char fn[] = "gmm_gtp_seal";
     int32_t i, k;
     int pass;
-    gmm_status s = gmm__gtp_declare(gtp, fn, "domains", -1, 0, gtp);
+    gmm_status s = gmm__gtp_declare(gtp, fn, "", 0, 1, gtp);
     if (s) return s;
     for (i = 0; i < gtp->weight_count; i++)
         if (gtp->weights[i].bundle < 0)
@@ -3328,6 +3330,16 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
 
 /* ................................................................................................ Runtime: work ... */
 
+static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
+    int32_t i;
+    for (i = 0; i < g->domain_count; i++) {
+        gmm__gtp_domain *d = &g->domains[i];
+        if (d->size == 1) continue;
+        d->gather.abort(d->gather.self, why);
+        d->reduce.abort(d->reduce.self, why);
+    }
+}
+
 /* Ends the object's life: the text says what failed, for whom, and what the communicator knows. */
 static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, gmm_status status) {
     char why[320] = "", text[400];
@@ -3348,11 +3360,7 @@ static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, g
     (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s", fn, name, gmm_status_string(status), why[0] ? ": " : "",
                    why);
     (void)gmm__fail(&g->error, status, "%s", text);
-    for (i = 0; i < g->domain_count; i++) {
-        gmm__gtp_domain *d = &g->domains[i];
-        if (d->size > 1 && d->gather.abort) d->gather.abort(d->gather.self, text);
-        if (d->size > 1 && d->reduce.abort) d->reduce.abort(d->reduce.self, text);
-    }
+    gmm__gtp_give_up(g, text);
     return status;
 }
 
@@ -3390,11 +3398,11 @@ static gmm_status gmm__watch_begin(gmm_gtp *g, gmm__watch *w, gmm_stream stream)
     w->seen = 0;
     return g->graph ? GMM_OK : g->rt.event_record(g->rt.self, w->begin, stream, 0);
 }
-static void gmm__watch_end(gmm_gtp *g, gmm__watch *w, gmm_event end, int32_t domain, const char *what,
+static void gmm__watch_end(gmm_gtp *g, gmm__watch *w, gmm_event end, const gmm_comm *comm, const char *what,
                            const char *name) {
     if (g->graph) return; /* the replay is looked after as a whole */
     w->end = end;
-    w->domain = domain;
+    w->comm = comm;
     w->what = what;
     w->name = name;
 }
@@ -3655,7 +3663,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass)
             if (!s && rows < to->whole) s = rt->fill(rt->self, dst + rows, 0, to->whole - rows, stream);
         }
     if (!s) s = gmm__mark_record(g, &slot->ready, stream);
-    gmm__watch_end(g, &slot->watch, slot->ready.outside, b->domain, "all_gather", b->name);
+    gmm__watch_end(g, &slot->watch, slot->ready.outside, c, "all_gather", b->name);
     g->stats.gathers++;
     return s;
 }
@@ -4016,7 +4024,8 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
     }
     if (!s) s = gmm__mark_record(g, &slot->last_use, stream);
     if (!s) s = gmm__mark_record(g, &b->done, stream);
-    gmm__watch_end(g, &b->watch, b->done.outside, b->domain, exchange ? "all_to_all" : "reduce_scatter", b->name);
+    gmm__watch_end(g, &b->watch, b->done.outside, d->size > 1 ? c : NULL, exchange ? "all_to_all" : "reduce_scatter",
+                   b->name);
     return s;
 }
 
@@ -4173,18 +4182,12 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
     for (i = 0; i < gtp->bundle_count && !s; i++) s = gmm__watch_look(gtp, w = &gtp->bundles[i].watch, now);
     for (i = 0; i < gtp->graph_count && !s; i++) s = gmm__watch_look(gtp, w = &gtp->graph_watch[i], now);
     if (s == GMM_E_COMM && w->end) { /* over time: say so to all, with the peer if the communicator knows */
-        gmm__gtp_domain *d = w->domain >= 0 ? &gtp->domains[w->domain] : NULL;
-        gmm_comm *c = d ? (w->what[0] == 'a' && w->what[4] == 'g' ? &d->gather : &d->reduce) : NULL;
         gmm_error who = GMM_ZERO;
         char text[400];
-        if (c) (void)c->poll(c->self, &who);
+        if (w->comm) (void)w->comm->poll(w->comm->self, &who);
         (void)snprintf(text, sizeof text, "%s of '%.60s' is not done after %d ms: %.200s", w->what, w->name,
                        (int)gtp->config.timeout_ms, who.text[0] ? who.text : "a peer is missing");
-        for (i = 0; i < gtp->domain_count; i++) {
-            d = &gtp->domains[i];
-            if (d->size > 1 && d->gather.abort) d->gather.abort(d->gather.self, text);
-            if (d->size > 1 && d->reduce.abort) d->reduce.abort(d->reduce.self, text);
-        }
+        gmm__gtp_give_up(gtp, text);
         return gmm__gtp_break(gtp, fn, w->name, s);
     }
     return s ? gmm__gtp_break(gtp, fn, w ? w->name : "", s) : GMM_OK;
@@ -4295,7 +4298,7 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, (int)graph, (int)gtp->graph_count);
     s = gtp->rt.event_record(gtp->rt.self, gtp->graph_end[graph], stream, 0);
     if (s) return gmm__gtp_break(gtp, fn, "graph", s);
-    gmm__watch_end(gtp, &gtp->graph_watch[graph], gtp->graph_end[graph], -1, "replay", "graph");
+    gmm__watch_end(gtp, &gtp->graph_watch[graph], gtp->graph_end[graph], NULL, "replay", "graph");
     for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
         if (!(gtp->graph_use[graph * gtp->bundle_count + i] & GMM__GRAPH_ADDS)) continue;

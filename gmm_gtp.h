@@ -323,7 +323,7 @@ typedef struct gmm_comm {
     /* GMM_OK while nothing is known to be wrong; `error` may be NULL. Does not wait. */
     gmm_status (*poll)(void *self, gmm_error *error);
     /* Gives up: operations under way end as soon as they can, later ones are refused. `why` is copied. */
-    void (*abort)(void *self, const char *why);
+    void (*give_up)(void *self, const char *why);
 } gmm_comm;
 
 /* -------------------------------------------------------------------------------------------------- 7 CPU ranks --- */
@@ -1271,7 +1271,7 @@ typedef struct gmm__token {
 } gmm__token;
 
 typedef struct gmm__rank_event {
-    struct gmm__rank *rank;
+    struct gmm__cpu_rank *rank;
     gmm__token *last;       /* of the last record outside of captures, or through a node; NULL = none */
     uint64_t capture;       /* that of the last plain record, if it was in one; 0 = none */
     int32_t mark;           /* its number there */
@@ -1310,7 +1310,7 @@ typedef struct gmm__rank_op {
 } gmm__rank_op;
 
 typedef struct gmm__rank_queue {
-    struct gmm__rank *rank;
+    struct gmm__cpu_rank *rank;
     int32_t index, mirrors; /* mirrors: the stream that this queue of a graph stands for; -1 = it is a stream */
     gmm_ranks_graph *graph; /* the capture that the stream is in */
     int32_t slow;           /* of late, drawn last */
@@ -1320,14 +1320,14 @@ typedef struct gmm__rank_queue {
 } gmm__rank_queue;
 
 /* An access as the checker remembers it. */
-typedef struct gmm__access {
+typedef struct gmm__rank_access {
     uintptr_t begin, end;
     int32_t queue, writes;
     uint32_t time;
     const char *name;
-} gmm__access;
+} gmm__rank_access;
 
-typedef struct gmm__rank {
+typedef struct gmm__cpu_rank {
     struct gmm_ranks *world;
     int32_t index, given_up;
     uint64_t captures;      /* begun so far */
@@ -1335,10 +1335,10 @@ typedef struct gmm__rank {
     gmm_ranks_graph *capture;
     gmm__token *host;       /* snapshot of queue 0's clock for what is enqueued */
     uint64_t progress;      /* operations done */
-    gmm__access *accesses;
+    gmm__rank_access *accesses;
     size_t access_count, access_room;
     gmm_error error;
-} gmm__rank;
+} gmm__cpu_rank;
 
 /* A communicator, and one rank's end of it. */
 typedef struct gmm__group {
@@ -1352,7 +1352,7 @@ typedef struct gmm__group {
 
 typedef struct gmm__member {
     gmm__group *group;
-    gmm__rank *rank;
+    gmm__cpu_rank *rank;
     int32_t index, open;
     uint64_t given;         /* collectives enqueued */
     const char *what;
@@ -1362,7 +1362,7 @@ typedef struct gmm__member {
 } gmm__member;
 
 struct gmm_ranks_graph {
-    gmm__rank *rank;
+    gmm__cpu_rank *rank;
     gmm_stream origin;
     uint64_t serial;
     int32_t marks;          /* plain records in it */
@@ -1384,7 +1384,7 @@ struct gmm_ranks {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     uint64_t random;
-    gmm__rank *rank;
+    gmm__cpu_rank *rank;
     gmm__group *groups;
     int64_t races;
     char race[400];
@@ -1443,9 +1443,9 @@ static void gmm__clock_join(uint32_t *clock, const uint32_t *other) {
 /* --- The checker --- */
 
 static void gmm__ranks_access(gmm__rank_queue *q, const char *name, const void *data, size_t bytes, int writes) {
-    gmm__rank *r = q->rank;
+    gmm__cpu_rank *r = q->rank;
     gmm_ranks *w = r->world;
-    gmm__access now;
+    gmm__rank_access now;
     size_t i, kept = 0;
     if (!w->config.check_races || bytes == 0) return;
     now.begin = (uintptr_t)data;
@@ -1455,7 +1455,7 @@ static void gmm__ranks_access(gmm__rank_queue *q, const char *name, const void *
     now.time = q->clock[q->index];
     now.name = name;
     for (i = 0; i < r->access_count; i++) {
-        const gmm__access a = r->accesses[i];
+        const gmm__rank_access a = r->accesses[i];
         const int overlap = a.begin < now.end && now.begin < a.end;
         const int ordered = a.time <= q->clock[a.queue];
         const int covered = overlap && now.begin <= a.begin && a.end <= now.end;
@@ -1490,7 +1490,7 @@ static void gmm__rank_op_free(gmm_ranks *w, gmm__rank_op *op) {
     memset(op, 0, sizeof *op);
 }
 
-static void gmm__rank_give_up(gmm__rank *r, const char *text) {
+static void gmm__rank_give_up(gmm__cpu_rank *r, const char *text) {
     int i;
     if (r->given_up) return;
     r->given_up = 1;
@@ -1521,7 +1521,7 @@ static gmm__rank_op *gmm__queue_head(gmm__rank_queue *q) {
 
 /* The rank's operation that is collective `number` of the group, if a stream has come to it. */
 static gmm__rank_op *gmm__group_arrived(gmm__group *g, int32_t member, gmm__rank_queue **where) {
-    gmm__rank *r = g->members[member].rank;
+    gmm__cpu_rank *r = g->members[member].rank;
     int i;
     for (i = 0; i < GMM__RANK_QUEUES; i++) {
         gmm__rank_op *op = gmm__queue_head(r->queues[i]);
@@ -1647,7 +1647,7 @@ static void gmm__group_run(gmm__group *g) {
 
 /* The queues of a graph get what a launch has prepared. */
 static void gmm__graph_start(gmm__rank_queue *q, gmm__rank_op *op) {
-    gmm__rank *r = q->rank;
+    gmm__cpu_rank *r = q->rank;
     gmm__replay *replay = (gmm__replay *)op->memory;
     int32_t i;
     for (i = 0; i < op->graph->queue_count; i++) {
@@ -1665,7 +1665,7 @@ static void gmm__graph_start(gmm__rank_queue *q, gmm__rank_op *op) {
 
 static void gmm__rank_run(gmm__rank_queue *q) {
     gmm__rank_op *op = gmm__queue_head(q);
-    gmm__rank *r = q->rank;
+    gmm__cpu_rank *r = q->rank;
     int32_t i;
     switch (op->kind) {
     case GMM__RANK_WORK: {
@@ -1740,7 +1740,7 @@ static int gmm__ranks_step(gmm_ranks *w) {
 
 /* --- Enqueuing --- */
 
-static gmm_status gmm__rank_fail(gmm__rank *r, gmm_status status, const char *format, ...) {
+static gmm_status gmm__rank_fail(gmm__cpu_rank *r, gmm_status status, const char *format, ...) {
     char text[480];
     va_list list;
     va_start(list, format);
@@ -1749,12 +1749,12 @@ static gmm_status gmm__rank_fail(gmm__rank *r, gmm_status status, const char *fo
     return gmm__fail(&r->error, status, "%s", text);
 }
 
-static gmm__rank_queue *gmm__rank_queue_of(gmm__rank *r, gmm_stream stream) {
+static gmm__rank_queue *gmm__rank_queue_of(gmm__cpu_rank *r, gmm_stream stream) {
     return stream ? (gmm__rank_queue *)(void *)stream : r->queues[0];
 }
 
 /* Opens a call for a rank: locked, unless it fails. */
-static gmm_status gmm__rank_enter(gmm__rank *r) {
+static gmm_status gmm__rank_enter(gmm__cpu_rank *r) {
     if (!r) return GMM_E_NULL;
     (void)pthread_mutex_lock(&r->world->mutex);
     if (!r->given_up) return GMM_OK;
@@ -1762,7 +1762,7 @@ static gmm_status gmm__rank_enter(gmm__rank *r) {
     return GMM_E_COMM;
 }
 /* Closes it: some of what is queued runs, by the seed. */
-static gmm_status gmm__rank_leave(gmm__rank *r, gmm_status status) {
+static gmm_status gmm__rank_leave(gmm__cpu_rank *r, gmm_status status) {
     gmm_ranks *w = r->world;
     if (!w->config.seed) {
         while (gmm__ranks_step(w)) { }
@@ -1777,7 +1777,7 @@ static gmm_status gmm__rank_leave(gmm__rank *r, gmm_status status) {
 }
 
 /* What hangs, in words; the communicator that does, if there is one. */
-static gmm__group *gmm__rank_blame(gmm__rank *r, char *text, size_t room) {
+static gmm__group *gmm__rank_blame(gmm__cpu_rank *r, char *text, size_t room) {
     int i;
     int32_t m;
     for (i = 0; i < GMM__RANK_QUEUES; i++) {
@@ -1798,7 +1798,7 @@ static gmm__group *gmm__rank_blame(gmm__rank *r, char *text, size_t room) {
 }
 
 /* Runs and waits, locked, until the queue is empty and the token done (either may be NULL). */
-static gmm_status gmm__rank_wait(gmm__rank *r, const gmm__rank_queue *q, const gmm__token *token) {
+static gmm_status gmm__rank_wait(gmm__cpu_rank *r, const gmm__rank_queue *q, const gmm__token *token) {
     gmm_ranks *w = r->world;
     uint64_t seen = r->progress;
     struct timespec limit;
@@ -1836,7 +1836,7 @@ static gmm_status gmm__rank_wait(gmm__rank *r, const gmm__rank_queue *q, const g
 
 /* Puts an operation on a stream, locked; takes over op->memory and op->token in any case. In a capture it becomes part
    of the graph. On stream NULL it is done on return. */
-static gmm_status gmm__rank_put(gmm__rank *r, gmm_stream stream, gmm__rank_op *op) {
+static gmm_status gmm__rank_put(gmm__cpu_rank *r, gmm_stream stream, gmm__rank_op *op) {
     gmm_ranks *w = r->world;
     gmm__rank_queue *q = gmm__rank_queue_of(r, stream);
     if (q->graph) {
@@ -1878,7 +1878,7 @@ static gmm_status gmm__rank_put(gmm__rank *r, gmm_stream stream, gmm__rank_op *o
 /* --- The runtime table of a rank --- */
 
 static gmm_status gmm__ranks_stream_create(void *self, int32_t priority, gmm_stream *out) {
-    gmm__rank *r = (gmm__rank *)self;
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     gmm_status s = gmm__rank_enter(r);
     int i;
     (void)priority;
@@ -1899,7 +1899,7 @@ static gmm_status gmm__ranks_stream_create(void *self, int32_t priority, gmm_str
 
 /* Its queue stays until the end, so that what it did is remembered under its number. */
 static gmm_status gmm__ranks_stream_sync(void *self, gmm_stream stream) {
-    gmm__rank *r = (gmm__rank *)self;
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     gmm_status s = gmm__rank_enter(r);
     gmm__rank_queue *q;
     if (s) return s;
@@ -1914,7 +1914,7 @@ static gmm_status gmm__ranks_stream_destroy(void *self, gmm_stream stream) {
 }
 
 static gmm_status gmm__ranks_event_create(void *self, gmm_event *out) {
-    gmm__rank *r = (gmm__rank *)self;
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     gmm__rank_event *e;
     gmm_status s = gmm__rank_enter(r);
     if (s) return s;
@@ -1925,7 +1925,7 @@ static gmm_status gmm__ranks_event_create(void *self, gmm_event *out) {
     return gmm__rank_leave(r, s);
 }
 static gmm_status gmm__ranks_event_destroy(void *self, gmm_event event) {
-    gmm__rank *r = (gmm__rank *)self;
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     gmm__rank_event *e = (gmm__rank_event *)(void *)event;
     if (!r) return GMM_E_NULL;
     if (!e) return GMM_OK;
@@ -1937,7 +1937,7 @@ static gmm_status gmm__ranks_event_destroy(void *self, gmm_event event) {
 }
 
 static gmm_status gmm__ranks_event_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
-    gmm__rank *r = (gmm__rank *)self;
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     gmm__rank_event *e = (gmm__rank_event *)(void *)event;
     gmm__rank_queue *q;
     gmm__rank_op op;
@@ -1968,7 +1968,7 @@ static gmm_status gmm__ranks_event_record(void *self, gmm_event event, gmm_strea
 }
 
 /* The stream becomes part of the capture: a queue of its own in every replay. */
-static gmm_status gmm__graph_join(gmm__rank *r, gmm_ranks_graph *g, gmm__rank_queue *q) {
+static gmm_status gmm__graph_join(gmm__cpu_rank *r, gmm_ranks_graph *g, gmm__rank_queue *q) {
     int i;
     for (i = 1; i < GMM__RANK_QUEUES && r->queues[i]; i++) { }
     if (i == GMM__RANK_QUEUES) return gmm__rank_fail(r, GMM_E_MEMORY, "capture: more than %d streams", i - 1);
@@ -1983,7 +1983,7 @@ static gmm_status gmm__graph_join(gmm__rank *r, gmm_ranks_graph *g, gmm__rank_qu
 }
 
 static gmm_status gmm__ranks_stream_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
-    gmm__rank *r = (gmm__rank *)self;
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     gmm__rank_event *e = (gmm__rank_event *)(void *)event;
     gmm__rank_queue *q;
     gmm__rank_op op;
@@ -2012,7 +2012,7 @@ static gmm_status gmm__ranks_stream_wait(void *self, gmm_stream stream, gmm_even
 }
 
 static gmm_status gmm__ranks_event_query(void *self, gmm_event event, int32_t *done) {
-    gmm__rank *r = (gmm__rank *)self;
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     const gmm__rank_event *e = (const gmm__rank_event *)(const void *)event;
     const gmm_status s = gmm__rank_enter(r);
     if (s) return s;
@@ -2020,7 +2020,7 @@ static gmm_status gmm__ranks_event_query(void *self, gmm_event event, int32_t *d
     return gmm__rank_leave(r, GMM_OK);
 }
 static gmm_status gmm__ranks_event_sync(void *self, gmm_event event) {
-    gmm__rank *r = (gmm__rank *)self;
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     const gmm__rank_event *e = (const gmm__rank_event *)(const void *)event;
     gmm_status s = gmm__rank_enter(r);
     if (s) return s;
@@ -2030,7 +2030,7 @@ static gmm_status gmm__ranks_event_sync(void *self, gmm_event event) {
 }
 
 static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stream stream) {
-    gmm__rank *r = (gmm__rank *)self;
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     const size_t ranges = work->ranges ? (size_t)work->range_count * sizeof *work->ranges : 0;
     gmm__rank_op op;
     gmm_status s = gmm__rank_enter(r);
@@ -2130,7 +2130,7 @@ static gmm_status gmm__ranks_fill(void *self, void *dst, int32_t value, size_t b
     return gmm__ranks_fill2d(self, dst, bytes, value, bytes, 1, stream);
 }
 static gmm_status gmm__ranks_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
-    gmm__rank *r = (gmm__rank *)self;
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     const gmm_status s = gmm__rank_enter(r);
     if (s) return s;
     *capturing = gmm__rank_queue_of(r, stream)->graph != NULL;
@@ -2153,7 +2153,7 @@ GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime 
 /* --- Communicators --- */
 
 static gmm_status gmm__member_flush(gmm__member *m) {
-    gmm__rank *r = m->rank;
+    gmm__cpu_rank *r = m->rank;
     gmm__rank_op op;
     if (!m->count) return GMM_OK;
     memset(&op, 0, sizeof op);
@@ -2250,7 +2250,7 @@ static gmm_status gmm__member_poll(void *self, gmm_error *error) {
     (void)pthread_mutex_unlock(&m->group->world->mutex);
     return s;
 }
-static void gmm__member_abort(void *self, const char *why) {
+static void gmm__member_give_up(void *self, const char *why) {
     gmm__member *m = (gmm__member *)self;
     (void)pthread_mutex_lock(&m->group->world->mutex);
     gmm__group_give_up(m->group, why);
@@ -2296,7 +2296,7 @@ GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int3
         c.all_to_all = gmm__member_exchange;
         c.all_reduce_max = gmm__member_max;
         c.poll = gmm__member_poll;
-        c.abort = gmm__member_abort;
+        c.give_up = gmm__member_give_up;
         out[i] = c;
     }
     (void)pthread_mutex_unlock(&ranks->mutex);
@@ -2345,7 +2345,7 @@ static int32_t gmm__graph_loose(const gmm_ranks_graph *g) {
 }
 
 GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream) {
-    gmm__rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
+    gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
     gmm_status s = gmm__rank_enter(r);
     if (s) return s;
     if (r->capture || !stream)
@@ -2363,7 +2363,7 @@ GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_st
 }
 
 GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out) {
-    gmm__rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
+    gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
     gmm_ranks_graph *g;
     gmm_status s = gmm__rank_enter(r);
     int32_t i;
@@ -2406,7 +2406,7 @@ static int gmm__graph_copy(gmm_ranks_graph *g, gmm__token **tokens, const gmm__r
 }
 
 GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream) {
-    gmm__rank *r = graph ? graph->rank : NULL;
+    gmm__cpu_rank *r = graph ? graph->rank : NULL;
     gmm_ranks *w;
     gmm__rank_op op;
     gmm__replay *replay;
@@ -2471,7 +2471,7 @@ GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks) {
     (void)pthread_mutex_lock(&ranks->mutex);
     while (gmm__ranks_step(ranks)) { }
     for (i = 0; i < ranks->config.ranks; i++) {
-        gmm__rank *r = &ranks->rank[i];
+        gmm__cpu_rank *r = &ranks->rank[i];
         if (r->given_up) s = GMM_E_COMM;
         for (q = 0; q < GMM__RANK_QUEUES && !s; q++)
             if (r->queues[q] && r->queues[q]->count > 0) {
@@ -2504,7 +2504,7 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
     int q;
     if (!ranks) return;
     for (i = 0; ranks->rank && i < ranks->config.ranks; i++) {
-        gmm__rank *r = &ranks->rank[i];
+        gmm__cpu_rank *r = &ranks->rank[i];
         r->given_up = 0;
         gmm__rank_give_up(r, "");
         for (q = 0; q < GMM__RANK_QUEUES; q++) {
@@ -2554,9 +2554,9 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
     w->random = c.seed;
     (void)pthread_mutex_init(&w->mutex, NULL);
     (void)pthread_cond_init(&w->changed, NULL);
-    w->rank = (gmm__rank *)gmm__ranks_alloc(w, (size_t)c.ranks * sizeof *w->rank);
+    w->rank = (gmm__cpu_rank *)gmm__ranks_alloc(w, (size_t)c.ranks * sizeof *w->rank);
     for (i = 0; w->rank && i < c.ranks; i++) {
-        gmm__rank *r = &w->rank[i];
+        gmm__cpu_rank *r = &w->rank[i];
         r->world = w;
         r->index = i;
         r->queues[0] = (gmm__rank_queue *)gmm__ranks_alloc(w, sizeof *r->queues[0]);
@@ -3335,8 +3335,8 @@ static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
     for (i = 0; i < g->domain_count; i++) {
         gmm__gtp_domain *d = &g->domains[i];
         if (d->size == 1) continue;
-        d->gather.abort(d->gather.self, why);
-        d->reduce.abort(d->reduce.self, why);
+        d->gather.give_up(d->gather.self, why);
+        d->reduce.give_up(d->reduce.self, why);
     }
 }
 

@@ -511,8 +511,8 @@ static gmm_status c_max(void *s, float *v, size_t n, gmm_stream t) {
 static gmm_status c_poll(void *s, gmm_error *e) {
     return ((watched_comm *)s)->inner.poll(((watched_comm *)s)->inner.self, e);
 }
-static void c_abort(void *s, const char *why) {
-    ((watched_comm *)s)->inner.abort(((watched_comm *)s)->inner.self, why);
+static void c_give_up(void *s, const char *why) {
+    ((watched_comm *)s)->inner.give_up(((watched_comm *)s)->inner.self, why);
 }
 
 /* ----------------------------------------------------------------------------------------------------- The run --- */
@@ -720,7 +720,7 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
             comm->all_to_all = c_exchange;
             comm->all_reduce_max = c_max;
             comm->poll = c_poll;
-            comm->abort = c_abort;
+            comm->give_up = c_give_up;
         }
         for (int j = 0; j < 2; j++) {
             if (!c->threads && k->inner.stream_create(k->inner.self, 0, &k->compute[j])) abort();

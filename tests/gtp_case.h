@@ -10,8 +10,8 @@
 
 enum { CASE_RANKS = 8, CASE_LAYERS = 8, CASE_EXPERTS = 4, CASE_WAITS = 2048 };
 
-/* Layers are bundles of `experts` weights of rows x cols. A step runs `micro` micro-batches forward and backward, and an
-   optimizer that turns main_grad into new integer weights. Zeroed fields are the plain case. */
+/* Layers are bundles of `experts` weights of rows x cols. A step runs `micro` micro-batches forward and backward, and
+   an optimizer that turns main_grad into new integer weights. Zeroed fields are the plain case. */
 typedef struct gtp_case {
     int ranks, layers, experts, rows, cols;
     int prefetch, held, steps, micro;

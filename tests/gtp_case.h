@@ -23,7 +23,7 @@ typedef struct gtp_case {
     int unchained, wrap;     /* no chains; forward follows backward within a step */
     int needy;               /* shards are published by the callback */
     int stray;               /* a prefetch that nobody wants, before the fence */
-    int two_streams;         /* odd layers read on a second stream, and recompute too */
+    int two_streams;         /* 1: layers take turns on two streams; 2: and each reads backward on the other one */
     int foreign;             /* gradients come from the caller's memory */
     int permuted, other_ids; /* ranks stand in another order in their group; ids differ from rank to rank */
     int threads;             /* a thread per rank, all compute on stream NULL */

@@ -271,7 +271,8 @@ static gmm_status execute(rank *r, const op *o) {
     const gtp_case *c = r->run->c;
     const int32_t b = r->bundle[o->layer];
     const gmm_gtp_pass pass = (gmm_gtp_pass)o->pass;
-    const gmm_stream stream = r->compute[c->two_streams && (o->layer % 2 || pass == GMM_GTP_RECOMPUTE)];
+    const int crossing = c->two_streams == 2 ? o->pass : o->pass == GMM_GTP_RECOMPUTE;
+    const gmm_stream stream = r->compute[c->two_streams ? (o->layer + crossing) & 1 : 0];
     gmm_range ranges[2 * CASE_LAYERS * CASE_EXPERTS];
     gmm_gtp_gradient g = GMM_ZERO;
     gmm_gtp_view *v = &r->view[o->layer][o->pass < 0 ? 0 : o->pass];

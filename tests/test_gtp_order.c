@@ -115,7 +115,17 @@ static void b10(int arg) { /* B10: neighbours of different shapes forward, of on
     a.taller = arg & 2 ? 0 : 10;
     b = a;
     b.recompute = arg & 2 ? 5 : 15;
-    b.two_streams = 1;
+    b.two_streams = 1 + (arg & 1);
+    same(&a, &b, &out);
+}
+
+static void two_readers(int ranks) { /* a slot is read on two streams before it is written again */
+    gtp_case a = plain(ranks), b;
+    gtp_result out;
+    b = a;
+    b.two_streams = 2;
+    same(&a, &b, &out);
+    b.layers = a.layers = 5;
     same(&a, &b, &out);
 }
 
@@ -294,7 +304,7 @@ static void random_schedules(int arg) {
         c.wrap = !c.unchained && t_int(0, 1);
         c.needy = (int)t_int(0, 1);
         c.stray = t_int(0, 3) == 0;
-        c.two_streams = (int)t_int(0, 1);
+        c.two_streams = (int)t_int(0, 2);
         c.foreign = t_int(0, 3) == 0;
         c.permuted = (int)t_int(0, 1);
         c.other_ids = (int)t_int(0, 1);
@@ -411,6 +421,7 @@ void tests_gtp_order(void) {
     t_add_host(b9, 0, "gtp B9 recompute asks nobody");
     for (int i = 0; i < 2; i++) t_add_host(b10, i, "gtp B10 row35 recompute chain of other shapes, g=%d", 2 + 2 * i);
     for (int i = 2; i < 4; i++) t_add_host(b10, i, "gtp B13 row36 recompute of a subset, g=%d", 2 + 2 * (i & 1));
+    for (int i = 1; i <= 4; i *= 2) t_add_host(two_readers, i, "gtp one slot, two readers, g=%d", i);
     t_add_host(b11, 0, "gtp B11 row33 two equal neighbours");
     for (int i = 1; i <= 2; i++) t_add_host(b12, i, "gtp B12 row34 %d slots for four bundles", i + 1);
     t_add_host(b14, 3, "gtp B14 B17 row37 consumed three times");

@@ -739,6 +739,7 @@ static void poll(int arg) {
     gmm_gtp_view v = GMM_ZERO;
     gmm_status s = GMM_OK;
     clock_t began = clock();
+    char text[512];
     rank *r;
     (void)arg;
     open_world(2, 4, 10000);
@@ -754,7 +755,9 @@ static void poll(int arg) {
     T_CHECK(s == GMM_E_COMM, "%s", gmm_status_name(s));
     T_CHECK(strstr(gmm_gtp_last_error(r->gtp), "all_gather") && strstr(gmm_gtp_last_error(r->gtp), "'dense'") &&
             strstr(gmm_gtp_last_error(r->gtp), "rank 1 of 2"), "%s", gmm_gtp_last_error(r->gtp));
+    snprintf(text, sizeof text, "%s", gmm_gtp_last_error(r->gtp));
     T_CHECK(gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute) == GMM_E_COMM, "broken for good");
+    T_CHECK(!strcmp(text, gmm_gtp_last_error(r->gtp)), "nothing is tried any more: %s", gmm_gtp_last_error(r->gtp));
     memset(&v, 0, sizeof v);
     r = &W.r[1]; /* the late rank is told too, and its copy arrives nowhere */
     T_CHECK(gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v) == GMM_E_COMM, "the late rank");

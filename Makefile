@@ -49,8 +49,8 @@ HEADERS := $(wildcard gmm*.h gmm*.cuh)
 TEST_SRC := $(wildcard tests/*.c)
 COMMON_SRC := $(wildcard examples/common/*.c)
 EXAMPLE_SRC := $(wildcard examples/*.c)
-EXAMPLE_CXX := $(wildcard examples/*.cpp)
 APP_SRC := $(wildcard examples/apps/*.c)
+EXAMPLE_CXX := $(wildcard examples/*.cpp)
 C_SRC := $(TEST_SRC) $(COMMON_SRC) $(EXAMPLE_SRC) $(APP_SRC) tests/bench/cpu_gemm.c
 
 TEST_OBJ := $(TEST_SRC:%.c=$(B)/obj/%.o)
@@ -63,7 +63,7 @@ EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 ##
 ## Targets
 ##   all                    the library object, tests, examples and programs (default)
-all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(B)/convert_checkpoint $(EXAMPLES) $(EXAMPLES_CXX)
+all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_planner $(EXAMPLES) $(EXAMPLES_CXX)
 
 ##   run                    train a mixture-of-experts language model on this text; ARGS="--help" lists its flags
 run: $(B)/train_moe
@@ -194,6 +194,8 @@ $(P)/openblas: $(P)/tools
 	$(call probe,OpenBLAS (peer of the benchmark),#include <cblas.h>\nint main(void) { return !openblas_get_config(); }\n,$(CC) -x c -,-lopenblas,-lopenblas)
 $(P)/cjson.cflags: $(P)/cjson
 	@if test -s $<; then echo '-DHAVE_CJSON'; fi > $@
+$(P)/pthread.cflags: $(P)/pthread
+	@if test -s $<; then echo '-DGMM_WITH_CPU_RANKS'; fi > $@
 $(P)/openblas.cflags: $(P)/openblas
 	@if test -s $<; then echo '-DHAVE_OPENBLAS'; fi > $@
 $(P)/nvcc: $(P)/tools
@@ -241,7 +243,7 @@ $(P)/none: $(P)/tools
 # The sanitized build holds the CPU engine alone.
 CUDA_CFLAGS := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.cflags)
 CUDA_LINK := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.link)
-RESPONSES := $(P)/openmp $(P)/pthread $(P)/cjson.cflags $(P)/openblas.cflags $(CUDA_CFLAGS)
+RESPONSES := $(P)/openmp $(P)/pthread $(P)/pthread.cflags $(P)/cjson.cflags $(P)/openblas.cflags $(CUDA_CFLAGS)
 C_RESPONSES := $(RESPONSES:%=@%)
 
 # ---- Rules
@@ -256,7 +258,7 @@ $(B)/gmm.o: examples/vendoring/gmm.c examples/vendoring/gmm.cu $(B)/flags $(RESP
 	else printf '  %-5s  %s\n' CC $<; fi
 	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); o=$$(cat $(P)/openmp); \
 	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I. -MMD -MP -MF $(@:.o=.d) \
-	$$(cat $(P)/cublaslt) -c -o $@ examples/vendoring/gmm.cu; \
+	$$(cat $(P)/cublaslt $(P)/pthread.cflags) -c -o $@ examples/vendoring/gmm.cu; \
 	else $(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<; fi
 
 $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)
@@ -268,7 +270,7 @@ LINK_C = $(Q)mkdir -p $(@D) && $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) @$(P)
 $(B)/gmm_tests: $(TEST_OBJ) $(B)/obj/examples/common/safetensors.o $(B)/gmm.o $(P)/cjson
 	$(call say,LINK,$@)
 	$(LINK_C) @$(P)/cjson -lm
-$(B)/train_moe $(B)/convert_checkpoint: $(B)/%: $(B)/obj/examples/apps/%.o $(COMMON_OBJ) $(B)/gmm.o $(P)/cjson
+$(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_planner: $(B)/%: $(B)/obj/examples/apps/%.o $(COMMON_OBJ) $(B)/gmm.o $(P)/cjson
 	$(call say,LINK,$@)
 	$(LINK_C) @$(P)/cjson -lm
 $(B)/cpu_gemm: $(B)/obj/tests/bench/cpu_gemm.o $(B)/gmm.o $(P)/openblas

@@ -752,12 +752,31 @@ typedef struct CUevent_st *gmm_event; /* a cudaEvent_t; in a CPU context an obje
 enum { GMM_EVENT_EXTERNAL = 1u }; /* while capturing, the record or wait becomes a node of the graph and meets the event
                                      outside of it at every replay; otherwise it changes nothing */
 
+/* Memory that work reads, or writes; for runtimes that check the order of accesses. */
+typedef struct gmm_range {
+    const void *data;
+    size_t bytes;
+    int32_t writes;   /* 1: written, maybe read too */
+    int32_t reserved; /* 0 */
+} gmm_range;
+
+/* Operations for a stream, as a function that gives them to it. */
+typedef struct gmm_work {
+    uint32_t struct_size;
+    int32_t range_count;
+    const char *name;        /* for messages; outlives the work */
+    gmm_status (*function)(const void *argument, gmm_stream stream);
+    const void *argument;
+    size_t argument_bytes;
+    const gmm_range *ranges; /* all that the operations touch; may be NULL where nobody checks */
+} gmm_work;
+
 /* Streams, events, copies and fills of one memory space, as a table of functions: gmm_runtime_of fills it for a
    context, and whoever brings streams of his own fills one himself. Every function takes `self` first.
    Order       What is given to one stream is done in that order; events order streams. The host waits in stream_sync
                and event_sync only. On the CPU everything is done on return, and the one stream is NULL.
-   Stream, graph: record, wait, copies and fills are enqueued and capturable; stream_sync on a capturing stream is
-               GMM_E_CAPTURE and leaves the capture intact. The rest is not for captured streams and events.
+   Stream, graph: record, wait, copies, fills and run are enqueued and capturable; stream_sync on a capturing stream
+               is GMM_E_CAPTURE and leaves the capture intact. The rest is not for captured streams and events.
    Memory      create and destroy alone may allocate: on the CPU from the context's allocator.
    Errors: GMM_E_NULL, GMM_E_ARG (pitch below width, value above 255, unknown flags, a stream that is not NULL on the
                CPU), GMM_E_OVERFLOW, GMM_E_MEMORY, GMM_E_CAPTURE, GMM_E_CUDA; gmm_last_error of the context tells more.
@@ -786,6 +805,10 @@ typedef struct gmm_runtime {
     gmm_status (*fill2d)(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
                          gmm_stream stream);
     gmm_status (*is_capturing)(void *self, gmm_stream stream, int32_t *capturing);
+    /* Has work->function called, and hands on its status. The runtimes of contexts call it at once, with `stream`. One
+       whose streams are queues of its own copies the argument and calls the function with stream NULL when its turn
+       comes, maybe on another thread, so operations in it take a context that nobody else uses at that time. */
+    gmm_status (*run)(void *self, const gmm_work *work, gmm_stream stream);
 } gmm_runtime;
 
 /* The runtime of a context's memory space. out->struct_size 0 means this header's.
@@ -5731,6 +5754,14 @@ static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst,
                      (int)value);
 }
 
+static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream stream) {
+    const gmm_status s = gmm__rt_open(self, "run", stream, work, "work");
+    if (s != GMM_OK) return s;
+    if (!work->function)
+        return gmm__fail(&((gmm_context *)self)->error, GMM_E_NULL, "gmm_runtime.run: work->function is NULL");
+    return work->function(work->argument, stream);
+}
+
 /* --- CPU: one stream, whose work is done when it is given. What an event records is reached at once, so all that it
    holds is whose it is. --- */
 
@@ -5983,13 +6014,14 @@ static const gmm_runtime gmm__runtimes[] = {
       GMM__RT(cpu, stream_create), GMM__RT(cpu, stream_destroy), GMM__RT(cpu, stream_wait), GMM__RT(cpu, stream_sync),
       GMM__RT(cpu, event_create), GMM__RT(cpu, event_destroy), GMM__RT(cpu, event_record), GMM__RT(cpu, event_query),
       GMM__RT(cpu, event_sync), GMM__RT(cpu, copy), GMM__RT(cpu, copy2d), GMM__RT(cpu, fill), GMM__RT(cpu, fill2d),
-      GMM__RT(cpu, is_capturing) },
+      GMM__RT(cpu, is_capturing), gmm__rt_run },
 #ifdef __CUDACC__
     { 0, GMM_SPACE_CUDA, NULL,
       GMM__RT(cuda, stream_create), GMM__RT(cuda, stream_destroy), GMM__RT(cuda, stream_wait),
       GMM__RT(cuda, stream_sync), GMM__RT(cuda, event_create), GMM__RT(cuda, event_destroy),
       GMM__RT(cuda, event_record), GMM__RT(cuda, event_query), GMM__RT(cuda, event_sync), GMM__RT(cuda, copy),
-      GMM__RT(cuda, copy2d), GMM__RT(cuda, fill), GMM__RT(cuda, fill2d), GMM__RT(cuda, is_capturing) },
+      GMM__RT(cuda, copy2d), GMM__RT(cuda, fill), GMM__RT(cuda, fill2d), GMM__RT(cuda, is_capturing),
+      gmm__rt_run },
 #endif
 };
 #undef GMM__RT

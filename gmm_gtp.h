@@ -1,4 +1,4 @@
-/* gmm_gtp.h - v0.1.0 - Generalized Tensor Parallelism for weights: shard plans, process grids, memory - MIT
+/* gmm_gtp.h - v0.1.0 - Generalized Tensor Parallelism for weights: plans, communicators, CPU ranks, runtime - MIT
  * SPDX-License-Identifier: MIT
  *
  * Quick start (C11 or C++17):
@@ -14,11 +14,13 @@
  *     gmm_gtp_plan(&shard, &plan, NULL);  // plan.shard_rows, plan.row0, plan.shard_data_bytes[GMM_ROWWISE]
  *
  * CONTENTS
- *     1  Shard plans    3  Process grids    5  Memory            7  Licence
- *     2  Extents        4  Seeds            6  Implementation
+ *     1  Shard plans      4  Seeds               7  CPU ranks           10  Licence
+ *     2  Extents          5  Memory, forecast    8  Runtime
+ *     3  Process grids    6  Communicators       9  Implementation
  *
- * CONFIGURATION
- *     None beside gmm_quant.h's and gmm.h's.
+ * CONFIGURATION (beside gmm_quant.h's and gmm.h's; define where GMM_IMPLEMENTATION is)
+ *     GMM_WITH_CPU_RANKS   CPU ranks, which need POSIX threads (pthread.h, -pthread). Without it gmm_ranks_create is
+ *                          GMM_E_BUILD, and no header of theirs is included.
  *
  * THE SHARDING RULE
  *     Tensor parallelism (TP) cuts a weight [N, K] first: by rows (column-parallel), by columns (row-parallel), or not
@@ -41,7 +43,8 @@
  *
  *     A gradient scale is never derived from a group size: where gradients are reduced, it is an argument in fp32.
  *
- * Thread safety: every function here is pure or writes only through its arguments. None allocates.
+ * Thread safety: sections 1 to 5 are pure or write only through their arguments. Communicators and the runtime serve
+ * one thread at a time each. Only CPU ranks, and runtimes where they make events, allocate.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -207,10 +210,10 @@ GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cu
    extents, and then the gathered weight does not depend on g. Pure, modulo 2^64. */
 GMMDEF uint64_t gmm_gtp_seed(uint64_t base, gmm_grid_kind kind, uint32_t gtp_rank);
 
-/* ------------------------------------------------------------------------------------------------- 5 Memory --- */
+/* ------------------------------------------------------------------------------------------- 5 Memory, forecast --- */
 
 /* Weights of one shape, and the buffers that serve them. Slot counts are of bundles; 0 = none, or the slots counted
-   with another use are shared. With gtp_size 1 weights and gradients stay in place: neither gathered nor reduced. */
+   with another use are shared. With gtp_size 1 weights stay in place and nothing is received. */
 typedef struct gmm_gtp_use {
     uint32_t struct_size;
     int32_t bundle;           /* weights gathered and reduced together, such as a layer's local experts; 0 = 1 */
@@ -248,17 +251,412 @@ typedef struct gmm_gtp_memory {
        GMM_E_CONFIG (gradient slots of a frozen weight), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *memory, gmm_error *error);
 
+/* A bundle as a forecast sees it, and what it finds. Times are in seconds. */
+typedef struct gmm_gtp_stage {
+    uint32_t struct_size;
+    int32_t bundle;          /* weights gathered together; 0 = 1 */
+    const gmm_shard *shard;  /* of each */
+    double tokens;           /* rows that go through its GEMMs on this rank, all weights together; >= 0 */
+    double gather, reduce;   /* out: on the wire alone; gather: rowwise */
+    double sum;              /* out: into main_grad */
+    double forward, backward;/* out: GEMMs alone */
+    double exposed_forward;  /* out: what the compute waits for the gather, forward */
+    double exposed_backward; /* out: the same, backward */
+    double exposed_reduce;   /* out: what it waits for a gradient buffer */
+} gmm_gtp_stage;
+
+/* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The host
+   is ahead: a gather starts when the one before it is done and its slot has been read, a reduction when its gradient is
+   there and the one before it is done. Gathers and reductions do not slow each other or the GEMMs down. */
+typedef struct gmm_gtp_forecast {
+    uint32_t struct_size;
+    int32_t stages;
+    double gemm_rate;        /* flop/s that GEMMs of these shapes reach; > 0 */
+    double link_rate;        /* bytes/s that a rank receives and sends in a collective; > 0 */
+    double latency;          /* of a collective; >= 0 */
+    double memory_rate;      /* bytes/s of the sum into main_grad; 0 = it takes no time */
+    gmm_dtype wire;          /* of gradients: F32 or BF16; NONE = F32 */
+    gmm_dtype main_grad;     /* F32 or BF16; NONE = F32 */
+    int32_t prefetch;        /* bundles gathered ahead; one slot more, of each direction */
+    int32_t wgrad_slots;     /* 0 = 2 */
+    int32_t wrap;            /* 1: the head of forward was gathered during the backward before */
+    int32_t reserved;        /* 0 */
+    double compute;          /* out: GEMMs alone */
+    double step;             /* out: compute and all that is exposed */
+    double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: and the wait of the fence */
+    double gather, reduce;   /* out: on the wire, forward and backward */
+} gmm_gtp_forecast;
+
+/* Plays the step with the given rates. stages [forecast->stages] in the order of forward, at most 4096. Pure.
+   Errors: as gmm_gtp_plan; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE. Nothing is written on failure. */
+GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error);
+
+/* ------------------------------------------------------------------------------------------ 6 Communicators --- */
+
+/* Collectives among the ranks of a group, as a table of functions; every function takes `self` first.
+   Order       All ranks make the same calls in the same order. A call is enqueued on the stream and done when the
+               stream comes to it: then what it received is complete, and what it sent may be overwritten.
+   Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
+               messages and lives until it is done.
+   Failure     GMM_E_COMM, from a call or from poll, which tells operation and peer. The communicator is then unusable.
+   Threads     One at a time. */
+typedef struct gmm_comm {
+    uint32_t struct_size;
+    int32_t rank, size;
+    int32_t reserved;
+    void *self;
+    gmm_status (*group_begin)(void *self, const char *what);
+    gmm_status (*group_end)(void *self);
+    /* recv [size][bytes]: what every rank sends, in the order of ranks. send may be its own place in recv. */
+    gmm_status (*all_gather)(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream);
+    /* send [size][count], recv [count]: the sum over ranks of send's part `rank`. F32, BF16 or F16. recv may be its own
+       part of send. */
+    gmm_status (*reduce_scatter)(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                 gmm_stream stream);
+    /* send, recv [size][bytes]: part r goes to rank r, part r comes from rank r. Not in place. */
+    gmm_status (*all_to_all)(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream);
+    /* The largest of each value, in place: the amax of a tensor that several ranks share. */
+    gmm_status (*all_reduce_max)(void *self, float *values, size_t count, gmm_stream stream);
+    /* Registers memory that the group's calls will send from and receive into; collective. May be NULL. */
+    gmm_status (*window_add)(void *self, void *base, size_t bytes, void **window);
+    gmm_status (*window_remove)(void *self, void *window);
+    /* GMM_OK while nothing is known to be wrong; `error` may be NULL. Does not wait. */
+    gmm_status (*poll)(void *self, gmm_error *error);
+    /* Gives up: operations under way end as soon as they can, later ones are refused. `why` is copied. */
+    void (*give_up)(void *self, const char *why);
+} gmm_comm;
+
+/* -------------------------------------------------------------------------------------------------- 7 CPU ranks --- */
+
+/* Ranks in one process, on the CPU: streams are queues, events are counters, communicators copy between the ranks'
+   memory. They train without a GPU, and they prove an order of work: which of the operations that could run next runs
+   is drawn from a seed, and the checker reports every two accesses to one place, one of them a write, that no event,
+   stream or wait of the host orders (vector clocks over the ranges of gmm_work, copies, fills and collectives).
+   Driven by one thread, a schedule is a function of the seed. With a thread per rank it is also one of the system.
+   Stream NULL is the calling thread: what it is given is done on return, and a wait waits, at most timeout_ms without
+   progress of the own rank; then every rank of the communicator that hangs gets GMM_E_COMM, and nothing that is still
+   queued there is done. Work runs on whichever thread waits or enqueues.
+   Needs GMM_WITH_CPU_RANKS where GMM_IMPLEMENTATION is, and threads of POSIX; otherwise create is GMM_E_BUILD.
+   Threads: calls for different ranks may come from different threads; all but gmm_ranks_destroy. */
+typedef struct gmm_ranks gmm_ranks;
+typedef struct gmm_ranks_graph gmm_ranks_graph;
+
+typedef struct gmm_ranks_config {
+    uint32_t struct_size;
+    int32_t ranks;           /* >= 1 */
+    uint64_t seed;           /* 0: operations run as soon as they can; else in an order drawn from it, mostly late */
+    int32_t timeout_ms;      /* 0 = 10000 */
+    int32_t check_races;     /* 1: every access is checked */
+    gmm_allocator allocator; /* of all that the ranks need, whenever they need it; none = GMM_MALLOC */
+} gmm_ranks_config;
+
+/* Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_BUILD. *out is NULL after a failure. */
+GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **out, gmm_error *error);
+/* Frees it with all streams and communicators; events and graphs must have been destroyed. NULL is allowed. */
+GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
+
+/* The runtime of a rank; gmm_ranks_error tells why its functions fail. Up to 48 streams, graphs' streams included.
+   Errors: GMM_E_NULL, GMM_E_ARG. */
+GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
+
+/* A communicator among `count` distinct ranks: out[i] is that of members[i], whose number in it is i. Sums are in fp32
+   in the order of ranks, rounded once.
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY. */
+GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out);
+
+/* Runs what is queued until nothing can run.
+   Errors: GMM_E_NULL; GMM_E_STATE (something is left that waits for what nobody has given: a deadlock, where all ranks
+       are through); GMM_E_COMM (a rank was given up). gmm_ranks_error tells more. */
+GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks);
+
+/* What the last failing call for a rank said; "" before any. */
+GMMDEF const char *gmm_ranks_error(const gmm_ranks *ranks, int32_t rank);
+
+/* Races found so far, and the text of the first; `text` may be NULL. Needs check_races. */
+GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text);
+
+/* Captures what a stream is given, and what streams are given that wait for its events, as queues that a launch
+   replays: the counterpart of a CUDA graph, with its rules (other streams join by events and must be joined back; an
+   event from outside is waited for as a node only; a graph is one node of the launching stream). One capture of a rank
+   at a time.
+   Errors: GMM_E_NULL, GMM_E_CAPTURE, GMM_E_MEMORY. */
+GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream);
+GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out);
+GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream);
+GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it runs */
+
+/* ---------------------------------------------------------------------------------------------------- 8 Runtime --- */
+
+/* The GTP runtime: weights gathered before they are read, gradients reduced behind the compute.
+   Weights are declared, bound into bundles (gathered and reduced together, such as a layer's local experts) and named
+   in chains (the order in which a pass reads its bundles, so that the next can be gathered meanwhile). Seal, ask for
+   the memory, bind it; then, per step and bundle:
+
+       acquire(forward) ... GEMM ... release        a view of the gathered weights, valid between the two
+       acquire(backward) ... dgrad ... release
+       wgrad ... GEMM ... submit                    a buffer for the whole gradient, then its reduction into main_grad
+       fence ... optimizer ... publish              main_grad is complete; the shards are new
+
+   Order       Every call enqueues and returns (with CPU ranks and stream NULL it may wait). All ranks make the same
+               calls in the same order, also a rank without tokens. Gathers run on the domain's gather stream,
+               reductions and their sums on its reduce stream, the caller's work on the streams that he passes.
+   Buffers     Gathered weights and gradients live in slots. Every slot carries an event of its last use, and whoever
+               takes it makes its stream wait for that: right for any order of calls, number of slots, or sharing of
+               streams. What a slot holds is known by bundle, direction and version, so a gather that is still there is
+               used again, and an outdated one never. Addresses depend on bundle and pass alone, for ever after bind.
+   Shards      Whoever writes shards first makes his stream wait for the gathers that read them (fence), and publishes
+               them afterwards.
+   Formats     Elements and scales of quantized shards move as they are: quantized once, where they are published.
+   g = 1       No communicator is called: views are the shards. Gradients go through the same buffers, since scale and
+               accumulation are the same.
+   Graphs      Between capture_begin and capture_end acquire, release, wgrad, submit and fence may be called, nothing
+               else; chains say beforehand which bundles are captured. Content of slots passes from one graph to the
+               next only if it was prefetched for it; graphs are then replayed in the order of their capture.
+   Errors      What can be checked is checked before anything is enqueued, and state stays as it was. A failure behind
+               that, of a communicator above all, poisons the object: every later call returns the same status, nothing
+               more is enqueued, and communicators are told to give up. gmm_gtp_last_error tells what and who.
+   Threads     One at a time. Allocates nothing itself: memory is the caller's, events are the runtime's (at bind).
+   Callbacks   May call gmm_gtp_publish, nothing else. */
+typedef struct gmm_gtp gmm_gtp;
+
+typedef enum gmm_gtp_pass {
+    GMM_GTP_FORWARD = 0,
+    GMM_GTP_BACKWARD = 1,
+    GMM_GTP_RECOMPUTE = 2, /* the forward again, inside backward: rowwise buffers of its own, asks nobody to publish */
+    GMM_GTP_PASSES = 3,
+    GMM_GTP_PASS_MAX = 0x7fffffff
+} gmm_gtp_pass;
+
+/* Data groups: whatever counts tokens, losses or expert load goes over ranks that see different tokens, GTP peers
+   included; see gmm_grid_group_of. */
+typedef struct gmm_gtp_hooks {
+    void *user;
+    /* The shards of these weights are about to be read for a forward: publish them now if they are not yet. Once per
+       bundle and forward; for a graph from gmm_gtp_pre_replay. NULL = not wanted. */
+    void (*need)(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count);
+    /* main_grad of these weights, a whole bundle, has had its sum: work on `stream` from here on sees it. Once per
+       submit; for a graph from gmm_gtp_post_replay. NULL = not wanted. */
+    void (*ready)(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
+} gmm_gtp_hooks;
+
+typedef struct gmm_gtp_config {
+    uint32_t struct_size;
+    int32_t domains, weights, bundles, chains, graphs; /* the most that will be declared; domains 0 = 1 */
+    int32_t timeout_ms;         /* of a collective that has begun, see gmm_gtp_poll; 0 = 10000 */
+    gmm_context *ctx;           /* for sums; with CPU ranks one that nobody else uses */
+    const gmm_runtime *runtime; /* copied; NULL = that of ctx */
+    gmm_gtp_hooks hooks;
+} gmm_gtp_config;
+
+/* How gradients are reduced. Either way their sum is scaled and added in fp32. */
+typedef enum gmm_gtp_reduction {
+    GMM_GTP_REDUCE_AUTO = 0,   /* SCATTER with an fp32 wire or at most two ranks, else EXCHANGE */
+    GMM_GTP_REDUCE_SCATTER = 1, /* the communicator adds; with a bf16 wire its sum is rounded to bf16 */
+    GMM_GTP_REDUCE_EXCHANGE = 2, /* all_to_all of the parts, which are then added in fp32 in the order of ranks */
+    GMM_GTP_REDUCTION_MAX = 0x7fffffff
+} gmm_gtp_reduction;
+
+/* Ranks that share shards, and the streams of their traffic. Dense and expert weights are two domains with groups of
+   different sizes. Gathers and reductions run side by side only with two communicators. */
+typedef struct gmm_gtp_domain {
+    uint32_t struct_size;
+    gmm_dtype wire;             /* of reductions and gradient buffers: F32 or BF16; NONE = F32 */
+    const gmm_comm *gather;     /* copied; NULL = one rank */
+    const gmm_comm *reduce;     /* copied; NULL = gather's */
+    gmm_stream gather_stream, reduce_stream;
+    gmm_gtp_reduction reduction;
+    int32_t wgrad_slots;        /* gradient buffers of one size, at most one per bundle; 0 = 2 */
+    int32_t synchronous;        /* 1: submit makes the caller's stream wait for the sum (for comparison) */
+    int32_t reserved;
+} gmm_gtp_domain;
+
+typedef struct gmm_gtp_weight {
+    uint32_t struct_size;
+    int32_t expert;             /* place in its bundle, 0 for a weight of its own */
+    const char *name;           /* for messages; lives as long as the object */
+    const gmm_shard *shard;     /* copied; its group is the domain's */
+    void *data[2];              /* the shard by gmm_direction, as gmm_gtp_plan sizes it; [COLUMNWISE] NULL where the
+                                   plan has 0 bytes. Padding rows are zeros */
+    void *scale[2];             /* its scales, COMPACT; TENSOR: one value, the same on all ranks */
+    float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle stand one behind the
+                                   other in the order of experts */
+    void *main_grad;            /* [shard_rows, local_cols], dense; NULL = frozen, on all ranks alike */
+    gmm_dtype main_grad_dtype;  /* F32 or BF16 */
+    int32_t reserved;
+} gmm_gtp_weight;
+
+typedef struct gmm_gtp_chain {
+    uint32_t struct_size;
+    gmm_gtp_pass pass;
+    const int32_t *bundles;     /* [count] in the order of the pass; a bundle is in one chain of a pass at most */
+    int32_t count;              /* >= 1 */
+    int32_t prefetch;           /* bundles gathered ahead, 0 to 3 */
+    int32_t held;               /* bundles that the caller holds at a time; 0 = 1 */
+    int32_t captured;           /* 1: for graphs; may be run without one before, to warm up */
+} gmm_gtp_chain;
+
+/* Matrices of a bundle in the order of expert indices: a packed operand if all have one shape and the bundle was
+   gathered, otherwise a host table of addresses that stays as it is. `mat` goes into gmm_linear.w or gmm_grad.mat as
+   it is: rows are logical, padding lies behind them. Backward has the columnwise copy of formats that store one (1X128,
+   MX32, NV16), and the rowwise one of the others. */
+typedef struct gmm_gtp_view {
+    uint32_t struct_size;
+    int32_t count;
+    gmm_mat mat;
+    int64_t rows, cols;         /* of the first matrix */
+    int64_t version;            /* how often its shards were published */
+    int32_t slot;               /* the buffer; -1 = the shards themselves */
+    int32_t reserved;
+} gmm_gtp_view;
+
+typedef enum gmm_gtp_add { GMM_GTP_ADD = 0, GMM_GTP_SET = 1, GMM_GTP_ADD_MAX = 0x7fffffff } gmm_gtp_add;
+
+typedef struct gmm_gtp_gradient {
+    uint32_t struct_size;
+    float scale;                /* main_grad = scale * sum (+ main_grad), in fp32; taken as it is, 0 means 0 */
+    gmm_gtp_add add;
+    int32_t zero;               /* 1: this rank had no tokens, its gradient is zero; no buffer was asked for */
+    const gmm_mat *from;        /* the gradient, [count] matrices of rows x cols in F32, BF16 or F16, instead of the
+                                   buffer of gmm_gtp_wgrad; not written. NULL = the buffer. A table is on the host */
+} gmm_gtp_gradient;
+
+/* Bytes of a domain's two memory blocks, for windows of the two communicators. Aligned to 256. */
+typedef struct gmm_gtp_need {
+    uint32_t struct_size;
+    int32_t gather_slots, wgrad_slots;
+    int32_t reserved;
+    size_t gather_bytes, reduce_bytes;
+} gmm_gtp_need;
+
+/* Counts since init; the same on every rank. acquires = prefetched + resident + exposed. */
+typedef struct gmm_gtp_statistics {
+    uint32_t struct_size;
+    int32_t reserved;
+    int64_t acquires;
+    int64_t prefetched;         /* found what a prefetch had gathered */
+    int64_t resident;           /* found it still there from an earlier acquire, or g = 1 */
+    int64_t exposed;            /* had to gather */
+    int64_t gathers;            /* prefetches and exposed */
+    int64_t prefetches;
+    int64_t outdated;           /* prefetches thrown away because newer shards were published */
+    int64_t busy;               /* prefetches left out because the slot was in use */
+    int64_t submits;
+    int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
+    uint64_t calls;             /* hash over all calls so far that ranks must make alike */
+} gmm_gtp_statistics;
+
+/* Bytes of the object for a configuration, and the object in memory aligned to 16 bytes.
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_OVERFLOW. */
+GMMDEF gmm_status gmm_gtp_query(const gmm_gtp_config *config, size_t *bytes, gmm_error *error);
+GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config *config, gmm_gtp **out,
+                               gmm_error *error);
+/* Ends the use of memory, events and windows; work must be done. NULL is allowed.  Errors: those of the runtime. */
+GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp);
+/* What the last failing call said; "" before any. */
+GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
+
+/* Declarations, in any order that names what exists; ids count from 0. Descriptors are copied.
+   A bundle takes its weights in any order: their expert indices must be 0 to count - 1, each once, and they share dtype
+   and scaling. Every weight is in one bundle.
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_CONFIG, GMM_E_ALIGN, as gmm_gtp_plan;
+       GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
+GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
+GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight, int32_t *id);
+GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t *weights, int32_t count,
+                                     const char *name, int32_t *id);
+GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, int32_t *id);
+
+/* Ends the declarations and lays out the memory; then the bytes of a domain; then its memory, which must be the same
+   blocks of it on all ranks if the communicators register windows (collective). Bytes of 0 take NULL.
+   Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle; a chain that mixes), GMM_E_WORKSPACE, GMM_E_ALIGN,
+       GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of the runtime. */
+GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp);
+GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need *need);
+GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_t gather_bytes, void *reduce,
+                               size_t reduce_bytes);
+
+/* What comes after a chain: the head of `next` is gathered while the tail of `chain` is computed. Backward after
+   forward, forward after backward within a step; -1 = nothing, the default: before an optimizer step, whose new shards
+   would make the gather useless.  Errors: GMM_E_ARG, GMM_E_STATE, GMM_E_CAPTURE. */
+GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
+
+/* The shards of these weights are new: what `stream` was given so far wrote them. Gathers wait for that.
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
+GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
+
+/* Gathers a bundle before it is asked for, as chains do: the head of the first chain behind an optimizer step. Does
+   nothing while its slot is in use.  Errors: as gmm_gtp_acquire. */
+GMMDEF gmm_status gmm_gtp_prefetch(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass);
+
+/* The gathered weights of a bundle: `stream` waits until they are there, and they stay until the release, which says
+   that what `stream` was given so far has read them. The bundle's followers in the chain are gathered meanwhile.
+   Errors: GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION; GMM_E_STATE (not bound; acquired twice, released without; the slot
+       holds another bundle that the caller has not released); GMM_E_CAPTURE (a bundle of chains that are not captured);
+       GMM_E_COMM, those of the runtime. */
+GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream,
+                                  gmm_gtp_view *view);
+GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream);
+
+/* A buffer for the gradient of a bundle, in the wire dtype, that `stream` may write; its rows are logical, every one of
+   them must be written, and the padding behind them is zero and must stay so. It is the caller's until submit.
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (frozen; asked twice before submit; in use by another bundle: too few slots,
+       in a graph or without). */
+GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view);
+
+/* Reduces a gradient that `stream` was given into main_grad, on the reduce stream. May come any time after the GEMM, as
+   delayed weight gradients do, and any number of times for a bundle. Collective: a rank without tokens calls it too.
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (no buffer was asked for), GMM_E_DTYPE, GMM_E_STRIDE. */
+GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream);
+
+enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };
+
+/* `stream` waits: for all gathers so far, so that shards may be written; for all submitted gradients, so that every
+   main_grad is complete.  Errors: GMM_E_ARG, GMM_E_STATE, those of the runtime. */
+GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
+
+/* Raises each value to the largest over a domain's ranks, in the order of `stream`: per-tensor amax, packed, once a
+   step. Ranks that share the tensor otherwise (DP) go through their own communicator's all_reduce_max.
+   Errors: as gmm_gtp_acquire. */
+GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
+
+/* Looks after collectives under way, without waiting: GMM_E_COMM once one that has begun is not done after timeout_ms,
+   or a communicator reports a failure. To be called now and then while the host waits for a stream.
+   Errors: GMM_E_COMM, GMM_E_STATE, those of the runtime. */
+GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
+
+/* Dry run, to warm up before a capture: everything runs, but main_grad stays as it is and no callback is made. Ending
+   it is GMM_E_STATE if a view is still held or a gradient not submitted, which it then forgets.
+   Errors: GMM_E_STATE, GMM_E_CAPTURE. */
+GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on);
+
+/* A capture of what follows on `stream`, which has begun capturing; the object's own streams join it when they are
+   first used, and are joined back at the end. Graphs get ids from 0. Before a replay pre_replay makes `stream` wait for
+   shards published since and asks for those that the graph reads; behind it post_replay reports its gradients.
+   Errors: GMM_E_STATE (nested; captured slots in use), GMM_E_CAPTURE (stream not capturing), GMM_E_WORKSPACE (more
+       graphs than configured), GMM_E_ARG, those of the runtime. */
+GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph);
+GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream);
+GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);
+GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);
+
+/* The counts so far. Errors: GMM_E_NULL, GMM_E_VERSION. */
+GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out);
+
 #ifdef __cplusplus
 }
 #endif
 #endif /* GMM_MOE_GTP_H_INCLUDED */
 
-/* ------------------------------------------------------------------------------------------ 6 Implementation --- */
+/* --------------------------------------------------------------------------------------------- 9 Implementation --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE
 
 #include <string.h>
+#include <time.h>
+#ifdef GMM_WITH_CPU_RANKS
+#include <pthread.h>
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -735,11 +1133,11 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
         fits = gmm__gtp_add(&m.main_grads, elements, gradient, 1) &&
                gmm__gtp_add(&m.optimizer, elements / u.optimizer_ranks + (elements % u.optimizer_ranks != 0),
                             u.optimizer_bytes, 1);
-    if (fits && gradient && sharded) {
+    if (fits && gradient) { /* also of one rank: scale and sum are the same there */
         int64_t row = 0; /* bytes of a row of every gradient in the bundle */
         fits = gmm__gtp_add(&row, p.local_cols, wire, u.bundle) &&
                gmm__gtp_add(&m.wgrad, row, p.padded_rows, u.wgrad_slots) &&
-               gmm__gtp_add(&m.reduce, row, received, u.reduce_slots);
+               gmm__gtp_add(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
     }
     m.total = 0;
     fits = fits && gmm__gtp_add(&m.total, m.weights, 1, 1) && gmm__gtp_add(&m.total, m.main_grads, 1, 1) &&
@@ -753,12 +1151,3183 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     return GMM_OK;
 }
 
+enum { GMM__GTP_STAGES = 4096 };
+
+/* Fills in what a stage takes alone; seconds of its gathers, forward and backward. */
+static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x, double seconds[2],
+                                       gmm_error *error) {
+    gmm_shard s;
+    gmm_shard_plan p;
+    double share, count, elements;
+    int pass;
+    gmm_status status = gmm__gtp_solve(fn, x->shard, &s, &p, error);
+    if (status) return status;
+    if (x->bundle < 0 || !(x->tokens >= 0))
+        return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, (int)x->bundle, x->tokens);
+    count = x->bundle ? x->bundle : 1;
+    share = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
+    elements = (double)p.padded_rows * (double)p.local_cols * count;
+    for (pass = 0; pass < 2; pass++) {
+        const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
+        const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
+        seconds[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
+    }
+    x->gather = seconds[0];
+    x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * share : 0;
+    x->sum = 0;
+    if (f->memory_rate > 0) { /* reads the parts, reads and writes main_grad */
+        const double parts = f->wire == GMM_BF16 && s.gtp_size > 2 ? s.gtp_size : 1;
+        x->sum = elements / s.gtp_size *
+                 (parts * (gmm_dtype_bits(f->wire) / 8) + 2 * (gmm_dtype_bits(f->main_grad) / 8)) / f->memory_rate;
+    }
+    x->forward = 2 * x->tokens * (double)p.local_rows * (double)p.local_cols / f->gemm_rate;
+    x->backward = 2 * x->forward;
+    x->exposed_forward = x->exposed_backward = x->exposed_reduce = 0;
+    return GMM_OK;
+}
+
+static double gmm__later(double a, double b) { return a > b ? a : b; }
+
+GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error) {
+    static const char fn[] = "gmm_gtp_foresee";
+    gmm_gtp_forecast f;
+    double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* by place in the pass */
+    double gather_free = 0, reduce_free = 0, now = 0, seconds[2];
+    int32_t i, n, slots, pass;
+    gmm_status s = gmm__gtp_open(fn, "forecast", forecast, &f, sizeof f, error);
+    if (s) return s;
+    if (!stages) return gmm__fail(error, GMM_E_NULL, "%s: stages is NULL", fn);
+    if (f.struct_size && f.struct_size != sizeof f)
+        return gmm__fail(error, GMM_E_VERSION, "%s: forecast->struct_size is %u: must be 0", fn, f.struct_size);
+    if (f.wire == GMM_NONE) f.wire = GMM_F32;
+    if (f.main_grad == GMM_NONE) f.main_grad = GMM_F32;
+    if (f.wgrad_slots == 0) f.wgrad_slots = 2;
+    n = f.stages;
+    if ((f.wire != GMM_F32 && f.wire != GMM_BF16) || (f.main_grad != GMM_F32 && f.main_grad != GMM_BF16))
+        return gmm__fail(error, GMM_E_DTYPE, "%s: wire is %s, main_grad %s: must be f32, bf16 or none", fn,
+                         gmm_dtype_name(f.wire), gmm_dtype_name(f.main_grad));
+    if (n < 1 || n > GMM__GTP_STAGES || !(f.gemm_rate > 0) || !(f.link_rate > 0) || !(f.latency >= 0) ||
+        !(f.memory_rate >= 0) || f.prefetch < 0 || f.prefetch > n || f.wgrad_slots < 1 || f.reserved)
+        return gmm__fail(error, GMM_E_ARG, "%s: %d stages, gemm_rate %g, link_rate %g, latency %g, memory_rate %g, "
+                         "prefetch %d, wgrad_slots %d, reserved %d: must be 1 to %d, > 0, > 0, >= 0, >= 0, 0 to "
+                         "stages, >= 1, and 0", fn, (int)n, f.gemm_rate, f.link_rate, f.latency, f.memory_rate,
+                         (int)f.prefetch, (int)f.wgrad_slots, (int)f.reserved, (int)GMM__GTP_STAGES);
+    for (i = 0; i < n; i++) {
+        gmm_gtp_stage x = stages[i];
+        if (x.struct_size && x.struct_size != sizeof x)
+            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, (int)i,
+                             x.struct_size);
+        if ((s = gmm__gtp_stage_alone(fn, &f, &x, seconds, error)) != GMM_OK) return s;
+    }
+    slots = f.prefetch + 1;
+    f.compute = f.exposed_gather = f.exposed_reduce = f.gather = f.reduce = 0;
+    for (pass = 0; pass < 2; pass++)
+        for (i = 0; i < n; i++) {
+            gmm_gtp_stage *x = &stages[pass ? n - 1 - i : i];
+            double *exposed = pass ? &x->exposed_backward : &x->exposed_forward, ready = 0;
+            const double before = pass ? x->exposed_forward : 0;
+            int there; /* the slots still hold what the pass before has read last, where both read the same bytes */
+            (void)gmm__gtp_stage_alone(fn, &f, x, seconds, NULL);
+            x->exposed_forward = before;
+            there = i < slots && (pass || f.wrap) && seconds[0] == seconds[1];
+            if (!there) {
+                gather_free = gmm__later(gather_free, i >= slots ? released[i - slots] : 0) + seconds[pass];
+                f.gather += seconds[pass];
+                ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the pass before has hidden it */
+            }
+            *exposed = gmm__later(ready - now, 0);
+            f.exposed_gather += *exposed;
+            now = gmm__later(now, ready) + x->forward; /* or dgrad, which takes as long */
+            released[i] = now;
+            f.compute += x->forward;
+            if (!pass) continue;
+            if (i >= f.wgrad_slots) {
+                x->exposed_reduce = gmm__later(reduced[i - f.wgrad_slots] - now, 0);
+                f.exposed_reduce += x->exposed_reduce;
+                now += x->exposed_reduce;
+            }
+            now += x->forward; /* wgrad */
+            f.compute += x->forward;
+            reduce_free = gmm__later(reduce_free, now) + x->reduce + x->sum;
+            reduced[i] = reduce_free;
+            f.reduce += x->reduce;
+        }
+    f.exposed_reduce += gmm__later(reduce_free - now, 0);
+    f.step = gmm__later(now, reduce_free);
+    *forecast = f;
+    return GMM_OK;
+}
+
+/* .................................................................................................... CPU ranks ... */
+
+#ifdef GMM_WITH_CPU_RANKS
+
+enum { GMM__RANK_QUEUES = 49 }; /* streams of a rank, NULL and graphs' included */
+
+/* What one record of an event stands for. Waits keep the token that was the newest when they were given. */
+typedef struct gmm__token {
+    int32_t users, done;
+    uint32_t clock[GMM__RANK_QUEUES];
+} gmm__token;
+
+typedef struct gmm__rank_event {
+    struct gmm__cpu_rank *rank;
+    gmm__token *last;       /* of the last record outside of captures, or through a node; NULL = none */
+    uint64_t capture;       /* that of the last plain record, if it was in one; 0 = none */
+    int32_t mark;           /* its number there */
+} gmm__rank_event;
+
+typedef enum gmm__rank_kind {
+    GMM__RANK_WORK, GMM__RANK_RECORD, GMM__RANK_WAIT, GMM__RANK_COLLECTIVE, GMM__RANK_LAUNCH
+} gmm__rank_kind;
+
+typedef enum gmm__coll_kind { GMM__COLL_GATHER, GMM__COLL_SCATTER, GMM__COLL_EXCHANGE, GMM__COLL_MAX } gmm__coll_kind;
+
+/* One call of a collective; `bytes` of a rank's part. */
+typedef struct gmm__coll {
+    gmm__coll_kind kind;
+    gmm_dtype dtype;
+    const void *send;
+    void *recv;
+    size_t bytes;
+} gmm__coll;
+
+typedef struct gmm__rank_op {
+    gmm__rank_kind kind;
+    int32_t count;          /* ranges, or parts */
+    const char *name;
+    gmm__token *host;       /* what the enqueuing thread had seen */
+    void *memory;           /* ranges and argument, or parts, or a gmm__replay */
+    size_t bytes;           /* of memory */
+    gmm_status (*function)(const void *argument, gmm_stream stream);
+    gmm__token *token;      /* RECORD, WAIT */
+    gmm__rank_event *event; /* in graphs: the event of a node; NULL = token number `mark` of the graph */
+    int32_t mark;
+    int32_t started;        /* LAUNCH */
+    struct gmm__member *member; /* COLLECTIVE */
+    uint64_t number;        /* of the collective in its communicator */
+    gmm_ranks_graph *graph;
+} gmm__rank_op;
+
+typedef struct gmm__rank_queue {
+    struct gmm__cpu_rank *rank;
+    int32_t index, mirrors; /* mirrors: the stream that this queue of a graph stands for; -1 = it is a stream */
+    gmm_ranks_graph *graph; /* the capture that the stream is in */
+    int32_t slow;           /* of late, drawn last */
+    gmm__rank_op *ops;
+    size_t head, count, room;
+    uint32_t clock[GMM__RANK_QUEUES];
+} gmm__rank_queue;
+
+/* An access as the checker remembers it. */
+typedef struct gmm__rank_access {
+    uintptr_t begin, end;
+    int32_t queue, writes;
+    uint32_t time;
+    const char *name;
+} gmm__rank_access;
+
+typedef struct gmm__cpu_rank {
+    struct gmm_ranks *world;
+    int32_t index, given_up;
+    uint64_t captures;      /* begun so far */
+    gmm__rank_queue *queues[GMM__RANK_QUEUES];
+    gmm_ranks_graph *capture;
+    gmm__token *host;       /* snapshot of queue 0's clock for what is enqueued */
+    uint64_t progress;      /* operations done */
+    gmm__rank_access *accesses;
+    size_t access_count, access_room;
+    gmm_error error;
+} gmm__cpu_rank;
+
+/* A communicator, and one rank's end of it. */
+typedef struct gmm__group {
+    struct gmm_ranks *world;
+    struct gmm__group *next;
+    int32_t size;
+    uint64_t done;          /* collectives so far */
+    struct gmm__member *members;
+    gmm_error fault;
+} gmm__group;
+
+typedef struct gmm__member {
+    gmm__group *group;
+    gmm__cpu_rank *rank;
+    int32_t index, open;
+    uint64_t given;         /* collectives enqueued */
+    const char *what;
+    gmm_stream stream;
+    gmm__coll *parts;       /* of the open group */
+    int32_t count, room;
+} gmm__member;
+
+struct gmm_ranks_graph {
+    gmm__cpu_rank *rank;
+    gmm_stream origin;
+    uint64_t serial;
+    int32_t marks;          /* plain records in it */
+    int32_t running;
+    int32_t queue_count;
+    int32_t queues[GMM__RANK_QUEUES];    /* queues of the rank that replay; the origin's first */
+    gmm__rank_op *ops[GMM__RANK_QUEUES]; /* the template of each */
+    size_t count[GMM__RANK_QUEUES], room[GMM__RANK_QUEUES];
+};
+
+/* The operations of one launch, until it starts. */
+typedef struct gmm__replay {
+    gmm__rank_op *ops[GMM__RANK_QUEUES];
+    size_t count[GMM__RANK_QUEUES];
+} gmm__replay;
+
+struct gmm_ranks {
+    gmm_ranks_config config;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    uint64_t random;
+    gmm__cpu_rank *rank;
+    gmm__group *groups;
+    int64_t races;
+    char race[400];
+};
+
+static void *gmm__ranks_alloc(gmm_ranks *w, size_t bytes) {
+    void *p = w->config.allocator.alloc ? w->config.allocator.alloc(w->config.allocator.user, bytes)
+                                        : GMM_MALLOC(bytes);
+    if (p) memset(p, 0, bytes);
+    return p;
+}
+static void gmm__ranks_free(gmm_ranks *w, void *p) {
+    if (!p) return;
+    if (w->config.allocator.release) w->config.allocator.release(w->config.allocator.user, p);
+    else GMM_FREE(p);
+}
+/* Room for one more element; 0 if there is no memory. */
+static int gmm__ranks_grow(gmm_ranks *w, void **items, size_t count, size_t *room, size_t size) {
+    const size_t more = *room ? 2 * *room : 16;
+    void *p;
+    if (count < *room) return 1;
+    p = gmm__ranks_alloc(w, more * size);
+    if (!p) return 0;
+    if (count) memcpy(p, *items, count * size);
+    gmm__ranks_free(w, *items);
+    *items = p;
+    *room = more;
+    return 1;
+}
+
+static uint64_t gmm__ranks_draw(gmm_ranks *w) { /* splitmix64 */
+    uint64_t z = w->random += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+static gmm__token *gmm__token_keep(gmm__token *t) {
+    if (t) t->users++;
+    return t;
+}
+static void gmm__token_drop(gmm_ranks *w, gmm__token *t) {
+    if (t && --t->users == 0) gmm__ranks_free(w, t);
+}
+static gmm__token *gmm__token_new(gmm_ranks *w) {
+    gmm__token *t = (gmm__token *)gmm__ranks_alloc(w, sizeof *t);
+    if (t) t->users = 1;
+    return t;
+}
+static void gmm__clock_join(uint32_t *clock, const uint32_t *other) {
+    int i;
+    for (i = 0; i < GMM__RANK_QUEUES; i++)
+        if (other[i] > clock[i]) clock[i] = other[i];
+}
+
+/* --- The checker --- */
+
+static void gmm__ranks_access(gmm__rank_queue *q, const char *name, const void *data, size_t bytes, int writes) {
+    gmm__cpu_rank *r = q->rank;
+    gmm_ranks *w = r->world;
+    gmm__rank_access now;
+    size_t i, kept = 0;
+    if (!w->config.check_races || bytes == 0) return;
+    now.begin = (uintptr_t)data;
+    now.end = now.begin + bytes;
+    now.queue = q->index;
+    now.writes = writes;
+    now.time = q->clock[q->index];
+    now.name = name;
+    for (i = 0; i < r->access_count; i++) {
+        const gmm__rank_access a = r->accesses[i];
+        const int overlap = a.begin < now.end && now.begin < a.end;
+        const int ordered = a.time <= q->clock[a.queue];
+        const int covered = overlap && now.begin <= a.begin && a.end <= now.end;
+        if (overlap && !ordered && (a.writes || writes) && w->races++ == 0)
+            (void)snprintf(w->race, sizeof w->race, "rank %d: '%s' on stream %d %s %llu bytes at %p that '%s' on "
+                           "stream %d %s, and nothing orders the two", (int)r->index, name, (int)q->index,
+                           writes ? "writes" : "reads", (unsigned long long)bytes, (void *)(uintptr_t)now.begin,
+                           a.name, (int)a.queue, a.writes ? "writes" : "reads");
+        if (covered && ordered && (writes || !a.writes)) continue; /* whoever is behind `now` is behind `a` */
+        r->accesses[kept++] = a;
+    }
+    r->access_count = kept;
+    if (gmm__ranks_grow(w, (void **)&r->accesses, r->access_count, &r->access_room, sizeof now))
+        r->accesses[r->access_count++] = now;
+}
+
+/* --- Giving up --- */
+
+static void gmm__rank_op_free(gmm_ranks *w, gmm__rank_op *op) {
+    if (op->kind == GMM__RANK_LAUNCH && op->memory) { /* not started */
+        gmm__replay *replay = (gmm__replay *)op->memory;
+        int i;
+        for (i = 0; i < GMM__RANK_QUEUES; i++) {
+            size_t j;
+            for (j = 0; j < replay->count[i]; j++) gmm__rank_op_free(w, &replay->ops[i][j]);
+            gmm__ranks_free(w, replay->ops[i]);
+        }
+    }
+    gmm__token_drop(w, op->host);
+    gmm__token_drop(w, op->token);
+    gmm__ranks_free(w, op->memory);
+    memset(op, 0, sizeof *op);
+}
+
+static void gmm__rank_give_up(gmm__cpu_rank *r, const char *text) {
+    int i;
+    if (r->given_up) return;
+    r->given_up = 1;
+    (void)gmm__fail(&r->error, GMM_E_COMM, "%s", text);
+    for (i = 0; i < GMM__RANK_QUEUES; i++) {
+        gmm__rank_queue *q = r->queues[i];
+        if (!q) continue;
+        while (q->count > 0) {
+            if (q->ops[q->head].kind == GMM__RANK_LAUNCH) q->ops[q->head].graph->running = 0;
+            gmm__rank_op_free(r->world, &q->ops[q->head]);
+            q->head = (q->head + 1) % q->room;
+            q->count--;
+        }
+    }
+}
+static void gmm__group_give_up(gmm__group *g, const char *text) {
+    int32_t i;
+    if (g->fault.status) return;
+    (void)gmm__fail(&g->fault, GMM_E_COMM, "%s", text);
+    for (i = 0; i < g->size; i++) gmm__rank_give_up(g->members[i].rank, g->fault.text);
+}
+
+/* --- Running --- */
+
+static gmm__rank_op *gmm__queue_head(gmm__rank_queue *q) {
+    return q && q->count > 0 ? &q->ops[q->head] : NULL;
+}
+
+/* The rank's operation that is collective `number` of the group, if a stream has come to it. */
+static gmm__rank_op *gmm__group_arrived(gmm__group *g, int32_t member, gmm__rank_queue **where) {
+    gmm__cpu_rank *r = g->members[member].rank;
+    int i;
+    for (i = 0; i < GMM__RANK_QUEUES; i++) {
+        gmm__rank_op *op = gmm__queue_head(r->queues[i]);
+        if (op && op->kind == GMM__RANK_COLLECTIVE && op->member->group == g && op->number == g->done) {
+            if (where) *where = r->queues[i];
+            return op;
+        }
+    }
+    return NULL;
+}
+
+static int gmm__rank_can_run(gmm__rank_queue *q) {
+    gmm__rank_op *op = gmm__queue_head(q);
+    int32_t i;
+    if (!op) return 0;
+    switch (op->kind) {
+    case GMM__RANK_WAIT: return op->token->done;
+    case GMM__RANK_COLLECTIVE:
+        for (i = 0; i < op->member->group->size; i++)
+            if (!gmm__group_arrived(op->member->group, i, NULL)) return 0;
+        return 1;
+    case GMM__RANK_LAUNCH:
+        if (!op->started) return !op->graph->running;
+        for (i = 0; op->started && i < op->graph->queue_count; i++)
+            if (q->rank->queues[op->graph->queues[i]]->count > 0) return 0;
+        return 1;
+    default: return 1;
+    }
+}
+
+/* The next operation starts: what its thread had seen when it was given comes before it. */
+static void gmm__rank_start(gmm__rank_queue *q, const gmm__rank_op *op) {
+    if (op->host) gmm__clock_join(q->clock, op->host->clock);
+    q->clock[q->index]++;
+}
+static void gmm__rank_pop(gmm__rank_queue *q) {
+    gmm__rank_op_free(q->rank->world, &q->ops[q->head]);
+    q->head = (q->head + 1) % q->room;
+    q->count--;
+    q->rank->progress++;
+}
+
+static const char *const gmm__coll_names[] = {"all_gather", "reduce_scatter", "all_to_all", "all_reduce_max"};
+
+static void gmm__coll_run(const gmm__group *g, gmm__coll **p, int32_t which) {
+    const gmm__coll *first = &p[0][which];
+    const size_t bytes = first->bytes;
+    const int64_t count = (int64_t)(bytes / (size_t)(gmm_dtype_bits(first->dtype) / 8 + (first->dtype == GMM_NONE)));
+    int32_t to, from;
+    int64_t i;
+    for (to = 0; to < g->size; to++) {
+        char *recv = (char *)p[to][which].recv;
+        if (first->kind == GMM__COLL_GATHER || first->kind == GMM__COLL_EXCHANGE) {
+            for (from = 0; from < g->size; from++) {
+                const char *send = (const char *)p[from][which].send;
+                if (first->kind == GMM__COLL_EXCHANGE) send += (size_t)to * bytes;
+                if (bytes) memmove(recv + (size_t)from * bytes, send, bytes);
+            }
+        } else if (first->kind == GMM__COLL_SCATTER) {
+            for (i = 0; i < count; i++) {
+                float sum = 0.0f;
+                for (from = 0; from < g->size; from++) {
+                    const float x = gmm_load(first->dtype, p[from][which].send, (int64_t)to * count + i);
+                    sum = from ? sum + x : x;
+                }
+                gmm_store(first->dtype, recv, i, sum);
+            }
+        } else if (to == 0) {
+            for (i = 0; i < count; i++) {
+                float top = ((const float *)p[0][which].send)[i];
+                for (from = 1; from < g->size; from++) {
+                    const float x = ((const float *)p[from][which].send)[i];
+                    if (x > top || x != x) top = x;
+                }
+                for (from = 0; from < g->size; from++) ((float *)p[from][which].recv)[i] = top;
+            }
+        }
+    }
+}
+
+/* All ranks have come to the collective: they must agree on it. */
+static void gmm__group_run(gmm__group *g) {
+    gmm__coll *parts[2 * GMM__RANK_QUEUES];
+    gmm__rank_queue *queue[2 * GMM__RANK_QUEUES];
+    gmm__rank_op *first = gmm__group_arrived(g, 0, &queue[0]);
+    int32_t i, j;
+    parts[0] = (gmm__coll *)first->memory;
+    for (i = 1; i < g->size; i++) {
+        const gmm__rank_op *op = gmm__group_arrived(g, i, &queue[i]);
+        parts[i] = (gmm__coll *)op->memory;
+        for (j = 0; j < first->count && op->count == first->count; j++)
+            if (parts[i][j].kind != parts[0][j].kind || parts[i][j].bytes != parts[0][j].bytes ||
+                parts[i][j].dtype != parts[0][j].dtype)
+                break;
+        if (j < first->count || op->count != first->count) {
+            char text[400];
+            j = j < first->count && op->count == first->count ? j : 0;
+            (void)snprintf(text, sizeof text, "collective %llu: rank 0 calls %s of %llu bytes ('%s', %d calls) and "
+                           "rank %d %s of %llu ('%s', %d calls): all ranks must make the same calls in the same order",
+                           (unsigned long long)g->done, gmm__coll_names[parts[0][j].kind],
+                           (unsigned long long)parts[0][j].bytes, first->name, (int)first->count, (int)i,
+                           gmm__coll_names[parts[i][j].kind], (unsigned long long)parts[i][j].bytes, op->name,
+                           (int)op->count);
+            gmm__group_give_up(g, text);
+            return;
+        }
+    }
+    for (i = 0; i < g->size; i++) {
+        gmm__rank_start(queue[i], gmm__queue_head(queue[i]));
+        for (j = 0; j < first->count; j++) {
+            const gmm__coll *p = &parts[i][j];
+            const size_t all = p->bytes * (size_t)g->size;
+            const int sends_all = p->kind == GMM__COLL_SCATTER || p->kind == GMM__COLL_EXCHANGE;
+            const int gets_all = p->kind == GMM__COLL_GATHER || p->kind == GMM__COLL_EXCHANGE;
+            gmm__ranks_access(queue[i], first->name, p->send, sends_all ? all : p->bytes, 0);
+            gmm__ranks_access(queue[i], first->name, p->recv, gets_all ? all : p->bytes, 1);
+        }
+    }
+    for (j = 0; j < first->count; j++) gmm__coll_run(g, parts, j);
+    g->done++;
+    for (i = 0; i < g->size; i++) gmm__rank_pop(queue[i]);
+}
+
+/* The queues of a graph get what a launch has prepared. */
+static void gmm__graph_start(gmm__rank_queue *q, gmm__rank_op *op) {
+    gmm__cpu_rank *r = q->rank;
+    gmm__replay *replay = (gmm__replay *)op->memory;
+    int32_t i;
+    for (i = 0; i < op->graph->queue_count; i++) {
+        gmm__rank_queue *to = r->queues[op->graph->queues[i]];
+        gmm__clock_join(to->clock, q->clock);
+        gmm__ranks_free(r->world, to->ops);
+        to->ops = replay->ops[i];
+        to->count = to->room = replay->count[i];
+        to->head = 0;
+    }
+    gmm__ranks_free(r->world, replay);
+    op->memory = NULL;
+    op->started = op->graph->running = 1;
+}
+
+static void gmm__rank_run(gmm__rank_queue *q) {
+    gmm__rank_op *op = gmm__queue_head(q);
+    gmm__cpu_rank *r = q->rank;
+    int32_t i;
+    switch (op->kind) {
+    case GMM__RANK_WORK: {
+        const gmm_range *ranges = (const gmm_range *)op->memory;
+        gmm_status s;
+        gmm__rank_start(q, op);
+        for (i = 0; i < op->count; i++)
+            gmm__ranks_access(q, op->name, ranges[i].data, ranges[i].bytes, ranges[i].writes);
+        s = op->function((const char *)op->memory + (size_t)op->count * sizeof *ranges, NULL);
+        if (s) {
+            char text[300];
+            (void)snprintf(text, sizeof text, "rank %d: '%s' failed with %s", (int)r->index, op->name,
+                           gmm_status_name(s));
+            gmm__rank_give_up(r, text);
+            return;
+        }
+        break;
+    }
+    case GMM__RANK_RECORD:
+        gmm__rank_start(q, op);
+        memcpy(op->token->clock, q->clock, sizeof q->clock);
+        op->token->done = 1;
+        break;
+    case GMM__RANK_WAIT:
+        gmm__rank_start(q, op);
+        gmm__clock_join(q->clock, op->token->clock);
+        break;
+    case GMM__RANK_COLLECTIVE: gmm__group_run(op->member->group); return;
+    default: /* LAUNCH: started, then done when its queues are */
+        if (!op->started) {
+            gmm__rank_start(q, op);
+            gmm__graph_start(q, op);
+            return;
+        }
+        for (i = 0; i < op->graph->queue_count; i++)
+            gmm__clock_join(q->clock, r->queues[op->graph->queues[i]]->clock);
+        op->graph->running = 0;
+        break;
+    }
+    gmm__rank_pop(q);
+}
+
+/* Runs one operation, drawn from those that can run: first among queues that are not slow. 0 = none can. */
+static int gmm__ranks_step(gmm_ranks *w) {
+    gmm__rank_queue *can[128], *pick = NULL;
+    int count = 0, quick = 0, i;
+    int32_t r;
+    if (w->config.seed && gmm__ranks_draw(w) % 24 == 0) /* now and then other queues become slow */
+        for (r = 0; r < w->config.ranks; r++)
+            for (i = 0; i < GMM__RANK_QUEUES; i++)
+                if (w->rank[r].queues[i]) w->rank[r].queues[i]->slow = gmm__ranks_draw(w) % 3 == 0;
+    for (r = 0; r < w->config.ranks; r++)
+        for (i = 0; i < GMM__RANK_QUEUES && count < 128; i++) {
+            gmm__rank_queue *q = w->rank[r].queues[i];
+            if (!q || !gmm__queue_head(q) || !gmm__rank_can_run(q)) continue;
+            if (!w->config.seed) {
+                gmm__rank_run(q);
+                return 1;
+            }
+            can[count++] = q;
+            quick += !q->slow;
+        }
+    if (!count) return 0;
+    {
+        int nth = (int)(gmm__ranks_draw(w) % (uint64_t)(quick ? quick : count));
+        for (i = 0; i < count && !pick; i++)
+            if ((!quick || !can[i]->slow) && nth-- == 0) pick = can[i];
+    }
+    gmm__rank_run(pick);
+    return 1;
+}
+
+/* --- Enqueuing --- */
+
+static gmm_status gmm__rank_fail(gmm__cpu_rank *r, gmm_status status, const char *format, ...) {
+    char text[480];
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    return gmm__fail(&r->error, status, "%s", text);
+}
+
+static gmm__rank_queue *gmm__rank_queue_of(gmm__cpu_rank *r, gmm_stream stream) {
+    return stream ? (gmm__rank_queue *)(void *)stream : r->queues[0];
+}
+
+/* Opens a call for a rank: locked, unless it fails. */
+static gmm_status gmm__rank_enter(gmm__cpu_rank *r) {
+    if (!r) return GMM_E_NULL;
+    (void)pthread_mutex_lock(&r->world->mutex);
+    if (!r->given_up) return GMM_OK;
+    (void)pthread_mutex_unlock(&r->world->mutex);
+    return GMM_E_COMM;
+}
+/* Closes it: some of what is queued runs, by the seed. */
+static gmm_status gmm__rank_leave(gmm__cpu_rank *r, gmm_status status) {
+    gmm_ranks *w = r->world;
+    if (!w->config.seed) {
+        while (gmm__ranks_step(w)) { }
+    } else if (gmm__ranks_draw(w) % 4 == 0) {
+        int n = (int)(gmm__ranks_draw(w) % 6);
+        while (n-- > 0 && gmm__ranks_step(w)) { }
+    }
+    if (!status && r->given_up) status = GMM_E_COMM;
+    (void)pthread_cond_broadcast(&w->changed);
+    (void)pthread_mutex_unlock(&w->mutex);
+    return status;
+}
+
+/* What hangs, in words; the communicator that does, if there is one. */
+static gmm__group *gmm__rank_blame(gmm__cpu_rank *r, char *text, size_t room) {
+    int i;
+    int32_t m;
+    for (i = 0; i < GMM__RANK_QUEUES; i++) {
+        gmm__rank_op *op = gmm__queue_head(r->queues[i]);
+        gmm__group *g = op && op->kind == GMM__RANK_COLLECTIVE ? op->member->group : NULL;
+        for (m = 0; g && m < g->size; m++)
+            if (!gmm__group_arrived(g, m, NULL)) {
+                (void)snprintf(text, room, "%s '%s', collective %llu of its communicator: rank %d of %d has not "
+                               "joined within %d ms", gmm__coll_names[((const gmm__coll *)op->memory)->kind], op->name,
+                               (unsigned long long)op->number, (int)m, (int)g->size,
+                               (int)r->world->config.timeout_ms);
+                return g;
+            }
+    }
+    (void)snprintf(text, room, "rank %d waits for what no stream is going to do (%d ms without progress)",
+                   (int)r->index, (int)r->world->config.timeout_ms);
+    return NULL;
+}
+
+/* Runs and waits, locked, until the queue is empty and the token done (either may be NULL). */
+static gmm_status gmm__rank_wait(gmm__cpu_rank *r, const gmm__rank_queue *q, const gmm__token *token) {
+    gmm_ranks *w = r->world;
+    uint64_t seen = r->progress;
+    struct timespec limit;
+    int armed = 0;
+    while (!r->given_up && ((q && q->count > 0) || (token && !token->done))) {
+        if (gmm__ranks_step(w)) {
+            (void)pthread_cond_broadcast(&w->changed);
+            continue;
+        }
+        if (!armed || seen != r->progress) {
+            (void)timespec_get(&limit, TIME_UTC);
+            limit.tv_sec += w->config.timeout_ms / 1000;
+            limit.tv_nsec += w->config.timeout_ms % 1000 * 1000000L;
+            if (limit.tv_nsec >= 1000000000L) {
+                limit.tv_sec++;
+                limit.tv_nsec -= 1000000000L;
+            }
+            armed = 1;
+            seen = r->progress;
+        }
+        if (pthread_cond_timedwait(&w->changed, &w->mutex, &limit) != 0 && seen == r->progress) {
+            struct timespec now;
+            (void)timespec_get(&now, TIME_UTC);
+            if (now.tv_sec > limit.tv_sec || (now.tv_sec == limit.tv_sec && now.tv_nsec >= limit.tv_nsec)) {
+                char text[400];
+                gmm__group *g = gmm__rank_blame(r, text, sizeof text);
+                if (g) gmm__group_give_up(g, text);
+                else gmm__rank_give_up(r, text);
+                (void)pthread_cond_broadcast(&w->changed);
+            }
+        }
+    }
+    return r->given_up ? GMM_E_COMM : GMM_OK;
+}
+
+/* Puts an operation on a stream, locked; takes over op->memory and op->token in any case. In a capture it becomes part
+   of the graph. On stream NULL it is done on return. */
+static gmm_status gmm__rank_put(gmm__cpu_rank *r, gmm_stream stream, gmm__rank_op *op) {
+    gmm_ranks *w = r->world;
+    gmm__rank_queue *q = gmm__rank_queue_of(r, stream);
+    if (q->graph) {
+        gmm_ranks_graph *g = q->graph;
+        int32_t i;
+        for (i = 0; i < g->queue_count && r->queues[g->queues[i]]->mirrors != q->index; i++) { }
+        if (!gmm__ranks_grow(w, (void **)&g->ops[i], g->count[i], &g->room[i], sizeof *op)) {
+            gmm__rank_op_free(w, op);
+            return gmm__rank_fail(r, GMM_E_MEMORY, "no memory for a captured operation");
+        }
+        g->ops[i][g->count[i]++] = *op;
+        return GMM_OK;
+    }
+    if (!r->host || memcmp(r->host->clock, r->queues[0]->clock, sizeof r->host->clock) != 0) {
+        gmm__token *host = gmm__token_new(w);
+        if (host) memcpy(host->clock, r->queues[0]->clock, sizeof host->clock);
+        gmm__token_drop(w, r->host);
+        r->host = host;
+    }
+    op->host = gmm__token_keep(r->host);
+    if (q->count == q->room) { /* a ring: unrolled as it grows */
+        const size_t room = q->room ? 2 * q->room : 32;
+        gmm__rank_op *ops = (gmm__rank_op *)gmm__ranks_alloc(w, room * sizeof *ops);
+        size_t i;
+        if (!ops) {
+            gmm__rank_op_free(w, op);
+            return gmm__rank_fail(r, GMM_E_MEMORY, "no memory for a queued operation");
+        }
+        for (i = 0; i < q->count; i++) ops[i] = q->ops[(q->head + i) % q->room];
+        gmm__ranks_free(w, q->ops);
+        q->ops = ops;
+        q->room = room;
+        q->head = 0;
+    }
+    q->ops[(q->head + q->count++) % q->room] = *op;
+    return q->index == 0 ? gmm__rank_wait(r, q, NULL) : GMM_OK;
+}
+
+/* --- The runtime table of a rank --- */
+
+static gmm_status gmm__ranks_stream_create(void *self, int32_t priority, gmm_stream *out) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    gmm_status s = gmm__rank_enter(r);
+    int i;
+    (void)priority;
+    if (s) return s;
+    for (i = 1; i < GMM__RANK_QUEUES && r->queues[i]; i++) { }
+    if (i == GMM__RANK_QUEUES)
+        s = gmm__rank_fail(r, GMM_E_MEMORY, "stream_create: a rank has at most %d streams", i - 1);
+    else if (!(r->queues[i] = (gmm__rank_queue *)gmm__ranks_alloc(r->world, sizeof(gmm__rank_queue))))
+        s = gmm__rank_fail(r, GMM_E_MEMORY, "stream_create: no memory");
+    else {
+        r->queues[i]->rank = r;
+        r->queues[i]->index = i;
+        r->queues[i]->mirrors = -1;
+        *out = (gmm_stream)(void *)r->queues[i];
+    }
+    return gmm__rank_leave(r, s);
+}
+
+/* Its queue stays until the end, so that what it did is remembered under its number. */
+static gmm_status gmm__ranks_stream_sync(void *self, gmm_stream stream) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    gmm_status s = gmm__rank_enter(r);
+    gmm__rank_queue *q;
+    if (s) return s;
+    q = gmm__rank_queue_of(r, stream);
+    if (q->graph) s = gmm__rank_fail(r, GMM_E_CAPTURE, "stream_sync: stream %d is capturing", (int)q->index);
+    else s = gmm__rank_wait(r, q, NULL);
+    if (!s) gmm__clock_join(r->queues[0]->clock, q->clock);
+    return gmm__rank_leave(r, s);
+}
+static gmm_status gmm__ranks_stream_destroy(void *self, gmm_stream stream) {
+    return stream ? gmm__ranks_stream_sync(self, stream) : GMM_OK;
+}
+
+static gmm_status gmm__ranks_event_create(void *self, gmm_event *out) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    gmm__rank_event *e;
+    gmm_status s = gmm__rank_enter(r);
+    if (s) return s;
+    e = (gmm__rank_event *)gmm__ranks_alloc(r->world, sizeof *e);
+    if (!e) s = gmm__rank_fail(r, GMM_E_MEMORY, "event_create: no memory");
+    else e->rank = r;
+    *out = (gmm_event)(void *)e;
+    return gmm__rank_leave(r, s);
+}
+static gmm_status gmm__ranks_event_destroy(void *self, gmm_event event) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    gmm__rank_event *e = (gmm__rank_event *)(void *)event;
+    if (!r) return GMM_E_NULL;
+    if (!e) return GMM_OK;
+    (void)pthread_mutex_lock(&r->world->mutex);
+    gmm__token_drop(r->world, e->last);
+    gmm__ranks_free(r->world, e);
+    (void)pthread_mutex_unlock(&r->world->mutex);
+    return GMM_OK;
+}
+
+static gmm_status gmm__ranks_event_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    gmm__rank_event *e = (gmm__rank_event *)(void *)event;
+    gmm__rank_queue *q;
+    gmm__rank_op op;
+    gmm_status s = gmm__rank_enter(r);
+    if (s) return s;
+    q = gmm__rank_queue_of(r, stream);
+    memset(&op, 0, sizeof op);
+    op.kind = GMM__RANK_RECORD;
+    op.name = "record";
+    if (q->graph) {
+        if (flags & (uint32_t)GMM_EVENT_EXTERNAL) op.event = e;
+        else {
+            e->capture = q->graph->serial;
+            op.mark = e->mark = q->graph->marks++;
+        }
+        s = gmm__rank_put(r, stream, &op);
+        return gmm__rank_leave(r, s);
+    }
+    op.token = gmm__token_new(r->world);
+    if (!op.token) s = gmm__rank_fail(r, GMM_E_MEMORY, "event_record: no memory");
+    else {
+        gmm__token_drop(r->world, e->last);
+        e->last = gmm__token_keep(op.token);
+        e->capture = 0;
+        s = gmm__rank_put(r, stream, &op);
+    }
+    return gmm__rank_leave(r, s);
+}
+
+/* The stream becomes part of the capture: a queue of its own in every replay. */
+static gmm_status gmm__graph_join(gmm__cpu_rank *r, gmm_ranks_graph *g, gmm__rank_queue *q) {
+    int i;
+    for (i = 1; i < GMM__RANK_QUEUES && r->queues[i]; i++) { }
+    if (i == GMM__RANK_QUEUES) return gmm__rank_fail(r, GMM_E_MEMORY, "capture: more than %d streams", i - 1);
+    r->queues[i] = (gmm__rank_queue *)gmm__ranks_alloc(r->world, sizeof *q);
+    if (!r->queues[i]) return gmm__rank_fail(r, GMM_E_MEMORY, "capture: no memory");
+    r->queues[i]->rank = r;
+    r->queues[i]->index = i;
+    r->queues[i]->mirrors = q->index;
+    q->graph = g;
+    g->queues[g->queue_count++] = i;
+    return GMM_OK;
+}
+
+static gmm_status gmm__ranks_stream_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    gmm__rank_event *e = (gmm__rank_event *)(void *)event;
+    gmm__rank_queue *q;
+    gmm__rank_op op;
+    gmm_status s = gmm__rank_enter(r);
+    if (s) return s;
+    q = gmm__rank_queue_of(r, stream);
+    memset(&op, 0, sizeof op);
+    op.kind = GMM__RANK_WAIT;
+    op.name = "wait";
+    if (q->graph && (flags & (uint32_t)GMM_EVENT_EXTERNAL)) {
+        op.event = e;
+        s = gmm__rank_put(r, stream, &op);
+    } else if (r->capture && e->capture == r->capture->serial) {
+        if (!q->graph) s = gmm__graph_join(r, r->capture, q);
+        op.mark = e->mark;
+        if (!s) s = gmm__rank_put(r, stream, &op);
+    } else if (q->graph || e->capture) {
+        s = gmm__rank_fail(r, GMM_E_CAPTURE, q->graph ? "stream_wait: captured stream %d waits for an event from "
+                           "outside without GMM_EVENT_EXTERNAL" : "stream_wait: stream %d waits for an event that a "
+                           "capture has recorded", (int)q->index);
+    } else if (e->last) {
+        op.token = gmm__token_keep(e->last);
+        s = gmm__rank_put(r, stream, &op);
+    }
+    return gmm__rank_leave(r, s);
+}
+
+static gmm_status gmm__ranks_event_query(void *self, gmm_event event, int32_t *done) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    const gmm__rank_event *e = (const gmm__rank_event *)(const void *)event;
+    const gmm_status s = gmm__rank_enter(r);
+    if (s) return s;
+    *done = !e->last || e->last->done;
+    return gmm__rank_leave(r, GMM_OK);
+}
+static gmm_status gmm__ranks_event_sync(void *self, gmm_event event) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    const gmm__rank_event *e = (const gmm__rank_event *)(const void *)event;
+    gmm_status s = gmm__rank_enter(r);
+    if (s) return s;
+    if (e->last) s = gmm__rank_wait(r, NULL, e->last);
+    if (!s && e->last) gmm__clock_join(r->queues[0]->clock, e->last->clock);
+    return gmm__rank_leave(r, s);
+}
+
+static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stream stream) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    const size_t ranges = work->ranges ? (size_t)work->range_count * sizeof *work->ranges : 0;
+    gmm__rank_op op;
+    gmm_status s = gmm__rank_enter(r);
+    if (s) return s;
+    memset(&op, 0, sizeof op);
+    op.kind = GMM__RANK_WORK;
+    op.name = work->name ? work->name : "work";
+    op.count = work->ranges ? work->range_count : 0;
+    op.bytes = ranges + work->argument_bytes + 1;
+    op.function = work->function;
+    if (gmm__rank_queue_of(r, stream)->index == 0 && !r->queues[0]->graph) { /* at once, and others may go on */
+        int32_t i;
+        gmm__rank_start(r->queues[0], &op);
+        for (i = 0; i < op.count; i++)
+            gmm__ranks_access(r->queues[0], op.name, work->ranges[i].data, work->ranges[i].bytes,
+                              work->ranges[i].writes);
+        s = gmm__rank_leave(r, GMM_OK);
+        return s ? s : work->function(work->argument, NULL);
+    }
+    op.memory = gmm__ranks_alloc(r->world, op.bytes);
+    if (!op.memory) s = gmm__rank_fail(r, GMM_E_MEMORY, "'%s': no memory", op.name);
+    else {
+        if (ranges) memcpy(op.memory, work->ranges, ranges);
+        if (work->argument_bytes)
+            memcpy((char *)op.memory + ranges, work->argument, work->argument_bytes);
+        s = gmm__rank_put(r, stream, &op);
+    }
+    return gmm__rank_leave(r, s);
+}
+
+/* Copies and fills are work like any other. */
+typedef struct gmm__rank_move {
+    void *dst;
+    const void *src; /* NULL: a fill */
+    size_t dst_pitch, src_pitch, width, height;
+    int32_t value;
+} gmm__rank_move;
+
+static gmm_status gmm__rank_move_run(const void *argument, gmm_stream stream) {
+    const gmm__rank_move *m = (const gmm__rank_move *)argument;
+    size_t i;
+    (void)stream;
+    for (i = 0; i < m->height && m->width; i++) {
+        char *dst = (char *)m->dst + i * m->dst_pitch;
+        if (m->src) memcpy(dst, (const char *)m->src + i * m->src_pitch, m->width);
+        else memset(dst, (int)m->value, m->width);
+    }
+    return GMM_OK;
+}
+static gmm_status gmm__rank_move_put(void *self, gmm__rank_move m, gmm_stream stream) {
+    gmm_work work;
+    gmm_range ranges[2];
+    memset(&work, 0, sizeof work);
+    memset(ranges, 0, sizeof ranges);
+    if (!m.width || !m.height) return GMM_OK;
+    ranges[0].data = m.dst;
+    ranges[0].bytes = (m.height - 1) * m.dst_pitch + m.width;
+    ranges[0].writes = 1;
+    ranges[1].data = m.src;
+    ranges[1].bytes = (m.height - 1) * m.src_pitch + m.width;
+    work.name = m.src ? "copy" : "fill";
+    work.function = gmm__rank_move_run;
+    work.argument = &m;
+    work.argument_bytes = sizeof m;
+    work.ranges = ranges;
+    work.range_count = m.src ? 2 : 1;
+    return gmm__ranks_run_work(self, &work, stream);
+}
+static gmm_status gmm__ranks_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                                    size_t width, size_t height, gmm_stream stream) {
+    gmm__rank_move m;
+    m.dst = dst;
+    m.src = src;
+    m.dst_pitch = dst_pitch;
+    m.src_pitch = src_pitch;
+    m.width = width;
+    m.height = height;
+    m.value = 0;
+    return gmm__rank_move_put(self, m, stream);
+}
+static gmm_status gmm__ranks_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
+    return gmm__ranks_copy2d(self, dst, bytes, src, bytes, bytes, 1, stream);
+}
+static gmm_status gmm__ranks_fill2d(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
+                                    gmm_stream stream) {
+    gmm__rank_move m;
+    m.dst = dst;
+    m.src = NULL;
+    m.dst_pitch = pitch;
+    m.src_pitch = 0;
+    m.width = width;
+    m.height = height;
+    m.value = value;
+    return gmm__rank_move_put(self, m, stream);
+}
+static gmm_status gmm__ranks_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
+    return gmm__ranks_fill2d(self, dst, bytes, value, bytes, 1, stream);
+}
+static gmm_status gmm__ranks_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    const gmm_status s = gmm__rank_enter(r);
+    if (s) return s;
+    *capturing = gmm__rank_queue_of(r, stream)->graph != NULL;
+    return gmm__rank_leave(r, GMM_OK);
+}
+
+GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out) {
+    static const gmm_runtime table = {
+        0, GMM_SPACE_CPU, NULL, gmm__ranks_stream_create, gmm__ranks_stream_destroy, gmm__ranks_stream_wait,
+        gmm__ranks_stream_sync, gmm__ranks_event_create, gmm__ranks_event_destroy, gmm__ranks_event_record,
+        gmm__ranks_event_query, gmm__ranks_event_sync, gmm__ranks_copy, gmm__ranks_copy2d, gmm__ranks_fill,
+        gmm__ranks_fill2d, gmm__ranks_is_capturing, gmm__ranks_run_work};
+    if (!ranks || !out) return GMM_E_NULL;
+    if (rank < 0 || rank >= ranks->config.ranks) return GMM_E_ARG;
+    *out = table;
+    out->self = &ranks->rank[rank];
+    return GMM_OK;
+}
+
+/* --- Communicators --- */
+
+static gmm_status gmm__member_flush(gmm__member *m) {
+    gmm__cpu_rank *r = m->rank;
+    gmm__rank_op op;
+    if (!m->count) return GMM_OK;
+    memset(&op, 0, sizeof op);
+    op.kind = GMM__RANK_COLLECTIVE;
+    op.name = m->what ? m->what : "collective";
+    op.count = m->count;
+    op.memory = m->parts;
+    op.bytes = (size_t)m->count * sizeof *m->parts;
+    op.member = m;
+    m->parts = NULL;
+    m->count = m->room = 0;
+    if (!gmm__rank_queue_of(r, m->stream)->graph) op.number = m->given++; /* in a graph: at its launch */
+    return gmm__rank_put(r, m->stream, &op);
+}
+
+static gmm_status gmm__member_call(void *self, gmm__coll part, gmm_stream stream) {
+    gmm__member *m = (gmm__member *)self;
+    gmm_status s = gmm__rank_enter(m->rank);
+    if (s) return s;
+    if (m->count && m->stream != stream)
+        return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_ARG, "'%s': one group on two streams", m->what));
+    if (m->count == m->room) {
+        size_t room = (size_t)m->room;
+        void *parts = m->parts;
+        if (!gmm__ranks_grow(m->group->world, &parts, (size_t)m->count, &room, sizeof part))
+            return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_MEMORY, "'%s': no memory", m->what));
+        m->parts = (gmm__coll *)parts;
+        m->room = (int32_t)room;
+    }
+    m->parts[m->count++] = part;
+    m->stream = stream;
+    if (!m->open) s = gmm__member_flush(m);
+    return gmm__rank_leave(m->rank, s);
+}
+static gmm__coll gmm__coll_of(gmm__coll_kind kind, gmm_dtype dtype, const void *send, void *recv, size_t bytes) {
+    gmm__coll p;
+    memset(&p, 0, sizeof p);
+    p.kind = kind;
+    p.dtype = dtype;
+    p.send = send;
+    p.recv = recv;
+    p.bytes = bytes;
+    return p;
+}
+
+static gmm_status gmm__member_begin(void *self, const char *what) {
+    gmm__member *m = (gmm__member *)self;
+    const gmm_status s = gmm__rank_enter(m->rank);
+    if (s) return s;
+    m->open = 1;
+    m->what = what;
+    return gmm__rank_leave(m->rank, GMM_OK);
+}
+static gmm_status gmm__member_end(void *self) {
+    gmm__member *m = (gmm__member *)self;
+    gmm_status s = gmm__rank_enter(m->rank);
+    if (s) return s;
+    m->open = 0;
+    s = gmm__member_flush(m);
+    m->what = NULL;
+    return gmm__rank_leave(m->rank, s);
+}
+static gmm_status gmm__member_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__member_call(self, gmm__coll_of(GMM__COLL_GATHER, GMM_NONE, send, recv, bytes), stream);
+}
+static gmm_status gmm__member_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                      gmm_stream stream) {
+    const size_t bytes = count * (size_t)(gmm_dtype_bits(dtype) / 8);
+    return gmm__member_call(self, gmm__coll_of(GMM__COLL_SCATTER, dtype, send, recv, bytes), stream);
+}
+static gmm_status gmm__member_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__member_call(self, gmm__coll_of(GMM__COLL_EXCHANGE, GMM_NONE, send, recv, bytes), stream);
+}
+static gmm_status gmm__member_max(void *self, float *values, size_t count, gmm_stream stream) {
+    return gmm__member_call(self, gmm__coll_of(GMM__COLL_MAX, GMM_F32, values, values, count * sizeof *values), stream);
+}
+static gmm_status gmm__member_poll(void *self, gmm_error *error) {
+    gmm__member *m = (gmm__member *)self;
+    gmm_status s;
+    (void)pthread_mutex_lock(&m->group->world->mutex);
+    s = m->group->fault.status ? GMM_E_COMM : m->rank->given_up ? GMM_E_COMM : GMM_OK;
+    if (s && error) *error = m->group->fault.status ? m->group->fault : m->rank->error;
+    if (!s && error) { /* who is missing, for whoever finds that it has been too long */
+        const gmm__rank_op *op = gmm__group_arrived(m->group, m->index, NULL);
+        int32_t i;
+        memset(error, 0, sizeof *error);
+        for (i = 0; op && i < m->group->size; i++)
+            if (!gmm__group_arrived(m->group, i, NULL)) {
+                (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)i,
+                               (int)m->group->size);
+                break;
+            }
+    }
+    (void)pthread_mutex_unlock(&m->group->world->mutex);
+    return s;
+}
+static void gmm__member_give_up(void *self, const char *why) {
+    gmm__member *m = (gmm__member *)self;
+    (void)pthread_mutex_lock(&m->group->world->mutex);
+    gmm__group_give_up(m->group, why);
+    (void)pthread_cond_broadcast(&m->group->world->changed);
+    (void)pthread_mutex_unlock(&m->group->world->mutex);
+}
+
+GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out) {
+    gmm__group *g;
+    int32_t i, j;
+    if (!ranks || !members || !out) return GMM_E_NULL;
+    if (count < 1 || count > ranks->config.ranks) return GMM_E_ARG;
+    for (i = 0; i < count; i++) {
+        if (members[i] < 0 || members[i] >= ranks->config.ranks) return GMM_E_ARG;
+        for (j = 0; j < i; j++)
+            if (members[j] == members[i]) return GMM_E_ARG;
+    }
+    (void)pthread_mutex_lock(&ranks->mutex);
+    g = (gmm__group *)gmm__ranks_alloc(ranks, sizeof *g);
+    if (g) g->members = (gmm__member *)gmm__ranks_alloc(ranks, (size_t)count * sizeof *g->members);
+    if (!g || !g->members) {
+        gmm__ranks_free(ranks, g);
+        (void)pthread_mutex_unlock(&ranks->mutex);
+        return GMM_E_MEMORY;
+    }
+    g->world = ranks;
+    g->size = count;
+    g->next = ranks->groups;
+    ranks->groups = g;
+    for (i = 0; i < count; i++) {
+        gmm_comm c;
+        memset(&c, 0, sizeof c);
+        g->members[i].group = g;
+        g->members[i].rank = &ranks->rank[members[i]];
+        g->members[i].index = i;
+        c.rank = i;
+        c.size = count;
+        c.self = &g->members[i];
+        c.group_begin = gmm__member_begin;
+        c.group_end = gmm__member_end;
+        c.all_gather = gmm__member_gather;
+        c.reduce_scatter = gmm__member_scatter;
+        c.all_to_all = gmm__member_exchange;
+        c.all_reduce_max = gmm__member_max;
+        c.poll = gmm__member_poll;
+        c.give_up = gmm__member_give_up;
+        out[i] = c;
+    }
+    (void)pthread_mutex_unlock(&ranks->mutex);
+    return GMM_OK;
+}
+
+/* --- Captures --- */
+
+static void gmm__graph_free(gmm_ranks_graph *g) {
+    gmm_ranks *w = g->rank->world;
+    int32_t i;
+    for (i = 0; i < g->queue_count; i++) {
+        size_t j;
+        for (j = 0; j < g->count[i]; j++) gmm__rank_op_free(w, &g->ops[i][j]);
+        gmm__ranks_free(w, g->ops[i]);
+        g->rank->queues[g->queues[i]]->mirrors = GMM__RANK_QUEUES; /* the number stays taken, for the checker */
+    }
+    gmm__ranks_free(w, g);
+}
+
+/* Whether all that the capture's other streams were given is joined back: a stream is covered up to the last of its
+   records that a covered part of another stream waits for. */
+static int32_t gmm__graph_loose(const gmm_ranks_graph *g) {
+    size_t covered[GMM__RANK_QUEUES] = {0};
+    int32_t i, k, again = 1;
+    size_t j, n;
+    covered[0] = g->count[0];
+    while (again)
+        for (again = 0, i = 0; i < g->queue_count; i++)
+            for (j = covered[i]; j < g->count[i]; j++) {
+                const gmm__rank_op *record = &g->ops[i][j];
+                if (record->kind != GMM__RANK_RECORD || record->event) continue;
+                for (k = 0; k < g->queue_count; k++)
+                    for (n = 0; n < covered[k]; n++) {
+                        const gmm__rank_op *wait = &g->ops[k][n];
+                        if (wait->kind != GMM__RANK_WAIT || wait->event || wait->mark != record->mark) continue;
+                        if (covered[i] < j + 1) again = 1;
+                        covered[i] = covered[i] < j + 1 ? j + 1 : covered[i];
+                    }
+            }
+    for (i = 1; i < g->queue_count; i++)
+        for (j = covered[i]; j < g->count[i]; j++)
+            if (g->ops[i][j].kind != GMM__RANK_WAIT && (g->ops[i][j].kind != GMM__RANK_RECORD || g->ops[i][j].event))
+                return i;
+    return 0;
+}
+
+GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream) {
+    gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
+    gmm_status s = gmm__rank_enter(r);
+    if (s) return s;
+    if (r->capture || !stream)
+        s = gmm__rank_fail(r, GMM_E_CAPTURE, stream ? "capture_begin: rank %d is capturing already" : "capture_begin: "
+                           "stream NULL of rank %d cannot be captured", (int)rank);
+    else if (!(r->capture = (gmm_ranks_graph *)gmm__ranks_alloc(ranks, sizeof *r->capture)))
+        s = gmm__rank_fail(r, GMM_E_MEMORY, "capture_begin: no memory");
+    else {
+        r->capture->rank = r;
+        r->capture->origin = stream;
+        r->capture->serial = ++r->captures;
+        s = gmm__graph_join(r, r->capture, gmm__rank_queue_of(r, stream));
+    }
+    return gmm__rank_leave(r, s);
+}
+
+GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out) {
+    gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
+    gmm_ranks_graph *g;
+    gmm_status s = gmm__rank_enter(r);
+    int32_t i;
+    if (s) return s;
+    *out = NULL;
+    g = r->capture;
+    if (!g || g->origin != stream)
+        return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_CAPTURE, "capture_end: not the stream of a capture"));
+    for (i = 0; i < GMM__RANK_QUEUES; i++)
+        if (r->queues[i] && r->queues[i]->graph == g) r->queues[i]->graph = NULL;
+    r->capture = NULL;
+    i = gmm__graph_loose(g);
+    if (i) {
+        s = gmm__rank_fail(r, GMM_E_CAPTURE, "capture_end: what stream %d was given has not been joined back",
+                           (int)r->queues[g->queues[i]]->mirrors);
+        gmm__graph_free(g);
+    } else *out = g;
+    return gmm__rank_leave(r, s);
+}
+
+/* A copy of a captured operation for one launch; 0 = no memory. Waits for events from outside see them as they are
+   before the launch. */
+static int gmm__graph_copy(gmm_ranks_graph *g, gmm__token **tokens, const gmm__rank_op *from, gmm__rank_op *op) {
+    gmm_ranks *w = g->rank->world;
+    *op = *from;
+    op->memory = NULL;
+    if (from->kind == GMM__RANK_WAIT) {
+        op->token = gmm__token_keep(from->event ? from->event->last : tokens[from->mark]);
+        if (!op->token && (op->token = gmm__token_new(w)) != NULL) op->token->done = 1; /* never recorded */
+        return op->token != NULL;
+    }
+    if (from->kind == GMM__RANK_RECORD) {
+        op->token = from->event ? gmm__token_new(w) : gmm__token_keep(tokens[from->mark]);
+        return op->token != NULL;
+    }
+    if (from->kind == GMM__RANK_COLLECTIVE) op->number = from->member->given++;
+    op->memory = gmm__ranks_alloc(w, from->bytes);
+    if (op->memory) memcpy(op->memory, from->memory, from->bytes);
+    return op->memory != NULL;
+}
+
+GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream) {
+    gmm__cpu_rank *r = graph ? graph->rank : NULL;
+    gmm_ranks *w;
+    gmm__rank_op op;
+    gmm__replay *replay;
+    gmm__token **tokens;
+    gmm_status s = gmm__rank_enter(r);
+    int32_t i;
+    size_t j;
+    int fits;
+    if (s) return s;
+    w = r->world;
+    memset(&op, 0, sizeof op);
+    op.kind = GMM__RANK_LAUNCH;
+    op.name = "launch";
+    op.graph = graph;
+    op.memory = replay = (gmm__replay *)gmm__ranks_alloc(w, sizeof *replay);
+    tokens = (gmm__token **)gmm__ranks_alloc(w, ((size_t)graph->marks + 1) * sizeof *tokens);
+    fits = replay && tokens;
+    for (i = 0; fits && i < graph->marks; i++) fits = (tokens[i] = gmm__token_new(w)) != NULL;
+    for (i = 0; fits && i < graph->queue_count; i++) {
+        replay->ops[i] = (gmm__rank_op *)gmm__ranks_alloc(w, (graph->count[i] + 1) * sizeof op);
+        fits = replay->ops[i] != NULL;
+        for (j = 0; fits && j < graph->count[i]; j++) {
+            fits = gmm__graph_copy(graph, tokens, &graph->ops[i][j], &replay->ops[i][j]);
+            replay->count[i] = j + 1;
+        }
+    }
+    for (i = 0; fits && i < graph->queue_count; i++) /* then its own records are the last ones */
+        for (j = 0; j < graph->count[i]; j++)
+            if (replay->ops[i][j].kind == GMM__RANK_RECORD && replay->ops[i][j].event) {
+                gmm__token_drop(w, replay->ops[i][j].event->last);
+                replay->ops[i][j].event->last = gmm__token_keep(replay->ops[i][j].token);
+            }
+    for (i = 0; tokens && i < graph->marks; i++) gmm__token_drop(w, tokens[i]);
+    gmm__ranks_free(w, tokens);
+    if (!fits) {
+        gmm__rank_op_free(w, &op);
+        s = gmm__rank_fail(r, GMM_E_MEMORY, "launch: no memory");
+    } else if (gmm__rank_queue_of(r, stream)->graph) {
+        gmm__rank_op_free(w, &op);
+        s = gmm__rank_fail(r, GMM_E_CAPTURE, "launch: the stream is capturing");
+    } else s = gmm__rank_put(r, stream, &op);
+    return gmm__rank_leave(r, s);
+}
+
+GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph) {
+    if (!graph) return;
+    {
+        gmm_ranks *w = graph->rank->world;
+        (void)pthread_mutex_lock(&w->mutex);
+        gmm__graph_free(graph);
+        (void)pthread_mutex_unlock(&w->mutex);
+    }
+}
+
+/* --- The world of ranks --- */
+
+GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    int q;
+    if (!ranks) return GMM_E_NULL;
+    (void)pthread_mutex_lock(&ranks->mutex);
+    while (gmm__ranks_step(ranks)) { }
+    for (i = 0; i < ranks->config.ranks; i++) {
+        gmm__cpu_rank *r = &ranks->rank[i];
+        if (r->given_up) s = GMM_E_COMM;
+        for (q = 0; q < GMM__RANK_QUEUES && !s; q++)
+            if (r->queues[q] && r->queues[q]->count > 0) {
+                char text[400];
+                (void)gmm__rank_blame(r, text, sizeof text);
+                s = gmm__rank_fail(r, GMM_E_STATE, "gmm_ranks_run: stuck: %s", text);
+            }
+    }
+    (void)pthread_cond_broadcast(&ranks->changed);
+    (void)pthread_mutex_unlock(&ranks->mutex);
+    return s;
+}
+
+GMMDEF const char *gmm_ranks_error(const gmm_ranks *ranks, int32_t rank) {
+    return ranks && rank >= 0 && rank < ranks->config.ranks ? ranks->rank[rank].error.text : "";
+}
+
+GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text) {
+    int64_t n;
+    if (!ranks) return 0;
+    (void)pthread_mutex_lock(&ranks->mutex);
+    n = ranks->races;
+    if (text) *text = ranks->race;
+    (void)pthread_mutex_unlock(&ranks->mutex);
+    return n;
+}
+
+GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
+    int32_t i;
+    int q;
+    if (!ranks) return;
+    for (i = 0; ranks->rank && i < ranks->config.ranks; i++) {
+        gmm__cpu_rank *r = &ranks->rank[i];
+        r->given_up = 0;
+        gmm__rank_give_up(r, "");
+        for (q = 0; q < GMM__RANK_QUEUES; q++) {
+            if (r->queues[q]) gmm__ranks_free(ranks, r->queues[q]->ops);
+            gmm__ranks_free(ranks, r->queues[q]);
+        }
+        gmm__token_drop(ranks, r->host);
+        gmm__ranks_free(ranks, r->accesses);
+    }
+    while (ranks->groups) {
+        gmm__group *g = ranks->groups;
+        ranks->groups = g->next;
+        for (i = 0; i < g->size; i++) gmm__ranks_free(ranks, g->members[i].parts);
+        gmm__ranks_free(ranks, g->members);
+        gmm__ranks_free(ranks, g);
+    }
+    gmm__ranks_free(ranks, ranks->rank);
+    (void)pthread_cond_destroy(&ranks->changed);
+    (void)pthread_mutex_destroy(&ranks->mutex);
+    {
+        const gmm_allocator a = ranks->config.allocator;
+        if (a.release) a.release(a.user, ranks);
+        else GMM_FREE(ranks);
+    }
+}
+
+GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **out, gmm_error *error) {
+    static const char fn[] = "gmm_ranks_create";
+    gmm_ranks_config c;
+    gmm_ranks *w;
+    gmm_status s;
+    int32_t i;
+    if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
+    *out = NULL;
+    s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error);
+    if (s) return s;
+    if (c.ranks < 1 || c.ranks > 2 * GMM__RANK_QUEUES || c.timeout_ms < 0)
+        return gmm__fail(error, GMM_E_ARG, "%s: %d ranks, timeout_ms %d: must be 1 to %d, and >= 0", fn, (int)c.ranks,
+                         (int)c.timeout_ms, 2 * (int)GMM__RANK_QUEUES);
+    if (!c.allocator.alloc != !c.allocator.release)
+        return gmm__fail(error, GMM_E_ARG, "%s: allocator: both functions or none", fn);
+    if (c.timeout_ms == 0) c.timeout_ms = 10000;
+    w = (gmm_ranks *)(c.allocator.alloc ? c.allocator.alloc(c.allocator.user, sizeof *w) : GMM_MALLOC(sizeof *w));
+    if (!w) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
+    memset(w, 0, sizeof *w);
+    w->config = c;
+    w->random = c.seed;
+    (void)pthread_mutex_init(&w->mutex, NULL);
+    (void)pthread_cond_init(&w->changed, NULL);
+    w->rank = (gmm__cpu_rank *)gmm__ranks_alloc(w, (size_t)c.ranks * sizeof *w->rank);
+    for (i = 0; w->rank && i < c.ranks; i++) {
+        gmm__cpu_rank *r = &w->rank[i];
+        r->world = w;
+        r->index = i;
+        r->queues[0] = (gmm__rank_queue *)gmm__ranks_alloc(w, sizeof *r->queues[0]);
+        if (!r->queues[0]) break;
+        r->queues[0]->rank = r;
+        r->queues[0]->mirrors = -1;
+    }
+    if (i < c.ranks) {
+        gmm_ranks_destroy(w);
+        return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
+    }
+    *out = w;
+    return GMM_OK;
+}
+
+#else /* GMM_WITH_CPU_RANKS */
+
+GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **out, gmm_error *error) {
+    (void)config;
+    if (out) *out = NULL;
+    return gmm__fail(error, GMM_E_BUILD, "gmm_ranks_create: define GMM_WITH_CPU_RANKS where GMM_IMPLEMENTATION is");
+}
+GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) { (void)ranks; }
+GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out) {
+    (void)ranks, (void)rank, (void)out;
+    return GMM_E_BUILD;
+}
+GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out) {
+    (void)ranks, (void)members, (void)count, (void)out;
+    return GMM_E_BUILD;
+}
+GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks) {
+    (void)ranks;
+    return GMM_E_BUILD;
+}
+GMMDEF const char *gmm_ranks_error(const gmm_ranks *ranks, int32_t rank) {
+    (void)ranks, (void)rank;
+    return "";
+}
+GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text) {
+    (void)ranks, (void)text;
+    return 0;
+}
+GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream) {
+    (void)ranks, (void)rank, (void)stream;
+    return GMM_E_BUILD;
+}
+GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out) {
+    (void)ranks, (void)rank, (void)stream, (void)out;
+    return GMM_E_BUILD;
+}
+GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream) {
+    (void)graph, (void)stream;
+    return GMM_E_BUILD;
+}
+GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph) { (void)graph; }
+
+#endif /* GMM_WITH_CPU_RANKS */
+
+/* ....................................................................................... Runtime: what it holds ... */
+
+/* A point on a stream that others wait for. In a capture it is an event inside of the graph for the graph itself, and a
+   node that records one outside for everybody else. */
+typedef struct gmm__mark {
+    gmm_event inside, outside;
+    int32_t graph; /* in which it was recorded, counted from 1; 0 = in none */
+    int32_t set;
+    int32_t waited;             /* `waiter` has waited since: once is enough */
+    gmm_stream recorder, waiter;
+} gmm__mark;
+
+/* A collective that gmm_gtp_poll looks after. */
+typedef struct gmm__watch {
+    gmm_event begin;
+    gmm_event end;      /* NULL = nothing to look after */
+    int32_t seen;       /* it has been seen to have begun, */
+    double since;       /* at this time */
+    const gmm_comm *comm; /* NULL: a graph */
+    const char *what, *name;
+} gmm__watch;
+
+/* How the shards of one buffer become its gathered form: sent bytes one behind the other are it already, or they are
+   staged, and every rank's rows are put side by side. */
+typedef struct gmm__route {
+    size_t send, whole;          /* bytes of a rank, of the gathered buffer */
+    size_t at, stage;            /* offsets in the slot; stage: of staged ones */
+    int32_t staged, reserved;
+    size_t width, height, src_pitch, dst_pitch;
+} gmm__route;
+
+enum { GMM__GTP_ROW, GMM__GTP_COL, GMM__GTP_REC, GMM__GTP_CLASSES }; /* what slots hold; REC: rowwise, of recompute */
+enum { GMM__GTP_DATA, GMM__GTP_SCALE };
+
+typedef struct gmm__gtp_weight {
+    gmm_gtp_weight desc;
+    gmm_shard shard;
+    gmm_shard_plan plan;
+    gmm__route route[2][2];      /* [direction][DATA, SCALE] */
+    int32_t bundle;              /* -1 = none yet */
+    size_t grad_at;              /* offset in the gradient buffer */
+} gmm__gtp_weight;
+
+typedef struct gmm__gtp_slot {
+    char *base;
+    size_t at, bytes;            /* in the domain's block */
+    int32_t domain, kind, captured;
+    int32_t bundle;              /* whose content; -1 = none */
+    int32_t graph;               /* that gathered it; 0 = none, eager */
+    int32_t pending;             /* wanted by a prefetch, not yet acquired: 1 = gathered for it, 2 = was there */
+    uint32_t holders;            /* a bit per pass */
+    int32_t read;                /* since it was gathered, */
+    gmm_stream reader;           /* last on this stream */
+    int64_t version;
+    gmm__mark ready, last_use;
+    gmm__watch watch;
+} gmm__gtp_slot;
+
+typedef struct gmm__wgrad_slot {
+    char *base;
+    size_t at, bytes;
+    int32_t domain, captured, writer; /* writer: bundle that has it; -1 = none */
+    gmm__mark last_use;
+} gmm__wgrad_slot;
+
+typedef struct gmm__gtp_bundle {
+    const char *name;
+    int32_t domain, first, count;  /* members[first .. first + count) */
+    int32_t uniform, trainable, captured;
+    int32_t asked;                 /* its owner has been asked to publish for the coming forward */
+    int32_t slot[GMM_GTP_PASSES];  /* -1 = in place, or none */
+    int32_t chain[GMM_GTP_PASSES], place[GMM_GTP_PASSES]; /* -1 = none */
+    int32_t wslot;
+    uint32_t held;                 /* a bit per pass */
+    int64_t version;
+    size_t slot_bytes[GMM__GTP_CLASSES], grad_bytes;
+    gmm__mark published, done, in_place; /* in_place: the last release of unsharded weights */
+    gmm_stream reader;
+    gmm__watch watch;
+} gmm__gtp_bundle;
+
+typedef struct gmm__gtp_chain {
+    gmm_gtp_pass pass;
+    int32_t first, count, prefetch, held, captured, next;
+} gmm__gtp_chain;
+
+typedef struct gmm__gtp_domain {
+    gmm_gtp_domain desc;
+    gmm_comm gather, reduce;     /* size 1: no function is called */
+    int32_t size, rank, bound;
+    int32_t joined[2];           /* the capture that the streams have joined, counted from 1 */
+    int32_t used[2];             /* a fence has something to wait for */
+    size_t gather_bytes, reduce_bytes, recv_at, work_at, work_bytes;
+    char *gather_base, *reduce_base;
+    void *window[2];
+    gmm_event fork[2], join[2];
+} gmm__gtp_domain;
+
+enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_ADDS = 4 }; /* what a graph does with a bundle */
+
+struct gmm_gtp {
+    gmm_gtp_config config;
+    gmm_runtime rt;
+    gmm_error error;
+    gmm_status broken;
+    int32_t sealed, live, calling_back, dry;
+    int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, link_count;
+    int32_t slot_count, wslot_count;
+    int32_t graph;               /* the capture under way, counted from 1; 0 = none */
+    gmm_stream graph_stream;
+    gmm_event graph_begin;
+    gmm__gtp_domain *domains;
+    gmm__gtp_weight *weights;
+    gmm__gtp_bundle *bundles;
+    gmm__gtp_chain *chains;
+    gmm__gtp_slot *slots;        /* [3 bundles] */
+    gmm__wgrad_slot *wslots;     /* [bundles] */
+    gmm__watch *graph_watch;     /* [graphs] */
+    gmm_event *graph_end;        /* [graphs] */
+    int32_t *members, *links;    /* [weights], [3 bundles] */
+    void **table[GMM_GTP_PASSES], **scales[GMM_GTP_PASSES], **grads; /* [weights] in the order of members */
+    unsigned char *graph_use;    /* [graphs][bundles] */
+    gmm_gtp_statistics stats;
+};
+
+static double gmm__gtp_now(void) {
+    struct timespec t;
+    (void)timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static size_t gmm__gtp_align(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+/* ........................................................................................ Runtime: declarations ... */
+
+/* Carves the object: addresses are set where base is not NULL. */
+static size_t gmm__gtp_carve(gmm_gtp *g, char *base, const gmm_gtp_config *c) {
+    size_t at = (sizeof *g + 15) / 16 * 16;
+    const size_t domains = (size_t)c->domains, weights = (size_t)c->weights, bundles = (size_t)c->bundles;
+    const size_t graphs = (size_t)c->graphs;
+    int i;
+#define GMM__CARVE(field, type, count) do { \
+        if (base) g->field = (type *)(void *)(base + at); \
+        at += ((count) * sizeof(type) + 15) / 16 * 16; } while (0)
+    GMM__CARVE(domains, gmm__gtp_domain, domains);
+    GMM__CARVE(weights, gmm__gtp_weight, weights);
+    GMM__CARVE(bundles, gmm__gtp_bundle, bundles);
+    GMM__CARVE(chains, gmm__gtp_chain, (size_t)c->chains);
+    GMM__CARVE(slots, gmm__gtp_slot, 3 * bundles);
+    GMM__CARVE(wslots, gmm__wgrad_slot, bundles);
+    GMM__CARVE(graph_watch, gmm__watch, graphs);
+    GMM__CARVE(graph_end, gmm_event, graphs);
+    GMM__CARVE(members, int32_t, weights);
+    GMM__CARVE(links, int32_t, 3 * bundles);
+    for (i = 0; i < GMM_GTP_PASSES; i++) {
+        GMM__CARVE(table[i], void *, weights);
+        GMM__CARVE(scales[i], void *, weights);
+    }
+    GMM__CARVE(grads, void *, weights);
+    GMM__CARVE(graph_use, unsigned char, graphs * bundles);
+#undef GMM__CARVE
+    return at;
+}
+
+static gmm_status gmm__gtp_config(const char *fn, const gmm_gtp_config *config, gmm_gtp_config *c, gmm_error *error) {
+    const int32_t most = 1 << 20;
+    gmm_status s = gmm__gtp_open(fn, "config", config, c, sizeof *c, error);
+    if (s) return s;
+    if (c->domains == 0) c->domains = 1;
+    if (c->timeout_ms == 0) c->timeout_ms = 10000;
+    if (c->domains < 0 || c->weights < 0 || c->bundles < 0 || c->chains < 0 || c->graphs < 0 || c->domains > most ||
+        c->weights > most || c->bundles > most || c->chains > most || c->graphs > 4096)
+        return gmm__fail(error, GMM_E_ARG, "%s: %d domains, %d weights, %d bundles, %d chains, %d graphs: must be 0 to "
+                         "%d, at most 4096 graphs", fn, (int)c->domains, (int)c->weights, (int)c->bundles,
+                         (int)c->chains, (int)c->graphs, (int)most);
+    if (c->timeout_ms < 0) return gmm__fail(error, GMM_E_ARG, "%s: timeout_ms is %d: must be >= 0", fn,
+                                            (int)c->timeout_ms);
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_query(const gmm_gtp_config *config, size_t *bytes, gmm_error *error) {
+    gmm_gtp_config c;
+    gmm_status s;
+    if (!bytes) return gmm__fail(error, GMM_E_NULL, "gmm_gtp_query: bytes is NULL");
+    s = gmm__gtp_config("gmm_gtp_query", config, &c, error);
+    if (!s) *bytes = gmm__gtp_carve(NULL, NULL, &c);
+    return s;
+}
+
+GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config *config, gmm_gtp **out,
+                               gmm_error *error) {
+    static const char fn[] = "gmm_gtp_init";
+    gmm_gtp_config c;
+    gmm_gtp *g = (gmm_gtp *)memory;
+    gmm_status s;
+    size_t need;
+    if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
+    *out = NULL;
+    if ((s = gmm__gtp_config(fn, config, &c, error)) != GMM_OK) return s;
+    if (!memory || !c.ctx) return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, memory ? "config->ctx" : "memory");
+    if ((uintptr_t)memory % 16 != 0)
+        return gmm__fail(error, GMM_E_ALIGN, "%s: memory at %p must be aligned to 16 bytes", fn, memory);
+    need = gmm__gtp_carve(NULL, NULL, &c);
+    if (bytes < need)
+        return gmm__fail(error, GMM_E_WORKSPACE, "%s: %llu bytes of memory: gmm_gtp_query asks for %llu", fn,
+                         (unsigned long long)bytes, (unsigned long long)need);
+    memset(memory, 0, need);
+    g->config = c;
+    (void)gmm__gtp_carve(g, (char *)memory, &c);
+    if (c.runtime) {
+        s = gmm__gtp_open(fn, "config->runtime", c.runtime, &g->rt, sizeof g->rt, error);
+        if (s) return s;
+    } else if ((s = gmm_runtime_of(c.ctx, &g->rt)) != GMM_OK) {
+        return gmm__fail(error, s, "%s: %.400s", fn, gmm_last_error(c.ctx));
+    }
+    if (!g->rt.run) return gmm__fail(error, GMM_E_VERSION, "%s: config->runtime has no `run`", fn);
+    *out = g;
+    return GMM_OK;
+}
+
+GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp) { return gtp ? gtp->error.text : ""; }
+
+/* Opens a declaration: the object takes them until it is sealed. */
+static gmm_status gmm__gtp_declare(gmm_gtp *g, const char *fn, const char *what, int32_t count, int32_t room,
+                                   const void *id) {
+    if (!g) return GMM_E_NULL;
+    if (g->broken) return g->broken;
+    if (!id) return gmm__fail(&g->error, GMM_E_NULL, "%s: id is NULL", fn);
+    if (g->sealed) return gmm__fail(&g->error, GMM_E_STATE, "%s: the object is sealed", fn);
+    if (count >= room)
+        return gmm__fail(&g->error, GMM_E_WORKSPACE, "%s: config->%s is %d: no room for more", fn, what, (int)room);
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id) {
+    static const char fn[] = "gmm_gtp_add_domain";
+    gmm__gtp_domain *d;
+    gmm_gtp_domain desc;
+    gmm_status s = gmm__gtp_declare(gtp, fn, "domains", gtp ? gtp->domain_count : 0, gtp ? gtp->config.domains : 0, id);
+    if (!s) s = gmm__gtp_open(fn, "domain", domain, &desc, sizeof desc, &gtp->error);
+    if (s) return s;
+    if (desc.wire == GMM_NONE) desc.wire = GMM_F32;
+    if (desc.wire != GMM_F32 && desc.wire != GMM_BF16)
+        return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: wire is %s (%d): must be f32, bf16 or none", fn,
+                         gmm_dtype_name(desc.wire), (int)desc.wire);
+    if (desc.wgrad_slots == 0) desc.wgrad_slots = 2;
+    if (desc.wgrad_slots < 0 || desc.reduction < GMM_GTP_REDUCE_AUTO || desc.reduction > GMM_GTP_REDUCE_EXCHANGE ||
+        desc.synchronous < 0 || desc.synchronous > 1 || desc.reserved)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: wgrad_slots %d, reduction %d, synchronous %d, reserved %d: must "
+                         "be >= 0, a gmm_gtp_reduction, 0 or 1, and 0", fn, (int)desc.wgrad_slots, (int)desc.reduction,
+                         (int)desc.synchronous, (int)desc.reserved);
+    d = &gtp->domains[gtp->domain_count];
+    memset(d, 0, sizeof *d);
+    d->size = 1;
+    if (desc.gather) {
+        s = gmm__gtp_open(fn, "domain->gather", desc.gather, &d->gather, sizeof d->gather, &gtp->error);
+        if (!s) s = gmm__gtp_open(fn, "domain->reduce", desc.reduce ? desc.reduce : desc.gather, &d->reduce,
+                                  sizeof d->reduce, &gtp->error);
+        if (s) return s;
+        d->size = d->gather.size;
+        d->rank = d->gather.rank;
+        if (d->size < 1 || d->rank < 0 || d->rank >= d->size || d->reduce.size != d->size || d->reduce.rank != d->rank)
+            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: gather is rank %d of %d, reduce rank %d of %d: must be "
+                             "the same rank of the same group", fn, (int)d->rank, (int)d->size, (int)d->reduce.rank,
+                             (int)d->reduce.size);
+    } else if (desc.reduce)
+        return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->gather is NULL, reduce is not", fn);
+    if (desc.reduction == GMM_GTP_REDUCE_AUTO)
+        desc.reduction = desc.wire == GMM_F32 || d->size <= 2 ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
+    d->desc = desc;
+    *id = gtp->domain_count++;
+    return GMM_OK;
+}
+
+/* Which extent of a scale array the rows of a matrix lie along (1: its rows, 0: its columns), and how many there are to
+   one scale. */
+static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *per) {
+    const int columnwise = direction == GMM_COLUMNWISE;
+    switch (scaling) {
+    case GMM_SCALING_1X128: *per = columnwise ? 128 : 1; return columnwise;
+    case GMM_SCALING_MX32: *per = columnwise ? 32 : 1; return 1;
+    case GMM_SCALING_NV16: *per = columnwise ? 16 : 1; return !columnwise;
+    default: *per = 128; return 1; /* 128X128 */
+    }
+}
+
+/* How the data and scales of one direction travel. */
+static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, int direction, gmm__route *data,
+                                  gmm__route *scale, gmm_error *error) {
+    gmm_layout part = GMM_ZERO, whole = GMM_ZERO;
+    size_t bits;
+    gmm_status status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->shard_rows,
+                                      p->local_cols, &part, error);
+    if (!status) status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction,
+                                        p->padded_rows, p->local_cols, &whole, error);
+    if (status) return status;
+    memset(data, 0, sizeof *data);
+    memset(scale, 0, sizeof *scale);
+    bits = (size_t)gmm_dtype_bits(s->dtype);
+    data->send = (size_t)part.data_bytes;
+    data->whole = (size_t)whole.data_bytes;
+    if (part.transposed) {
+        data->staged = 1;
+        data->width = data->src_pitch = (size_t)part.data_cols * bits / 8;
+        data->dst_pitch = (size_t)whole.data_cols * bits / 8;
+        data->height = (size_t)part.data_rows;
+    }
+    if (s->scaling != GMM_SCALING_NONE && s->scaling != GMM_SCALING_TENSOR) {
+        const size_t bytes = (size_t)gmm_dtype_bits(part.scale_dtype) / 8;
+        int64_t per = 1;
+        const int along_rows = gmm__gtp_scale_axis(s->scaling, direction, &per);
+        scale->whole = (size_t)whole.scale_bytes;
+        if (along_rows) scale->send = (size_t)(p->shard_rows / per) * (size_t)part.scale_cols * bytes;
+        else {
+            scale->send = (size_t)part.scale_bytes;
+            scale->staged = 1;
+            scale->width = (size_t)(p->shard_rows / per) * bytes;
+            scale->src_pitch = (size_t)part.scale_cols * bytes;
+            scale->dst_pitch = (size_t)whole.scale_cols * bytes;
+            scale->height = (size_t)part.scale_rows;
+        }
+    }
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight, int32_t *id) {
+    static const char fn[] = "gmm_gtp_add_weight";
+    gmm__gtp_weight w;
+    int d;
+    gmm_status s = gmm__gtp_declare(gtp, fn, "weights", gtp ? gtp->weight_count : 0, gtp ? gtp->config.weights : 0, id);
+    memset(&w, 0, sizeof w);
+    if (!s) s = gmm__gtp_open(fn, "weight", weight, &w.desc, sizeof w.desc, &gtp->error);
+    if (!s) s = gmm__gtp_solve(fn, w.desc.shard, &w.shard, &w.plan, &gtp->error);
+    if (s) return s;
+    if (!w.desc.name) w.desc.name = "weight";
+    if (w.desc.expert < 0 || w.desc.reserved)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': expert is %d, reserved %d: must be >= 0, and 0", fn,
+                         w.desc.name, (int)w.desc.expert, (int)w.desc.reserved);
+    for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
+        if (w.plan.shard_data_bytes[d] > 0 && !w.desc.data[d])
+            return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': data[%d] is NULL: a shard in %s has %lld bytes there",
+                             fn, w.desc.name, d, gmm_scaling_name(w.shard.scaling),
+                             (long long)w.plan.shard_data_bytes[d]);
+        if (w.plan.shard_scale_bytes[d] > 0 && !w.desc.scale[d])
+            return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': scale[%d] is NULL: a shard in %s has %lld bytes there",
+                             fn, w.desc.name, d, gmm_scaling_name(w.shard.scaling),
+                             (long long)w.plan.shard_scale_bytes[d]);
+        if (w.plan.shard_data_bytes[d] > 0)
+            s = gmm__gtp_routes(&w.shard, &w.plan, d, &w.route[d][GMM__GTP_DATA], &w.route[d][GMM__GTP_SCALE],
+                                &gtp->error);
+        if (s) return s;
+    }
+    if (w.desc.main_grad && w.desc.main_grad_dtype != GMM_F32 && w.desc.main_grad_dtype != GMM_BF16)
+        return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': main_grad_dtype is %s: must be f32 or bf16", fn,
+                         w.desc.name, gmm_dtype_name(w.desc.main_grad_dtype));
+    w.bundle = -1;
+    gtp->weights[gtp->weight_count] = w;
+    *id = gtp->weight_count++;
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t *weights, int32_t count,
+                                     const char *name, int32_t *id) {
+    static const char fn[] = "gmm_gtp_add_bundle";
+    gmm__gtp_bundle *b;
+    const gmm__gtp_domain *d;
+    int32_t i, k;
+    gmm_status s = gmm__gtp_declare(gtp, fn, "bundles", gtp ? gtp->bundle_count : 0, gtp ? gtp->config.bundles : 0, id);
+    if (s) return s;
+    if (!name) name = "bundle";
+    if (!weights) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': weights is NULL", fn, name);
+    if (domain < 0 || domain >= gtp->domain_count || count < 1)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': domain %d of %d, %d weights: must exist, and >= 1", fn,
+                         name, (int)domain, (int)gtp->domain_count, (int)count);
+    d = &gtp->domains[domain];
+    for (i = 0; i < count; i++) {
+        const gmm__gtp_weight *w;
+        if (weights[i] < 0 || weights[i] >= gtp->weight_count)
+            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': weights[%d] is %d: there are %d", fn, name, (int)i,
+                             (int)weights[i], (int)gtp->weight_count);
+        w = &gtp->weights[weights[i]];
+        if (w->bundle >= 0)
+            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': '%s' is in bundle '%s' already", fn, name,
+                             w->desc.name, gtp->bundles[w->bundle].name);
+        if (w->desc.expert >= count)
+            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': '%s' has expert index %d: a bundle of %d leaves a gap "
+                             "below it", fn, name, w->desc.name, (int)w->desc.expert, (int)count);
+        for (k = 0; k < i; k++)
+            if (weights[k] == weights[i] || gtp->weights[weights[k]].desc.expert == w->desc.expert)
+                return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': '%s' and '%s' both have expert index %d", fn, name,
+                                 gtp->weights[weights[k]].desc.name, w->desc.name, (int)w->desc.expert);
+        if (w->shard.gtp_size != d->size || w->shard.gtp_rank != d->rank)
+            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' is shard %d of %d, domain %d is rank %d of %d",
+                             fn, name, w->desc.name, (int)w->shard.gtp_rank, (int)w->shard.gtp_size, (int)domain,
+                             (int)d->rank, (int)d->size);
+        if (w->shard.dtype != gtp->weights[weights[0]].shard.dtype ||
+            w->shard.scaling != gtp->weights[weights[0]].shard.scaling)
+            return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': '%s' differs in dtype or scaling from '%s'", fn, name,
+                             w->desc.name, gtp->weights[weights[0]].desc.name);
+    }
+    b = &gtp->bundles[gtp->bundle_count];
+    memset(b, 0, sizeof *b);
+    b->name = name;
+    b->domain = domain;
+    b->first = gtp->member_count;
+    b->count = count;
+    b->uniform = 1;
+    b->wslot = -1;
+    for (i = 0; i < GMM_GTP_PASSES; i++) b->slot[i] = b->chain[i] = b->place[i] = -1;
+    for (i = 0; i < count; i++) {
+        gmm__gtp_weight *w = &gtp->weights[weights[i]];
+        gtp->members[b->first + w->desc.expert] = weights[i];
+        w->bundle = gtp->bundle_count;
+        b->trainable += w->desc.main_grad != NULL;
+    }
+    for (i = 1; i < count; i++) {
+        const gmm_shard_plan *p = &gtp->weights[weights[i]].plan, *q = &gtp->weights[weights[0]].plan;
+        if (p->local_rows != q->local_rows || p->local_cols != q->local_cols || p->padded_rows != q->padded_rows)
+            b->uniform = 0;
+    }
+    gtp->member_count += count;
+    *id = gtp->bundle_count++;
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, int32_t *id) {
+    static const char fn[] = "gmm_gtp_add_chain";
+    gmm_gtp_chain c;
+    gmm__gtp_chain *to;
+    int32_t i, k;
+    gmm_status s = gmm__gtp_declare(gtp, fn, "chains", gtp ? gtp->chain_count : 0, gtp ? gtp->config.chains : 0, id);
+    if (!s) s = gmm__gtp_open(fn, "chain", chain, &c, sizeof c, &gtp->error);
+    if (s) return s;
+    if (!c.bundles) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: chain->bundles is NULL", fn);
+    if (c.held == 0) c.held = 1;
+    if (c.pass < GMM_GTP_FORWARD || c.pass > GMM_GTP_RECOMPUTE || c.count < 1 || c.prefetch < 0 || c.prefetch > 3 ||
+        c.held < 1 || c.captured < 0 || c.captured > 1)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: pass %d, count %d, prefetch %d, held %d, captured %d: must be a "
+                         "gmm_gtp_pass, >= 1, 0 to 3, >= 0, and 0 or 1", fn, (int)c.pass, (int)c.count, (int)c.prefetch,
+                         (int)c.held, (int)c.captured);
+    for (i = 0; i < c.count; i++) {
+        if (c.bundles[i] < 0 || c.bundles[i] >= gtp->bundle_count)
+            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: bundles[%d] is %d: there are %d", fn, (int)i,
+                             (int)c.bundles[i], (int)gtp->bundle_count);
+        for (k = 0; k < i && c.bundles[k] != c.bundles[i]; k++) { }
+        if (k < i || gtp->bundles[c.bundles[i]].chain[c.pass] >= 0)
+            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: bundle '%s' is in a chain of that pass already", fn,
+                             gtp->bundles[c.bundles[i]].name);
+        for (k = 0; k < GMM_GTP_PASSES; k++) {
+            const int32_t other = gtp->bundles[c.bundles[i]].chain[k];
+            if (other >= 0 && gtp->chains[other].captured != c.captured)
+                return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: bundle '%s' is in a chain that is %scaptured", fn,
+                                 gtp->bundles[c.bundles[i]].name, c.captured ? "not " : "");
+        }
+    }
+    to = &gtp->chains[gtp->chain_count];
+    to->pass = c.pass;
+    to->first = gtp->link_count;
+    to->count = c.count;
+    to->prefetch = c.prefetch;
+    to->held = c.held;
+    to->captured = c.captured;
+    to->next = -1;
+    for (i = 0; i < c.count; i++) {
+        gmm__gtp_bundle *b = &gtp->bundles[c.bundles[i]];
+        gtp->links[gtp->link_count++] = c.bundles[i];
+        b->chain[c.pass] = gtp->chain_count;
+        b->place[c.pass] = i;
+        b->captured = c.captured;
+    }
+    *id = gtp->chain_count++;
+    return GMM_OK;
+}
+
+/* ......................................................................................... Runtime: memory plan ... */
+
+static gmm__gtp_weight *gmm__gtp_member(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t i) {
+    return &g->weights[g->members[b->first + i]];
+}
+
+/* What the slot of a pass holds. */
+static int gmm__gtp_class(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
+    if (pass == GMM_GTP_RECOMPUTE) return GMM__GTP_REC;
+    return pass == GMM_GTP_BACKWARD && gmm__gtp_member(g, b, 0)->plan.shard_data_bytes[GMM_COLUMNWISE] > 0
+               ? GMM__GTP_COL : GMM__GTP_ROW;
+}
+static int gmm__gtp_class_direction(int kind) { return kind == GMM__GTP_COL ? GMM_COLUMNWISE : GMM_ROWWISE; }
+
+/* Places of a bundle's parts in its slots: data, scales as gmm_layout_of places groups, then what is staged. */
+static void gmm__gtp_place(gmm_gtp *g, gmm__gtp_bundle *b) {
+    int d;
+    int32_t i, part;
+    for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
+        size_t at = 0;
+        for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
+            for (i = 0; i < b->count; i++) {
+                gmm__route *r = &gmm__gtp_member(g, b, i)->route[d][part];
+                r->at = at;
+                at += part == GMM__GTP_DATA ? gmm__gtp_align(r->whole) : r->whole;
+            }
+            at = gmm__gtp_align(at);
+        }
+        for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++)
+            for (i = 0; i < b->count; i++) {
+                gmm__route *r = &gmm__gtp_member(g, b, i)->route[d][part];
+                if (!r->staged) continue;
+                r->stage = at;
+                at += gmm__gtp_align(r->send * (size_t)g->domains[b->domain].size);
+            }
+        b->slot_bytes[d == GMM_COLUMNWISE ? GMM__GTP_COL : GMM__GTP_ROW] = at;
+    }
+    b->slot_bytes[GMM__GTP_REC] = b->chain[GMM_GTP_RECOMPUTE] < 0 ? 0 : b->slot_bytes[GMM__GTP_ROW];
+    b->grad_bytes = 0;
+    for (i = 0; i < b->count; i++) {
+        gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+        w->grad_at = b->grad_bytes;
+        b->grad_bytes += gmm__gtp_align((size_t)w->plan.padded_rows * (size_t)w->plan.local_cols *
+                                        (size_t)gmm_dtype_bits(g->domains[b->domain].desc.wire) / 8);
+    }
+}
+
+/* Bundles that share slots. */
+static int gmm__gtp_same_pool(const gmm__gtp_bundle *a, const gmm__gtp_bundle *b, int kind) {
+    return a->domain == b->domain && a->captured == b->captured && a->slot_bytes[kind] == b->slot_bytes[kind];
+}
+
+/* The most slots of b's pool that a chain has in use at a time: the held and the prefetched. */
+static int32_t gmm__gtp_window(gmm_gtp *g, const gmm__gtp_bundle *b, int kind) {
+    int32_t most = 1, c, i, k;
+    for (c = 0; c < g->chain_count; c++) {
+        const gmm__gtp_chain *chain = &g->chains[c];
+        for (i = 0; i < chain->count; i++) {
+            int32_t n = 0;
+            for (k = i; k < chain->count && k < i + chain->held + chain->prefetch; k++) {
+                const gmm__gtp_bundle *x = &g->bundles[g->links[chain->first + k]];
+                n += gmm__gtp_class(g, x, chain->pass) == kind && gmm__gtp_same_pool(x, b, kind);
+            }
+            most = n > most ? n : most;
+        }
+    }
+    return most;
+}
+
+/* Gives b a slot of its pool: the bundles of a chain get its slots by turns. */
+static void gmm__gtp_take_slot(gmm_gtp *g, gmm__gtp_bundle *b, int kind) {
+    gmm__gtp_domain *d = &g->domains[b->domain];
+    int32_t i, first = -1, slots = 0, taken = 0;
+    int pass;
+    for (i = 0; i < g->slot_count; i++) {
+        const gmm__gtp_slot *s = &g->slots[i];
+        if (s->domain != b->domain || s->kind != kind || s->captured != b->captured || s->bytes != b->slot_bytes[kind])
+            continue;
+        first = first < 0 ? i : first;
+        slots++;
+    }
+    if (first < 0) {
+        const int32_t n = gmm__gtp_window(g, b, kind);
+        for (first = g->slot_count; slots < n; slots++) {
+            gmm__gtp_slot *s = &g->slots[g->slot_count++];
+            s->domain = b->domain;
+            s->kind = kind;
+            s->captured = b->captured;
+            s->bytes = b->slot_bytes[kind];
+            s->at = d->gather_bytes;
+            s->bundle = -1;
+            d->gather_bytes += gmm__gtp_align(s->bytes);
+        }
+    }
+    for (i = 0; i < g->bundle_count; i++)
+        for (pass = 0; pass < GMM_GTP_PASSES; pass++)
+            if (g->bundles[i].slot[pass] >= first && g->bundles[i].slot[pass] < first + slots) {
+                if (&g->bundles[i] == b) return;
+                taken++;
+                break;
+            }
+    for (pass = 0; pass < GMM_GTP_PASSES; pass++)
+        if (gmm__gtp_class(g, b, pass) == kind) b->slot[pass] = first + taken % slots;
+}
+
+static void gmm__gtp_take_wslot(gmm_gtp *g, gmm__gtp_bundle *b) {
+    gmm__gtp_domain *d = &g->domains[b->domain];
+    int32_t i, slots = 0, taken = 0, nth;
+    if (!b->trainable || b->wslot >= 0) return;
+    for (i = 0; i < g->bundle_count; i++) {
+        const gmm__gtp_bundle *x = &g->bundles[i];
+        taken += x->wslot >= 0 && x->domain == b->domain && x->captured == b->captured &&
+                 x->grad_bytes == b->grad_bytes;
+    }
+    nth = taken % d->desc.wgrad_slots;
+    for (i = 0; i < g->wslot_count; i++) {
+        const gmm__wgrad_slot *s = &g->wslots[i];
+        if (s->domain == b->domain && s->captured == b->captured && s->bytes == b->grad_bytes && slots++ == nth) {
+            b->wslot = i;
+            return;
+        }
+    }
+    {
+        gmm__wgrad_slot *s = &g->wslots[g->wslot_count];
+        s->domain = b->domain;
+        s->captured = b->captured;
+        s->bytes = b->grad_bytes;
+        s->at = d->reduce_bytes;
+        s->writer = -1;
+        d->reduce_bytes += gmm__gtp_align(s->bytes);
+        b->wslot = g->wslot_count++;
+    }
+}
+
+/* The sum of one weight's gradient into its main_grad. */
+typedef struct gmm__gtp_sum {
+    gmm_context *ctx;
+    gmm_accumulation d;
+    gmm_mat x, y;
+    void *workspace;
+    size_t workspace_bytes;
+} gmm__gtp_sum;
+
+static gmm__gtp_sum gmm__gtp_sum_of(gmm_gtp *g, const gmm__gtp_domain *d, const gmm__gtp_weight *w) {
+    gmm__gtp_sum s;
+    memset(&s, 0, sizeof s);
+    s.ctx = g->config.ctx;
+    s.d.count = d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE ? d->size : 1;
+    s.d.rows = w->plan.shard_rows;
+    s.d.cols = w->plan.local_cols;
+    s.x = gmm_mat_packed(d->desc.wire, NULL);
+    s.y = gmm_mat_packed(w->desc.main_grad_dtype, w->desc.main_grad);
+    return s;
+}
+static gmm_status gmm__gtp_sum_run(const void *argument, gmm_stream stream) {
+    gmm__gtp_sum s = *(const gmm__gtp_sum *)argument;
+    s.d.x = &s.x;
+    s.d.y = &s.y;
+    return gmm_accumulate(s.ctx, &s.d, s.workspace, s.workspace_bytes, stream);
+}
+
+GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
+    static const char fn[] = "gmm_gtp_seal";
+    int32_t i, k;
+    int pass;
+    gmm_status s = gmm__gtp_declare(gtp, fn, "", 0, 1, gtp);
+    if (s) return s;
+    for (i = 0; i < gtp->weight_count; i++)
+        if (gtp->weights[i].bundle < 0)
+            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s' is in no bundle", fn, gtp->weights[i].desc.name);
+    for (i = 0; i < gtp->bundle_count; i++) { /* what sums want for workspace */
+        const gmm__gtp_bundle *b = &gtp->bundles[i];
+        gmm__gtp_domain *d = &gtp->domains[b->domain];
+        for (k = 0; k < b->count; k++) {
+            const gmm__gtp_weight *w = gmm__gtp_member(gtp, b, k);
+            gmm__gtp_sum sum = gmm__gtp_sum_of(gtp, d, w);
+            gmm_info info = GMM_ZERO;
+            if (!w->desc.main_grad) continue;
+            sum.d.x = &sum.x;
+            sum.d.y = &sum.y;
+            s = gmm_accumulate_query(gtp->config.ctx, &sum.d, &info);
+            if (s) return gmm__fail(&gtp->error, s, "%s: '%s': %.400s", fn, w->desc.name,
+                                    gmm_last_error(gtp->config.ctx));
+            if (info.workspace_bytes > d->work_bytes) d->work_bytes = info.workspace_bytes;
+        }
+    }
+    for (i = 0; i < gtp->bundle_count; i++) gmm__gtp_place(gtp, &gtp->bundles[i]);
+    for (i = 0; i < gtp->chain_count; i++) /* slots in the order of the chains, */
+        for (k = 0; k < gtp->chains[i].count; k++) {
+            gmm__gtp_bundle *b = &gtp->bundles[gtp->links[gtp->chains[i].first + k]];
+            if (gtp->domains[b->domain].size > 1)
+                gmm__gtp_take_slot(gtp, b, gmm__gtp_class(gtp, b, gtp->chains[i].pass));
+            if (gtp->chains[i].pass == GMM_GTP_BACKWARD) gmm__gtp_take_wslot(gtp, b);
+        }
+    for (i = 0; i < gtp->bundle_count; i++) { /* then for who is in none */
+        gmm__gtp_bundle *b = &gtp->bundles[i];
+        gmm__gtp_domain *d = &gtp->domains[b->domain];
+        for (pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD && d->size > 1; pass++)
+            gmm__gtp_take_slot(gtp, b, gmm__gtp_class(gtp, b, pass));
+        gmm__gtp_take_wslot(gtp, b);
+    }
+    for (i = 0; i < gtp->domain_count; i++) {
+        gmm__gtp_domain *d = &gtp->domains[i];
+        size_t most = 0;
+        for (k = 0; k < gtp->bundle_count; k++)
+            if (gtp->bundles[k].domain == i && gtp->bundles[k].trainable && gtp->bundles[k].grad_bytes > most)
+                most = gtp->bundles[k].grad_bytes;
+        d->recv_at = d->reduce_bytes; /* one suffices: reductions follow one another on their stream */
+        if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__gtp_align(most);
+        d->work_at = d->reduce_bytes;
+        d->reduce_bytes += gmm__gtp_align(d->work_bytes);
+    }
+    gtp->sealed = 1;
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need *need) {
+    static const char fn[] = "gmm_gtp_memory_need";
+    gmm_gtp_need n = GMM_ZERO;
+    gmm_status s = GMM_OK;
+    size_t known;
+    int32_t i;
+    if (!gtp) return GMM_E_NULL;
+    known = gmm__gtp_known(fn, "need", need, sizeof *need, &s, &gtp->error);
+    if (s) return s;
+    if (!gtp->sealed) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: seal the object first", fn);
+    if (domain < 0 || domain >= gtp->domain_count)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d: there are %d", fn, (int)domain,
+                         (int)gtp->domain_count);
+    n.struct_size = need->struct_size;
+    for (i = 0; i < gtp->slot_count; i++) n.gather_slots += gtp->slots[i].domain == domain;
+    for (i = 0; i < gtp->wslot_count; i++) n.wgrad_slots += gtp->wslots[i].domain == domain;
+    n.gather_bytes = gtp->domains[domain].gather_bytes;
+    n.reduce_bytes = gtp->domains[domain].reduce_bytes;
+    memcpy(need, &n, known);
+    return GMM_OK;
+}
+
+/* ................................................................................................ Runtime: work ... */
+
+static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
+    int32_t i;
+    for (i = 0; i < g->domain_count; i++) {
+        gmm__gtp_domain *d = &g->domains[i];
+        if (d->size == 1) continue;
+        d->gather.give_up(d->gather.self, why);
+        d->reduce.give_up(d->reduce.self, why);
+    }
+}
+
+/* Ends the object's life: the text says what failed, for whom, and what the communicator knows. */
+static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, gmm_status status) {
+    char why[320] = "", text[400];
+    int32_t i;
+    for (i = 0; i < g->domain_count && !why[0]; i++) {
+        gmm_comm *c[2];
+        int k;
+        c[0] = &g->domains[i].gather;
+        c[1] = &g->domains[i].reduce;
+        for (k = 0; k < 2 && !why[0] && g->domains[i].size > 1; k++) {
+            gmm_error e = GMM_ZERO;
+            if (c[k]->poll && c[k]->poll(c[k]->self, &e) != GMM_OK)
+                (void)snprintf(why, sizeof why, "%.300s", e.text);
+        }
+    }
+    if (!why[0]) (void)snprintf(why, sizeof why, "%.280s", gmm_last_error(g->config.ctx));
+    g->broken = status;
+    (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s", fn, name, gmm_status_string(status), why[0] ? ": " : "",
+                   why);
+    (void)gmm__fail(&g->error, status, "%s", text);
+    gmm__gtp_give_up(g, text);
+    return status;
+}
+
+static gmm_status gmm__mark_create(gmm_gtp *g, gmm__mark *m) {
+    gmm_status s = g->rt.event_create(g->rt.self, &m->inside);
+    return s ? s : g->rt.event_create(g->rt.self, &m->outside);
+}
+static gmm_status gmm__mark_destroy(gmm_gtp *g, gmm__mark *m) {
+    const gmm_status a = g->rt.event_destroy(g->rt.self, m->inside), b = g->rt.event_destroy(g->rt.self, m->outside);
+    memset(m, 0, sizeof *m);
+    return a ? a : b;
+}
+static gmm_status gmm__mark_record(gmm_gtp *g, gmm__mark *m, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    m->set = 1;
+    m->waited = 0;
+    m->recorder = stream;
+    m->graph = g->graph;
+    if (g->graph) s = g->rt.event_record(g->rt.self, m->inside, stream, 0);
+    return s ? s : g->rt.event_record(g->rt.self, m->outside, stream, g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
+}
+static gmm_status gmm__mark_wait(gmm_gtp *g, gmm__mark *m, gmm_stream stream) {
+    if (!m->set) return GMM_OK;
+    if (m->graph == g->graph) { /* a stream need not wait for itself, nor twice */
+        if (m->recorder == stream || (m->waited && m->waiter == stream)) return GMM_OK;
+        m->waited = 1;
+        m->waiter = stream;
+        if (g->graph) return g->rt.stream_wait(g->rt.self, stream, m->inside, 0);
+    }
+    return g->rt.stream_wait(g->rt.self, stream, m->outside, g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
+}
+
+static gmm_status gmm__watch_begin(gmm_gtp *g, gmm__watch *w, gmm_stream stream) {
+    w->end = NULL;
+    w->seen = 0;
+    return g->graph ? GMM_OK : g->rt.event_record(g->rt.self, w->begin, stream, 0);
+}
+static void gmm__watch_end(gmm_gtp *g, gmm__watch *w, gmm_event end, const gmm_comm *comm, const char *what,
+                           const char *name) {
+    if (g->graph) return; /* the replay is looked after as a whole */
+    w->end = end;
+    w->comm = comm;
+    w->what = what;
+    w->name = name;
+}
+
+enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
+static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int which) {
+    return which == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
+}
+/* The domain's stream gets work: in a capture it joins that first. */
+static gmm_status gmm__gtp_use_stream(gmm_gtp *g, gmm__gtp_domain *d, int which) {
+    d->used[which] = 1;
+    if (!g->graph || d->joined[which] == g->graph) return GMM_OK;
+    d->joined[which] = g->graph;
+    return g->rt.stream_wait(g->rt.self, gmm__gtp_stream(d, which), g->graph_begin, 0);
+}
+
+/* Makes every event; what has been made is destroyed by gmm_gtp_fini. */
+static gmm_status gmm__gtp_events(gmm_gtp *g) {
+    gmm_status s = g->rt.event_create(g->rt.self, &g->graph_begin);
+    int32_t i;
+    int k;
+    for (i = 0; i < g->domain_count; i++)
+        for (k = 0; k < 2; k++) {
+            if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].fork[k]);
+            if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].join[k]);
+        }
+    for (i = 0; i < g->bundle_count; i++) {
+        gmm__gtp_bundle *b = &g->bundles[i];
+        if (!s) s = gmm__mark_create(g, &b->published);
+        if (!s) s = gmm__mark_create(g, &b->done);
+        if (!s) s = gmm__mark_create(g, &b->in_place);
+        if (!s) s = g->rt.event_create(g->rt.self, &b->watch.begin);
+    }
+    for (i = 0; i < g->slot_count; i++) {
+        if (!s) s = gmm__mark_create(g, &g->slots[i].ready);
+        if (!s) s = gmm__mark_create(g, &g->slots[i].last_use);
+        if (!s) s = g->rt.event_create(g->rt.self, &g->slots[i].watch.begin);
+    }
+    for (i = 0; i < g->wslot_count && !s; i++) s = gmm__mark_create(g, &g->wslots[i].last_use);
+    for (i = 0; i < g->config.graphs; i++) {
+        if (!s) s = g->rt.event_create(g->rt.self, &g->graph_watch[i].begin);
+        if (!s) s = g->rt.event_create(g->rt.self, &g->graph_end[i]);
+    }
+    return s;
+}
+
+GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    int k;
+    if (!gtp || !gtp->live) return GMM_OK;
+    gtp->live = 0;
+#define GMM__DESTROY(event) do { \
+        const gmm_status t = gtp->rt.event_destroy(gtp->rt.self, event); if (!s) s = t; } while (0)
+#define GMM__UNMARK(mark) do { const gmm_status t = gmm__mark_destroy(gtp, &(mark)); if (!s) s = t; } while (0)
+    GMM__DESTROY(gtp->graph_begin);
+    for (i = 0; i < gtp->domain_count; i++) {
+        gmm__gtp_domain *d = &gtp->domains[i];
+        for (k = 0; k < 2; k++) {
+            const gmm_comm *c = k ? &d->reduce : &d->gather;
+            GMM__DESTROY(d->fork[k]);
+            GMM__DESTROY(d->join[k]);
+            if (d->window[k] && !gtp->broken) {
+                const gmm_status t = c->window_remove(c->self, d->window[k]);
+                if (!s) s = t;
+            }
+        }
+    }
+    for (i = 0; i < gtp->bundle_count; i++) {
+        GMM__UNMARK(gtp->bundles[i].published);
+        GMM__UNMARK(gtp->bundles[i].done);
+        GMM__UNMARK(gtp->bundles[i].in_place);
+        GMM__DESTROY(gtp->bundles[i].watch.begin);
+    }
+    for (i = 0; i < gtp->slot_count; i++) {
+        GMM__UNMARK(gtp->slots[i].ready);
+        GMM__UNMARK(gtp->slots[i].last_use);
+        GMM__DESTROY(gtp->slots[i].watch.begin);
+    }
+    for (i = 0; i < gtp->wslot_count; i++) GMM__UNMARK(gtp->wslots[i].last_use);
+    for (i = 0; i < gtp->config.graphs; i++) {
+        GMM__DESTROY(gtp->graph_watch[i].begin);
+        GMM__DESTROY(gtp->graph_end[i]);
+    }
+#undef GMM__DESTROY
+#undef GMM__UNMARK
+    return s;
+}
+
+/* Addresses that are known once the memory is. */
+static void gmm__gtp_addresses(gmm_gtp *g) {
+    int32_t i, k;
+    int pass;
+    for (i = 0; i < g->slot_count; i++) g->slots[i].base = g->domains[g->slots[i].domain].gather_base + g->slots[i].at;
+    for (i = 0; i < g->wslot_count; i++)
+        g->wslots[i].base = g->domains[g->wslots[i].domain].reduce_base + g->wslots[i].at;
+    for (i = 0; i < g->bundle_count; i++) {
+        const gmm__gtp_bundle *b = &g->bundles[i];
+        for (k = 0; k < b->count; k++) {
+            const gmm__gtp_weight *w = gmm__gtp_member(g, b, k);
+            for (pass = 0; pass < GMM_GTP_PASSES; pass++) {
+                const int d = gmm__gtp_class_direction(gmm__gtp_class(g, b, pass));
+                const gmm__gtp_slot *s = b->slot[pass] >= 0 ? &g->slots[b->slot[pass]] : NULL;
+                g->table[pass][b->first + k] = s ? s->base + w->route[d][GMM__GTP_DATA].at : w->desc.data[d];
+                g->scales[pass][b->first + k] = s && w->route[d][GMM__GTP_SCALE].whole
+                                                    ? (void *)(s->base + w->route[d][GMM__GTP_SCALE].at)
+                                                    : w->desc.scale[d];
+            }
+            g->grads[b->first + k] = b->wslot >= 0 ? g->wslots[b->wslot].base + w->grad_at : NULL;
+        }
+    }
+}
+
+GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_t gather_bytes, void *reduce,
+                               size_t reduce_bytes) {
+    static const char fn[] = "gmm_gtp_bind";
+    gmm__gtp_domain *d;
+    gmm_status s = GMM_OK;
+    int32_t i;
+    if (!gtp) return GMM_E_NULL;
+    if (gtp->broken) return gtp->broken;
+    if (!gtp->sealed || gtp->live)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: %s", fn, gtp->live ? "all memory is bound" : "seal it first");
+    if (domain < 0 || domain >= gtp->domain_count || gtp->domains[domain].bound)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d: must be one of %d that is not bound yet", fn,
+                         (int)domain, (int)gtp->domain_count);
+    d = &gtp->domains[domain];
+    if (gather_bytes < d->gather_bytes || reduce_bytes < d->reduce_bytes)
+        return gmm__fail(&gtp->error, GMM_E_WORKSPACE, "%s: domain %d: %llu and %llu bytes: gmm_gtp_memory_need asks "
+                         "for %llu and %llu", fn, (int)domain, (unsigned long long)gather_bytes,
+                         (unsigned long long)reduce_bytes, (unsigned long long)d->gather_bytes,
+                         (unsigned long long)d->reduce_bytes);
+    if ((d->gather_bytes && !gather) || (d->reduce_bytes && !reduce))
+        return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain %d: %s is NULL", fn, (int)domain,
+                         d->gather_bytes && !gather ? "gather" : "reduce");
+    if (((uintptr_t)gather | (uintptr_t)reduce) % 256 != 0)
+        return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: domain %d: %p and %p must be aligned to 256 bytes", fn,
+                         (int)domain, gather, reduce);
+    d->gather_base = (char *)gather;
+    d->reduce_base = (char *)reduce;
+    if (d->size > 1 && d->gather.window_add && d->gather_bytes)
+        s = d->gather.window_add(d->gather.self, gather, d->gather_bytes, &d->window[0]);
+    if (!s && d->size > 1 && d->reduce.window_add && d->reduce_bytes)
+        s = d->reduce.window_add(d->reduce.self, reduce, d->reduce_bytes, &d->window[1]);
+    if (s) return gmm__gtp_break(gtp, fn, "windows", s);
+    d->bound = 1;
+    for (i = 0; i < gtp->domain_count; i++)
+        if (!gtp->domains[i].bound) return GMM_OK;
+    gmm__gtp_addresses(gtp);
+    gtp->live = 1;
+    s = gmm__gtp_events(gtp);
+    if (s) {
+        (void)gmm__gtp_break(gtp, fn, "events", s);
+        (void)gmm_gtp_fini(gtp);
+    }
+    return s;
+}
+
+/* Opens a call that works on a bundle; `name` is what it does. */
+enum { GMM__GTP_IN_CALLBACK = 1, GMM__GTP_NO_CAPTURE = 2 };
+static gmm_status gmm__gtp_open_call(gmm_gtp *g, const char *fn, int32_t allowed) {
+    if (!g) return GMM_E_NULL;
+    if (g->broken) return g->broken;
+    if (!g->live) return gmm__fail(&g->error, GMM_E_STATE, "%s: seal the object and bind its memory first", fn);
+    if (g->calling_back && !(allowed & GMM__GTP_IN_CALLBACK))
+        return gmm__fail(&g->error, GMM_E_STATE, "%s: not from a callback", fn);
+    if (g->graph && (allowed & GMM__GTP_NO_CAPTURE))
+        return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: not while graph %d is captured", fn, (int)g->graph - 1);
+    return GMM_OK;
+}
+static gmm_status gmm__gtp_open_bundle(gmm_gtp *g, const char *fn, int32_t bundle) {
+    gmm_status s = gmm__gtp_open_call(g, fn, 0);
+    if (s) return s;
+    if (bundle < 0 || bundle >= g->bundle_count)
+        return gmm__fail(&g->error, GMM_E_ARG, "%s: bundle %d: there are %d", fn, (int)bundle, (int)g->bundle_count);
+    if (g->graph && !g->bundles[bundle].captured)
+        return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: '%s' is in no captured chain, graph %d is captured", fn,
+                         g->bundles[bundle].name, (int)g->graph - 1);
+    return GMM_OK;
+}
+static gmm_status gmm__gtp_open_pass(gmm_gtp *g, const char *fn, int32_t bundle, gmm_gtp_pass pass) {
+    const gmm_status s = gmm__gtp_open_bundle(g, fn, bundle);
+    if (s) return s;
+    if (pass < GMM_GTP_FORWARD || pass > GMM_GTP_RECOMPUTE)
+        return gmm__fail(&g->error, GMM_E_ARG, "%s: '%s': pass is %d: must be a gmm_gtp_pass", fn,
+                         g->bundles[bundle].name, (int)pass);
+    if (pass == GMM_GTP_RECOMPUTE && g->bundles[bundle].chain[pass] < 0)
+        return gmm__fail(&g->error, GMM_E_STATE, "%s: '%s' is in no recompute chain", fn, g->bundles[bundle].name);
+    return GMM_OK;
+}
+static void gmm__gtp_hash(gmm_gtp *g, int call, int32_t bundle, int what) {
+    const uint64_t word = ((uint64_t)(uint32_t)bundle << 16) | (uint64_t)(uint32_t)(call * 16 + what);
+    g->stats.calls = (g->stats.calls ^ word) * 1099511628211u + 1;
+}
+
+/* Whether the slot has these weights, for who asks now: what a graph gathers is there in its replays alone, and what
+   was gathered outside may not be; a graph hands on what it has prefetched for the next. */
+static int gmm__gtp_has(const gmm_gtp *g, const gmm__gtp_slot *s, int32_t bundle) {
+    const gmm__gtp_bundle *b = &g->bundles[bundle];
+    if (s->bundle != bundle || s->version != b->version) return 0;
+    return s->graph == g->graph || (s->graph && g->graph && s->pending);
+}
+
+static void gmm__gtp_ask(gmm_gtp *g, gmm__gtp_bundle *b) {
+    if (b->asked) return;
+    b->asked = 1;
+    if (g->graph) g->graph_use[(g->graph - 1) * g->bundle_count + (b - g->bundles)] |= GMM__GRAPH_NEEDS;
+    else if (g->config.hooks.need && !g->dry) {
+        g->calling_back = 1;
+        g->config.hooks.need(g->config.hooks.user, g, g->members + b->first, b->count);
+        g->calling_back = 0;
+    }
+}
+
+/* Gathers a bundle into its slot. */
+static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
+    gmm__gtp_bundle *b = &g->bundles[bundle];
+    gmm__gtp_domain *d = &g->domains[b->domain];
+    gmm__gtp_slot *slot = &g->slots[b->slot[pass]];
+    const int dir = gmm__gtp_class_direction(slot->kind);
+    const gmm_stream stream = d->desc.gather_stream;
+    const gmm_comm *c = &d->gather;
+    gmm_runtime *rt = &g->rt;
+    int32_t i, part, r;
+    gmm_status s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
+    if (g->graph) g->graph_use[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
+    else if (!s) s = gmm__mark_wait(g, &b->published, stream);
+    if (!s) s = gmm__mark_wait(g, &slot->last_use, stream);
+    if (!s && slot->ready.graph != g->graph) s = gmm__mark_wait(g, &slot->ready, stream);
+    slot->bundle = bundle;
+    slot->version = b->version;
+    slot->graph = g->graph;
+    slot->pending = slot->read = 0;
+    if (!s) s = gmm__watch_begin(g, &slot->watch, stream);
+    if (!s) s = c->group_begin(c->self, b->name);
+    for (i = 0; i < b->count; i++)
+        for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
+            const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+            const gmm__route *to = &w->route[dir][part];
+            if (s || !to->send) continue;
+            s = c->all_gather(c->self, part == GMM__GTP_DATA ? w->desc.data[dir] : w->desc.scale[dir],
+                              slot->base + (to->staged ? to->stage : to->at), to->send, stream);
+            g->stats.gathered_bytes += (int64_t)to->send * (d->size - 1);
+        }
+    if (!s) s = c->group_end(c->self);
+    for (i = 0; i < b->count; i++)
+        for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
+            const gmm__route *to = &gmm__gtp_member(g, b, i)->route[dir][part];
+            const size_t filled = to->staged ? to->width * (size_t)d->size : 0;
+            const size_t rows = to->staged ? to->height * to->dst_pitch : to->send * (size_t)d->size;
+            char *dst = slot->base + to->at;
+            for (r = 0; r < d->size && to->staged && !s; r++) /* straight to where they end up */
+                s = rt->copy2d(rt->self, dst + (size_t)r * to->width, to->dst_pitch,
+                               slot->base + to->stage + (size_t)r * to->send, to->src_pitch, to->width, to->height,
+                               stream);
+            if (!s && to->staged && filled < to->dst_pitch)
+                s = rt->fill2d(rt->self, dst + filled, to->dst_pitch, 0, to->dst_pitch - filled, to->height, stream);
+            if (!s && rows < to->whole) s = rt->fill(rt->self, dst + rows, 0, to->whole - rows, stream);
+        }
+    if (!s) s = gmm__mark_record(g, &slot->ready, stream);
+    gmm__watch_end(g, &slot->watch, slot->ready.outside, c, "all_gather", b->name);
+    g->stats.gathers++;
+    return s;
+}
+
+/* Gathers a bundle for later, unless it is there or its slot is in use. */
+static gmm_status gmm__gtp_gather_ahead(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
+    gmm__gtp_bundle *b = &g->bundles[bundle];
+    gmm__gtp_slot *slot;
+    if (b->slot[pass] < 0) return GMM_OK;
+    slot = &g->slots[b->slot[pass]];
+    if (slot->holders && slot->bundle != bundle) {
+        g->stats.busy++;
+        return GMM_OK;
+    }
+    if (pass == GMM_GTP_FORWARD) gmm__gtp_ask(g, b);
+    if (gmm__gtp_has(g, slot, bundle)) {
+        if (!slot->pending) slot->pending = 2;
+        return GMM_OK;
+    }
+    if (slot->holders || (slot->pending && slot->bundle >= 0 && slot->bundle != bundle &&
+                          gmm__gtp_has(g, slot, slot->bundle))) {
+        g->stats.busy++;
+        return GMM_OK;
+    }
+    g->stats.outdated += slot->pending == 1;
+    g->stats.prefetches++;
+    {
+        const gmm_status s = gmm__gtp_gather(g, bundle, pass);
+        slot->pending = 1;
+        return s;
+    }
+}
+
+/* The bundles that come after this one. */
+static gmm_status gmm__gtp_gather_followers(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
+    int32_t chain = b->chain[pass], place = b->place[pass], left;
+    gmm_status s = GMM_OK;
+    if (chain < 0) return GMM_OK;
+    for (left = g->chains[chain].prefetch; left > 0 && !s; left--) {
+        if (++place == g->chains[chain].count) {
+            chain = g->chains[chain].next;
+            place = 0;
+            if (chain < 0) break;
+        }
+        s = gmm__gtp_gather_ahead(g, g->links[g->chains[chain].first + place], g->chains[chain].pass);
+    }
+    return s;
+}
+
+/* The operand of a bundle, over addresses that stand in a table. */
+static gmm_gtp_view gmm__gtp_view_of(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_dtype dtype, gmm_scaling scaling,
+                                     void *const *data, void *const *scales, int packed, int64_t stride, int64_t ld) {
+    const gmm__gtp_weight *w = gmm__gtp_member(g, b, 0);
+    gmm_gtp_view v = GMM_ZERO;
+    v.count = b->count;
+    v.rows = w->plan.local_rows;
+    v.cols = w->plan.local_cols;
+    v.version = b->version;
+    v.slot = -1;
+    v.mat.dtype = dtype;
+    v.mat.scaling = scaling;
+    v.mat.ld = ld;
+    if (packed) {
+        v.mat.data = data[0];
+        v.mat.group_stride = b->count > 1 ? stride : 0;
+        v.mat.scale = scaling == GMM_SCALING_NONE ? NULL : scales[0];
+    } else {
+        v.mat.table = data;
+        v.mat.scale_table = scaling == GMM_SCALING_NONE ? NULL : scales;
+        v.mat.flags = (uint32_t)GMM_MAT_TABLE_ON_HOST;
+    }
+    v.mat.amax = w->desc.amax;
+    return v;
+}
+static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
+    const gmm__gtp_weight *w = gmm__gtp_member(g, b, 0);
+    const int dir = gmm__gtp_class_direction(gmm__gtp_class(g, b, pass));
+    void *const *data = g->table[pass] + b->first;
+    /* scales of one value per tensor stand where each weight has them, so only a table reaches them */
+    const int packed = b->count == 1 || (b->slot[pass] >= 0 && b->uniform && w->shard.scaling != GMM_SCALING_TENSOR);
+    const int64_t bits = gmm_dtype_bits(w->shard.dtype);
+    gmm_gtp_view v = gmm__gtp_view_of(g, b, w->shard.dtype, w->shard.scaling, data, g->scales[pass] + b->first, packed,
+                                      (int64_t)gmm__gtp_align(w->route[dir][GMM__GTP_DATA].whole) * 8 / bits, 0);
+    v.slot = b->slot[pass];
+    return v;
+}
+
+GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream,
+                                  gmm_gtp_view *view) {
+    static const char fn[] = "gmm_gtp_acquire";
+    gmm__gtp_bundle *b;
+    gmm__gtp_slot *slot;
+    gmm_gtp_view v;
+    size_t known;
+    gmm_status s = gmm__gtp_open_pass(gtp, fn, bundle, pass);
+    if (s) return s;
+    known = gmm__gtp_known(fn, "view", view, sizeof *view, &s, &gtp->error);
+    if (s) return s;
+    b = &gtp->bundles[bundle];
+    slot = b->slot[pass] >= 0 ? &gtp->slots[b->slot[pass]] : NULL;
+    if (b->held >> pass & 1u)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is acquired already for pass %d", fn, b->name, (int)pass);
+    if (slot && slot->holders && slot->bundle != bundle)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its slot holds '%s', which is not released: release it, "
+                         "or raise gmm_gtp_chain.held", fn, b->name, gtp->bundles[slot->bundle].name);
+    if (slot && slot->holders && !gmm__gtp_has(gtp, slot, bundle))
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was published while another pass holds it", fn, b->name);
+    gmm__gtp_hash(gtp, 1, bundle, (int)pass);
+    if (pass == GMM_GTP_FORWARD) gmm__gtp_ask(gtp, b);
+    b->asked = pass == GMM_GTP_FORWARD ? 0 : b->asked;
+    gtp->stats.acquires++;
+    if (!slot) {
+        gtp->stats.resident++;
+        if (gtp->graph) gtp->graph_use[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_READS;
+        else s = gmm__mark_wait(gtp, &b->published, stream);
+    } else {
+        if (gmm__gtp_has(gtp, slot, bundle)) {
+            if (slot->pending == 1) gtp->stats.prefetched++;
+            else gtp->stats.resident++;
+        } else {
+            gtp->stats.exposed++;
+            gtp->stats.outdated += slot->pending == 1;
+            s = gmm__gtp_gather(gtp, bundle, pass);
+        }
+        if (!s) s = gmm__mark_wait(gtp, &slot->ready, stream);
+        slot->pending = 0;
+        slot->graph = gtp->graph;
+        slot->holders |= 1u << pass;
+    }
+    b->held |= 1u << pass;
+    if (!s) s = gmm__gtp_gather_followers(gtp, b, pass);
+    if (s) return gmm__gtp_break(gtp, fn, b->name, s);
+    v = gmm__gtp_view_pass(gtp, b, pass);
+    v.struct_size = view->struct_size;
+    memcpy(view, &v, known);
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_release";
+    gmm__gtp_bundle *b;
+    gmm__gtp_slot *slot;
+    gmm__mark *mark;
+    gmm_stream reader;
+    int read;
+    gmm_status s = gmm__gtp_open_pass(gtp, fn, bundle, pass);
+    if (s) return s;
+    b = &gtp->bundles[bundle];
+    if (!(b->held >> pass & 1u))
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is not acquired for pass %d", fn, b->name, (int)pass);
+    slot = b->slot[pass] >= 0 ? &gtp->slots[b->slot[pass]] : NULL;
+    mark = slot ? &slot->last_use : &b->in_place;
+    reader = slot ? slot->reader : b->reader;
+    read = slot ? slot->read : b->in_place.set;
+    if (read && reader != stream) s = gmm__mark_wait(gtp, mark, stream); /* one event then stands for both readers */
+    if (!s) s = gmm__mark_record(gtp, mark, stream);
+    b->held &= ~(1u << pass);
+    if (slot) {
+        slot->holders &= ~(1u << pass);
+        slot->read = 1;
+        slot->reader = stream;
+    } else b->reader = stream;
+    return s ? gmm__gtp_break(gtp, fn, b->name, s) : GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_prefetch(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass) {
+    static const char fn[] = "gmm_gtp_prefetch";
+    gmm_status s = gmm__gtp_open_pass(gtp, fn, bundle, pass);
+    if (s) return s;
+    gmm__gtp_hash(gtp, 2, bundle, (int)pass);
+    s = gmm__gtp_gather_ahead(gtp, bundle, pass);
+    return s ? gmm__gtp_break(gtp, fn, gtp->bundles[bundle].name, s) : GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
+    if (!gtp) return GMM_E_NULL;
+    if (gtp->broken) return gtp->broken;
+    if (chain < 0 || chain >= gtp->chain_count || next < -1 || next >= gtp->chain_count)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "gmm_gtp_follow: chain %d, next %d: there are %d", (int)chain,
+                         (int)next, (int)gtp->chain_count);
+    if (next >= 0 && gtp->chains[next].captured != gtp->chains[chain].captured)
+        return gmm__fail(&gtp->error, GMM_E_CAPTURE, "gmm_gtp_follow: chain %d is %scaptured, chain %d is not alike",
+                         (int)chain, gtp->chains[chain].captured ? "" : "not ", (int)next);
+    gtp->chains[chain].next = next;
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_publish";
+    int32_t i, k;
+    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_IN_CALLBACK | GMM__GTP_NO_CAPTURE);
+    if (s) return s;
+    if (!weights || count < 0)
+        return gmm__fail(&gtp->error, weights ? GMM_E_ARG : GMM_E_NULL, "%s: weights is %s, count %d", fn,
+                         weights ? "given" : "NULL", (int)count);
+    for (i = 0; i < count; i++)
+        if (weights[i] < 0 || weights[i] >= gtp->weight_count)
+            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: weights[%d] is %d: there are %d", fn, (int)i,
+                             (int)weights[i], (int)gtp->weight_count);
+    for (i = 0; i < count && !s; i++) {
+        gmm__gtp_bundle *b = &gtp->bundles[gtp->weights[weights[i]].bundle];
+        for (k = 0; k < i && gtp->weights[weights[k]].bundle != gtp->weights[weights[i]].bundle; k++) { }
+        if (k < i) continue; /* a bundle is published once */
+        if (b->published.set) s = gmm__mark_wait(gtp, &b->published, stream); /* of other weights, on other streams */
+        if (!s) s = gmm__mark_record(gtp, &b->published, stream);
+        b->version++;
+    }
+    return s ? gmm__gtp_break(gtp, fn, "shards", s) : GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view) {
+    static const char fn[] = "gmm_gtp_wgrad";
+    gmm__gtp_bundle *b;
+    gmm__wgrad_slot *slot;
+    gmm_gtp_view v;
+    gmm_dtype wire;
+    int32_t i;
+    size_t known;
+    gmm_status s = gmm__gtp_open_bundle(gtp, fn, bundle);
+    if (s) return s;
+    known = gmm__gtp_known(fn, "view", view, sizeof *view, &s, &gtp->error);
+    if (s) return s;
+    b = &gtp->bundles[bundle];
+    if (b->wslot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
+    slot = &gtp->wslots[b->wslot];
+    if (slot->writer == bundle)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' has a buffer already: submit it first", fn, b->name);
+    if (slot->writer >= 0)
+        return gmm__fail(&gtp->error, gtp->graph ? GMM_E_CAPTURE : GMM_E_STATE, "%s: '%s': its buffer is that of '%s', "
+                         "which is not submitted: raise gmm_gtp_domain.wgrad_slots", fn, b->name,
+                         gtp->bundles[slot->writer].name);
+    wire = gtp->domains[b->domain].desc.wire;
+    s = gmm__mark_wait(gtp, &slot->last_use, stream);
+    for (i = 0; i < b->count && !s; i++) {
+        const gmm__gtp_weight *w = gmm__gtp_member(gtp, b, i);
+        const size_t row = (size_t)w->plan.local_cols * (size_t)gmm_dtype_bits(wire) / 8;
+        if (w->plan.pad > 0)
+            s = gtp->rt.fill(gtp->rt.self, slot->base + w->grad_at + (size_t)w->plan.local_rows * row, 0,
+                             (size_t)w->plan.pad * row, stream);
+    }
+    slot->writer = bundle;
+    if (s) return gmm__gtp_break(gtp, fn, b->name, s);
+    v = gmm__gtp_view_of(gtp, b, wire, GMM_SCALING_NONE, gtp->grads + b->first, NULL, b->count == 1 || b->uniform,
+                         b->count > 1 ? (int64_t)gmm__gtp_member(gtp, b, 1)->grad_at * 8 / gmm_dtype_bits(wire) : 0, 0);
+    v.mat.amax = NULL;
+    v.slot = b->wslot;
+    v.struct_size = view->struct_size;
+    memcpy(view, &v, known);
+    return GMM_OK;
+}
+
+/* A gradient from elsewhere, or none at all, put into the buffer. */
+typedef struct gmm__gtp_take {
+    gmm_context *ctx;
+    gmm_conversion d;
+    gmm_mat src, dst;
+} gmm__gtp_take;
+static gmm_status gmm__gtp_take_run(const void *argument, gmm_stream stream) {
+    gmm__gtp_take t = *(const gmm__gtp_take *)argument;
+    t.d.src = &t.src;
+    t.d.dst = &t.dst;
+    return gmm_convert(t.ctx, &t.d, NULL, 0, stream);
+}
+static gmm_status gmm__gtp_fill_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm_mat *from,
+                                         gmm_stream stream) {
+    const gmm__wgrad_slot *slot = &g->wslots[b->wslot];
+    const gmm_dtype wire = g->domains[b->domain].desc.wire;
+    int32_t i;
+    gmm_status s = GMM_OK;
+    if (!from) return g->rt.fill(g->rt.self, slot->base, 0, slot->bytes, stream);
+    for (i = 0; i < b->count && !s; i++) {
+        const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+        const int64_t ld = from->ld ? from->ld : w->plan.local_cols;
+        const int64_t stride = from->group_stride ? from->group_stride : w->plan.local_rows * ld;
+        const int64_t size = gmm_dtype_bits(from->dtype) / 8;
+        gmm_range ranges[2];
+        gmm_work work;
+        gmm__gtp_take take;
+        memset(&take, 0, sizeof take);
+        memset(&work, 0, sizeof work);
+        memset(ranges, 0, sizeof ranges);
+        take.ctx = g->config.ctx;
+        take.d.rows = w->plan.local_rows;
+        take.d.cols = w->plan.local_cols;
+        take.src = gmm_mat_packed(from->dtype, from->table ? from->table[i]
+                                                           : (const char *)from->data + i * stride * size);
+        take.src.ld = ld;
+        take.dst = gmm_mat_packed(wire, slot->base + w->grad_at);
+        ranges[0].data = take.src.data;
+        ranges[0].bytes = (size_t)(((w->plan.local_rows - 1) * ld + w->plan.local_cols) * size);
+        ranges[1].data = take.dst.data;
+        ranges[1].bytes = (size_t)(w->plan.local_rows * w->plan.local_cols * gmm_dtype_bits(wire) / 8);
+        ranges[1].writes = 1;
+        work.name = "take gradient";
+        work.function = gmm__gtp_take_run;
+        work.argument = &take;
+        work.argument_bytes = sizeof take;
+        work.ranges = ranges;
+        work.range_count = 2;
+        s = g->rt.run(g->rt.self, &work, stream);
+    }
+    return s;
+}
+
+/* Everything of a submit that the reduce stream does. */
+static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_gtp_add add) {
+    gmm__gtp_bundle *b = &g->bundles[bundle];
+    gmm__gtp_domain *d = &g->domains[b->domain];
+    gmm__wgrad_slot *slot = &g->wslots[b->wslot];
+    const gmm_stream stream = d->desc.reduce_stream;
+    const gmm_comm *c = &d->reduce;
+    const int exchange = d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE;
+    const size_t size = (size_t)gmm_dtype_bits(d->desc.wire) / 8;
+    int32_t i;
+    gmm_status s = gmm__watch_begin(g, &b->watch, stream);
+    if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
+    for (i = 0; i < b->count && d->size > 1 && !s; i++) {
+        const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+        const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
+        char *send = slot->base + w->grad_at;
+        if (!w->desc.main_grad) continue;
+        g->stats.reduced_bytes += (int64_t)(part * size) * (d->size - 1);
+        s = exchange ? c->all_to_all(c->self, send, d->reduce_base + d->recv_at + w->grad_at, part * size, stream)
+                     : c->reduce_scatter(c->self, send, send + (size_t)d->rank * part * size, part, d->desc.wire,
+                                         stream);
+    }
+    if (!s && d->size > 1) s = c->group_end(c->self);
+    for (i = 0; i < b->count && !s && !g->dry; i++) {
+        const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+        const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
+        gmm__gtp_sum sum = gmm__gtp_sum_of(g, d, w);
+        gmm_range ranges[3];
+        gmm_work work;
+        if (!w->desc.main_grad) continue;
+        memset(&work, 0, sizeof work);
+        memset(ranges, 0, sizeof ranges);
+        sum.x.data = d->size > 1 && exchange ? d->reduce_base + d->recv_at + w->grad_at
+                                             : slot->base + w->grad_at + (size_t)d->rank * part * size;
+        sum.d.scale = scale;
+        sum.d.beta = add == GMM_GTP_SET ? 0.0f : 1.0f;
+        sum.workspace = d->reduce_base + d->work_at;
+        sum.workspace_bytes = d->work_bytes;
+        ranges[0].data = sum.x.data;
+        ranges[0].bytes = part * size * (size_t)sum.d.count;
+        ranges[1].data = w->desc.main_grad;
+        ranges[1].bytes = part * (size_t)gmm_dtype_bits(w->desc.main_grad_dtype) / 8;
+        ranges[1].writes = 1;
+        ranges[2].data = sum.workspace;
+        ranges[2].bytes = d->work_bytes;
+        ranges[2].writes = 1;
+        work.name = "add to main_grad";
+        work.function = gmm__gtp_sum_run;
+        work.argument = &sum;
+        work.argument_bytes = sizeof sum;
+        work.ranges = ranges;
+        work.range_count = 3;
+        s = g->rt.run(g->rt.self, &work, stream);
+    }
+    if (!s) s = gmm__mark_record(g, &slot->last_use, stream);
+    if (!s) s = gmm__mark_record(g, &b->done, stream);
+    gmm__watch_end(g, &b->watch, b->done.outside, d->size > 1 ? c : NULL, exchange ? "all_to_all" : "reduce_scatter",
+                   b->name);
+    return s;
+}
+
+GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_submit";
+    gmm_gtp_gradient in;
+    gmm_mat from = GMM_ZERO;
+    gmm__gtp_bundle *b;
+    gmm__gtp_domain *d;
+    gmm__wgrad_slot *slot;
+    int32_t i;
+    gmm_status s = gmm__gtp_open_bundle(gtp, fn, bundle);
+    if (!s) s = gmm__gtp_open(fn, "gradient", gradient, &in, sizeof in, &gtp->error);
+    if (!s && in.from) s = gmm__gtp_open(fn, "gradient->from", in.from, &from, sizeof from, &gtp->error);
+    if (s) return s;
+    b = &gtp->bundles[bundle];
+    d = &gtp->domains[b->domain];
+    if (b->wslot < 0) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is frozen", fn, b->name);
+    slot = &gtp->wslots[b->wslot];
+    if ((in.add != GMM_GTP_ADD && in.add != GMM_GTP_SET) || in.zero < 0 || in.zero > 1 || (in.zero && in.from))
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': add %d, zero %d, from %s: must be a gmm_gtp_add, 0 or 1, "
+                         "not both", fn, b->name, (int)in.add, (int)in.zero, in.from ? "given" : "NULL");
+    if (in.zero || in.from) {
+        if (slot->writer >= 0)
+            return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its buffer is in use by '%s', which is not submitted",
+                             fn, b->name, gtp->bundles[slot->writer].name);
+    } else if (slot->writer != bundle)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': no buffer was asked for", fn, b->name);
+    if (in.from) {
+        if ((from.dtype != GMM_F32 && from.dtype != GMM_BF16 && from.dtype != GMM_F16) || from.scaling)
+            return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
+                             gmm_dtype_name(from.dtype));
+        if (!from.data == !from.table)
+            return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
+                             from.data ? "data and a table" : "neither data nor a table");
+        for (i = 0; i < b->count; i++) {
+            const gmm_shard_plan *p = &gmm__gtp_member(gtp, b, i)->plan;
+            if (from.table && !from.table[i])
+                return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, (int)i);
+            if ((from.ld && from.ld < p->local_cols) || (from.data && b->count > 1 && !b->uniform))
+                return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed "
+                                 "with different shapes", fn, b->name, (long long)from.ld, (long long)p->local_cols);
+        }
+    }
+    gmm__gtp_hash(gtp, 3, bundle, (int)in.add);
+    gtp->stats.submits++;
+    if (in.zero || in.from) {
+        gmm_gtp_view unused = GMM_ZERO;
+        if ((s = gmm_gtp_wgrad(gtp, bundle, stream, &unused)) != GMM_OK) return s;
+        s = gmm__gtp_fill_gradient(gtp, b, in.from ? &from : NULL, stream);
+    }
+    if (!s) s = gmm__gtp_use_stream(gtp, d, GMM__GTP_REDUCE);
+    if (!s) s = gtp->rt.event_record(gtp->rt.self, d->fork[GMM__GTP_REDUCE], stream, 0);
+    if (!s) s = gtp->rt.stream_wait(gtp->rt.self, d->desc.reduce_stream, d->fork[GMM__GTP_REDUCE], 0);
+    if (!s) s = gmm__gtp_reduce(gtp, bundle, in.scale, in.add);
+    slot->writer = -1;
+    if (!s && d->desc.synchronous) s = gmm__mark_wait(gtp, &b->done, stream);
+    if (s) return gmm__gtp_break(gtp, fn, b->name, s);
+    if (gtp->dry) return GMM_OK;
+    if (gtp->graph) gtp->graph_use[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_ADDS;
+    else if (gtp->config.hooks.ready) {
+        gtp->calling_back = 1;
+        gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, d->desc.reduce_stream);
+        gtp->calling_back = 0;
+    }
+    return GMM_OK;
+}
+
+/* `stream` waits for what a domain's stream was given; in a capture, for what it was given there. */
+static gmm_status gmm__gtp_join(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm_stream stream) {
+    gmm_status s;
+    if (!d->used[which] || (g->graph && d->joined[which] != g->graph)) return GMM_OK;
+    s = g->rt.event_record(g->rt.self, d->join[which], gmm__gtp_stream(d, which), 0);
+    return s ? s : g->rt.stream_wait(g->rt.self, stream, d->join[which], 0);
+}
+
+GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_fence";
+    int32_t i;
+    gmm_status s = gmm__gtp_open_call(gtp, fn, 0);
+    if (s) return s;
+    if (what == 0 || (what & ~(uint32_t)GMM_GTP_ALL))
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: what is 0x%x: must be an OR of GMM_GTP_GATHERS and GRADIENTS", fn,
+                         (unsigned)what);
+    for (i = 0; i < gtp->domain_count && !s; i++) {
+        gmm__gtp_domain *d = &gtp->domains[i];
+        if (what & (uint32_t)GMM_GTP_GRADIENTS) s = gmm__gtp_join(gtp, d, GMM__GTP_REDUCE, stream);
+        if (!s && (what & (uint32_t)GMM_GTP_GATHERS)) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
+    }
+    for (i = 0; i < gtp->bundle_count && !s && (what & (uint32_t)GMM_GTP_GATHERS); i++) {
+        gmm__gtp_bundle *b = &gtp->bundles[i];
+        b->asked = 0; /* the shards may change from here on */
+        if (!gtp->graph || b->in_place.graph == gtp->graph)
+            s = gmm__mark_wait(gtp, &b->in_place, stream); /* shards that were read as they are */
+    }
+    return s ? gmm__gtp_break(gtp, fn, "all domains", s) : GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_amax";
+    gmm__gtp_domain *d;
+    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    if (s) return s;
+    if (domain < 0 || domain >= gtp->domain_count || count < 0)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d of %d, count %d: must exist, and >= 0", fn, (int)domain,
+                         (int)gtp->domain_count, (int)count);
+    if (!values && count) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: values is NULL", fn);
+    d = &gtp->domains[domain];
+    gmm__gtp_hash(gtp, 4, domain, 0);
+    if (d->size == 1 || count == 0) return GMM_OK;
+    s = gmm__gtp_use_stream(gtp, d, GMM__GTP_GATHER);
+    if (!s) s = gtp->rt.event_record(gtp->rt.self, d->fork[GMM__GTP_GATHER], stream, 0);
+    if (!s) s = gtp->rt.stream_wait(gtp->rt.self, d->desc.gather_stream, d->fork[GMM__GTP_GATHER], 0);
+    if (!s) s = d->gather.group_begin(d->gather.self, "amax");
+    if (!s) s = d->gather.all_reduce_max(d->gather.self, values, (size_t)count, d->desc.gather_stream);
+    if (!s) s = d->gather.group_end(d->gather.self);
+    if (!s) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
+    return s ? gmm__gtp_break(gtp, fn, "amax", s) : GMM_OK;
+}
+
+/* One watched collective: over, or for how long. */
+static gmm_status gmm__watch_look(gmm_gtp *g, gmm__watch *w, double now) {
+    int32_t done = 0;
+    gmm_status s;
+    if (!w->end) return GMM_OK;
+    s = g->rt.event_query(g->rt.self, w->end, &done);
+    if (s || done) {
+        w->end = NULL;
+        return s;
+    }
+    if (!w->seen) {
+        s = g->rt.event_query(g->rt.self, w->begin, &done);
+        w->seen = done;
+        w->since = now;
+        return s;
+    }
+    return now - w->since > 1e-3 * (double)g->config.timeout_ms ? GMM_E_COMM : GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
+    static const char fn[] = "gmm_gtp_poll";
+    const double now = gmm__gtp_now();
+    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    gmm__watch *w = NULL;
+    int32_t i;
+    if (s) return s;
+    for (i = 0; i < gtp->domain_count; i++) {
+        const gmm__gtp_domain *d = &gtp->domains[i];
+        if (d->size > 1 && ((s = d->gather.poll(d->gather.self, NULL)) != GMM_OK ||
+                            (s = d->reduce.poll(d->reduce.self, NULL)) != GMM_OK))
+            return gmm__gtp_break(gtp, fn, "communicator", s);
+    }
+    for (i = 0; i < gtp->slot_count && !s; i++) s = gmm__watch_look(gtp, w = &gtp->slots[i].watch, now);
+    for (i = 0; i < gtp->bundle_count && !s; i++) s = gmm__watch_look(gtp, w = &gtp->bundles[i].watch, now);
+    for (i = 0; i < gtp->graph_count && !s; i++) s = gmm__watch_look(gtp, w = &gtp->graph_watch[i], now);
+    if (s == GMM_E_COMM && w->end) { /* over time: say so to all, with the peer if the communicator knows */
+        gmm_error who = GMM_ZERO;
+        char text[400];
+        if (w->comm) (void)w->comm->poll(w->comm->self, &who);
+        (void)snprintf(text, sizeof text, "%s of '%.60s' is not done after %d ms: %.200s", w->what, w->name,
+                       (int)gtp->config.timeout_ms, who.text[0] ? who.text : "a peer is missing");
+        gmm__gtp_give_up(gtp, text);
+        return gmm__gtp_break(gtp, fn, w->name, s);
+    }
+    return s ? gmm__gtp_break(gtp, fn, w ? w->name : "", s) : GMM_OK;
+}
+
+/* .............................................................................................. Runtime: graphs ... */
+
+GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on) {
+    static const char fn[] = "gmm_gtp_dry_run";
+    const char *left = NULL, *what = "";
+    int32_t i;
+    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    if (s) return s;
+    if (on == gtp->dry || on < 0 || on > 1)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: on is %d: a dry run is %s", fn, (int)on,
+                         gtp->dry ? "under way" : "not under way");
+    gtp->dry = on;
+    for (i = 0; i < gtp->bundle_count && !on; i++) {
+        gmm__gtp_bundle *b = &gtp->bundles[i];
+        if (b->held) left = b->name, what = "still held";
+        b->held = 0;
+        b->asked = 0; /* nobody was */
+    }
+    for (i = 0; i < gtp->slot_count && !on; i++) gtp->slots[i].holders = 0;
+    for (i = 0; i < gtp->wslot_count && !on; i++) {
+        if (gtp->wslots[i].writer >= 0) left = gtp->bundles[gtp->wslots[i].writer].name, what = "not submitted";
+        gtp->wslots[i].writer = -1;
+    }
+    return left ? gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was %s", fn, left, what) : GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph) {
+    static const char fn[] = "gmm_gtp_capture_begin";
+    int32_t capturing = 0, i;
+    gmm_status s = gmm__gtp_open_call(gtp, fn, 0);
+    if (s) return s;
+    if (!graph) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: graph is NULL", fn);
+    if (gtp->graph) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: graph %d is being captured", fn,
+                                     (int)gtp->graph - 1);
+    if (gtp->dry) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: a dry run is under way", fn);
+    if (gtp->graph_count == gtp->config.graphs)
+        return gmm__fail(&gtp->error, GMM_E_WORKSPACE, "%s: config->graphs is %d: no room for more", fn,
+                         (int)gtp->config.graphs);
+    s = gtp->rt.is_capturing(gtp->rt.self, stream, &capturing);
+    if (s) return gmm__gtp_break(gtp, fn, "stream", s);
+    if (!capturing) return gmm__fail(&gtp->error, GMM_E_CAPTURE, "%s: the stream is not capturing", fn);
+    for (i = 0; i < gtp->slot_count; i++)
+        if (gtp->slots[i].captured && gtp->slots[i].holders && gtp->slots[i].graph == 0)
+            return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held since before the capture", fn,
+                             gtp->bundles[gtp->slots[i].bundle].name);
+    gtp->graph = ++gtp->graph_count;
+    gtp->graph_stream = stream;
+    for (i = 0; i < gtp->bundle_count; i++)
+        if (gtp->bundles[i].captured) gtp->bundles[i].asked = 0;
+    s = gtp->rt.event_record(gtp->rt.self, gtp->graph_begin, stream, 0);
+    if (s) return gmm__gtp_break(gtp, fn, "graph", s);
+    *graph = gtp->graph - 1;
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_capture_end";
+    int32_t i;
+    int k;
+    gmm_status s = gmm__gtp_open_call(gtp, fn, 0);
+    if (s) return s;
+    if (!gtp->graph || gtp->graph_stream != stream)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: no capture began on this stream", fn);
+    for (i = 0; i < gtp->domain_count; i++)
+        for (k = 0; k < 2 && !s; k++) s = gmm__gtp_join(gtp, &gtp->domains[i], k, stream);
+    for (i = 0; i < gtp->bundle_count; i++)
+        if (gtp->bundles[i].captured) gtp->bundles[i].asked = 0;
+    gtp->graph = 0;
+    return s ? gmm__gtp_break(gtp, fn, "graph", s) : GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_pre_replay";
+    int32_t i;
+    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    if (s) return s;
+    if (graph < 0 || graph >= gtp->graph_count)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, (int)graph, (int)gtp->graph_count);
+    for (i = 0; i < gtp->slot_count; i++)
+        if (gtp->slots[i].captured && gtp->slots[i].graph == 0) {
+            if (gtp->slots[i].holders)
+                return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held, and graph %d may write its slot", fn,
+                                 gtp->bundles[gtp->slots[i].bundle].name, (int)graph);
+            gtp->slots[i].bundle = -1; /* what was gathered outside of graphs will be gone */
+        }
+    for (i = 0; i < gtp->bundle_count && !s; i++) {
+        gmm__gtp_bundle *b = &gtp->bundles[i];
+        const int use = gtp->graph_use[graph * gtp->bundle_count + i];
+        if (use & GMM__GRAPH_NEEDS) gmm__gtp_ask(gtp, b);
+        b->asked = use & GMM__GRAPH_NEEDS ? 0 : b->asked;
+        if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__mark_wait(gtp, &b->published, stream);
+    }
+    if (!s) s = gmm__watch_begin(gtp, &gtp->graph_watch[graph], stream);
+    return s ? gmm__gtp_break(gtp, fn, "graph", s) : GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_post_replay";
+    int32_t i;
+    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    if (s) return s;
+    if (graph < 0 || graph >= gtp->graph_count)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, (int)graph, (int)gtp->graph_count);
+    s = gtp->rt.event_record(gtp->rt.self, gtp->graph_end[graph], stream, 0);
+    if (s) return gmm__gtp_break(gtp, fn, "graph", s);
+    gmm__watch_end(gtp, &gtp->graph_watch[graph], gtp->graph_end[graph], NULL, "replay", "graph");
+    for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry; i++) {
+        const gmm__gtp_bundle *b = &gtp->bundles[i];
+        if (!(gtp->graph_use[graph * gtp->bundle_count + i] & GMM__GRAPH_ADDS)) continue;
+        gtp->calling_back = 1;
+        gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, stream);
+        gtp->calling_back = 0;
+    }
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out) {
+    gmm_status s = GMM_OK;
+    gmm_gtp_statistics full;
+    size_t known;
+    if (!gtp) return GMM_E_NULL;
+    known = gmm__gtp_known("gmm_gtp_statistics_of", "out", out, sizeof *out, &s, NULL);
+    if (s) return s;
+    full = gtp->stats;
+    full.struct_size = out->struct_size;
+    memcpy(out, &full, known);
+    return GMM_OK;
+}
+
 #ifdef __cplusplus
 }
 #endif
 #endif /* GMM_IMPLEMENTATION */
 
-/* ------------------------------------------------------------------------------------------------- 7 Licence ---
+/* ------------------------------------------------------------------------------------------------- 10 Licence ---
  * MIT License, text in the file LICENSE of the repository and below.
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated

@@ -3,6 +3,7 @@
 
 #include "gmm_gtp.h"
 
+#include <math.h>
 #include <string.h>
 
 static gmm_shard weight(int64_t rows, int64_t cols, int32_t g, int32_t rank, int64_t unit) {
@@ -676,17 +677,18 @@ static void memory(int arg) {
     T_CHECK(m.weights == 30 * (32 * 64 + 128 * 4 + 32 * 64 + 4 * 128), "weights %lld", (long long)m.weights);
     T_CHECK(m.gather == 3 * (3 * (128 * 64 + 128 * 4) + 2 * (128 * 64 + 4 * 128)), "gather %lld", (long long)m.gather);
 
-    memset(&m, 0, sizeof m); /* one rank: nothing is gathered or reduced, but FP8 still needs its transpose */
+    memset(&m, 0, sizeof m); /* one rank: nothing is gathered or received, but FP8 still needs its transpose */
     s.scaling = GMM_SCALING_TENSOR;
     s.gtp_size = 1;
     T_OK_TEXT(gmm_gtp_memory_add(&use, &m, &e), e.text);
     T_CHECK(m.weights == m.whole_weights && m.gather == 3 * 2 * (120 * 64 + 4), "gather %lld", (long long)m.gather);
-    T_CHECK(m.wgrad == 0 && m.reduce == 0, "reduce %lld", (long long)m.reduce);
+    T_CHECK(m.wgrad == 2 * 3 * 120 * 64 * 4 && m.reduce == 0, "reduce %lld", (long long)m.reduce);
     memset(&m, 0, sizeof m);
     s.scaling = GMM_SCALING_NONE;
     s.dtype = GMM_BF16;
     T_OK_TEXT(gmm_gtp_memory_add(&use, &m, &e), e.text);
-    T_CHECK(m.gather == 0 && m.total == m.weights + m.main_grads + m.optimizer, "gather %lld", (long long)m.gather);
+    T_CHECK(m.gather == 0 && m.total == m.weights + m.main_grads + m.optimizer + m.wgrad, "gather %lld",
+            (long long)m.gather);
 
     memset(&m, 0, sizeof m); /* frozen */
     use.main_grad = GMM_NONE;
@@ -731,6 +733,74 @@ static void memory_errors(int arg) {
     T_REFUSED_TEXT(GMM_E_VERSION, gmm_gtp_memory_add(&good, &m, &e), e.text, "memory->struct_size", NULL);
 }
 
+/* The tokens at which a gather takes as long as the GEMM before it (specs/gtp.md 12): there nothing but the head is
+   exposed, below it is. Then a step by hand. */
+static void foresee(int arg) {
+    static const struct row { double tokens; int32_t g; double link; } rows[] = {
+        {878, 2, 450e9}, {1317, 4, 450e9}, {1536, 8, 450e9}, {1162, 2, 340e9}, {1743, 4, 340e9}, {2033, 8, 340e9}};
+    gmm_gtp_stage x[6];
+    gmm_gtp_forecast f = GMM_ZERO;
+    gmm_shard s = weight(8192, 8192, 2, 0, 0);
+    gmm_error e = GMM_ZERO;
+    (void)arg;
+    f.stages = 6;
+    f.gemm_rate = 790e12;
+    f.prefetch = 1;
+    for (int i = 0; i < (int)T_COUNT(rows); i++)
+        for (int more = -1; more <= 1; more += 2) {
+            memset(x, 0, sizeof x);
+            s.gtp_size = rows[i].g;
+            f.link_rate = rows[i].link;
+            for (int k = 0; k < 6; k++) {
+                x[k].shard = &s;
+                x[k].tokens = rows[i].tokens + more;
+            }
+            T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
+            T_CHECK(fabs(x[0].exposed_forward - x[0].gather) < 1e-9, "the head is exposed");
+            T_CHECK((x[1].exposed_forward > 0) == (more < 0), "%g tokens: %g s exposed", x[1].tokens,
+                    x[1].exposed_forward);
+            T_CHECK(x[5].exposed_backward == 0 && x[4].exposed_backward == 0, "both slots are still there");
+            T_CHECK(fabs(f.step - f.compute - f.exposed_gather - f.exposed_reduce) < 1e-12, "the step adds up");
+        }
+    f.stages = 3; /* by hand: gathers of 4 s, GEMMs of 3 s, reductions of 5 s, one slot ahead, one gradient buffer */
+    f.gemm_rate = 2 * 64 * 16;
+    f.link_rate = 64 * 16 * 4 / 2 / 4.0;
+    f.wire = GMM_F32;
+    f.latency = 0;
+    f.wgrad_slots = 1;
+    s = weight(64, 16, 2, 0, 0);
+    s.dtype = GMM_F32;
+    memset(x, 0, sizeof x);
+    for (int k = 0; k < 3; k++) {
+        x[k].shard = &s;
+        x[k].tokens = 3;
+    }
+    T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
+    T_CHECK(x[0].gather == 4 && x[0].forward == 3 && x[0].backward == 6 && x[0].reduce == 4 && x[0].sum == 0, "alone");
+    /* forward: 4 wait, 4-7, 8-11 (gathered 4-8), 12-15 (its slot is read at 7, gathered 8-12) */
+    T_CHECK(x[0].exposed_forward == 4 && x[1].exposed_forward == 1 && x[2].exposed_forward == 1, "forward %g %g %g",
+            x[0].exposed_forward, x[1].exposed_forward, x[2].exposed_forward);
+    /* backward: 15-18-21, reduced 21-25; 21-24, waits to 25 for the buffer, -28, reduced 28-32; stage 0 is gathered
+       18-22 in the slot read at 18, 28-31, waits to 32, -35, reduced 35-39 */
+    T_CHECK(x[2].exposed_backward == 0 && x[1].exposed_reduce == 1 && x[0].exposed_backward == 0 &&
+                x[0].exposed_reduce == 1, "backward %g %g %g %g", x[2].exposed_backward, x[1].exposed_reduce,
+            x[0].exposed_backward, x[0].exposed_reduce);
+    T_CHECK(f.step == 39 && f.compute == 27 && f.exposed_gather == 6 && f.exposed_reduce == 6 && f.gather == 16 &&
+                f.reduce == 12, "step %g", f.step);
+    f.wrap = 1;
+    T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
+    T_CHECK(x[0].exposed_forward == 0 && x[1].exposed_forward == 0, "the head is there already");
+    s.gtp_size = 1;
+    T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
+    T_CHECK(f.step == f.compute && f.gather == 0 && f.reduce == 0, "one rank has nothing to wait for");
+    f.link_rate = 0;
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_foresee(&f, x, &e), e.text, "gmm_gtp_foresee", "link_rate 0", NULL);
+    f.link_rate = 1;
+    f.wire = GMM_F16;
+    T_REFUSED_TEXT(GMM_E_DTYPE, gmm_gtp_foresee(&f, x, &e), e.text, "wire is f16", NULL);
+    T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_foresee(&f, NULL, &e), e.text, "stages", NULL);
+}
+
 void tests_gtp(void) {
     t_add_host(row1_2, 1, "gtp row1 plan aligned");
     t_add_host(row1_2, 2, "gtp row2 plan padded");
@@ -753,4 +823,5 @@ void tests_gtp(void) {
     t_add_host(worked_memory, 0, "gtp memory, worked example");
     t_add_host(memory, 0, "gtp memory");
     t_add_host(memory_errors, 0, "gtp memory errors");
+    t_add_host(foresee, 0, "gtp forecast");
 }

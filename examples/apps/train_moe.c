@@ -6,12 +6,16 @@
  * and norm, output layer, softmax. Weights are fp32 masters with a copy in the compute dtype; gradients accumulate in
  * fp32 main_grad over micro-batches; AdamW with gradient clipping, warm-up and cosine decay.
  *
+ * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N CPU ranks, a
+ * thread each: gathered before they are read, reduced behind the backward. Every rank takes its share of the
+ * micro-batches; with as many of these as ranks, the result is that of one rank to the bit.
+ *
  *     train_moe --help
  *
  * CONTENTS
- *     1  Options        4  Parameters, AdamW     7  The model                    10  Reports
- *     2  Text           5  Layers on the host    8  Evaluation, sample, bigram   11  main
- *     3  Memory         6  Layers on gmm         9  Checkpoints
+ *     1  Options        4  Ranks                 7  Layers on gmm                10  Checkpoints
+ *     2  Text           5  Parameters, AdamW     8  The model                    11  Reports
+ *     3  Memory         6  Layers on the host    9  Evaluation, sample, bigram   12  main
  */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
@@ -34,7 +38,12 @@
 #define PARALLEL_FOR
 #endif
 
+#ifdef GMM_WITH_CPU_RANKS
+#include <pthread.h>
+#endif
+
 #include "gmm.h"
+#include "gmm_gtp.h"
 #include "../common/options.h"
 #include "../common/progress.h"
 #include "../common/safetensors.h"
@@ -64,7 +73,7 @@ static void *get(size_t bytes) {
 static struct settings {
     int64_t context, embed, hidden, ffn, layers, experts, topk, interleave, normalize, bias;
     int64_t seed, steps, batch, micro_batches, stop_at, save_every, eval_tokens, sample, threads;
-    int64_t delay_wgrad, quiet, help;
+    int64_t delay_wgrad, gtp, quiet, help;
     const char *act, *score, *dtype, *engine, *weights, *save_policy;
     const char *data, *save, *resume, *svg;
     double aux, lr, dropout;
@@ -105,6 +114,7 @@ static option options[] = {
      0},
     {"save-policy", OPTION_CHOICE, 0, &opt.save_policy, "preact", 0, 0, "preact|act|nothing", "kept for backward", 0},
     {"delay-wgrad", OPTION_SWITCH, 0, &opt.delay_wgrad, "0", 0, 1, "", "queue the experts' weight gradients", 0},
+    {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many CPU ranks (threads); 0 = none", 0},
     {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "write a checkpoint (safetensors) at the end", 0},
     {"save-every", OPTION_INTEGER, 0, &opt.save_every, "0", 0, 1e9, "", "and after every so many steps", 0},
     {"resume", OPTION_TEXT, 0, &opt.resume, "", 0, 0, "", "continue from a checkpoint", 0},
@@ -353,7 +363,58 @@ static void buffer_pull(const memory *mem, const buffer *b) {
 
 static float *floats(const buffer *b) { return (float *)b->host; }
 
-/* ------------------------------------------------------------------------------------------ 4 Parameters, AdamW --- */
+/* ----------------------------------------------------------------------------------------------------- 4 Ranks --- */
+
+/* What the ranks of a process share. */
+typedef struct team {
+    gmm_ranks *ranks;
+    int size;
+    gmm_comm gather[64], reduce[64], control[64]; /* by rank; control: what the program itself exchanges */
+} team;
+
+static team team_make(int size) {
+    gmm_ranks_config config = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
+    int32_t all[64];
+    team t;
+    memset(&t, 0, sizeof t);
+    t.size = size;
+    for (int i = 0; i < size; i++) all[i] = i;
+    config.ranks = size;
+    config.timeout_ms = 600000; /* ranks share the processors, and one may evaluate for long */
+    if (gmm_ranks_create(&config, &t.ranks, &error)) die("--gtp: %s", error.text);
+    if (gmm_ranks_comms(t.ranks, all, size, t.gather) || gmm_ranks_comms(t.ranks, all, size, t.reduce) ||
+        gmm_ranks_comms(t.ranks, all, size, t.control))
+        die("--gtp: no memory for communicators");
+    return t;
+}
+
+/* out [size][bytes]: what every rank gives. */
+static void team_gather(const team *t, int rank, const void *from, void *out, size_t bytes) {
+    const gmm_comm *c = &t->control[rank];
+    if (c->all_gather(c->self, from, out, bytes, NULL)) die("rank %d: %s", rank, gmm_ranks_error(t->ranks, rank));
+}
+/* Sums over ranks, in their order. */
+static void team_sum_floats(const team *t, int rank, float *x, int64_t n) {
+    float *all = (float *)get((size_t)(n * t->size) * sizeof *all);
+    team_gather(t, rank, x, all, (size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = all[i];
+        for (int r = 1; r < t->size; r++) x[i] += all[r * n + i];
+    }
+    free(all);
+}
+static void team_sum(const team *t, int rank, double *x, int64_t n) {
+    double *all = (double *)get((size_t)(n * t->size) * sizeof *all);
+    team_gather(t, rank, x, all, (size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = all[i];
+        for (int r = 1; r < t->size; r++) x[i] += all[r * n + i];
+    }
+    free(all);
+}
+
+/* ----------------------------------------------------------------------------------------- 5 Parameters, AdamW --- */
 
 /* splitmix64: its whole state is one integer, which checkpoints keep. */
 static uint64_t random_next(uint64_t *state) {
@@ -370,8 +431,10 @@ static double random_unit(uint64_t *state) { return (double)(random_next(state) 
 typedef struct param {
     char name[96];
     int count, indexed;      /* indexed: the names of the matrices end in their index */
-    int decay, glu;
+    int decay, glu, sharded, opens; /* opens: the micro-batch is this rank's first of a step */
     int64_t rows, cols;
+    int64_t row0, held;      /* rows of each matrix that this rank holds, padding included; all but in a shard */
+    int32_t bundle, *ids;    /* sharded: what the GTP runtime calls it */
     gmm_dtype dtype;         /* of weight; grad is fp32 */
     float *master, *first, *second;
     buffer *weight, *grad;                 /* [count], in gmm's layout */
@@ -410,6 +473,10 @@ typedef struct model {
     gmm_wgrad_queue queue;
     int64_t step;
     uint64_t random;
+    const team *team;         /* NULL = one rank, nothing sharded */
+    int rank, ranks;
+    gmm_context *gtp_ctx;     /* of the runtime's sums, which run on any rank's thread */
+    gmm_gtp *gtp;
 } model;
 
 /* Copies what `tokens` tokens have in a buffer made for m->tokens. */
@@ -471,11 +538,23 @@ static gmm_mat parts_mat(const buffer *parts, int count, gmm_dtype dtype, int pa
     return gmm_mat_table(dtype, table, GMM_MAT_TABLE_ON_HOST);
 }
 
-/* A parameter drawn uniformly with the given standard deviation around `mean`. */
+static gmm_shard shard_of(const model *m, const param *p) {
+    gmm_shard s = GMM_ZERO;
+    s.dtype = p->dtype;
+    s.rows = p->rows;
+    s.cols = p->cols;
+    s.gtp_size = m->ranks;
+    s.gtp_rank = m->rank;
+    return s;
+}
+
+/* A parameter drawn uniformly with the given standard deviation around `mean`; GTP shards it where it is a large
+   matrix. Shards are drawn as part of the whole, so that it does not depend on the number of ranks. */
+enum { REPLICATED, SHARDED };
 static param *param_add(model *m, const char *name, int count, int indexed, int64_t rows, int64_t cols,
-                        gmm_dtype dtype, double mean, double deviation) {
+                        gmm_dtype dtype, double mean, double deviation, int sharded) {
     param *p = (param *)get(sizeof *p);
-    size_t n = (size_t)(rows * cols);
+    size_t n;
     int packed = !indexed || !strcmp(opt.weights, "packed");
     if (m->param_count == (int)(sizeof m->params / sizeof m->params[0])) die("too many layers");
     m->params[m->param_count++] = p;
@@ -486,12 +565,27 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
     p->cols = cols;
     p->dtype = dtype;
     p->decay = rows > 1;
+    p->held = rows;
+    p->sharded = sharded && m->team;
+    if (p->sharded) {
+        const gmm_shard shard = shard_of(m, p);
+        gmm_shard_plan plan = GMM_ZERO;
+        gmm_error error;
+        if (gmm_gtp_plan(&shard, &plan, &error)) die("%s", error.text);
+        p->row0 = plan.row0;
+        p->held = plan.shard_rows;
+    }
+    n = (size_t)(p->held * cols);
     p->master = (float *)get((size_t)count * n * sizeof(float));
     p->first = (float *)get((size_t)count * n * sizeof(float));
     p->second = (float *)get((size_t)count * n * sizeof(float));
     if (deviation > 0 || mean != 0)
-        for (size_t i = 0; i < (size_t)count * n; i++)
-            p->master[i] = (float)(mean + deviation * 1.7320508 * (2 * random_unit(&m->random) - 1));
+        for (int64_t i = 0; i < count * rows; i++)
+            for (int64_t j = 0; j < cols; j++) {
+                const int64_t row = i % rows - p->row0;
+                const float drawn = (float)(mean + deviation * 1.7320508 * (2 * random_unit(&m->random) - 1));
+                if (row >= 0 && row < p->held) p->master[(i / rows * p->held + row) * cols + j] = drawn;
+            }
     p->weight = p->weight_halves = parts_make(&m->mem, count, n * dtype_bytes(dtype), packed);
     p->grad = p->grad_halves = parts_make(&m->mem, count, n * sizeof(float), packed);
     p->w = p->w_halves = parts_mat(p->weight, count, dtype, packed);
@@ -542,11 +636,42 @@ static void store_row(gmm_dtype dtype, void *to, const float *from, int64_t n) {
 
 enum { CHUNK = 8192 }; /* values per piece of work: a fixed size, so that sums do not depend on the thread count */
 
+/* A call of the GTP runtime. */
+static void check_gtp(const model *m, gmm_status status) {
+    if (status) die("rank %d: %s: %s", m->rank, gmm_status_name(status), gmm_gtp_last_error(m->gtp));
+}
+
+/* Has a parameter's weights where they can be read until the release; gathered first, where they are shards. */
+static void weights_acquire(model *m, param *p, gmm_gtp_pass pass) {
+    gmm_gtp_view view = GMM_ZERO;
+    if (!p->sharded) return;
+    check_gtp(m, gmm_gtp_acquire(m->gtp, p->bundle, pass, NULL, &view));
+    p->w = view.mat;
+}
+static void weights_release(model *m, const param *p, gmm_gtp_pass pass) {
+    if (p->sharded) check_gtp(m, gmm_gtp_release(m->gtp, p->bundle, pass, NULL));
+}
+/* Has dw where a gradient can be stored, and then reduced. */
+static void gradient_begin(model *m, param *p) {
+    gmm_gtp_view view = GMM_ZERO;
+    if (!p->sharded) return;
+    check_gtp(m, gmm_gtp_wgrad(m->gtp, p->bundle, NULL, &view));
+    p->g = view.mat;
+    p->dw.overwrite = 1;
+}
+static void gradient_end(model *m, const param *p) {
+    gmm_gtp_gradient gradient = GMM_ZERO;
+    if (!p->sharded) return;
+    gradient.scale = 1;
+    gradient.add = p->opens ? GMM_GTP_SET : GMM_GTP_ADD;
+    check_gtp(m, gmm_gtp_submit(m->gtp, p->bundle, &gradient, NULL));
+}
+
 /* Rounds the masters into the copies that gmm computes with. */
 static void params_publish(model *m) {
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        int64_t n = p->rows * p->cols, chunks = (n + CHUNK - 1) / CHUNK;
+        int64_t n = p->held * p->cols, chunks = (n + CHUNK - 1) / CHUNK;
         PARALLEL_FOR
         for (int64_t c = 0; c < chunks * p->count; c++) {
             int64_t from = c % chunks * CHUNK;
@@ -555,6 +680,7 @@ static void params_publish(model *m) {
         }
         parts_copy(&m->mem, p->weight_halves, p->count, !p->w.table, buffer_push);
         if (p->glu) glu_move(m, p, 0, p->w_halves, p->w);
+        if (p->sharded) check_gtp(m, gmm_gtp_publish(m->gtp, p->ids, p->count, NULL));
     }
 }
 
@@ -589,24 +715,38 @@ static double learning_rate(int64_t step) {
     return opt.lr * (0.05 + 0.95 * 0.5 * (1 + cos(3.14159265358979 * (at > 1 ? 1 : at))));
 }
 
+/* Sum of squares of a parameter's gradient: that of its rows, in their order, wherever they are held. */
+static double gradient_squares(const model *m, const param *p) {
+    const int64_t rows = p->count * p->held;
+    const int ranks = p->sharded ? m->ranks : 1;
+    double *own = (double *)get((size_t)rows * sizeof *own), sum = 0, *all = own;
+    PARALLEL_FOR
+    for (int64_t i = 0; i < rows; i++)
+        own[i] = sum_of_squares(floats(&p->grad_halves[i / p->held]) + i % p->held * p->cols, p->cols);
+    if (p->sharded) {
+        all = (double *)get((size_t)(rows * ranks) * sizeof *all);
+        team_gather(m->team, m->rank, own, all, (size_t)rows * sizeof *own);
+        free(own);
+    }
+    for (int e = 0; e < p->count; e++)
+        for (int64_t row = 0; row < p->rows; row++) sum += all[row / p->held * rows + e * p->held + row % p->held];
+    free(all);
+    return sum;
+}
+
 /* One AdamW step on gradients that are sums over the batch; the norm of their mean is clipped to 1. */
 static void params_update(model *m) {
     const double beta1 = 0.9, beta2 = 0.98;
     double squares = 0, norm, t = (double)(m->step + 1);
     adam a;
+    if (m->gtp) check_gtp(m, gmm_gtp_fence(m->gtp, GMM_GTP_ALL, NULL));
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        int64_t n = p->rows * p->cols, chunks = (n + CHUNK - 1) / CHUNK, all = chunks * p->count;
-        double *part = (double *)get((size_t)all * sizeof *part);
+        for (int e = 0; m->team && !p->sharded && e < p->count; e++)
+            team_sum_floats(m->team, m->rank, floats(&p->grad[e]), p->rows * p->cols);
         if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
         parts_copy(&m->mem, p->grad_halves, p->count, !p->w.table, buffer_pull);
-        PARALLEL_FOR
-        for (int64_t c = 0; c < all; c++) {
-            int64_t from = c % chunks * CHUNK;
-            part[c] = sum_of_squares(floats(&p->grad_halves[c / chunks]) + from, n - from < CHUNK ? n - from : CHUNK);
-        }
-        for (int64_t c = 0; c < all; c++) squares += part[c];
-        free(part);
+        squares += gradient_squares(m, p);
     }
     norm = sqrt(squares) / (double)opt.batch;
     a.rate = (float)learning_rate(m->step);
@@ -618,7 +758,7 @@ static void params_update(model *m) {
     a.scale = (float)((norm > 1 ? 1 / norm : 1) / (double)opt.batch);
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        int64_t n = p->rows * p->cols, chunks = (n + CHUNK - 1) / CHUNK, all = chunks * p->count;
+        int64_t n = p->held * p->cols, chunks = (n + CHUNK - 1) / CHUNK, all = chunks * p->count;
         a.decay = p->decay ? 0.1f : 0.0f;
         PARALLEL_FOR
         for (int64_t c = 0; c < all; c++) {
@@ -631,7 +771,7 @@ static void params_update(model *m) {
     m->step++;
 }
 
-/* ---------------------------------------------------------------------------------------- 5 Layers on the host --- */
+/* ---------------------------------------------------------------------------------------- 6 Layers on the host --- */
 
 /* Draws the bytes that a micro-batch does not see. */
 static void draw_dropout(model *m) {
@@ -659,17 +799,20 @@ static void embed_forward(const model *m, const unsigned char *bytes, const int6
 }
 
 static void embed_backward(const model *m, const unsigned char *bytes, const int64_t *positions, int64_t tokens) {
-    float *grad = floats(&m->embedding->grad[0]);
+    const int64_t n = BYTES * opt.embed;
+    float *grad = floats(&m->embedding->grad[0]), *own = (float *)get((size_t)n * sizeof *own);
     PARALLEL_FOR
     for (int share = 0; share < 32; share++) /* of the vocabulary: each byte's sum keeps the order of the tokens */
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t j = 0; j < opt.context; j++) {
                 int byte = bytes[positions[t] - opt.context + j];
                 const float *dx = floats(&m->dx0) + (t * opt.context + j) * opt.embed;
-                float *g = grad + byte * opt.embed;
+                float *g = own + byte * opt.embed;
                 if (byte % 32 != share || m->hide[t * opt.context + j]) continue;
                 for (int64_t i = 0; i < opt.embed; i++) g[i] += dx[i];
             }
+    for (int64_t i = 0; i < n; i++) grad[i] += own[i]; /* a micro-batch's sum is one addend, as in gmm */
+    free(own);
 }
 
 /* y = x / rms(x) * gain, in the compute dtype. */
@@ -705,10 +848,13 @@ static void norm_backward(const float *x, const param *gain, const float *invers
         }
     }
     PARALLEL_FOR
-    for (int64_t from = 0; from < width; from += 32)
+    for (int64_t from = 0; from < width; from += 32) {
+        float own[32] = {0};
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t i = from; i < width && i < from + 32; i++)
-                dgain[i] += dy[t * width + i] * x[t * width + i] * inverse[t];
+                own[i - from] += dy[t * width + i] * x[t * width + i] * inverse[t];
+        for (int64_t i = from; i < width && i < from + 32; i++) dgain[i] += own[i - from];
+    }
 }
 
 static void residual_add(const float *x, const float *y, float *out, int64_t n) {
@@ -736,7 +882,7 @@ static void cross_entropy(const model *m, const unsigned char *bytes, const int6
     }
 }
 
-/* --------------------------------------------------------------------------------------------- 6 Layers on gmm --- */
+/* --------------------------------------------------------------------------------------------- 7 Layers on gmm --- */
 
 static gmm_mat mat(gmm_dtype dtype, const buffer *b) { return gmm_mat_packed(dtype, b->at); }
 
@@ -769,7 +915,7 @@ static gmm_groups whole_batch(model *m, int64_t tokens) {
 }
 
 /* y (fp32) = w x + b */
-static void linear_forward(model *m, const param *w, const param *b, const buffer *x, const buffer *y, int64_t tokens) {
+static void linear_forward(model *m, param *w, const param *b, const buffer *x, const buffer *y, int64_t tokens) {
     gmm_groups groups = whole_batch(m, tokens);
     gmm_mat mx = mat(m->dtype, x), my = mat(GMM_F32, y);
     gmm_linear linear = GMM_ZERO;
@@ -780,7 +926,9 @@ static void linear_forward(model *m, const param *w, const param *b, const buffe
     linear.w = &w->w;
     linear.bias = b ? &b->w : NULL;
     linear.y = &my;
+    weights_acquire(m, w, GMM_GTP_FORWARD);
     linear_run(m, GMM_OP_LINEAR_FWD, &linear);
+    weights_release(m, w, GMM_GTP_FORWARD);
 }
 
 /* The engine that serves linear_forward. */
@@ -800,7 +948,7 @@ static gmm_engine linear_engine(model *m, const param *w) {
 }
 
 /* dx (fp32, stored or added), dw and db from dy */
-static void linear_backward(model *m, const param *w, const param *b, const buffer *x, const buffer *dy,
+static void linear_backward(model *m, param *w, const param *b, const buffer *x, const buffer *dy,
                             const buffer *dx, int add, int64_t tokens) {
     gmm_groups groups = whole_batch(m, tokens);
     gmm_mat mx = mat(m->dtype, x), mdy = mat(m->dtype, dy), mdx = mat(GMM_F32, dx);
@@ -815,8 +963,12 @@ static void linear_backward(model *m, const param *w, const param *b, const buff
     linear.dw = &w->dw;
     linear.db = b ? &b->dw : NULL;
     linear.y_add = add;
+    weights_acquire(m, w, GMM_GTP_BACKWARD);
     linear_run(m, GMM_OP_LINEAR_DGRAD, &linear);
+    weights_release(m, w, GMM_GTP_BACKWARD);
+    gradient_begin(m, w);
     linear_run(m, GMM_OP_LINEAR_WGRAD, &linear);
+    gradient_end(m, w);
     if (b) linear_run(m, GMM_OP_LINEAR_BGRAD, &linear);
 }
 
@@ -929,9 +1081,13 @@ static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int trai
     permute.row_probs = (float *)l->row_probs.at;
     permute_run(m, GMM_OP_PERMUTE_FWD, gmm_permute_fwd, &permute);
 
+    weights_acquire(m, l->w1, GMM_GTP_FORWARD);
+    weights_acquire(m, l->w2, GMM_GTP_FORWARD);
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_FWD, &c.mlp, &info));
     need_workspace(m, info.workspace_bytes);
     check(m, gmm_mlp_fwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
+    weights_release(m, l->w1, GMM_GTP_FORWARD);
+    weights_release(m, l->w2, GMM_GTP_FORWARD);
 
     permute = c.permute; /* the experts have applied the probabilities */
     permute.rows = &c.y;
@@ -953,9 +1109,19 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     permute.drows = &c.drows;
     permute_run(m, GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, &permute);
 
+    weights_acquire(m, l->w2, GMM_GTP_BACKWARD);
+    weights_acquire(m, l->w1, GMM_GTP_BACKWARD);
+    gradient_begin(m, l->w2);
+    gradient_begin(m, l->w1);
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_BWD, &c.mlp, &info));
     need_workspace(m, info.workspace_bytes);
     check(m, gmm_mlp_bwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
+    weights_release(m, l->w2, GMM_GTP_BACKWARD);
+    weights_release(m, l->w1, GMM_GTP_BACKWARD);
+    if (!opt.delay_wgrad) {
+        gradient_end(m, l->w2);
+        gradient_end(m, l->w1);
+    }
 
     permute = c.permute;
     permute.drows = &c.dexpert;
@@ -984,9 +1150,13 @@ static void moe_delayed(model *m) {
         need_workspace(m, info.workspace_bytes);
         check(m, gmm_mlp_wgrad(m->ctx, &m->queue, m->workspace.at, m->workspace.bytes, NULL));
     }
+    for (int i = (int)opt.layers - 1; i >= 0; i--) {
+        gradient_end(m, m->layers[i].w2);
+        gradient_end(m, m->layers[i].w1);
+    }
 }
 
-/* ------------------------------------------------------------------------------------------------- 7 The model --- */
+/* ------------------------------------------------------------------------------------------------- 8 The model --- */
 
 static void layer_make(model *m, layer *l, int index) {
     int experts = (int)opt.experts, gated = gmm_act_gated(m->mlp.act.kind);
@@ -996,15 +1166,17 @@ static void layer_make(model *m, layer *l, int index) {
     moe_call call;
     char name[96];
 #define NAMED(suffix) (snprintf(name, sizeof name, "decoder.layers.%d.%s", index, suffix), name)
-    l->norm = param_add(m, NAMED("pre_mlp_layernorm.weight"), 1, 0, 1, hidden, GMM_F32, 1, 0);
-    l->router = param_add(m, NAMED("mlp.router.weight"), 1, 0, experts, hidden, m->dtype, 0, 0.5 / sqrt(hidden));
+    l->norm = param_add(m, NAMED("pre_mlp_layernorm.weight"), 1, 0, 1, hidden, GMM_F32, 1, 0, REPLICATED);
+    l->router = param_add(m, NAMED("mlp.router.weight"), 1, 0, experts, hidden, m->dtype, 0, 0.5 / sqrt(hidden),
+                          REPLICATED);
     l->w1 = param_add(m, NAMED("mlp.experts.linear_fc1.weight"), experts, 1, ffn * (1 + gated), hidden, m->dtype, 0,
-                      1 / sqrt(hidden));
+                      1 / sqrt(hidden), SHARDED);
     l->w2 = param_add(m, NAMED("mlp.experts.linear_fc2.weight"), experts, 1, hidden, ffn, m->dtype, 0,
-                      1 / sqrt(2.0 * ffn * opt.layers));
+                      1 / sqrt(2.0 * ffn * opt.layers), SHARDED);
     if (opt.bias) {
-        l->b1 = param_add(m, NAMED("mlp.experts.linear_fc1.bias"), experts, 1, 1, ffn * (1 + gated), GMM_F32, 0, 0);
-        l->b2 = param_add(m, NAMED("mlp.experts.linear_fc2.bias"), experts, 1, 1, hidden, GMM_F32, 0, 0);
+        l->b1 = param_add(m, NAMED("mlp.experts.linear_fc1.bias"), experts, 1, 1, ffn * (1 + gated), GMM_F32, 0, 0,
+                          REPLICATED);
+        l->b2 = param_add(m, NAMED("mlp.experts.linear_fc2.bias"), experts, 1, 1, hidden, GMM_F32, 0, 0, REPLICATED);
         param_interleave(m, l->b1);
     }
 #undef NAMED
@@ -1058,7 +1230,71 @@ static void write_log(void *user, gmm_log_level level, const char *message) {
     else snprintf(m->place, sizeof m->place, "%s", message);
 }
 
-static void model_make(model *m) {
+/* Declares the sharded parameters to the GTP runtime: a bundle each, read in the order of the model. */
+static void model_shard(model *m) {
+    gmm_config plain = GMM_ZERO;
+    gmm_gtp_config config = GMM_ZERO;
+    gmm_gtp_domain domain = GMM_ZERO;
+    gmm_gtp_need need = GMM_ZERO;
+    gmm_runtime runtime = GMM_ZERO;
+    gmm_error error;
+    int32_t id, bundles[2][4096], count = 0, chain[2];
+    size_t bytes = 0;
+    plain.threads = 1;
+    if (gmm_create(&m->gtp_ctx, &plain, &error)) die("--gtp: %s", error.text);
+    if (gmm_ranks_runtime(m->team->ranks, m->rank, &runtime)) die("--gtp: no runtime");
+    if (runtime.stream_create(runtime.self, 0, &domain.gather_stream) ||
+        runtime.stream_create(runtime.self, 0, &domain.reduce_stream))
+        die("--gtp: %s", gmm_ranks_error(m->team->ranks, m->rank));
+    for (int i = 0; i < m->param_count; i++) {
+        config.bundles += m->params[i]->sharded;
+        config.weights += m->params[i]->sharded ? m->params[i]->count : 0;
+    }
+    config.chains = 2;
+    config.ctx = m->gtp_ctx;
+    config.runtime = &runtime;
+    if (gmm_gtp_query(&config, &bytes, &error) || gmm_gtp_init(get(bytes), bytes, &config, &m->gtp, &error))
+        die("--gtp: %s", error.text);
+    domain.gather = &m->team->gather[m->rank];
+    domain.reduce = &m->team->reduce[m->rank];
+    domain.wgrad_slots = opt.delay_wgrad ? 2 * (int32_t)opt.layers + 2 : 2;
+    check_gtp(m, gmm_gtp_add_domain(m->gtp, &domain, &id));
+    for (int i = 0; i < m->param_count; i++) {
+        param *p = m->params[i];
+        const gmm_shard shard = shard_of(m, p);
+        if (!p->sharded) continue;
+        p->ids = (int32_t *)get((size_t)p->count * sizeof *p->ids);
+        for (int e = 0; e < p->count; e++) {
+            gmm_gtp_weight w = GMM_ZERO;
+            w.expert = e;
+            w.name = p->name;
+            w.shard = &shard;
+            w.data[GMM_ROWWISE] = p->weight[e].at;
+            w.main_grad = p->grad[e].at;
+            w.main_grad_dtype = GMM_F32;
+            check_gtp(m, gmm_gtp_add_weight(m->gtp, &w, &p->ids[e]));
+        }
+        check_gtp(m, gmm_gtp_add_bundle(m->gtp, id, p->ids, p->count, p->name, &p->bundle));
+        bundles[GMM_GTP_FORWARD][count++] = p->bundle;
+    }
+    for (int i = 0; i < count; i++) bundles[GMM_GTP_BACKWARD][i] = bundles[GMM_GTP_FORWARD][count - 1 - i];
+    for (int pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++) {
+        gmm_gtp_chain c = GMM_ZERO;
+        c.pass = (gmm_gtp_pass)pass;
+        c.bundles = bundles[pass];
+        c.count = count;
+        c.prefetch = 2; /* the next block's pair, */
+        c.held = 2;     /* while this one's is read */
+        check_gtp(m, gmm_gtp_add_chain(m->gtp, &c, &chain[pass]));
+    }
+    check_gtp(m, gmm_gtp_seal(m->gtp));
+    check_gtp(m, gmm_gtp_follow(m->gtp, chain[GMM_GTP_FORWARD], chain[GMM_GTP_BACKWARD]));
+    check_gtp(m, gmm_gtp_memory_need(m->gtp, id, &need));
+    check_gtp(m, gmm_gtp_bind(m->gtp, id, buffer_make(&m->mem, need.gather_bytes, AT_ONLY).at, need.gather_bytes,
+                              buffer_make(&m->mem, need.reduce_bytes, AT_ONLY).at, need.reduce_bytes));
+}
+
+static void model_make(model *m, const team *t, int rank) {
     int64_t tokens, hidden = opt.hidden, inputs = opt.context * opt.embed;
     gmm_config config = GMM_ZERO;
     gmm_error error;
@@ -1067,7 +1303,10 @@ static void model_make(model *m) {
     if (opt.batch % opt.micro_batches)
         die("--batch %lld is no multiple of --micro-batches %lld", (long long)opt.batch, (long long)opt.micro_batches);
     memset(m, 0, sizeof *m);
-    m->mem = memory_of(engine_of(opt.engine));
+    m->team = t;
+    m->rank = rank;
+    m->ranks = t ? t->size : 1;
+    m->mem = t ? cpu_memory : memory_of(engine_of(opt.engine));
     m->dtype = dtype_of(opt.dtype);
     m->random = (uint64_t)opt.seed;
     m->tokens = tokens = opt.batch / opt.micro_batches;
@@ -1087,10 +1326,12 @@ static void model_make(model *m) {
     m->entries = (gmm_wgrad_entry *)get((size_t)(opt.layers + 1) * sizeof *m->entries);
     m->queue = gmm_wgrad_queue_over(m->entries, (int32_t)opt.layers + 1);
 
-    m->embedding = param_add(m, "embedding.word_embeddings.weight", 1, 0, BYTES, opt.embed, m->dtype, 0, 0.5);
+    m->embedding = param_add(m, "embedding.word_embeddings.weight", 1, 0, BYTES, opt.embed, m->dtype, 0, 0.5,
+                             REPLICATED);
     m->embedding->decay = 0;
-    m->input_w = param_add(m, "input_layer.weight", 1, 0, hidden, inputs, m->dtype, 0, 1 / sqrt(0.25 * inputs));
-    m->input_b = param_add(m, "input_layer.bias", 1, 0, 1, hidden, GMM_F32, 0, 0);
+    m->input_w = param_add(m, "input_layer.weight", 1, 0, hidden, inputs, m->dtype, 0, 1 / sqrt(0.25 * inputs),
+                           SHARDED);
+    m->input_b = param_add(m, "input_layer.bias", 1, 0, 1, hidden, GMM_F32, 0, 0, REPLICATED);
 
     m->one_group = buffer_make(&m->mem, sizeof(int32_t), BOTH);
     m->dloss = buffer_make(&m->mem, 2 * sizeof(float), BOTH);
@@ -1116,10 +1357,11 @@ static void model_make(model *m) {
 
     m->layers = (layer *)get((size_t)(opt.layers + 1) * sizeof *m->layers);
     for (int i = 0; i < opt.layers; i++) layer_make(m, &m->layers[i], i);
-    m->final_norm = param_add(m, "decoder.final_layernorm.weight", 1, 0, 1, hidden, GMM_F32, 1, 0);
-    m->head_w = param_add(m, "output_layer.weight", 1, 0, BYTES, hidden, m->dtype, 0, 0.5 / sqrt(hidden));
-    m->head_b = param_add(m, "output_layer.bias", 1, 0, 1, BYTES, GMM_F32, 0, 0);
+    m->final_norm = param_add(m, "decoder.final_layernorm.weight", 1, 0, 1, hidden, GMM_F32, 1, 0, REPLICATED);
+    m->head_w = param_add(m, "output_layer.weight", 1, 0, BYTES, hidden, m->dtype, 0, 0.5 / sqrt(hidden), SHARDED);
+    m->head_b = param_add(m, "output_layer.bias", 1, 0, 1, BYTES, GMM_F32, 0, 0, REPLICATED);
     if (!opt.layers) m->engine = linear_engine(m, m->head_w);
+    if (m->team) model_shard(m);
     params_publish(m);
 }
 
@@ -1159,7 +1401,7 @@ static void backward(model *m, const unsigned char *bytes, const int64_t *positi
 
 /* gmm overwrites main_grad in the first micro-batch of a step; what the host accumulates is cleared. */
 static void begin_gradients(model *m, int first) {
-    for (int i = 0; i < m->param_count; i++) m->params[i]->dw.overwrite = first;
+    for (int i = 0; i < m->param_count; i++) m->params[i]->dw.overwrite = m->params[i]->opens = first;
     if (!first) return;
     memset(m->embedding->grad[0].host, 0, m->embedding->grad[0].bytes);
     memset(m->final_norm->grad[0].host, 0, m->final_norm->grad[0].bytes);
@@ -1182,12 +1424,13 @@ typedef struct tally {
 
 /* One optimizer step on a batch drawn from the training text. */
 static void train_step(model *m, const text *t, int64_t *positions, tally *now) {
-    double loss = 0, aux = 0;
+    double loss = 0, aux = 0, *load = (double *)get((size_t)(opt.layers * opt.experts + 1) * sizeof *load);
     for (int64_t part = 0; part < opt.micro_batches; part++) {
         for (int64_t i = 0; i < m->tokens; i++)
             positions[i] = opt.context + (int64_t)(random_next(&m->random) % (uint64_t)(t->train - opt.context));
         draw_dropout(m);
-        begin_gradients(m, part == 0);
+        if (part % m->ranks != m->rank) continue; /* another rank's */
+        begin_gradients(m, part == m->rank);
         forward(m, t->bytes, positions, m->tokens, 1);
         cross_entropy(m, t->bytes, positions, m->tokens, 1);
         loss += sum_losses(m, m->tokens);
@@ -1197,17 +1440,26 @@ static void train_step(model *m, const text *t, int64_t *positions, tally *now) 
             buffer_pull(&m->mem, &m->layers[i].aux);
             aux += *floats(&m->layers[i].aux);
             for (int e = 0; e < opt.experts; e++)
-                now->load[i * opt.experts + e] += ((const int32_t *)m->layers[i].counts.host)[e];
+                load[i * opt.experts + e] += ((const int32_t *)m->layers[i].counts.host)[e];
         }
     }
     params_update(m);
+    if (m->team) {
+        double sums[2] = {loss, aux};
+        team_sum(m->team, m->rank, sums, 2);
+        team_sum(m->team, m->rank, load, opt.layers * opt.experts);
+        loss = sums[0];
+        aux = sums[1];
+    }
+    for (int64_t i = 0; i < opt.layers * opt.experts; i++) now->load[i] += load[i];
+    free(load);
     now->loss += loss / (double)opt.batch;
     now->aux += opt.layers ? aux / (double)(opt.layers * opt.micro_batches) : 0;
     now->steps++;
     if (!(loss == loss)) die("the loss is not a number at step %lld: try a smaller --lr", (long long)m->step);
 }
 
-/* --------------------------------------------------------------------------------- 8 Evaluation, sample, bigram --- */
+/* -------------------------------------------------------------------------------- 9 Evaluation, sample, bigram --- */
 
 /* Position i of n that spread evenly over the held-out text. */
 static int64_t held_out_position(const text *t, int64_t i, int64_t n) {
@@ -1218,14 +1470,16 @@ static int64_t held_out_position(const text *t, int64_t i, int64_t n) {
 static double evaluate(model *m, const text *t, int64_t n) {
     int64_t *positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
     double sum = 0;
-    for (int64_t at = 0; at < n; at += m->tokens) {
+    for (int64_t from = 0; from < n; from += m->tokens * m->ranks) { /* all ranks run equally often */
+        int64_t mine = from + m->rank * m->tokens, at = mine < n ? mine : 0;
         int64_t tokens = n - at < m->tokens ? n - at : m->tokens;
         for (int64_t i = 0; i < tokens; i++) positions[i] = held_out_position(t, at + i, n);
         forward(m, t->bytes, positions, tokens, 0);
         cross_entropy(m, t->bytes, positions, tokens, 0);
-        sum += sum_losses(m, tokens);
+        if (mine < n) sum += sum_losses(m, tokens);
     }
     free(positions);
+    if (m->team) team_sum(m->team, m->rank, &sum, 1);
     return sum / (double)n;
 }
 
@@ -1255,7 +1509,7 @@ static void print_sample(model *m, const text *t) {
     while (from > opt.context && from > 1 && (t->bytes[from - 1] != '\n' || t->bytes[from - 2] != '\n')) from--;
     if (from <= opt.context) from = t->train;
     memcpy(bytes, t->bytes + from - opt.context, (size_t)opt.context);
-    printf("\nsample:\n");
+    if (m->rank == 0) printf("\nsample:\n"); /* all ranks draw it */
     for (int64_t i = 0; i < opt.sample; i++) {
         int64_t position = opt.context + i;
         const float *z;
@@ -1267,13 +1521,13 @@ static void print_sample(model *m, const text *t) {
         point = random_unit(&random) * sum;
         while (pick < BYTES - 1 && (point -= weights[pick]) >= 0) pick++;
         bytes[position] = (unsigned char)pick;
-        putchar(pick == '\n' || pick == '\t' || (pick >= 32 && pick < 127) ? pick : '?');
+        if (m->rank == 0) putchar(pick == '\n' || pick == '\t' || (pick >= 32 && pick < 127) ? pick : '?');
     }
-    printf("\n\n");
+    if (m->rank == 0) printf("\n\n");
     free(bytes);
 }
 
-/* ---------------------------------------------------------------------------------------------- 9 Checkpoints --- */
+/* ---------------------------------------------------------------------------------------------- 10 Checkpoints --- */
 
 /* Masters under Megatron-like names ("decoder.layers.0.mlp.experts.linear_fc1.weight3" is expert 3), all fp32, with
    AdamW's moments as optimizer.exp_avg.NAME and optimizer.exp_avg_sq.NAME; step, random state, the options that make
@@ -1312,6 +1566,14 @@ static void add_pair(notebook *notes, const char *key, const char *format, ...) 
     notes->pairs[i].value = notes->values[i];
 }
 
+/* The whole of one matrix of a parameter; with shards every rank gets it. */
+static const float *whole_values(const model *m, const param *p, int set, int e, float *room) {
+    const float *held = set_values(p, set) + e * p->held * p->cols;
+    if (!p->sharded) return held;
+    team_gather(m->team, m->rank, held, room, (size_t)(p->held * p->cols) * sizeof *room); /* padding comes last */
+    return room;
+}
+
 static void save_checkpoint(const model *m, const text *t, const char *path) {
     int64_t count = tensor_count(m), n = 0, at = 0;
     st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
@@ -1345,16 +1607,22 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
                 if (m->params[i]->rows > 1) tensors[n].shape[tensors[n].rank++] = m->params[i]->rows;
                 tensors[n].shape[tensors[n].rank++] = m->params[i]->cols;
             }
-    ok = st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
+    ok = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
     if (ok) {
         for (int set = 0; ok && set < SETS; set++)
             for (int i = 0; ok && i < m->param_count; i++) { /* a parameter's tensors follow one another */
                 const param *p = m->params[i];
-                int64_t bytes = p->count * p->rows * p->cols * (int64_t)sizeof(float);
-                ok = st_write(&writer, at, set_values(p, set), bytes, &error);
-                at += bytes;
+                const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
+                float *room = p->sharded ? (float *)get((size_t)(p->held * p->cols * m->ranks) * sizeof *room) : NULL;
+                for (int e = 0; ok && e < p->count; e++) {
+                    const float *values = whole_values(m, p, set, e, room);
+                    if (m->rank == 0) ok = st_write(&writer, at, values, bytes, &error);
+                    at += bytes;
+                }
+                free(room);
             }
-        if (ok) ok = st_commit(&writer, &error);
+        if (m->rank > 0) ok = 1;
+        else if (ok) ok = st_commit(&writer, &error);
         else st_abandon(&writer);
     }
     if (!ok) die("saving %s: %s", path, error.text);
@@ -1424,7 +1692,6 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
             for (int e = 0; e < m->params[i]->count; e++) {
                 const param *p = m->params[i];
                 const st_tensor *found;
-                int64_t n = p->rows * p->cols;
                 tensor_name(name, p, set, e);
                 found = st_find(file, name);
                 if (!found) die("%s: the checkpoint lacks the tensor %s", path, name);
@@ -1432,7 +1699,11 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
                     found->shape[found->rank - 1] != p->cols || (p->rows > 1 && found->shape[0] != p->rows))
                     die("%s: %s is not an F32 tensor of %lld x %lld", path, name, (long long)p->rows,
                         (long long)p->cols);
-                memcpy(set_values(p, set) + e * n, file->data + found->begin, (size_t)n * sizeof(float));
+                if (p->row0 < p->rows)
+                    memcpy(set_values(p, set) + e * p->held * p->cols,
+                           file->data + found->begin + (size_t)(p->row0 * p->cols) * sizeof(float),
+                           (size_t)((p->rows - p->row0 < p->held ? p->rows - p->row0 : p->held) * p->cols) *
+                               sizeof(float));
             }
     m->step = (int64_t)metadata_number(file, path, "step", 10);
     m->random = metadata_number(file, path, "random", 16);
@@ -1441,7 +1712,7 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
     params_publish(m);
 }
 
-/* -------------------------------------------------------------------------------------------------- 10 Reports --- */
+/* -------------------------------------------------------------------------------------------------- 11 Reports --- */
 
 typedef struct history {
     double *step, *train, *held_out;
@@ -1560,17 +1831,24 @@ static void describe(const model *m, const text *t) {
     printf("model: %.0f parameters, %.0f per token; %lld layers of %lld experts, top %lld, %s, %s\n", all, active,
            (long long)opt.layers, (long long)opt.experts, (long long)opt.topk, opt.act, opt.dtype);
     printf("engine: %s; %s\n", gmm_engine_name(m->engine), m->place);
+    if (m->team) {
+        gmm_gtp_need need = GMM_ZERO;
+        (void)gmm_gtp_memory_need(m->gtp, 0, &need);
+        printf("gtp: %d ranks; %.0f kB of gather buffers and %.0f kB of gradient buffers each\n", m->ranks,
+               1e-3 * (double)need.gather_bytes, 1e-3 * (double)need.reduce_bytes);
+    }
     printf("training: %lld steps of %lld tokens in %lld micro-batches\n", (long long)opt.steps, (long long)opt.batch,
            (long long)opt.micro_batches);
 }
 
-/* ---------------------------------------------------------------------------------------------------- 11 main --- */
+/* ----------------------------------------------------------------------------------------------------- 12 main --- */
 
 static void train(model *m, const text *t, history *h, double *load_all) {
     int64_t last = opt.stop_at && opt.stop_at < opt.steps ? opt.stop_at : opt.steps, every = opt.steps / 20;
     int64_t loads = opt.layers * opt.experts, held = t->size - t->train, subset = held < 4096 ? held : 4096;
     int64_t *positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
-    progress bar = progress_begin(stdout, m->step, last, (int)opt.quiet);
+    const int quiet = opt.quiet || m->rank > 0;
+    progress bar = progress_begin(stdout, m->step, last, quiet);
     double since = progress_seconds(), held_out = 0, spent = 0;
     char status[512], bars[256];
     tally now = {0, 0, NULL, 0};
@@ -1596,7 +1874,7 @@ static void train(model *m, const text *t, history *h, double *load_all) {
             double began = progress_seconds();
             held_out = evaluate(m, t, subset);
             history_add(h, (double)m->step, now.loss / (double)now.steps, held_out);
-            if (!opt.quiet && !bar.terminal) {
+            if (!quiet && !bar.terminal) {
                 printf("step %6lld/%lld  train %.4f  held-out %.4f  aux %.4f  tokens/s %.0f  load %.1f-%.1f%%\n",
                        (long long)m->step, (long long)opt.steps, now.loss / (double)now.steps, held_out,
                        now.aux / (double)now.steps, speed, 100 * low, 100 * high);
@@ -1615,17 +1893,82 @@ static void train(model *m, const text *t, history *h, double *load_all) {
             save_checkpoint(m, t, opt.save);
     }
     progress_clear(&bar);
-    if (!opt.quiet) printf("trained in %.1f s, of which %.1f s evaluation\n", progress_seconds() - bar.began, spent);
+    if (!quiet) printf("trained in %.1f s, of which %.1f s evaluation\n", progress_seconds() - bar.began, spent);
     free(now.load);
     free(positions);
 }
 
-int main(int argc, char **argv) {
-    static model m;
-    st_file checkpoint; /* stays open: options taken from it point into it */
+/* What every rank does. */
+typedef struct job {
+    const text *text;
+    const team *team; /* NULL = one rank, nothing sharded */
+    st_file *checkpoint;
+    int rank;
+} job;
+
+static void *work(void *argument) {
+    const job *j = (const job *)argument;
+    const text *t = j->text;
+    model *m = (model *)get(sizeof *m);
     history h = {NULL, NULL, NULL, 0, 0};
-    int64_t n;
-    double held_out, bigram_loss, *load;
+    int64_t n = t->size - t->train;
+    double held_out, bigram_loss, *load = (double *)get((size_t)(opt.layers * opt.experts + 1) * sizeof *load);
+    const int quiet = opt.quiet || j->rank > 0;
+    model_make(m, j->team, j->rank);
+    if (*opt.resume) load_checkpoint(m, t, j->checkpoint, opt.resume);
+    if (!quiet) describe(m, t);
+    train(m, t, &h, load);
+    if (*opt.save) save_checkpoint(m, t, opt.save);
+
+    if (opt.eval_tokens && opt.eval_tokens < n) n = opt.eval_tokens;
+    held_out = evaluate(m, t, n);
+    if (!quiet) print_load(load);
+    if (!opt.quiet && opt.sample) print_sample(m, t);
+    if (j->rank == 0) {
+        bigram_loss = bigram(t, n);
+        if (m->team && !quiet) {
+            gmm_gtp_statistics s = GMM_ZERO;
+            check_gtp(m, gmm_gtp_statistics_of(m->gtp, &s));
+            printf("gtp: %.1f%% of %lld acquires found their weights gathered ahead, %.1f%% still there; each rank "
+                   "received %.1f MB of weights, %.1f MB of gradients\n",
+                   100 * (double)s.prefetched / (double)s.acquires, (long long)s.acquires,
+                   100 * (double)s.resident / (double)s.acquires, 1e-6 * (double)s.gathered_bytes,
+                   1e-6 * (double)s.reduced_bytes);
+        }
+        if (*opt.svg) {
+            write_svg(&h, load, bigram_loss, opt.svg);
+            if (!quiet) printf("losses and expert load: %s\n", opt.svg);
+        }
+        printf("held-out %.4f nats/byte, bigram %.4f nats/byte\n", held_out, bigram_loss);
+    }
+    if (m->gtp) check_gtp(m, gmm_gtp_fini(m->gtp));
+    gmm_destroy(m->gtp_ctx);
+    gmm_destroy(m->ctx);
+    return NULL;
+}
+
+/* A thread per rank. */
+static void work_together(const text *t, st_file *checkpoint) {
+#ifdef GMM_WITH_CPU_RANKS
+    team together = team_make((int)opt.gtp);
+    pthread_t threads[64];
+    job jobs[64];
+    for (int i = 0; i < together.size; i++) {
+        const job j = {t, &together, checkpoint, i};
+        jobs[i] = j;
+        if (pthread_create(&threads[i], NULL, work, &jobs[i])) die("--gtp: no thread for rank %d", i);
+    }
+    for (int i = 0; i < together.size; i++) (void)pthread_join(threads[i], NULL);
+    gmm_ranks_destroy(together.ranks);
+#else
+    (void)t;
+    (void)checkpoint;
+    die("--gtp: this build has no CPU ranks (GMM_WITH_CPU_RANKS)");
+#endif
+}
+
+int main(int argc, char **argv) {
+    st_file checkpoint; /* stays open: options taken from it point into it */
     option_error error;
     text t;
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
@@ -1633,34 +1976,30 @@ int main(int argc, char **argv) {
         print_help();
         return 0;
     }
+    if (opt.gtp) {
+        if (engine_of(opt.engine) == GMM_ENGINE_AUTO) opt.engine = "cpu";
+        if (engine_of(opt.engine) != GMM_ENGINE_CPU) die("--gtp runs on CPU ranks, not with --engine %s", opt.engine);
+        if (!opt.threads) opt.threads = 1; /* of each rank */
+        if (opt.micro_batches % opt.gtp && !option_of(&opt.micro_batches)->given) opt.micro_batches = opt.gtp;
+    }
     if (memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();
     if ((*opt.save || *opt.resume) && st_missing()) die("%s", st_missing());
     if (*opt.resume) checkpoint = open_checkpoint(opt.resume);
+    if (opt.gtp && opt.micro_batches % opt.gtp)
+        die("--micro-batches %lld is no multiple of --gtp %lld, whose ranks share them", (long long)opt.micro_batches,
+            (long long)opt.gtp);
+    if (opt.gtp && (opt.interleave || act_of(opt.act).interleave))
+        die("--gtp shards the rows of FC1 as halves: not with interleaved gate and linear rows (--act %s, --interleave "
+            "%lld)", opt.act, (long long)opt.interleave);
     if (*opt.save) try_saving(opt.save);
     t = read_text();
     if (t.train <= opt.context || t.size - t.train < 1)
         die("the text of %lld bytes is too short for a context of %lld", (long long)t.size, (long long)opt.context);
-    model_make(&m);
-    if (*opt.resume) load_checkpoint(&m, &t, &checkpoint, opt.resume);
-    if (!opt.quiet) describe(&m, &t);
-    load = (double *)get((size_t)(opt.layers * opt.experts + 1) * sizeof *load);
-    train(&m, &t, &h, load);
-    if (*opt.save) save_checkpoint(&m, &t, opt.save);
-
-    n = t.size - t.train;
-    if (opt.eval_tokens && opt.eval_tokens < n) n = opt.eval_tokens;
-    held_out = evaluate(&m, &t, n);
-    bigram_loss = bigram(&t, n);
-    if (!opt.quiet) {
-        print_load(load);
-        if (opt.sample) print_sample(&m, &t);
+    if (opt.gtp) work_together(&t, *opt.resume ? &checkpoint : NULL);
+    else {
+        job alone = {&t, NULL, *opt.resume ? &checkpoint : NULL, 0};
+        (void)work(&alone);
     }
-    if (*opt.svg) {
-        write_svg(&h, load, bigram_loss, opt.svg);
-        if (!opt.quiet) printf("losses and expert load: %s\n", opt.svg);
-    }
-    printf("held-out %.4f nats/byte, bigram %.4f nats/byte\n", held_out, bigram_loss);
-    gmm_destroy(m.ctx);
     if (*opt.resume) st_close(&checkpoint);
     return 0;
 }

@@ -355,6 +355,22 @@ cmake_target() {
 if works cmake; then check "the CMake target serves a program" cmake_target
 else skip "the CMake target" "cmake is not installed"; fi
 
+# ---- Training on CPU ranks is training on one, bit for bit
+
+ranks_train_alike() {
+    save=
+    ! grep -q lcjson build/probe/cjson || save=--save
+    for n in 1 2 4; do
+        for gtp in 0 $n; do
+            $B/train_moe --quiet --svg= --steps 3 --batch 256 --micro-batches $n --layers 2 --hidden 48 --ffn 40 \
+                --threads 1 --eval-tokens 512 --gtp $gtp ${save:+$save "$W/ranks$gtp"} > "$W/said$gtp" || return 1
+        done
+        cmp "$W/said0" "$W/said$n" || return 1
+        [ -z "$save" ] || cmp "$W/ranks0" "$W/ranks$n" || return 1
+    done
+}
+check "train_moe --gtp computes what it computes without" ranks_train_alike
+
 # ---- Tests that cannot fail prove nothing
 
 injected() {

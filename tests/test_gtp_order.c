@@ -1,0 +1,449 @@
+/* test_gtp_order.c - the order of work in the GTP runtime, on CPU ranks: every schedule, every wait. Cases are called
+   after the rows of specs/gtp.md 11 and the defects of its section 9 that they guard against. */
+#include "gtp_case.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static gtp_case plain(int ranks) {
+    gtp_case c;
+    memset(&c, 0, sizeof c);
+    c.ranks = ranks;
+    c.layers = 4;
+    c.experts = 2;
+    c.rows = 6;
+    c.cols = 3;
+    c.prefetch = 1;
+    c.steps = 3;
+    c.micro = 2;
+    c.seed = 1;
+    c.timeout_ms = 200;
+    return c;
+}
+
+/* Runs a case under `seeds` schedules; what they compute is the same. */
+static void schedules(gtp_case c, int seeds, gtp_result *out) {
+    uint64_t hash = 0;
+    for (int i = 0; i < seeds; i++) {
+        c.seed = i ? t_rand() | 1 : 0;
+        gtp_case_check(&c, out);
+        T_CHECK(i == 0 || out->hash == hash, "schedule %d computes something else", i);
+        hash = out->hash;
+    }
+}
+
+/* One setting changed in the plain case: all schedules of the two compute the same. */
+static void same(const gtp_case *a, const gtp_case *b, gtp_result *out) {
+    gtp_result other;
+    schedules(*a, 6, &other);
+    schedules(*b, 6, out);
+    T_CHECK(out->hash == other.hash, "different results");
+}
+
+static void training(int ranks) {
+    gtp_result out;
+    gtp_case c = plain(ranks);
+    schedules(c, 20, &out);
+    T_CHECK((ranks == 1) == (out.communications == 0), "%lld collectives", (long long)out.communications);
+    if (ranks > 1) return;
+    T_CHECK(out.stats[0].gathers == 0 && out.need.gather_bytes == 0, "nothing is gathered");
+}
+
+static void depths(int arg) {
+    const gtp_case base = plain(2 + 2 * (arg & 1));
+    gtp_result out;
+    for (int depth = 0; depth <= 3; depth++) {
+        gtp_case c = base;
+        c.layers = 5 - (arg & 1);
+        c.prefetch = depth;
+        c.taller = arg & 2 ? 5 : 0;
+        {
+            gtp_case flat = c;
+            flat.prefetch = 0;
+            same(&flat, &c, &out);
+        }
+        T_CHECK((out.stats[0].prefetches > 0) == (depth > 0), "%lld prefetches", (long long)out.stats[0].prefetches);
+    }
+}
+
+static void synchronous(int arg) { /* row 32, B15 */
+    gtp_case a = plain(4), b;
+    gtp_result out;
+    a.consumes = arg;
+    b = a;
+    b.synchronous = 1;
+    same(&a, &b, &out);
+}
+
+static void b4(int arg) {
+    gtp_case c = plain(2);
+    gtp_result out;
+    (void)arg;
+    c.layers = 2;
+    schedules(c, 10, &out);
+    T_CHECK(out.stats[0].submits == 2 * c.steps * c.micro, "%lld submits", (long long)out.stats[0].submits);
+    T_CHECK(out.reported == out.stats[0].submits * c.experts, "%lld reported", (long long)out.reported);
+}
+
+static void b7(int arg) { /* B7; arg 2: B8, one block ahead */
+    gtp_case a = plain(4), b;
+    gtp_result out;
+    a.prefetch = arg;
+    a.wrap = 1;
+    b = a;
+    b.needy = 1;
+    same(&a, &b, &out);
+    /* once per bundle and forward, and the wrap's prefetches were those of the next forward */
+    T_CHECK(out.asked == (int64_t)a.steps * a.micro * a.layers * a.experts, "%lld asked", (long long)out.asked);
+}
+
+static void b9(int arg) {
+    gtp_case a = plain(2), b;
+    gtp_result out;
+    (void)arg;
+    a.needy = 1;
+    b = a;
+    b.recompute = 15;
+    same(&a, &b, &out);
+    T_CHECK(out.asked == (int64_t)a.steps * a.micro * a.layers * a.experts, "recompute asked, %lld",
+            (long long)out.asked);
+}
+
+static void b10(int arg) { /* B10: neighbours of different shapes forward, of one shape in recompute; B13: a subset */
+    gtp_case a = plain(2 + 2 * (arg & 1)), b;
+    gtp_result out;
+    a.taller = arg & 2 ? 0 : 10;
+    b = a;
+    b.recompute = arg & 2 ? 5 : 15;
+    b.two_streams = 1 + (arg & 1);
+    same(&a, &b, &out);
+}
+
+static void two_readers(int ranks) { /* a slot is read on two streams before it is written again */
+    gtp_case a = plain(ranks), b;
+    gtp_result out;
+    b = a;
+    b.two_streams = 2;
+    same(&a, &b, &out);
+    b.layers = a.layers = 5;
+    same(&a, &b, &out);
+}
+
+static void b11(int arg) {
+    gtp_case c = plain(2);
+    gtp_result out;
+    (void)arg;
+    c.layers = 2;
+    c.experts = 1;
+    schedules(c, 40, &out);
+}
+
+static void b12(int arg) {
+    gtp_case c = plain(2);
+    gtp_result out;
+    c.prefetch = arg;
+    schedules(c, 20, &out);
+    T_CHECK(out.need.gather_slots == arg + 1, "%d slots", (int)out.need.gather_slots);
+    T_CHECK(out.stats[0].busy == 0 && out.stats[0].outdated == 0, "every prefetch finds a slot, and is used");
+}
+
+static void b14(int arg) { /* B14, B15, B17, row 37 */
+    gtp_case c = plain(2);
+    gtp_result out;
+    c.consumes = arg;
+    schedules(c, 20, &out);
+    T_CHECK(out.stats[0].acquires == 2 * (int64_t)arg * c.steps * c.micro * c.layers, "acquires");
+    T_CHECK(out.reported == (int64_t)arg * c.steps * c.micro * c.layers * c.experts, "%lld callbacks",
+            (long long)out.reported);
+}
+
+static void b16(int arg) {
+    gtp_case a = plain(2), b;
+    gtp_result out;
+    a.prefetch = arg;
+    b = a;
+    b.shuffled = 1;
+    same(&a, &b, &out);
+}
+
+static void b23(int arg) { /* a gather that nobody asked for is under way at the fence; row 42: and then outdated */
+    gtp_case a = plain(2), b;
+    gtp_result out;
+    (void)arg;
+    b = a;
+    b.stray = 1;
+    same(&a, &b, &out);
+    T_CHECK(out.stats[0].outdated > 0, "the stray prefetch is not used");
+}
+
+static void b30(int arg) { /* wire and main_grad, each in two dtypes */
+    gtp_case a = plain(4), b;
+    gtp_result out;
+    b = a;
+    b.wire = arg & 1 ? GMM_BF16 : GMM_F32;
+    b.main_grad = arg & 2 ? GMM_BF16 : GMM_F32;
+    same(&a, &b, &out);
+    T_CHECK(out.stats[0].reduced_bytes ==
+                (arg & 1 ? 2 : 4) * out.stats[0].submits * a.experts * 2 * a.cols * (a.ranks - 1), "bytes on the wire");
+}
+
+static void b31(int arg) { /* the algorithm that AUTO takes; one group call per bundle */
+    gtp_case a = plain(arg), b;
+    gtp_result out;
+    a.wire = GMM_BF16;
+    b = a;
+    b.reduction = arg == 2 ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
+    same(&a, &b, &out);
+    T_CHECK(out.groups == out.stats[0].gathers + out.stats[0].submits, "%lld groups", (long long)out.groups);
+    {
+        const size_t taken = out.need.reduce_bytes;
+        gtp_case_check(&a, &out);
+        T_CHECK(out.need.reduce_bytes == taken, "AUTO takes another algorithm");
+        a.wire = GMM_F32;
+        b = a;
+        b.reduction = GMM_GTP_REDUCE_SCATTER;
+        same(&a, &b, &out);
+        b.reduction = GMM_GTP_REDUCE_EXCHANGE;
+        same(&a, &b, &out); /* row 25 */
+    }
+}
+
+static void b44(int arg) {
+    gtp_case a = plain(4), b;
+    gtp_result out;
+    b = a;
+    if (arg) b.other_ids = 1;
+    else b.permuted = 1;
+    schedules(a, 6, &out);
+    schedules(b, 20, &out);
+}
+
+static void s4(int arg) {
+    gtp_case a = plain(2), b;
+    gtp_result out;
+    (void)arg;
+    a.wgrad_slots = 4;
+    b = a;
+    b.delayed = 1;
+    same(&a, &b, &out);
+    b.wgrad_slots = 2; /* too few for four gradients at a time: said, not overwritten */
+    b.seed = 5;
+    gtp_case_run(&b, &out);
+    T_CHECK(out.status[0] == GMM_E_STATE && strstr(out.text[0], "wgrad_slots"), "%s", out.text[0]);
+    T_CHECK(out.races == 0, "%s", out.race);
+}
+
+static void frozen(int bits) { /* S8, S9, row 39: a frozen head, a frozen predecessor, both */
+    gtp_case a = plain(2);
+    gtp_result out;
+    a.frozen = (unsigned)bits;
+    schedules(a, 20, &out);
+    a.wrap = 1;
+    a.prefetch = 2;
+    schedules(a, 20, &out);
+}
+
+static void zero_tokens(int rank) { /* row 30 */
+    gtp_case a = plain(4);
+    gtp_result out;
+    a.zero_rank = rank;
+    schedules(a, 20, &out);
+}
+
+static void turnaround(int arg) { /* heads and tails that need no gather of their own */
+    gtp_case c = plain(2);
+    gtp_result out;
+    int64_t exposed;
+    (void)arg;
+    c.steps = 1;
+    c.micro = 3;
+    gtp_case_check(&c, &out);
+    exposed = out.stats[0].exposed;
+    T_CHECK(exposed == 1, "%lld exposed: the very first alone, since heads are still there", (long long)exposed);
+    T_CHECK(out.stats[0].resident >= c.micro, "the tail of forward is the head of backward");
+    c.layers = 5; /* an odd number over two slots: the head of the next forward has to be gathered */
+    c.wrap = 1;
+    gtp_case_check(&c, &out);
+    T_CHECK(out.stats[0].exposed == 1, "%lld exposed", (long long)out.stats[0].exposed);
+}
+
+static void foreign(int arg) {
+    gtp_case a = plain(2), b;
+    gtp_result out;
+    (void)arg;
+    b = a;
+    b.foreign = 1;
+    b.two_streams = 1;
+    same(&a, &b, &out);
+}
+
+/* Everything at random. */
+static void random_schedules(int arg) {
+    gtp_result out;
+    (void)arg;
+    for (int i = 0; i < 500; i++) {
+        static const int layers[] = {1, 2, 4, 5};
+        gtp_case c = plain((int)t_int(1, 3));
+        c.layers = layers[t_int(0, 3)];
+        c.experts = (int)t_int(1, 2);
+        c.rows = (int)t_int(1, 7);
+        c.cols = (int)t_int(1, 3);
+        c.prefetch = (int)t_int(0, 3);
+        c.held = (int)t_int(0, 2);
+        c.steps = (int)t_int(1, 3);
+        c.micro = (int)t_int(1, 2);
+        c.consumes = t_int(0, 4) ? 1 : 3;
+        c.recompute = t_int(0, 2) ? 0 : (unsigned)t_int(0, 31);
+        c.frozen = t_int(0, 3) ? 0 : (unsigned)t_int(0, 31);
+        c.taller = t_int(0, 1) ? 0 : (unsigned)t_int(0, 31);
+        c.zero_rank = t_int(0, 4) ? 0 : (int)t_int(1, c.ranks);
+        c.delayed = c.consumes == 1 && t_int(0, 3) == 0;
+        c.wgrad_slots = c.delayed ? c.layers : (int)t_int(1, 3);
+        c.shuffled = t_int(0, 3) == 0;
+        c.unchained = t_int(0, 5) == 0;
+        c.wrap = !c.unchained && t_int(0, 1);
+        c.needy = (int)t_int(0, 1);
+        c.stray = t_int(0, 3) == 0;
+        c.two_streams = (int)t_int(0, 2);
+        c.foreign = t_int(0, 3) == 0;
+        c.permuted = (int)t_int(0, 1);
+        c.other_ids = (int)t_int(0, 1);
+        c.wire = t_int(0, 1) ? GMM_F32 : GMM_BF16;
+        c.main_grad = t_int(0, 1) ? GMM_F32 : GMM_BF16;
+        c.reduction = (gmm_gtp_reduction)t_int(0, 2);
+        c.synchronous = t_int(0, 5) == 0;
+        c.seed = t_rand();
+        gtp_case_check(&c, &out);
+    }
+}
+
+/* A thread per rank, all compute on the threads themselves. */
+static void threads(int arg) {
+    gtp_case a = plain(arg & 15), b;
+    gtp_result one, out;
+    gtp_case_check(&a, &one);
+    b = a;
+    b.threads = 1;
+    b.timeout_ms = 20000;
+    b.prefetch = 2;
+    for (int i = 0; i < 6; i++) {
+        b.seed = i ? t_rand() : 0;
+        gtp_case_check(&b, &out);
+        T_CHECK(out.hash == one.hash, "threads compute something else");
+    }
+}
+
+/* Every wait of rank 0 is left out in turn: the checker notices, whatever the schedule, unless the waits before it say
+   the same already. */
+static void mutation(int arg) {
+    gtp_case c = plain(2);
+    gtp_result whole, out;
+    int64_t needed = 0;
+    c.stray = 1;
+    c.steps = 2;
+    c.layers = 3;
+    c.two_streams = arg & 1;
+    c.prefetch = arg & 2 ? 2 : 1;
+    c.recompute = arg & 4 ? 5 : 0;
+    c.unchained = arg == 8;
+    gtp_case_check(&c, &whole);
+    T_CHECK(whole.waits < CASE_WAITS, "%lld waits", (long long)whole.waits);
+    for (c.drop_wait = 1; c.drop_wait <= whole.waits; c.drop_wait++) {
+        int64_t fired = 0;
+        needed += !whole.implied[c.drop_wait];
+        for (c.seed = 1; c.seed <= 3; c.seed++) {
+            gtp_case_run(&c, &out);
+            fired += out.races > 0;
+        }
+        T_CHECK(fired == (whole.implied[c.drop_wait] ? 0 : 3), "wait %d of %lld: %lld of 3 schedules show it, implied "
+                "%d", c.drop_wait, (long long)whole.waits, (long long)fired, whole.implied[c.drop_wait]);
+    }
+    T_CHECK(needed > whole.waits / 2, "%lld of %lld waits are needed", (long long)needed, (long long)whole.waits);
+    if (T.verbose) printf("%lld waits, %lld of them needed\n", (long long)whole.waits, (long long)needed);
+}
+
+/* A rank stops: the others say what and who, in time; the same with a thread for each. */
+static void stopped_rank(int arg) {
+    gtp_case c = plain(4);
+    gtp_result out;
+    int told = 0;
+    c.threads = arg;
+    c.timeout_ms = 150;
+    for (c.silent_rank = 1; c.silent_rank <= 4; c.silent_rank++) {
+        gtp_case_run(&c, &out);
+        T_CHECK(out.races == 0 && out.wrong == 0, "%s %s", out.race, out.first_wrong);
+        for (int i = 0; i < 4 && arg; i++) {
+            char peer[40];
+            if (i == c.silent_rank - 1) continue;
+            snprintf(peer, sizeof peer, "rank %d of 4", c.silent_rank - 1);
+            T_CHECK(out.status[i] == GMM_E_COMM, "rank %d: %s", i, gmm_status_name(out.status[i]));
+            T_CHECK(strstr(out.text[i], peer) && strstr(out.text[i], "'layer'"), "rank %d: %s", i, out.text[i]);
+            T_CHECK(strstr(out.text[i], "all_gather") || strstr(out.text[i], "reduce_scatter"), "%s", out.text[i]);
+            told++;
+        }
+        T_CHECK(arg || out.run == GMM_E_STATE, "%s", gmm_status_name(out.run));
+    }
+    T_CHECK(told == (arg ? 12 : 0), "%d", told);
+}
+
+/* Every collective call fails in turn: that rank's object is broken, the others are told, no memory is touched out of
+   order. */
+static void failed_call(int arg) {
+    gtp_case c = plain(2);
+    gtp_result whole, out;
+    c.steps = 2;
+    c.threads = arg;
+    c.timeout_ms = 5000;
+    gtp_case_check(&c, &whole);
+    for (c.fail_call = 1; c.fail_call <= whole.communications; c.fail_call += arg ? 7 : 1) {
+        c.seed = (uint64_t)c.fail_call;
+        gtp_case_run(&c, &out);
+        T_CHECK(out.status[0] == GMM_E_COMM && strstr(out.text[0], "'layer'"), "call %d: %s", c.fail_call, out.text[0]);
+        T_CHECK(out.status[1] == GMM_E_COMM || out.run == GMM_E_COMM, "the other rank is told: %s",
+                gmm_status_name(out.status[1]));
+        T_CHECK(out.races == 0 && out.wrong == 0, "%s %s", out.race, out.first_wrong);
+    }
+}
+
+void tests_gtp_order(void) {
+    static const char *const variants[] = {"", "two streams", "depth 2", "depth 2, two streams", "recompute",
+        "recompute, two streams", "recompute, depth 2", "all", "no chains"};
+    static const int sizes[] = {1, 2, 4, 8};
+    for (int i = 0; i < (int)T_COUNT(sizes); i++)
+        t_add_host(training, sizes[i], "gtp %sB6 row21 row27 row29 row46 training g=%d", sizes[i] == 1 ? "row66 " : "",
+                   sizes[i]);
+    for (int i = 0; i < 4; i++)
+        t_add_host(depths, i, "gtp row31 depths 0 to 3, g=%d%s", 2 + 2 * (i & 1), i & 2 ? ", two shapes" : "");
+    for (int i = 1; i <= 3; i += 2) t_add_host(synchronous, i, "gtp row32 B15 synchronous, consumed %d times", i);
+    t_add_host(b4, 0, "gtp B4 B18 two layers, their sums alone");
+    t_add_host(b7, 1, "gtp B7 row41 shards published by the callback");
+    t_add_host(b7, 2, "gtp B8 the same, further ahead");
+    t_add_host(b9, 0, "gtp B9 recompute asks nobody");
+    for (int i = 0; i < 2; i++) t_add_host(b10, i, "gtp B10 row35 recompute chain of other shapes, g=%d", 2 + 2 * i);
+    for (int i = 2; i < 4; i++) t_add_host(b10, i, "gtp B13 row36 recompute of a subset, g=%d", 2 + 2 * (i & 1));
+    for (int i = 1; i <= 4; i *= 2) t_add_host(two_readers, i, "gtp one slot, two readers, g=%d", i);
+    t_add_host(b11, 0, "gtp B11 row33 two equal neighbours");
+    for (int i = 1; i <= 2; i++) t_add_host(b12, i, "gtp B12 row34 %d slots for four bundles", i + 1);
+    t_add_host(b14, 3, "gtp B14 B17 row37 consumed three times");
+    for (int i = 0; i <= 2; i++) t_add_host(b16, i, "gtp B16 row38 backward in another order, depth %d", i);
+    t_add_host(b23, 0, "gtp B23 row42 row48 a fence over a gather that nobody wants");
+    for (int i = 0; i < 4; i++)
+        t_add_host(b30, i, "gtp B30 row28 wire %s, main_grad %s", i & 1 ? "bf16" : "f32", i & 2 ? "bf16" : "f32");
+    for (int i = 2; i <= 8; i *= 2) t_add_host(b31, i, "gtp B31 row25 reduction algorithms, g=%d", i);
+    t_add_host(b44, 0, "gtp B44 ranks in another order");
+    t_add_host(b44, 1, "gtp S12 ids differ from rank to rank");
+    t_add_host(s4, 0, "gtp S4 delayed gradients");
+    for (int i = 1; i <= 3; i++) t_add_host(frozen, i, "gtp S8 S9 row39 row40 frozen layers 0x%x", i);
+    t_add_host(frozen, 15, "gtp S8 all layers frozen");
+    for (int i = 1; i <= 4; i += 3) t_add_host(zero_tokens, i, "gtp row30 rank %d without tokens", i - 1);
+    t_add_host(turnaround, 0, "gtp turnaround, head and tail");
+    t_add_host(foreign, 0, "gtp gradients from other memory");
+    for (int i = 0; i < 20; i++) t_add_host(random_schedules, i, "gtp row43 500 random schedules, %d", i);
+    for (int i = 0; i < (int)T_COUNT(sizes); i++) t_add_host(threads, sizes[i], "gtp threads g=%d", sizes[i]);
+    for (int i = 0; i < (int)T_COUNT(variants); i++)
+        t_add_host(mutation, i, "gtp row44 B26 each wait left out%s%s", *variants[i] ? ", " : "", variants[i]);
+    t_add_host(stopped_rank, 0, "gtp a rank stops");
+    t_add_host(stopped_rank, 1, "gtp a rank stops, threads");
+    t_add_host(failed_call, 0, "gtp row70 each collective fails");
+    t_add_host(failed_call, 1, "gtp row70 each collective fails, threads");
+}

@@ -1,0 +1,1132 @@
+/* test_gtp_runtime.c - formats on the wire, scales, domains, graphs, failures and errors of the GTP runtime; row
+   numbers and defects are those of specs/gtp.md 11 and 9 */
+#include "test.h"
+
+#include "gmm_gtp.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MOST = 8, BUNDLES = 8 };
+
+typedef struct rank {
+    int index;
+    gmm_context *ctx;
+    gmm_runtime rt;
+    gmm_stream compute, side[4];
+    gmm_gtp *gtp;
+    int32_t domain[2], bundle[BUNDLES], weight[BUNDLES];
+    void *gather[2];
+    gmm_gtp_need need[2];
+    void *user;
+} rank;
+
+static struct world {
+    gmm_ranks *ranks;
+    int n;
+    rank r[MOST];
+    gmm_comm comm[3][MOST]; /* by rank: of all ranks twice, and of groups of two */
+} W;
+
+static void *aligned(size_t bytes, int byte) {
+    char *p = (char *)t_host(bytes + 512);
+    p += 256 - (size_t)((uintptr_t)p % 256);
+    return memset(p, byte, bytes);
+}
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
+    return x ^ (x >> 32);
+}
+
+/* A world of n ranks; the one before is taken down, whichever way its case ended. */
+static void open_world(int n, uint64_t seed, int timeout_ms) {
+    static const int32_t all[MOST] = {0, 1, 2, 3, 4, 5, 6, 7};
+    gmm_ranks_config c = GMM_ZERO;
+    gmm_error e = GMM_ZERO;
+    for (int i = 0; i < W.n; i++) {
+        (void)gmm_gtp_fini(W.r[i].gtp);
+        gmm_destroy(W.r[i].ctx);
+    }
+    gmm_ranks_destroy(W.ranks);
+    memset(&W, 0, sizeof W);
+    c.ranks = n;
+    c.seed = seed;
+    c.check_races = 1;
+    c.timeout_ms = timeout_ms;
+    T_OK_TEXT(gmm_ranks_create(&c, &W.ranks, &e), e.text);
+    for (int k = 0; k < 2; k++) T_OK_TEXT(gmm_ranks_comms(W.ranks, all, n, W.comm[k]), "");
+    for (int i = 0; i + 1 < n; i += 2) T_OK_TEXT(gmm_ranks_comms(W.ranks, all + i, 2, W.comm[2] + i), "");
+    for (int i = 0; i < n; i++) {
+        rank *r = &W.r[i];
+        gmm_config config = GMM_ZERO;
+        config.threads = 1;
+        r->index = i;
+        if (gmm_create(&r->ctx, &config, NULL)) abort();
+        W.n = i + 1;
+        T_OK_TEXT(gmm_ranks_runtime(W.ranks, i, &r->rt), "");
+        T_OK_TEXT(r->rt.stream_create(r->rt.self, 0, &r->compute), "");
+        for (int k = 0; k < 4; k++) T_OK_TEXT(r->rt.stream_create(r->rt.self, 0, &r->side[k]), "");
+    }
+}
+static void close_world(void) {
+    for (int i = 0; i < W.n; i++) T_CHECK(gmm_gtp_fini(W.r[i].gtp) == GMM_OK, "fini");
+    for (int i = 0; i < W.n; i++) W.r[i].gtp = NULL;
+    open_world(1, 0, 0);
+}
+
+#define GTP_OK(r, call) T_OK_TEXT(call, (r)->gtp ? gmm_gtp_last_error((r)->gtp) : "")
+#define GTP_REFUSED(r, want, call, ...) T_REFUSED_TEXT(want, call, gmm_gtp_last_error((r)->gtp), __VA_ARGS__)
+
+static gmm_gtp_config config_of(const rank *r) {
+    gmm_gtp_config c = GMM_ZERO;
+    c.domains = 2;
+    c.weights = 32;
+    c.bundles = BUNDLES;
+    c.chains = 4;
+    c.graphs = 4;
+    c.ctx = r->ctx;
+    c.runtime = &r->rt;
+    return c;
+}
+static void begin(rank *r, const gmm_gtp_config *config) {
+    gmm_error e = GMM_ZERO;
+    size_t bytes = 0;
+    void *memory;
+    T_OK_TEXT(gmm_gtp_query(config, &bytes, &e), e.text);
+    memory = aligned(bytes, 0xFF);
+    T_OK_TEXT(gmm_gtp_init(memory, bytes, config, &r->gtp, &e), e.text);
+}
+static gmm_gtp_domain domain_of(rank *r, int first_comm, int second_comm) {
+    gmm_gtp_domain d = GMM_ZERO;
+    d.gather = first_comm >= 0 ? &W.comm[first_comm][r->index] : NULL;
+    d.reduce = second_comm >= 0 ? &W.comm[second_comm][r->index] : NULL;
+    d.gather_stream = r->side[0];
+    d.reduce_stream = r->side[1];
+    return d;
+}
+static void bind(rank *r, int domains) {
+    GTP_OK(r, gmm_gtp_seal(r->gtp));
+    for (int i = 0; i < domains; i++) {
+        gmm_gtp_need *n = &r->need[i];
+        GTP_OK(r, gmm_gtp_memory_need(r->gtp, i, n));
+        r->gather[i] = n->gather_bytes ? aligned(n->gather_bytes, 0xFF) : NULL;
+        GTP_OK(r, gmm_gtp_bind(r->gtp, i, r->gather[i], n->gather_bytes,
+                               n->reduce_bytes ? aligned(n->reduce_bytes, 0xFF) : NULL, n->reduce_bytes));
+    }
+}
+static void finish(void) {
+    const char *race = "";
+    T_CHECK(gmm_ranks_run(W.ranks) == GMM_OK, "%s", gmm_ranks_error(W.ranks, 0));
+    T_CHECK(gmm_ranks_races(W.ranks, &race) == 0, "%s", race);
+}
+
+/* ----------------------------------------------------------------------------------------------------- Formats --- */
+
+typedef struct format { gmm_dtype dtype; gmm_scaling scaling; int64_t rows, cols; } format;
+
+static const format formats[] = {
+    {GMM_BF16, GMM_SCALING_NONE, 40, 7}, {GMM_F16, GMM_SCALING_NONE, 64, 3}, {GMM_F32, GMM_SCALING_NONE, 33, 5},
+    {GMM_E4M3, GMM_SCALING_TENSOR, 48, 24}, {GMM_E5M2, GMM_SCALING_TENSOR, 100, 16},
+    {GMM_E4M3, GMM_SCALING_128X128, 512, 128}, {GMM_E4M3, GMM_SCALING_128X128, 300, 256},
+    {GMM_E4M3, GMM_SCALING_1X128, 512, 128}, {GMM_E4M3, GMM_SCALING_1X128, 300, 640},
+    {GMM_E4M3, GMM_SCALING_MX32, 128, 64}, {GMM_E4M3, GMM_SCALING_MX32, 136, 96}, {GMM_E5M2, GMM_SCALING_MX32, 64, 128},
+    {GMM_E4M3, GMM_SCALING_MX32, 100, 192}, {GMM_E2M1, GMM_SCALING_MX32, 96, 64},
+    {GMM_E2M1, GMM_SCALING_NV16, 64, 64}, {GMM_E2M1, GMM_SCALING_NV16, 80, 96}, {GMM_E2M1, GMM_SCALING_NV16, 48, 128},
+    {GMM_E2M1, GMM_SCALING_NV16, 208, 192}};
+
+static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
+/* What rows [row0, row0 + rows) of a matrix of codes look like in storage, element by element: `data`, then scales. */
+static size_t render_data(const format *f, int columnwise, int64_t row0, int64_t rows, unsigned salt,
+                          unsigned char *to) {
+    const int bits = gmm_dtype_bits(f->dtype);
+    const int transposed = columnwise && f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_MX32;
+    const size_t bytes = (size_t)(rows * f->cols * bits / 8);
+    memset(to, 0, bytes);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < f->cols; j++) {
+            const int64_t at = transposed ? j * rows + i : i * f->cols + j;
+            const uint64_t code = mix((uint64_t)((row0 + i) * 4096 + j) * 4 + (uint64_t)columnwise + salt * 977u);
+            if (bits == 4) to[at / 2] = (unsigned char)(to[at / 2] | (code & 15) << (at % 2 * 4));
+            else memcpy(to + at * bits / 8, &code, (size_t)bits / 8);
+        }
+    return bytes;
+}
+static size_t render_scale(const format *f, int columnwise, int64_t row0, int64_t rows, unsigned salt,
+                           unsigned char *to) {
+    int64_t per_row = 1, per_col = 1, h, w; /* matrix rows and columns to a scale */
+    int by_rows = 1; /* scale rows follow matrix rows */
+    const int64_t size = f->scaling == GMM_SCALING_1X128 || f->scaling == GMM_SCALING_128X128 ? 4 : 1;
+    switch (f->scaling) {
+    case GMM_SCALING_1X128: by_rows = columnwise; *(columnwise ? &per_row : &per_col) = 128; break;
+    case GMM_SCALING_128X128: per_row = per_col = 128; break;
+    case GMM_SCALING_MX32: *(columnwise ? &per_row : &per_col) = 32; break;
+    case GMM_SCALING_NV16: by_rows = !columnwise; *(columnwise ? &per_row : &per_col) = 16; break;
+    default: return 0;
+    }
+    h = up(rows, per_row) / per_row;
+    w = up(f->cols, per_col) / per_col;
+    {
+        const int64_t a = by_rows ? h : w, b = by_rows ? w : h; /* extents in storage, then padded */
+        int64_t pa = a, pb = up(b, 4);
+        if (f->scaling == GMM_SCALING_MX32) {
+            pa = columnwise ? up(a, 4) : up(a, 128);
+            pb = columnwise ? up(b, 128) : up(b, 4);
+        } else if (f->scaling == GMM_SCALING_NV16) pa = up(a, 128);
+        memset(to, 0, (size_t)(pa * pb * size));
+        for (int64_t i = 0; i < a; i++)
+            for (int64_t j = 0; j < b; j++) {
+                const int64_t row = (by_rows ? i : j) + row0 / per_row, col = by_rows ? j : i;
+                const uint64_t code = mix((uint64_t)(row * 4096 + col) * 4 + 2 + (uint64_t)columnwise + salt * 131u);
+                memcpy(to + (i * pb + j) * size, &code, (size_t)size);
+            }
+        return (size_t)(pa * pb * size);
+    }
+}
+
+static gmm_shard shard_of(const format *f, int g, int rank) {
+    gmm_shard s = GMM_ZERO;
+    s.dtype = f->dtype;
+    s.scaling = f->scaling;
+    s.rows = f->rows;
+    s.cols = f->cols;
+    s.gtp_size = g;
+    s.gtp_rank = rank;
+    return s;
+}
+static void render_shards(const format *f, int g, int rank, unsigned salt, gmm_gtp_weight *w) {
+    const gmm_shard s = shard_of(f, g, rank);
+    gmm_shard_plan p = GMM_ZERO;
+    T_OK_TEXT(gmm_gtp_plan(&s, &p, NULL), "");
+    for (unsigned e = 0; e < 2; e++)
+        for (int c = 0; c < 2; c++) {
+            if (w[e].data[c])
+                T_CHECK(render_data(f, c, p.row0, p.shard_rows, e + salt, (unsigned char *)w[e].data[c]) ==
+                        (size_t)p.shard_data_bytes[c], "data bytes");
+            if (w[e].scale[c] && f->scaling != GMM_SCALING_TENSOR)
+                T_CHECK(render_scale(f, c, p.row0, p.shard_rows, e + salt, (unsigned char *)w[e].scale[c]) ==
+                        (size_t)p.shard_scale_bytes[c], "scale bytes");
+        }
+}
+
+/* Two weights of a format over g ranks: what arrives is the whole matrix as its layout has it, whatever was in the
+   buffers before, however often it is asked for, in alternating directions and after new shards were published. */
+static void transport(int arg) {
+    const format *f = &formats[arg % 64];
+    const int g = arg / 64;
+    open_world(g, (uint64_t)arg, 500);
+    for (int i = 0; i < g; i++) {
+        rank *r = &W.r[i];
+        const gmm_gtp_config config = config_of(r);
+        const gmm_gtp_domain d = domain_of(r, g > 1 ? 0 : -1, g > 1 ? 1 : -1);
+        gmm_gtp_weight w[2];
+        gmm_shard s;
+        gmm_shard_plan p = GMM_ZERO;
+        int32_t ids[2];
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        s = shard_of(f, g, i);
+        T_OK_TEXT(gmm_gtp_plan(&s, &p, NULL), "");
+        memset(w, 0, sizeof w);
+        r->user = t_host(2 * sizeof *w);
+        for (int e = 0; e < 2; e++) {
+            w[e].expert = e;
+            w[e].shard = &s;
+            w[e].name = e ? "second" : "first";
+            for (int c = 0; c < 2; c++) {
+                if (p.shard_data_bytes[c]) w[e].data[c] = t_host((size_t)p.shard_data_bytes[c]);
+                if (p.shard_scale_bytes[c]) w[e].scale[c] = t_host((size_t)p.shard_scale_bytes[c]);
+            }
+        }
+        render_shards(f, g, i, 0, w);
+        for (int e = 0; e < 2; e++) GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w[e], &ids[e]));
+        memcpy(r->user, w, sizeof w);
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], ids, 2, "bundle", &r->bundle[0]));
+        bind(r, 1);
+    }
+    for (int round = 0; round < 6; round++) {
+        const gmm_gtp_pass pass = round % 2 ? GMM_GTP_BACKWARD : GMM_GTP_FORWARD;
+        const int one_copy = f->scaling == GMM_SCALING_NONE || f->scaling == GMM_SCALING_TENSOR ||
+                             f->scaling == GMM_SCALING_128X128;
+        const int kind = pass == GMM_GTP_BACKWARD && !one_copy;
+        gmm_gtp_view v[MOST];
+        const unsigned salt = round >= 4 ? 7 : 0;
+        memset(v, 0, sizeof v);
+        for (int i = 0; i < g && round == 4; i++)
+            GTP_OK(&W.r[i], gmm_gtp_fence(W.r[i].gtp, GMM_GTP_ALL, W.r[i].compute));
+        if (round == 4) { /* new shards, in both directions */
+            const int32_t ids[2] = {0, 1};
+            finish();
+            for (int i = 0; i < g; i++) {
+                render_shards(f, g, i, 7, (gmm_gtp_weight *)W.r[i].user);
+                GTP_OK(&W.r[i], gmm_gtp_publish(W.r[i].gtp, ids, 2, W.r[i].compute));
+            }
+        }
+        for (int i = 0; i < g; i++) GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, 0, pass, W.r[i].compute, &v[i]));
+        finish();
+        for (int i = 0; i < g; i++) {
+            const int64_t unit = gmm_gtp_unit(f->scaling), padded = g > 1 ? up(f->rows, unit * g) : f->rows;
+            for (int e = 0; e < 2; e++) {
+                unsigned char *want = (unsigned char *)t_host((size_t)(up(padded, 128) * up(f->cols, 128) * 4));
+                size_t bytes = render_data(f, kind, 0, padded, (unsigned)e + salt, want);
+                const gmm_mat *m = &v[i].mat;
+                const int64_t bits = gmm_dtype_bits(f->dtype);
+                const unsigned char *data = m->table ? (unsigned char *)m->table[e]
+                                                     : (unsigned char *)m->data + e * m->group_stride * bits / 8;
+                const unsigned char *scale = m->scale_table ? (unsigned char *)m->scale_table[e] : NULL;
+                t_same("elements", data, want, bytes);
+                bytes = render_scale(f, kind, 0, padded, (unsigned)e + salt, want);
+                if (!m->scale_table && m->scale) scale = (unsigned char *)m->scale + (size_t)e * bytes;
+                if (bytes) t_same("scales", scale, want, bytes);
+                if (f->scaling == GMM_SCALING_TENSOR)
+                    T_CHECK(scale == (unsigned char *)((gmm_gtp_weight *)W.r[i].user)[e].scale[0], "the local scale");
+            }
+            T_CHECK(v[i].rows == f->rows && v[i].cols == f->cols && v[i].count == 2, "shape");
+            T_CHECK(v[i].version == (round >= 4), "version %lld", (long long)v[i].version);
+            GTP_OK(&W.r[i], gmm_gtp_release(W.r[i].gtp, 0, pass, W.r[i].compute));
+        }
+    }
+    close_world();
+}
+
+/* ------------------------------------------------------------------------------------- Scales, domains, amax --- */
+
+typedef struct fill_argument { float *to; const float *from; size_t count; } fill_argument;
+static gmm_status fill_run(const void *argument, gmm_stream stream) {
+    const fill_argument *a = (const fill_argument *)argument;
+    (void)stream;
+    memcpy(a->to, a->from, a->count * sizeof(float));
+    return GMM_OK;
+}
+static void give_floats(rank *r, void *to, const float *from, size_t count) {
+    gmm_work w = GMM_ZERO;
+    gmm_range range = GMM_ZERO;
+    fill_argument a;
+    a.to = (float *)to;
+    a.from = from;
+    a.count = count;
+    range.data = to;
+    range.bytes = count * sizeof(float);
+    range.writes = 1;
+    w.name = "gradient";
+    w.function = fill_run;
+    w.argument = &a;
+    w.argument_bytes = sizeof a;
+    w.ranges = &range;
+    w.range_count = 1;
+    T_OK_TEXT(r->rt.run(r->rt.self, &w, r->compute), "");
+}
+
+/* One weight of 12 x 5 in fp32 in each of the domains; main_grad starts as 0xFF bytes. */
+static void declare(rank *r, int domains, const gmm_gtp_domain *d, float **main_grad, gmm_shard_plan *plans) {
+    const gmm_gtp_config config = config_of(r);
+    memset(plans, 0, (size_t)domains * sizeof *plans);
+    begin(r, &config);
+    for (int k = 0; k < domains; k++) {
+        gmm_shard s = GMM_ZERO;
+        gmm_gtp_weight w = GMM_ZERO;
+        int32_t id;
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d[k], &r->domain[k]));
+        s.dtype = GMM_F32;
+        s.rows = 12;
+        s.cols = 5;
+        s.gtp_size = d[k].gather ? d[k].gather->size : 1;
+        s.gtp_rank = d[k].gather ? d[k].gather->rank : 0;
+        s.unit = 2;
+        T_OK_TEXT(gmm_gtp_plan(&s, &plans[k], NULL), "");
+        w.name = k ? "expert" : "dense";
+        w.shard = &s;
+        w.data[0] = aligned((size_t)plans[k].shard_data_bytes[0], 0);
+        w.main_grad = main_grad[k] = (float *)aligned((size_t)plans[k].shard_data_bytes[0], 0xFF);
+        w.main_grad_dtype = GMM_F32;
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id));
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[k], &id, 1, w.name, &r->bundle[k]));
+    }
+    bind(r, domains);
+}
+
+/* S1, row 59: a dense weight over four ranks, an expert over two of them, whose copies the caller adds up: both means
+   are those of data parallelism, since scales are said and never derived. Row 26, B33: other scales. */
+static void scales(int arg) {
+    static const float factor[] = {0.25f, 1.0f, 1.0f / 3, 0.0f};
+    float *main_grad[MOST][2], *gradient[MOST];
+    gmm_shard_plan plan[MOST][2];
+    const int g = arg == 2 ? 3 : 4, domains = arg == 2 ? 1 : 2;
+    open_world(g, 3 + (uint64_t)arg, 500);
+    for (int i = 0; i < g; i++) {
+        rank *r = &W.r[i];
+        gmm_gtp_domain d[2];
+        d[0] = domain_of(r, 0, 1);
+        d[1] = domain_of(r, 2, 2);
+        d[1].gather_stream = r->side[2];
+        d[1].reduce_stream = r->side[2];
+        declare(r, domains, d, main_grad[i], plan[i]);
+        gradient[i] = (float *)t_host(60 * sizeof(float));
+        for (int k = 0; k < 60; k++) gradient[i][k] = arg == 2 ? (float)t_real() : (float)t_int(-8, 8);
+    }
+    for (int i = 0; i < g; i++)
+        for (int k = 0; k < domains; k++) {
+            rank *r = &W.r[i];
+            gmm_gtp_view v = GMM_ZERO;
+            gmm_gtp_gradient in = GMM_ZERO;
+            GTP_OK(r, gmm_gtp_wgrad(r->gtp, r->bundle[k], r->compute, &v));
+            T_CHECK(v.mat.dtype == GMM_F32 && v.rows == 12 && v.cols == 5, "the buffer");
+            give_floats(r, v.mat.data, gradient[i], 60);
+            in.scale = factor[arg];
+            in.add = GMM_GTP_SET;
+            GTP_OK(r, gmm_gtp_submit(r->gtp, r->bundle[k], &in, r->compute));
+        }
+    finish();
+    for (int k = 0; k < domains; k++)
+        for (int64_t e = 0; e < 60; e++) {
+            double want = 0, got = 0;
+            for (int i = 0; i < g; i++) {
+                const int64_t at = e - plan[i][k].row0 * 5;
+                want += (double)gradient[i][e];
+                if (at >= 0 && at < plan[i][k].valid_rows * 5) got += (double)main_grad[i][k][at];
+            }
+            want *= (double)factor[arg];
+            T_CHECK(fabs(got - want) <= (arg == 2 ? 1e-6 : 0), "domain %d element %lld: %g, not %g", k, (long long)e,
+                    got, want);
+        }
+    close_world();
+}
+
+static void amax(int arg) { /* S2 */
+    static float values[2][3] = {{1, 5, 0}, {100, 2, 0}};
+    float *main_grad[2][2];
+    gmm_shard_plan plan[2][2];
+    (void)arg;
+    open_world(2, 9, 500);
+    for (int i = 0; i < 2; i++) {
+        const gmm_gtp_domain d = domain_of(&W.r[i], 0, 1);
+        values[i][0] = i ? 100 : 1;
+        values[i][1] = i ? 2 : 5;
+        declare(&W.r[i], 1, &d, main_grad[i], plan[i]);
+        GTP_OK(&W.r[i], gmm_gtp_amax(W.r[i].gtp, 0, values[i], 3, W.r[i].compute));
+    }
+    finish();
+    for (int i = 0; i < 2; i++)
+        T_CHECK(values[i][0] == 100 && values[i][1] == 5 && values[i][2] == 0, "rank %d", i);
+    GTP_REFUSED(&W.r[0], GMM_E_ARG, gmm_gtp_amax(W.r[0].gtp, 3, values[0], 3, NULL), "gmm_gtp_amax", "domain 3", NULL);
+    close_world();
+}
+
+/* ------------------------------------------------------------------------------------------------------ Graphs --- */
+
+enum { LAYERS = 4, SIDE = 12, ELEMENTS = SIDE * 4 };
+
+/* A model of four sharded layers and an unsharded one; what is read and added depends on a counter in memory. */
+typedef struct model {
+    float *shard[LAYERS + 1], *main_grad[LAYERS + 1];
+    gmm_shard_plan plan[LAYERS + 1];
+    int64_t *counter;           /* of micro-batches */
+    double *seen;               /* [2]: weighted sums of all that was read */
+    int64_t asked, reported;
+    int32_t forward, backward;  /* chains */
+} model;
+typedef struct step_argument { rank *r; gmm_mat mat; int layer, backward; } step_argument;
+
+static gmm_status look_run(const void *argument, gmm_stream stream) {
+    const step_argument *a = (const step_argument *)argument;
+    const model *m = (const model *)a->r->user;
+    const float *w = (const float *)(const void *)(a->mat.table ? (char *)a->mat.table[0] : (char *)a->mat.data);
+    (void)stream;
+    for (int i = 0; i < ELEMENTS; i++) m->seen[a->backward] += (double)(w[i] * (float)(i % 7 + a->layer + 1));
+    return GMM_OK;
+}
+static gmm_status grad_run(const void *argument, gmm_stream stream) {
+    const step_argument *a = (const step_argument *)argument;
+    const model *m = (const model *)a->r->user;
+    float *g = (float *)a->mat.data;
+    (void)stream;
+    for (int i = 0; i < ELEMENTS; i++)
+        g[i] = (float)((int)(mix((uint64_t)(i * 64 + a->layer * 8 + a->r->index) + (uint64_t)*m->counter * 4096) % 5) -
+                       2);
+    return GMM_OK;
+}
+static gmm_status count_run(const void *argument, gmm_stream stream) {
+    (void)stream;
+    ++*((const model *)((const step_argument *)argument)->r->user)->counter;
+    return GMM_OK;
+}
+static gmm_status update_run(const void *argument, gmm_stream stream) {
+    const model *m = (const model *)((const step_argument *)argument)->r->user;
+    (void)stream;
+    for (int l = 0; l <= LAYERS; l++)
+        for (int64_t i = 0; i < m->plan[l].valid_rows * 4; i++) m->shard[l][i] += m->main_grad[l][i];
+    return GMM_OK;
+}
+
+static void give(rank *r, gmm_status (*function)(const void *, gmm_stream), int layer, int backward, const gmm_mat *mat,
+                 int writes) {
+    model *m = (model *)r->user;
+    gmm_range ranges[2 * LAYERS + 3];
+    gmm_work w = GMM_ZERO;
+    step_argument a;
+    int n = 0;
+    memset(&a, 0, sizeof a);
+    memset(ranges, 0, sizeof ranges);
+    a.r = r;
+    a.layer = layer;
+    a.backward = backward;
+    if (mat) {
+        a.mat = *mat;
+        ranges[n].data = mat->table ? mat->table[0] : mat->data;
+        ranges[n].bytes = ELEMENTS * sizeof(float);
+        ranges[n++].writes = writes;
+    }
+    for (int l = 0; l <= LAYERS && function == update_run; l++) {
+        ranges[n].data = m->shard[l];
+        ranges[n].bytes = (size_t)(m->plan[l].shard_rows * 16);
+        ranges[n++].writes = 1;
+        ranges[n].data = m->main_grad[l];
+        ranges[n++].bytes = (size_t)(m->plan[l].shard_rows * 16);
+    }
+    ranges[n].data = m->counter;
+    ranges[n].bytes = sizeof *m->counter;
+    ranges[n++].writes = function == count_run;
+    w.name = "model";
+    w.function = function;
+    w.argument = &a;
+    w.argument_bytes = sizeof a;
+    w.ranges = ranges;
+    w.range_count = n;
+    T_OK_TEXT(r->rt.run(r->rt.self, &w, r->compute), "");
+}
+
+static void need(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count) {
+    (void)gtp;
+    (void)weights;
+    ((model *)((rank *)user)->user)->asked += count;
+}
+static void ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
+    (void)gtp;
+    (void)weights;
+    (void)stream;
+    ((model *)((rank *)user)->user)->reported += count;
+}
+
+static void model_make(rank *r, int captured, int wgrad_slots) {
+    model *m = (model *)t_host(sizeof *m);
+    gmm_gtp_config config = config_of(r);
+    gmm_gtp_domain d = domain_of(r, 0, 1), one = domain_of(r, -1, -1);
+    gmm_gtp_chain c = GMM_ZERO;
+    int32_t list[LAYERS + 1];
+    r->user = m;
+    m->counter = (int64_t *)t_host(sizeof(int64_t));
+    m->seen = (double *)t_host(2 * sizeof(double));
+    config.hooks.user = r;
+    config.hooks.need = need;
+    config.hooks.ready = ready;
+    begin(r, &config);
+    d.wgrad_slots = wgrad_slots;
+    one.reduce_stream = r->side[3];
+    GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+    GTP_OK(r, gmm_gtp_add_domain(r->gtp, &one, &r->domain[1]));
+    for (int l = 0; l <= LAYERS; l++) {
+        gmm_shard s = GMM_ZERO;
+        gmm_gtp_weight w = GMM_ZERO;
+        s.dtype = GMM_F32;
+        s.rows = SIDE;
+        s.cols = 4;
+        s.gtp_size = l < LAYERS ? W.n : 1;
+        s.gtp_rank = l < LAYERS ? r->index : 0;
+        s.unit = 4;
+        T_OK_TEXT(gmm_gtp_plan(&s, &m->plan[l], NULL), "");
+        m->shard[l] = (float *)aligned((size_t)(m->plan[l].shard_rows * 16), 0);
+        m->main_grad[l] = (float *)aligned((size_t)(m->plan[l].shard_rows * 16), 0);
+        for (int64_t i = 0; i < m->plan[l].valid_rows * 4; i++)
+            m->shard[l][i] = (float)((int)(mix((uint64_t)(m->plan[l].row0 * 4 + i) * 8 + (uint64_t)l) % 9) - 4);
+        w.name = "layer";
+        w.shard = &s;
+        w.data[0] = m->shard[l];
+        w.main_grad = m->main_grad[l];
+        w.main_grad_dtype = GMM_F32;
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[l]));
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[l == LAYERS], &r->weight[l], 1, "layer", &r->bundle[l]));
+    }
+    c.bundles = list;
+    c.count = LAYERS + 1;
+    c.prefetch = 1;
+    c.captured = captured;
+    for (int l = 0; l <= LAYERS; l++) list[l] = r->bundle[l];
+    GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, &m->forward));
+    c.pass = GMM_GTP_BACKWARD;
+    for (int l = 0; l <= LAYERS; l++) list[l] = r->bundle[LAYERS - l];
+    GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, &m->backward));
+    bind(r, 2);
+    GTP_OK(r, gmm_gtp_follow(r->gtp, m->forward, m->backward));
+}
+
+static void run_forward(rank *r) {
+    for (int l = 0; l <= LAYERS; l++) {
+        gmm_gtp_view v = GMM_ZERO;
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute, &v));
+        give(r, look_run, l, 0, &v.mat, 0);
+        GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute));
+    }
+}
+static void run_backward(rank *r) {
+    for (int l = LAYERS; l >= 0; l--) {
+        gmm_gtp_view v = GMM_ZERO, w = GMM_ZERO;
+        gmm_gtp_gradient g = GMM_ZERO;
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute, &v));
+        give(r, look_run, l, 1, &v.mat, 0);
+        GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute));
+        GTP_OK(r, gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &w));
+        give(r, grad_run, l, 1, &w.mat, 1);
+        g.scale = 1;
+        GTP_OK(r, gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute));
+    }
+}
+
+/* Three steps of three micro-batches: eagerly; in one graph; in a forward and a backward graph that hand a gather on;
+   or forward in a graph and backward not. What was read, added and reported is the same. */
+static void graphs(int arg) {
+    const int mode = arg % 4, g = arg / 4;
+    double seen[2][MOST][2];
+    float *sums[2][MOST];
+    for (int run = 0; run < 2; run++) {
+        gmm_ranks_graph *graph[MOST][2];
+        const int captured = run == 1 && mode > 0;
+        open_world(g, 77 + (uint64_t)arg, 500);
+        memset(graph, 0, sizeof graph);
+        for (int i = 0; i < g; i++) {
+            rank *r = &W.r[i];
+            model *m;
+            model_make(r, captured, 2);
+            m = (model *)r->user;
+            if (!captured) continue;
+            GTP_OK(r, gmm_gtp_dry_run(r->gtp, 1)); /* B21, B22: a warm-up leaves main_grad alone */
+            run_forward(r);
+            run_backward(r);
+            GTP_OK(r, gmm_gtp_dry_run(r->gtp, 0));
+            T_CHECK(m->asked == 0 && m->reported == 0, "a dry run calls nobody back");
+            GTP_OK(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
+        }
+        finish();
+        for (int i = 0; i < g && captured; i++) {
+            rank *r = &W.r[i];
+            model *m = (model *)r->user;
+            for (int l = 0; l <= LAYERS; l++)
+                for (int64_t k = 0; k < m->plan[l].shard_rows * 4; k++) T_CHECK(m->main_grad[l][k] == 0, "main_grad");
+            m->seen[0] = m->seen[1] = 0;
+            for (int part = 0; part < (mode == 1 ? 1 : 2); part++) {
+                int32_t id = -1;
+                T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, i, r->compute), gmm_ranks_error(W.ranks, i));
+                GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
+                T_CHECK(id == part, "graph %d", (int)id);
+                GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_publish(r->gtp, r->weight, 1, r->compute), "gmm_gtp_publish",
+                            NULL);
+                if (part == 0) run_forward(r);
+                if (part == 1 || mode == 1) run_backward(r);
+                GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
+                T_OK_TEXT(gmm_ranks_capture_end(W.ranks, i, r->compute, &graph[i][part]), gmm_ranks_error(W.ranks, i));
+            }
+            T_CHECK(m->asked == 0 && m->reported == 0, "a capture calls nobody back");
+        }
+        for (int step = 0; step < 3; step++) {
+            for (int micro = 0; micro < 3; micro++)
+                for (int i = 0; i < g; i++) {
+                    rank *r = &W.r[i];
+                    give(r, count_run, 0, 0, NULL, 1);
+                    for (int part = 0; part < 2; part++) {
+                        if (!captured || (mode == 3 && part == 1)) {
+                            if (part == 0) run_forward(r);
+                            else run_backward(r);
+                        } else if (graph[i][part]) {
+                            GTP_OK(r, gmm_gtp_pre_replay(r->gtp, part, r->compute));
+                            T_OK_TEXT(gmm_ranks_launch(graph[i][part], r->compute), gmm_ranks_error(W.ranks, i));
+                            GTP_OK(r, gmm_gtp_post_replay(r->gtp, part, r->compute));
+                        }
+                    }
+                }
+            for (int i = 0; i < g; i++) {
+                rank *r = &W.r[i];
+                GTP_OK(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
+                give(r, update_run, 0, 0, NULL, 1);
+                GTP_OK(r, gmm_gtp_publish(r->gtp, r->weight, LAYERS + 1, r->compute));
+            }
+        }
+        finish();
+        for (int i = 0; i < g; i++) {
+            model *m = (model *)W.r[i].user;
+            seen[run][i][0] = m->seen[0];
+            seen[run][i][1] = m->seen[1];
+            sums[run][i] = (float *)t_host(ELEMENTS * (LAYERS + 1) * sizeof(float));
+            for (int l = 0; l <= LAYERS; l++)
+                memcpy(sums[run][i] + l * ELEMENTS, m->main_grad[l], (size_t)(m->plan[l].valid_rows * 16));
+            T_CHECK(m->asked == 9 * (LAYERS + 1) && m->reported == 9 * (LAYERS + 1), "asked %lld, reported %lld",
+                    (long long)m->asked, (long long)m->reported);
+            for (int part = 0; part < 2; part++) gmm_ranks_graph_destroy(graph[i][part]);
+        }
+        close_world();
+    }
+    for (int i = 0; i < g; i++) {
+        T_CHECK(seen[0][i][0] == seen[1][i][0] && seen[0][i][1] == seen[1][i][1] && seen[0][i][0] != 0,
+                "rank %d read something else: %g %g, %g %g", i, seen[0][i][0], seen[1][i][0], seen[0][i][1],
+                seen[1][i][1]);
+        t_same("main_grad", sums[0][i], sums[1][i], ELEMENTS * (LAYERS + 1) * sizeof(float));
+    }
+}
+
+static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
+    rank *r;
+    int32_t id = -1;
+    gmm_gtp_view v = GMM_ZERO;
+    gmm_ranks_graph *graph = NULL;
+    (void)arg;
+    open_world(2, 0, 200);
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 2);
+    r = &W.r[0];
+    GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_capture_begin(r->gtp, r->compute, &id), "not capturing", NULL);
+    T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
+    GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_capture_begin(r->gtp, r->compute, &id), "graph 0", NULL);
+    GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_dry_run(r->gtp, 1), "gmm_gtp_dry_run", NULL);
+    GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_poll(r->gtp), "gmm_gtp_poll", NULL);
+    for (int l = 0; l < 2; l++) { /* gradients that the next graph submits: two slots hold two of them */
+        memset(&v, 0, sizeof v);
+        GTP_OK(r, gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &v));
+    }
+    memset(&v, 0, sizeof v);
+    GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_wgrad(r->gtp, r->bundle[2], r->compute, &v), "wgrad_slots", "'layer'", NULL);
+    GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
+    T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
+    gmm_ranks_graph_destroy(graph);
+
+    for (int i = 0; i < 2; i++) { /* B25: what a dry run leaves behind is said, and forgotten */
+        memset(&v, 0, sizeof v);
+        GTP_OK(&W.r[i], gmm_gtp_dry_run(W.r[i].gtp, 1));
+        GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute, &v));
+    }
+    for (int i = 0; i < 2; i++) {
+        GTP_REFUSED(&W.r[i], GMM_E_STATE, gmm_gtp_dry_run(W.r[i].gtp, 0), "gmm_gtp_dry_run", "'layer'", NULL);
+        memset(&v, 0, sizeof v);
+        GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute, &v));
+        GTP_OK(&W.r[i], gmm_gtp_release(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute));
+        GTP_OK(&W.r[i], gmm_gtp_wgrad(W.r[i].gtp, W.r[i].bundle[0], W.r[i].compute, &v));
+    }
+    finish();
+    close_world();
+
+    open_world(2, 0, 200); /* B27: a bundle of eager chains has no place in a graph */
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 0, 2);
+    r = &W.r[0];
+    T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
+    GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
+    memset(&v, 0, sizeof v);
+    GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_acquire(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute, &v), "'layer'",
+                NULL);
+    GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
+    T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
+    gmm_ranks_graph_destroy(graph);
+    close_world();
+}
+
+/* ----------------------------------------------------------------------------------------- Failures and errors --- */
+
+/* Without a thread that waits, poll finds what hangs; then nothing that is queued is done. */
+static void poll(int arg) {
+    float *main_grad[2][2];
+    gmm_shard_plan plan[2][2];
+    gmm_gtp_view v = GMM_ZERO;
+    gmm_status s = GMM_OK;
+    clock_t began = clock();
+    char text[512];
+    rank *r;
+    (void)arg;
+    open_world(2, 4, 10000);
+    for (int i = 0; i < 2; i++) {
+        const gmm_gtp_domain d = domain_of(&W.r[i], 0, 1);
+        declare(&W.r[i], 1, &d, main_grad[i], plan[i]);
+    }
+    r = &W.r[0];
+    GTP_OK(r, gmm_gtp_poll(r->gtp));
+    GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v));
+    (void)gmm_ranks_run(W.ranks);
+    while ((s = gmm_gtp_poll(r->gtp)) == GMM_OK && clock() - began < 20 * CLOCKS_PER_SEC) { }
+    T_CHECK(s == GMM_E_COMM, "%s", gmm_status_name(s));
+    T_CHECK(strstr(gmm_gtp_last_error(r->gtp), "all_gather") && strstr(gmm_gtp_last_error(r->gtp), "'dense'") &&
+            strstr(gmm_gtp_last_error(r->gtp), "rank 1 of 2"), "%s", gmm_gtp_last_error(r->gtp));
+    snprintf(text, sizeof text, "%s", gmm_gtp_last_error(r->gtp));
+    T_CHECK(gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute) == GMM_E_COMM, "broken for good");
+    T_CHECK(!strcmp(text, gmm_gtp_last_error(r->gtp)), "nothing is tried any more: %s", gmm_gtp_last_error(r->gtp));
+    memset(&v, 0, sizeof v);
+    r = &W.r[1]; /* the late rank is told too, and its copy arrives nowhere */
+    T_CHECK(gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v) == GMM_E_COMM, "the late rank");
+    (void)gmm_ranks_run(W.ranks);
+    for (int i = 0; i < 2; i++) t_bytes("gathered", W.r[i].gather[0], 0xFF, W.r[i].need[0].gather_bytes);
+    open_world(1, 0, 0);
+}
+
+static gmm_gtp_weight weight_of(const gmm_shard *s, int32_t expert, const char *name) {
+    gmm_gtp_weight w = GMM_ZERO;
+    gmm_shard_plan p = GMM_ZERO;
+    T_OK_TEXT(gmm_gtp_plan(s, &p, NULL), "");
+    w.shard = s;
+    w.expert = expert;
+    w.name = name;
+    w.data[0] = aligned((size_t)p.shard_data_bytes[0], 0);
+    w.main_grad = aligned((size_t)(p.shard_rows * p.local_cols * 4), 0);
+    w.main_grad_dtype = GMM_F32;
+    return w;
+}
+
+static void declarations(int arg) { /* B2, row 18 */
+    rank *r;
+    gmm_gtp_config config;
+    gmm_gtp_domain d;
+    gmm_shard s = GMM_ZERO;
+    gmm_gtp_weight w;
+    gmm_gtp_chain c = GMM_ZERO;
+    gmm_gtp_need n = GMM_ZERO;
+    gmm_gtp_view v = GMM_ZERO;
+    gmm_error e = GMM_ZERO;
+    int32_t id[6], domain, bundle, list[3];
+    size_t bytes = 0;
+    (void)arg;
+    open_world(2, 0, 100);
+    r = &W.r[0];
+    config = config_of(r);
+    T_OK_TEXT(gmm_gtp_query(&config, &bytes, &e), e.text);
+    {
+        char *memory = (char *)aligned(bytes, 0);
+        gmm_gtp *gtp;
+        T_REFUSED_TEXT(GMM_E_ALIGN, gmm_gtp_init(memory + 8, bytes, &config, &gtp, &e), e.text, "gmm_gtp_init", NULL);
+        T_REFUSED_TEXT(GMM_E_WORKSPACE, gmm_gtp_init(memory, bytes - 1, &config, &gtp, &e), e.text, "gmm_gtp_query",
+                       NULL);
+        config.ctx = NULL;
+        T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_init(memory, bytes, &config, &gtp, &e), e.text, "ctx", NULL);
+        config = config_of(r);
+        config.bundles = -1;
+        T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_query(&config, &bytes, &e), e.text, "-1 bundles", NULL);
+    }
+    config = config_of(r);
+    config.domains = 1;
+    begin(r, &config);
+    d = domain_of(r, 0, 2);
+    d.wire = GMM_F16;
+    GTP_REFUSED(r, GMM_E_DTYPE, gmm_gtp_add_domain(r->gtp, &d, &domain), "wire is f16", NULL);
+    d.wire = GMM_F32;
+    d.gather = NULL;
+    GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, &domain), "gather is NULL", NULL);
+    d = domain_of(r, 0, 1);
+    GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &domain));
+    GTP_REFUSED(r, GMM_E_WORKSPACE, gmm_gtp_add_domain(r->gtp, &d, &domain), "config->domains is 1", NULL);
+    s.dtype = GMM_BF16;
+    s.rows = 64;
+    s.cols = 8;
+    s.gtp_size = 2;
+    w = weight_of(&s, 0, "expert 0");
+    w.data[0] = NULL;
+    GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_weight(r->gtp, &w, &id[0]), "'expert 0'", "data[0]", NULL);
+    for (int i = 0; i < 3; i++) {
+        static const char *const names[] = {"expert 0", "expert 1", "expert 2"};
+        w = weight_of(&s, i, names[i]);
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id[i]));
+    }
+    w = weight_of(&s, 1, "second 1");
+    GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id[3]));
+    s.gtp_size = 4;
+    w = weight_of(&s, 0, "of four");
+    GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id[4]));
+    s.gtp_size = 2;
+    s.dtype = GMM_F16;
+    w = weight_of(&s, 0, "in f16");
+    GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id[5]));
+    list[0] = id[0];
+    list[1] = id[2];
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_bundle(r->gtp, domain, list, 2, "fc1", &bundle), "gap", "'expert 2'", NULL);
+    list[0] = id[1];
+    list[1] = id[3];
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_bundle(r->gtp, domain, list, 2, "fc1", &bundle), "both", "'second 1'", NULL);
+    list[0] = id[4];
+    GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_bundle(r->gtp, domain, list, 1, "fc1", &bundle), "shard 0 of 4", NULL);
+    list[0] = id[1];
+    list[1] = id[5];
+    GTP_REFUSED(r, GMM_E_DTYPE, gmm_gtp_add_bundle(r->gtp, domain, list, 2, "fc1", &bundle), "'in f16'", NULL);
+    list[0] = 99;
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_bundle(r->gtp, domain, list, 1, "fc1", &bundle), "99", NULL);
+    list[0] = id[2];
+    list[1] = id[0];
+    list[2] = id[1];
+    GTP_OK(r, gmm_gtp_add_bundle(r->gtp, domain, list, 3, "fc1", &bundle));
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_bundle(r->gtp, domain, list, 3, "fc2", &bundle), "bundle 'fc1' already",
+                NULL);
+    c.bundles = &bundle;
+    c.count = 1;
+    c.prefetch = 4;
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_chain(r->gtp, &c, &id[3]), "prefetch 4", NULL);
+    c.prefetch = 1;
+    GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, &id[3]));
+    GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_chain(r->gtp, &c, &id[3]), "already", NULL);
+    c.pass = GMM_GTP_BACKWARD;
+    c.captured = 1;
+    GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_chain(r->gtp, &c, &id[3]), "not captured", NULL);
+    GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_seal(r->gtp), "in no bundle", "'second 1'", NULL);
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_memory_need(r->gtp, 0, &n), "seal", NULL);
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_acquire(r->gtp, bundle, GMM_GTP_FORWARD, NULL, &v), "bind", NULL);
+    r->gtp = NULL;
+    close_world();
+}
+
+static void states(int arg) { /* row 45, B42: refused calls leave the state as it was */
+    float *main_grad[2][2];
+    gmm_shard_plan plan[2][2];
+    (void)arg;
+    open_world(2, 6, 500);
+    for (int i = 0; i < 2; i++) {
+        const gmm_gtp_domain d = domain_of(&W.r[i], 0, 1);
+        declare(&W.r[i], 1, &d, main_grad[i], plan[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        gmm_gtp_view v = GMM_ZERO;
+        gmm_gtp_gradient g = GMM_ZERO;
+        gmm_mat from = GMM_ZERO;
+        float *values = (float *)t_host(60 * sizeof(float));
+        g.scale = 1;
+        g.add = GMM_GTP_SET;
+        for (int k = 0; k < 60; k++) values[k] = (float)k;
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute), "not acquired", NULL);
+        GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_acquire(r->gtp, 1, GMM_GTP_FORWARD, r->compute, &v), "bundle 1", NULL);
+        GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_acquire(r->gtp, 0, (gmm_gtp_pass)7, r->compute, &v), "pass is 7", NULL);
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_RECOMPUTE, r->compute, &v), "recompute", NULL);
+        GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, NULL), "view", NULL);
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v));
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v), "acquired already",
+                    NULL);
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_BACKWARD, r->compute, &v)); /* another pass over the same slot */
+        GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute));
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute), "not acquired", NULL);
+        GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_BACKWARD, r->compute));
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "no buffer", NULL);
+        GTP_OK(r, gmm_gtp_wgrad(r->gtp, 0, r->compute, &v));
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_wgrad(r->gtp, 0, r->compute, &v), "submit it first", NULL);
+        g.zero = 1;
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "in use by 'dense'", NULL);
+        g.zero = 2;
+        GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "zero 2", NULL);
+        g.zero = 0;
+        g.add = (gmm_gtp_add)5;
+        GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "add 5", NULL);
+        g.add = GMM_GTP_SET;
+        give_floats(r, v.mat.data, values, 60);
+        GTP_OK(r, gmm_gtp_submit(r->gtp, 0, &g, r->compute));
+        from = gmm_mat_packed(GMM_E4M3, values);
+        g.from = &from;
+        GTP_REFUSED(r, GMM_E_DTYPE, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "e4m3", NULL);
+        from = gmm_mat_packed(GMM_F32, values);
+        from.ld = 4;
+        GTP_REFUSED(r, GMM_E_STRIDE, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "ld 4", NULL);
+        from = gmm_mat_packed(GMM_F32, NULL);
+        GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "neither", NULL);
+        GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_fence(r->gtp, 8, r->compute), "0x8", NULL);
+        GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_follow(r->gtp, 0, 0), "gmm_gtp_follow", NULL);
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_dry_run(r->gtp, 0), "not under way", NULL);
+        GTP_OK(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
+    }
+    finish();
+    for (int i = 0; i < 2; i++)
+        for (int64_t k = 0; k < plan[i][0].valid_rows * 5; k++)
+            T_CHECK(main_grad[i][0][k] == 2 * (float)(plan[i][0].row0 * 5 + k), "rank %d element %lld", i,
+                    (long long)k);
+    close_world();
+}
+
+/* A rank out of step is told from one that is late. */
+static void out_of_step(int arg) {
+    float *main_grad[2][2];
+    gmm_shard_plan plan[2][2];
+    (void)arg;
+    open_world(2, 0, 500);
+    for (int i = 0; i < 2; i++) {
+        const gmm_gtp_domain d = domain_of(&W.r[i], 0, -1); /* one communicator for both */
+        declare(&W.r[i], 1, &d, main_grad[i], plan[i]);
+    }
+    {
+        gmm_gtp_view v = GMM_ZERO;
+        gmm_gtp_gradient g = GMM_ZERO;
+        gmm_status s;
+        g.zero = 1;
+        GTP_OK(&W.r[0], gmm_gtp_acquire(W.r[0].gtp, 0, GMM_GTP_FORWARD, W.r[0].compute, &v));
+        s = gmm_gtp_submit(W.r[1].gtp, 0, &g, W.r[1].compute);
+        T_CHECK(s == GMM_E_COMM || gmm_ranks_run(W.ranks) == GMM_E_COMM, "%s", gmm_status_name(s));
+        T_CHECK(strstr(gmm_ranks_error(W.ranks, 0), "all_gather") &&
+                strstr(gmm_ranks_error(W.ranks, 0), "reduce_scatter"), "%s", gmm_ranks_error(W.ranks, 0));
+    }
+    open_world(1, 0, 0);
+}
+
+/* ----------------------------------------------------------------------------------------- Views in operations --- */
+
+/* Rows 19 and 20, S6: a linear layer and an expert MLP read acquired views, packed and in tables, and write gradient
+   views: bit for bit what they do with whole weights; main_grad is the sum of what each rank alone would get. */
+static void operations(int arg) {
+    enum { G = 2, HIDDEN = 24, FFN = 20, TOKENS = 17, EXPERTS = 3 };
+    const int g = arg;
+    const int64_t rows[2] = {2 * FFN, HIDDEN}, cols[2] = {HIDDEN, FFN};
+    uint16_t *whole[2], *x[G], *dy[G], *y[2][G], *dx[2][G];
+    float *dw[2][G], *main_grad[2][G][EXPERTS];
+    gmm_shard_plan plan[2][G];
+    int32_t sizes[EXPERTS] = {9, 0, 8};
+    gmm_mlp_config mc = GMM_ZERO;
+    memset(plan, 0, sizeof plan);
+    mc.hidden = HIDDEN;
+    mc.ffn = FFN;
+    mc.act.kind = GMM_ACT_SWIGLU;
+    for (int k = 0; k < 2; k++) {
+        whole[k] = (uint16_t *)t_host((size_t)(EXPERTS * rows[k] * cols[k]) * 2);
+        for (int64_t i = 0; i < EXPERTS * rows[k] * cols[k]; i++) whole[k][i] = gmm_f32_to_bf16((float)t_real());
+    }
+    open_world(g, 0, 2000);
+    for (int i = 0; i < g; i++) {
+        rank *r = &W.r[i];
+        const gmm_gtp_config config = config_of(r);
+        gmm_gtp_domain d = domain_of(r, g > 1 ? 0 : -1, g > 1 ? 1 : -1);
+        x[i] = (uint16_t *)t_host(TOKENS * HIDDEN * 2);
+        dy[i] = (uint16_t *)t_host(TOKENS * HIDDEN * 2);
+        for (int k = 0; k < TOKENS * HIDDEN; k++) {
+            x[i][k] = gmm_f32_to_bf16((float)t_real());
+            dy[i][k] = gmm_f32_to_bf16((float)t_real());
+        }
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        for (int k = 0; k < 2; k++) {
+            gmm_shard s = GMM_ZERO;
+            int32_t ids[EXPERTS];
+            s.dtype = GMM_BF16;
+            s.rows = rows[k];
+            s.cols = cols[k];
+            s.gtp_size = g;
+            s.gtp_rank = i;
+            for (int e = 0; e < EXPERTS; e++) {
+                gmm_gtp_weight w = weight_of(&s, e, "expert");
+                T_OK_TEXT(gmm_gtp_plan(&s, &plan[k][i], NULL), "");
+                memcpy(w.data[0], whole[k] + (e * rows[k] + plan[k][i].row0) * cols[k],
+                       (size_t)(plan[k][i].valid_rows * cols[k]) * 2);
+                main_grad[k][i][e] = (float *)w.main_grad;
+                GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &ids[e]));
+            }
+            GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], ids, EXPERTS, k ? "fc2" : "fc1", &r->bundle[k]));
+        }
+        bind(r, 1);
+    }
+    for (int way = 0; way < 2; way++) { /* with whole weights, with views */
+        gmm_gtp_view v[G][2], w[G][2];
+        memset(v, 0, sizeof v);
+        memset(w, 0, sizeof w);
+        for (int i = 0; i < g && way; i++) /* all ranks gather before one of them waits for it */
+            for (int k = 0; k < 2; k++) {
+                GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[k], GMM_GTP_FORWARD, W.r[i].compute,
+                                                &v[i][k]));
+                GTP_OK(&W.r[i], gmm_gtp_wgrad(W.r[i].gtp, W.r[i].bundle[k], W.r[i].compute, &w[i][k]));
+            }
+        finish();
+        for (int i = 0; i < g; i++) {
+            gmm_context *ctx = W.r[i].ctx;
+            gmm_groups groups = GMM_ZERO;
+            gmm_mat mx = gmm_mat_packed(GMM_BF16, x[i]), mdy = gmm_mat_packed(GMM_BF16, dy[i]), my, mdx, w1, w2, g1, g2;
+            gmm_mlp mlp = GMM_ZERO;
+            gmm_grad d1 = GMM_ZERO, d2 = GMM_ZERO;
+            gmm_linear lin = GMM_ZERO;
+            gmm_info info = GMM_ZERO;
+            void *saved, *work;
+            y[way][i] = (uint16_t *)t_host(TOKENS * (HIDDEN + 2 * FFN) * 2);
+            dx[way][i] = (uint16_t *)t_host(TOKENS * HIDDEN * 2);
+            for (int k = 0; k < 2 && !way; k++)
+                dw[k][i] = (float *)t_host((size_t)(EXPERTS * rows[k] * cols[k]) * sizeof(float));
+            my = gmm_mat_packed(GMM_BF16, y[way][i]);
+            mdx = gmm_mat_packed(GMM_BF16, dx[way][i]);
+            w1 = way ? v[i][0].mat : gmm_mat_packed(GMM_BF16, whole[0]);
+            w2 = way ? v[i][1].mat : gmm_mat_packed(GMM_BF16, whole[1]);
+            g1 = way ? w[i][0].mat : gmm_mat_packed(GMM_F32, dw[0][i]);
+            g2 = way ? w[i][1].mat : gmm_mat_packed(GMM_F32, dw[1][i]);
+            d1.mat = &g1;
+            d2.mat = &g2;
+            groups.count = EXPERTS;
+            groups.capacity = TOKENS;
+            groups.splits = sizes;
+            groups.dtype = GMM_I32;
+            mlp.config = &mc;
+            mlp.groups = &groups;
+            mlp.x = &mx;
+            mlp.w1 = &w1;
+            mlp.w2 = &w2;
+            mlp.y = &my;
+            mlp.dy = &mdy;
+            mlp.dx = &mdx;
+            mlp.dw1 = &d1;
+            mlp.dw2 = &d2;
+            T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &mlp, &info), gmm_last_error(ctx));
+            saved = aligned(info.saved_bytes, 0);
+            mlp.saved = saved;
+            mlp.saved_bytes = info.saved_bytes;
+            work = aligned(info.workspace_bytes, 0);
+            T_OK_TEXT(gmm_mlp_fwd(ctx, &mlp, work, info.workspace_bytes, NULL), gmm_last_error(ctx));
+            T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &mlp, &info), gmm_last_error(ctx));
+            work = aligned(info.workspace_bytes, 0);
+            T_OK_TEXT(gmm_mlp_bwd(ctx, &mlp, work, info.workspace_bytes, NULL), gmm_last_error(ctx));
+            my = gmm_mat_packed(GMM_BF16, y[way][i] + TOKENS * HIDDEN);
+            lin.groups = &groups;
+            lin.in_features = HIDDEN;
+            lin.out_features = 2 * FFN;
+            lin.x = &mx;
+            lin.w = &w1;
+            lin.y = &my;
+            T_OK_TEXT(gmm_linear_query(ctx, GMM_OP_LINEAR_FWD, &lin, &info), gmm_last_error(ctx));
+            work = aligned(info.workspace_bytes, 0);
+            T_OK_TEXT(gmm_linear_fwd(ctx, &lin, work, info.workspace_bytes, NULL), gmm_last_error(ctx));
+        }
+        for (int i = 0; i < g && way; i++)
+            for (int k = 0; k < 2; k++) {
+                gmm_gtp_gradient in = GMM_ZERO;
+                in.scale = 1;
+                in.add = GMM_GTP_SET;
+                GTP_OK(&W.r[i], gmm_gtp_release(W.r[i].gtp, W.r[i].bundle[k], GMM_GTP_FORWARD, W.r[i].compute));
+                GTP_OK(&W.r[i], gmm_gtp_submit(W.r[i].gtp, W.r[i].bundle[k], &in, W.r[i].compute));
+            }
+    }
+    finish();
+    for (int i = 0; i < g; i++) {
+        t_same("y", y[0][i], y[1][i], TOKENS * (HIDDEN + 2 * FFN) * 2);
+        t_same("dx", dx[0][i], dx[1][i], TOKENS * HIDDEN * 2);
+        for (int k = 0; k < 2; k++)
+            for (int e = 0; e < EXPERTS; e++)
+                for (int64_t n = 0; n < plan[k][i].valid_rows * cols[k]; n++) {
+                    const int64_t at = (e * rows[k] + plan[k][i].row0) * cols[k] + n;
+                    const float want = g == 1 ? dw[k][0][at] : dw[k][0][at] + dw[k][g - 1][at];
+                    T_CHECK(main_grad[k][i][e][n] == want, "fc%d expert %d: %g, not %g", k + 1, e,
+                            (double)main_grad[k][i][e][n], (double)want);
+                }
+    }
+    close_world();
+}
+
+void tests_gtp_runtime(void) {
+    static const int sizes[] = {1, 2, 4};
+    static const char *const modes[] = {"none", "one graph", "two graphs", "a graph, then none"};
+    for (int i = 0; i < (int)T_COUNT(formats); i++)
+        for (int k = 0; k < 3; k++)
+            t_add_host(transport, sizes[k] * 64 + i, "gtp row7 row14 B1 B3 B39 S3 gather %s %s %lld x %lld g=%d",
+                       gmm_dtype_name(formats[i].dtype), gmm_scaling_name(formats[i].scaling),
+                       (long long)formats[i].rows, (long long)formats[i].cols, sizes[k]);
+    for (int i = 0; i < 4; i++) t_add_host(scales, i, "gtp %s scale %d", i ? "B33 row26" : "S1 row59", i);
+    t_add_host(amax, 0, "gtp S2 amax of all shards");
+    for (int k = 1; k < 3; k++)
+        for (int i = 1; i < 4; i++)
+            t_add_host(graphs, sizes[k] * 4 + i, "gtp B21 B22 B28 S10 row50 row52 %s g=%d", modes[i], sizes[k]);
+    t_add_host(capture_rules, 0, "gtp B24 B25 B27 row51 capture rules");
+    t_add_host(poll, 0, "gtp poll finds what hangs");
+    t_add_host(declarations, 0, "gtp B2 row18 declarations");
+    t_add_host(states, 0, "gtp B42 row45 states");
+    t_add_host(out_of_step, 0, "gtp ranks out of step");
+    for (int i = 1; i <= 2; i++) t_add_host(operations, i, "gtp S6 row19 row20 views in operations g=%d", i);
+}

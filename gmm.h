@@ -1366,16 +1366,6 @@ static GMM__UNUSED gmm_status gmm__refuse(gmm__call *call, gmm_status status, co
                      call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
 }
 
-/* Copies a descriptor that opens with struct_size. Returns 0 if the caller's is newer than this version. */
-static int gmm__copy_sized(void *to, size_t size, const void *from) {
-    uint32_t given;
-    memcpy(&given, from, sizeof given);
-    if (given > size) return 0;
-    memset(to, 0, size);
-    memcpy(to, from, given ? given : size);
-    return 1;
-}
-
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *to, size_t size,
                                         const void *from) {
     uint32_t given;
@@ -1508,7 +1498,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                            gmm_scaling_name(m->scaling));
     if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX))
         return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", (unsigned)m->flags);
-    if (m->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", (int)m->reserved);
+    if (m->hadamard) return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0", (unsigned)m->hadamard);
     if (m->ld == 0) m->ld = cols;
     if (m->ld < cols)
         return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= the %lld columns", (long long)m->ld,

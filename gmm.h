@@ -18,11 +18,12 @@
  *     gmm_linear_fwd(ctx, &lin, workspace, info.workspace_bytes, NULL);
  *
  * CONTENTS
- *     1  Version, context, errors      6  Weight-gradient decisions     11  Runtime
- *     2  Operations, options, queries  7  Routing                       12  Checkpoints
- *     3  Grouped linear                8  Permute, unpermute            13  Implementation
- *     4  Activation                    9  Pad, GLU interleave           14  Implementation: checkpoints
- *     5  Expert MLP                   10  Small operations              15  Licence
+ *     1  Version, context, errors      6  Weight-gradient decisions     11  Quantization
+ *     2  Operations, options, queries  7  Routing                       12  Runtime
+ *     3  Grouped linear                8  Permute, unpermute            13  Checkpoints
+ *     4  Activation                    9  Pad, GLU interleave           14  Implementation
+ *     5  Expert MLP                   10  Small operations              15  Implementation: checkpoints
+ *                                                                       16  Licence
  *
  * CONFIGURATION (beside gmm_quant.h's; define where GMM_IMPLEMENTATION is)
  *     GMM_NO_CUBLASLT        under nvcc: leaves out the CUBLASLT engine, so that nothing links with -lcublasLt
@@ -745,6 +746,121 @@ GMMDEF gmm_status gmm_convert_query(gmm_context *ctx, const gmm_conversion *conv
 GMMDEF gmm_status gmm_convert(gmm_context *ctx, const gmm_conversion *conversion, void *workspace,
                               size_t workspace_bytes, gmm_stream stream);
 
+/* ------------------------------------------------------------------------------------------- 11 Quantization --- */
+
+/* Formats, recipes, storage and the order of scales: gmm_quant.h, sections 6 to 8.
+   Every operation here takes either activations, split over groups (`groups` set; count and rows 0), or `count`
+   matrices of fixed extents, such as weights (groups NULL). Any row count per group is taken: columnwise copies of
+   activations are padded inside their own buffers, which gmm_layout_of_groups sizes; those of matrices have the size
+   of gmm_layout_of. A group's bits depend on its own rows alone, but for the amax that a caller reduces. */
+
+/* A quantized copy over existing memory, as `format` describes it. amax: NV16, and TENSOR where it is wanted. */
+static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction direction, void *data, void *scale,
+                                        float *amax) {
+    gmm_mat m = GMM_ZERO;
+    m.dtype = format->dtype;
+    m.scaling = format->scaling;
+    m.scale_order = format->order;
+    if (format->row_amax) m.flags |= (uint32_t)GMM_MAT_ROW_AMAX;
+    if (format->e4m3_256) m.flags |= (uint32_t)GMM_MAT_E4M3_256;
+    m.hadamard = direction == GMM_COLUMNWISE ? format->hadamard : 0;
+    m.data = data;
+    m.scale = scale;
+    m.amax = amax;
+    return m;
+}
+
+/* What a call does. The amax of a tensor that ranks share is reduced (MAX) by the caller between AMAX and CAST. */
+typedef enum gmm_quant_phase {
+    GMM_QUANT_ALL = 0,
+    GMM_QUANT_AMAX = 1, /* TENSOR (not delayed) and NV16 by group: writes the amax of the copies, nothing else */
+    GMM_QUANT_CAST = 2, /* reads it */
+    GMM_QUANT_PHASE_MAX = 0x7fffffff
+} gmm_quant_phase;
+
+/* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
+   dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
+   Values are multiplied by fp32 scales and rounded once; the arithmetic is gmm_quant.h's. amax ignores NaN.
+   Aliasing: none. */
+typedef struct gmm_quantization {
+    uint32_t struct_size;
+    int32_t count;            /* matrices, >= 1; 0 with groups */
+    int64_t rows;             /* of each matrix; 0 with groups */
+    int64_t cols;             /* >= 1 */
+    const gmm_groups *groups; /* NULL: fixed extents. tail concerns the elements of copies that are not padded */
+    const gmm_options *options;
+    const gmm_format *format;
+    gmm_quant_phase phase;
+    int32_t first_group;      /* stochastic: what group 0 is to gmm_draw_block, so that one group can be redone */
+    const gmm_mat *src;
+    const gmm_mat *rowwise;   /* NULL = not wanted. amax: TENSOR [G], only raised if delayed; NV16 [G] or [T] */
+    const gmm_mat *columnwise;
+    const gmm_grad *db;       /* column sums of src, as gmm_linear_bgrad makes them; with groups; NULL = not wanted */
+    const int32_t *skip;      /* context memory, read when the call runs: not 0 leaves everything as it is. NULL = go */
+    const float *scale;       /* delayed: quantization scales, fp32, context memory; NULL = ones */
+    const uint64_t *random;   /* stochastic: {seed, offset}, context memory; the caller advances the offset */
+} gmm_quantization;
+
+/* Engine and workspace of GMM_OP_QUANTIZE or GMM_OP_REQUANTIZE.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization, gmm_info *info);
+
+/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros. An empty group has
+   scale 1 (TENSOR) and amax 0.
+   Stream, graph: enqueued; capturable, replay with other sizes, skip, scale and random is right.
+   Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
+GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
+                               size_t workspace_bytes, gmm_stream stream);
+
+/* Copies made from a quantized ROWWISE copy instead of the source: a second, lossy rounding of its fp32 values.
+   Stream, graph, errors: as gmm_quantize. */
+GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream);
+
+/* dst = the values of a copy, in the order of the source: code times scale in fp32, one rounding at the store. A copy
+   that a Hadamard transform went into gives the transformed values.
+   Shapes: dst [T, cols] or count x [rows, cols].  dtypes: dst F32, F16 or BF16.  Aliasing: none. */
+typedef struct gmm_dequantization {
+    uint32_t struct_size;
+    int32_t count;
+    int64_t rows, cols;
+    const gmm_groups *groups;
+    const gmm_options *options;
+    gmm_direction direction;  /* of src */
+    int32_t reserved;         /* 0 */
+    const gmm_mat *src;
+    const gmm_mat *dst;
+} gmm_dequantization;
+
+/* Engine and workspace of GMM_OP_DEQUANTIZE.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info);
+
+/* Dequantizes. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *dequantization, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream);
+
+/* Delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one dtype:
+   gmm_delayed_scale on each. history[0] is where gmm_quantize recorded the amaxes.
+   Shapes: history [length][slots], scale [slots]; fp32, context memory, initially zeros and ones. */
+typedef struct gmm_scale_update {
+    uint32_t struct_size;
+    int32_t slots;            /* >= 0 */
+    int32_t history_length;   /* >= 1 */
+    int32_t margin, most_recent; /* as in gmm_recipe */
+    gmm_dtype dtype;          /* E4M3 or E5M2 */
+    const gmm_options *options;
+    float *history;
+    float *scale;
+    void *user;
+    /* Called first, on the calling thread: enqueues the maximum of history[0] over ranks, in place. NULL = none. Ranks
+       must hold the same experts in the same slots. */
+    gmm_status (*reduce)(void *user, float *amax, int32_t slots, gmm_stream stream);
+} gmm_scale_update;
+
+/* Updates. No workspace.  Stream, graph: enqueued; capturable if the callback is.
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA; the
+       callback's. */
+GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
+
 /* --------------------------------------------------------------------------------------------------- 11 Runtime --- */
 
 typedef struct CUevent_st *gmm_event; /* a cudaEvent_t; in a CPU context an object of this library */
@@ -1310,6 +1426,8 @@ typedef struct gmm__call {
     gmm_mat mat[GMM__ROLES];
     gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
     int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
+    int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
+    gmm_format format;
     union {
         gmm_linear linear;
         gmm_activation act;
@@ -1320,6 +1438,9 @@ typedef struct gmm__call {
         gmm_glu glu;
         gmm_accumulation sum;
         gmm_conversion convert;
+        gmm_quantization quant;
+        gmm_dequantization dequant;
+        gmm_scale_update update;
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
@@ -1539,6 +1660,78 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                                    (long long)g, m->table[g], gmm_dtype_name(m->dtype));
         }
     }
+    return GMM_OK;
+}
+
+/* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */
+static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                              int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+    gmm_mat *m = &call->mat[role];
+    gmm_layout l = GMM_ZERO;
+    gmm_error why = GMM_ZERO;
+    gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
+    int64_t size, all, g;
+    int nv;
+    if (s != GMM_OK) return s;
+    if (m->scaling == GMM_SCALING_NONE)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
+    s = matrices == 0 ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order, direction, call->groups.count, rows,
+                                             cols, &l, &why)
+                      : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &why);
+    if (s != GMM_OK) return gmm__refuse(call, s, argument, "%s", why.text);
+    nv = m->scaling == GMM_SCALING_NV16;
+    if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX | GMM_MAT_E4M3_256))
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", (unsigned)m->flags);
+    if ((m->flags & (uint32_t)GMM_MAT_E4M3_256 && !nv) ||
+        (m->flags & (uint32_t)GMM_MAT_ROW_AMAX && (!nv || direction != GMM_ROWWISE)))
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x do not belong to a %s copy with scaling %s",
+                           (unsigned)m->flags, direction == GMM_ROWWISE ? "rowwise" : "columnwise",
+                           gmm_scaling_name(m->scaling));
+    if (m->hadamard && (!nv || direction == GMM_ROWWISE || (m->hadamard & ~0xFFFF) != GMM_HADAMARD))
+        return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0, or GMM_HADAMARD and sign bits in a "
+                           "columnwise nv16 copy", (unsigned)m->hadamard);
+    if (m->ld == 0) m->ld = l.data_cols;
+    if (m->ld < l.data_cols || (m->dtype == GMM_E2M1 && m->ld % 2))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= %lld%s", (long long)m->ld,
+                           (long long)l.data_cols, m->dtype == GMM_E2M1 ? " and even" : "");
+    if (!gmm__mul(l.data_rows, m->ld, &size))
+        return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld rows of ld %lld do not fit 64 bits",
+                           (long long)l.data_rows, (long long)m->ld);
+    if (m->group_stride && (matrices == 0 || m->table))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld is for packed matrices",
+                           (long long)m->group_stride);
+    if (m->group_stride == 0 && matrices > 0 && !m->table) m->group_stride = size;
+    if (m->group_stride && (m->group_stride < (l.data_rows > 0 ? (l.data_rows - 1) * m->ld + l.data_cols : 0) ||
+                            (m->dtype == GMM_E2M1 && m->group_stride % 2)))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld must be >= %lld elements%s",
+                           (long long)m->group_stride, (long long)((l.data_rows - 1) * m->ld + l.data_cols),
+                           m->dtype == GMM_E2M1 ? " and even" : "");
+    if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &all) || !gmm__mul(matrices, l.scale_bytes, &all)))
+        return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld matrices at stride %lld do not fit 64 bits",
+                           (long long)matrices, (long long)m->group_stride);
+    if ((m->data && m->table) || (m->scale && m->scale_table))
+        return gmm__refuse(call, GMM_E_ARG, argument, "has both an address and a table of elements or scales");
+    if (matrices == 0 && (m->table || m->scale_table))
+        return gmm__refuse(call, GMM_E_ARG, argument, "is one matrix and takes data and scale, not tables");
+    if (call->query) return GMM_OK;
+    if (!m->table != !m->scale_table)
+        return gmm__refuse(call, GMM_E_ARG, argument, "table and scale_table come together");
+    if (l.data_bytes > 0 && ((!m->data && !m->table) || (!m->scale && !m->scale_table)))
+        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s", m->data || m->table ? "scale"
+                           : "data", (long long)rows, (long long)cols, gmm_dtype_name(m->dtype));
+    if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale % 4)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "scale %p is not aligned to 4 bytes", m->scale);
+    if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "table %p or scale_table %p is not aligned to pointers",
+                           (const void *)m->table, (const void *)m->scale_table);
+    if (nv && !m->amax) return gmm__refuse(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
+    if ((uintptr_t)m->amax % 4)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "amax %p is not aligned to 4 bytes", (const void *)m->amax);
+    if (m->table && (call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
+        for (g = 0; g < matrices; g++)
+            if (l.data_bytes > 0 && (!m->table[g] || !m->scale_table[g]))
+                return gmm__refuse(call, GMM_E_NULL, argument, "table[%lld] or scale_table[%lld] is NULL", (long long)g,
+                                   (long long)g);
     return GMM_OK;
 }
 
@@ -2033,6 +2226,7 @@ typedef struct gmm__cpu_linear {
     const gmm__cpu_tile *tile;
     const int64_t *offsets; /* [G + 1] rows */
     const int64_t *starts;  /* [G + 1] row blocks before each group */
+    const float *row_scale; /* bias gradient; NULL = ones */
     void *scratch;
     int64_t col_blocks, row_blocks;
 } gmm__cpu_linear;
@@ -2162,7 +2356,7 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
     const gmm__call *call = job->call;
     const gmm_mat *dy = &call->mat[GMM__DY], *db = &call->mat[GMM__DB];
     const gmm_grad *grad = &call->grad[GMM__DB];
-    const float *scale = call->d.linear.row_scale;
+    const float *scale = job->row_scale;
     const int64_t g = index / job->col_blocks, c0 = index % job->col_blocks * GMM__CHUNK;
     const int64_t n = gmm__min_i64(call->out - c0, GMM__CHUNK);
     const float beta = gmm__grad_beta(grad, g);
@@ -2202,6 +2396,17 @@ static void gmm__cpu_row_scale_task(const void *arg, int64_t index, int32_t thre
     }
 }
 
+/* db of a call from its dy. */
+static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const float *row_scale) {
+    gmm__cpu_linear job;
+    memset(&job, 0, sizeof job);
+    job.call = call;
+    job.offsets = offsets;
+    job.row_scale = row_scale;
+    job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
+    gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks, gmm__cpu_bgrad_task, &job);
+}
+
 static int gmm__cpu_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__PART_OFFSETS, ((size_t)call->groups.count + 1) * sizeof(int64_t));
     return 1;
@@ -2217,9 +2422,7 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
-    if (call->mat[GMM__DB].dtype != GMM_NONE)
-        gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks, gmm__cpu_bgrad_task, &job);
+    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.row_scale);
     if (call->d.linear.d_row_scale) {
         gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), gmm__cpu_row_scale_task, &job);
         if (call->groups.tail == GMM_TAIL_ZERO)
@@ -4593,6 +4796,624 @@ static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stre
     return GMM_OK;
 }
 
+/* ......................................................................................... 12.9a Quantization ... */
+
+/* The rows that a quantizing call covers: groups of a split, or matrices of fixed extents. */
+static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
+                                  int64_t cols) {
+    gmm_status s;
+    int64_t all;
+    if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
+    call->in = call->out = cols;
+    if (groups) {
+        if (count || rows)
+            return gmm__refuse(call, GMM_E_ARG, "count", "%d and rows %lld must be 0 with groups", (int)count,
+                               (long long)rows);
+        s = gmm__read_groups(call, groups);
+        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld cols=%lld", (int)call->groups.count,
+                       (long long)call->rows, (long long)cols);
+        return s;
+    }
+    (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld", (int)count, (long long)rows,
+                   (long long)cols);
+    if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", (int)count);
+    if (rows < 1) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 1 without groups", (long long)rows);
+    if (!gmm__mul(gmm_group_rows(rows), count, &all))
+        return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", (int)count,
+                           (long long)rows);
+    call->rows = rows;
+    call->units = count;
+    return GMM_OK;
+}
+static int gmm__grouped(const gmm__call *call) { return call->units == 0; }
+static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? call->groups.count : call->units; }
+/* The largest number of strips of GMM_TILE rows. */
+static int64_t gmm__strips(const gmm__call *call) {
+    return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
+                              : call->units * gmm__ceil_div(call->rows, GMM_TILE);
+}
+
+/* Reads a destination and holds it against the format. */
+static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                 gmm_direction direction) {
+    const gmm_format *f = &call->format;
+    gmm_status s;
+    gmm_mat want;
+    if (!mat) {
+        memset(&call->mat[role], 0, sizeof call->mat[role]);
+        return GMM_OK;
+    }
+    s = gmm__read_quant(call, role, argument, mat, call->units, call->rows, call->in, direction);
+    if (s != GMM_OK) return s;
+    want = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
+    mat = &call->mat[role];
+    if (mat->dtype != want.dtype || mat->scaling != want.scaling || mat->scale_order != want.scale_order)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s %s order %d must be the format's %s %s order %d",
+                           gmm_dtype_name(mat->dtype), gmm_scaling_name(mat->scaling), (int)mat->scale_order,
+                           gmm_dtype_name(want.dtype), gmm_scaling_name(want.scaling), (int)want.scale_order);
+    if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != want.flags || mat->hadamard != want.hadamard)
+        return gmm__refuse(call, GMM_E_CONFIG, argument, "flags 0x%x and hadamard 0x%x must be the format's 0x%x and "
+                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, (unsigned)want.flags,
+                           (unsigned)want.hadamard);
+    return GMM_OK;
+}
+
+static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                        const gmm_quantization *quantization, int query) {
+    gmm_quantization *d = &call->d.quant;
+    gmm_format *f = &call->format;
+    gmm_status s = gmm__open(call, ctx, op, function, query);
+    gmm_error why = GMM_ZERO;
+    int by_group;
+    if (s != GMM_OK || (s = gmm__read(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
+    if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no quantizing operation", (int)op);
+    if ((s = gmm__read_options(call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read(call, "format", f, sizeof *f, d->format)) != GMM_OK)
+        return s;
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(call, s, "format", "%s", why.text);
+    if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format", "dtype: none asks for no copy");
+    by_group = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
+               (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+    if (d->phase < GMM_QUANT_ALL || d->phase > GMM_QUANT_CAST || (d->phase != GMM_QUANT_ALL && !by_group))
+        return gmm__refuse(call, GMM_E_CONFIG, "phase", "%d must be 0, or 1 or 2 with scaling tensor (not delayed) or "
+                           "nv16 by group", (int)d->phase);
+    if (d->first_group < 0 || (d->first_group && !f->stochastic))
+        return gmm__refuse(call, GMM_E_ARG, "first_group", "%d must be 0, or above with stochastic rounding",
+                           (int)d->first_group);
+    if (!d->rowwise && !d->columnwise)
+        return gmm__refuse(call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+    if (f->row_amax && d->columnwise)
+        return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
+    if (op == GMM_OP_REQUANTIZE)
+        s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE);
+    else
+        s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, call->units, call->rows, call->in, GMM__FLOATS);
+    if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
+        (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
+        return s;
+    if (f->hadamard && d->columnwise && call->mat[GMM__DY].dtype != GMM_BF16)
+        return gmm__refuse(call, GMM_E_DTYPE, "src", "dtype %s must be bf16, which the Hadamard transform wants",
+                           gmm_dtype_name(call->mat[GMM__DY].dtype));
+    if (d->db) {
+        if (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE || d->phase == GMM_QUANT_AMAX)
+            return gmm__refuse(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and not with phase amax");
+        if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 1, 1, call->in)) != GMM_OK) return s;
+    }
+    if (!query && d->phase != GMM_QUANT_ALL && f->scaling == GMM_SCALING_TENSOR &&
+        ((d->rowwise && !call->mat[GMM__Y].amax) || (d->columnwise && !call->mat[GMM__DX].amax)))
+        return gmm__refuse(call, GMM_E_NULL, d->rowwise && !call->mat[GMM__Y].amax ? "rowwise" : "columnwise",
+                           "lacks amax, which phase %d is about", (int)d->phase);
+    if (!query && f->stochastic && (!d->random || (uintptr_t)d->random % 8))
+        return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
+                           "aligned, for stochastic rounding", (const void *)d->random);
+    if ((s = gmm__check_array(call, "skip", d->skip, 0, 1)) != GMM_OK) return s;
+    return gmm__check_array(call, "scale", d->scale, 0, gmm__units(call));
+}
+
+GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization,
+                                     gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__quantize_prepare(&call, ctx, op, "gmm_quantize_query", quantization, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
+                               size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__quantize_prepare(&call, ctx, GMM_OP_QUANTIZE, "gmm_quantize", quantization, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__quantize_prepare(&call, ctx, GMM_OP_REQUANTIZE, "gmm_requantize", quantization, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                          const gmm_dequantization *dequantization, int query) {
+    gmm_dequantization *d = &call->d.dequant;
+    gmm_status s = gmm__open(call, ctx, GMM_OP_DEQUANTIZE, function, query);
+    if (s != GMM_OK || (s = gmm__read(call, "dequantization", d, sizeof *d, dequantization)) != GMM_OK ||
+        (s = gmm__read_options(call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK)
+        return s;
+    if (d->direction != GMM_ROWWISE && d->direction != GMM_COLUMNWISE)
+        return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
+                           (int)d->direction);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if ((s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, d->direction)) != GMM_OK)
+        return s;
+    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, call->units, call->rows, call->in, GMM__FLOATS);
+}
+
+GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__dequantize_prepare(&call, ctx, "gmm_dequantize_query", dequantization, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *dequantization, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__dequantize_prepare(&call, ctx, "gmm_dequantize", dequantization, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream) {
+    gmm__call call;
+    gmm__plan plan;
+    gmm_scale_update *d = &call.d.update;
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_SCALE_UPDATE, "gmm_update_scales", 0);
+    if (s != GMM_OK || (s = gmm__read(&call, "update", d, sizeof *d, update)) != GMM_OK ||
+        (s = gmm__read_options(&call, d->options)) != GMM_OK)
+        return s;
+    if (d->slots < 0) return gmm__refuse(&call, GMM_E_ARG, "slots", "%d must be >= 0", (int)d->slots);
+    if (d->history_length < 1)
+        return gmm__refuse(&call, GMM_E_ARG, "history_length", "%d must be >= 1", (int)d->history_length);
+    if (d->margin < 0 || d->margin > 63)
+        return gmm__refuse(&call, GMM_E_ARG, "margin", "%d must be 0 to 63", (int)d->margin);
+    if (d->most_recent & ~1)
+        return gmm__refuse(&call, GMM_E_ARG, "most_recent", "%d must be 0 or 1", (int)d->most_recent);
+    if (d->dtype != GMM_E4M3 && d->dtype != GMM_E5M2)
+        return gmm__refuse(&call, GMM_E_DTYPE, "dtype", "%s must be e4m3 or e5m2", gmm_dtype_name(d->dtype));
+    if ((s = gmm__check_array(&call, "history", d->history, 1, d->slots)) != GMM_OK ||
+        (s = gmm__check_array(&call, "scale", d->scale, 1, d->slots)) != GMM_OK ||
+        (s = gmm__select(&call, &plan)) != GMM_OK)
+        return s;
+    if (d->reduce && (s = d->reduce(d->user, d->history, d->slots, stream)) != GMM_OK)
+        return gmm__refuse(&call, s, "reduce", "gave %s", gmm_status_name(s));
+    return gmm__serve(&call, NULL, NULL, 0, stream);
+}
+
+/* --- CPU engine: tiles of 128 rows of one group or matrix by 128 columns --- */
+
+enum {
+    GMM__QUANT_OFFSETS, GMM__QUANT_STARTS, /* [units + 1] rows of the source, and padded rows */
+    GMM__QUANT_AMAX,                       /* [2][units]: of the rowwise and of the columnwise copy */
+    GMM__QUANT_STRIPS,                     /* [2][strips]: the same by strip */
+    GMM__QUANT_LINES, GMM__QUANT_COLUMNS,  /* amax by row (ROW, row_amax) and by column (ROW) */
+    GMM__QUANT_SCRATCH
+};
+
+typedef struct gmm__quant_scratch {
+    float x[GMM_TILE * GMM_TILE], xt[GMM_TILE * GMM_TILE];
+    uint32_t scale[GMM_TILE * GMM_TILE_BLOCKS];
+    uint8_t code[GMM_TILE * GMM_TILE];
+} gmm__quant_scratch;
+
+typedef struct gmm__quant_job {
+    const gmm__call *call;
+    const int64_t *offsets, *starts;
+    float *amax[2], *strips[2], *lines, *columns;
+    gmm__quant_scratch *scratch;
+    int64_t units, strip_count, col_tiles;
+} gmm__quant_job;
+
+/* A strip: rows [row, row + m) of a unit, which has `rows`. */
+typedef struct gmm__strip { int64_t unit, row, m, rows; } gmm__strip;
+
+static gmm__strip gmm__strip_of(const gmm__quant_job *job, int64_t index) {
+    gmm__strip s;
+    s.unit = gmm__cpu_find(job->starts, job->units, index * GMM_TILE);
+    s.row = index * GMM_TILE - job->starts[s.unit];
+    s.rows = job->offsets[s.unit + 1] - job->offsets[s.unit];
+    s.m = gmm__min_i64(s.rows - s.row, GMM_TILE);
+    return s;
+}
+/* Unit u of a copy. */
+static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, gmm_direction direction, int64_t u) {
+    const int grouped = gmm__grouped(job->call);
+    return gmm__qview_of(m, direction, grouped, u, grouped ? job->offsets[u] : 0, grouped ? job->starts[u] : 0,
+                         job->offsets[u + 1] - job->offsets[u], job->call->in);
+}
+
+/* n values of line l of a copy from element a: codes times factors (gmm__qview_factor). */
+static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *to) {
+    const int64_t width = gmm_block_along(v->scaling) ? gmm_block_along(v->scaling) : v->along;
+    const int fixed = !whole && v->scaling != GMM_SCALING_MX32 && v->scaling != GMM_SCALING_NV16;
+    const uint8_t *from = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);
+    const int64_t step = v->apart ? v->ld : 1;
+    int64_t i, end, done;
+    if (v->dtype == GMM_E4M3)
+        for (i = 0; i < n; i++) to[i] = gmm_e4m3_to_f32(from[(a + i) * step]);
+    else if (v->dtype == GMM_E5M2)
+        for (i = 0; i < n; i++) to[i] = gmm_e5m2_to_f32(from[(a + i) * step]);
+    else
+        for (i = 0; i < n; i++) to[i] = gmm_e2m1_to_f32(gmm__qview_code(v, l, a + i));
+    if (fixed) return;
+    for (done = 0; done < n; done = end) {
+        const int64_t j = (a + done) / width;
+        const float factor = gmm__qview_factor(v, l, j, whole);
+        end = gmm__min_i64((j + 1) * width - a, n);
+        for (i = done; i < end; i++) to[i] = gmm__qview_value(to[i], factor);
+    }
+}
+
+/* Rows of the source as fp32, whichever it is. */
+static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
+                            float *to) {
+    const gmm_mat *m = &job->call->mat[GMM__DY];
+    const int grouped = gmm__grouped(job->call);
+    if (m->scaling == GMM_SCALING_NONE) {
+        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col), to,
+                      n);
+    } else {
+        const gmm__qview v = gmm__quant_view(job, m, GMM_ROWWISE, s->unit);
+        gmm__qview_load(&v, row, col, n, 1, to);
+    }
+}
+
+/* A tile of a strip, zeros where the strip or the columns end. */
+static void gmm__quant_tile_load(const gmm__quant_job *job, const gmm__strip *s, int64_t col, int64_t n, float *x) {
+    int64_t r;
+    memset(x, 0, sizeof(float) * GMM_TILE * GMM_TILE);
+    for (r = 0; r < s->m; r++) gmm__quant_load(job, s, s->row + r, col, n, x + r * GMM_TILE);
+}
+/* The same as lines of columns, transformed if the columnwise copy is. */
+static void gmm__quant_tile_turn(const gmm_format *f, const float *x, int64_t n, float *xt) {
+    int64_t r, c;
+    for (c = 0; c < n; c++) {
+        for (r = 0; r < GMM_TILE; r++) xt[c * GMM_TILE + r] = x[r * GMM_TILE + c];
+        if (f->hadamard)
+            for (r = 0; r < GMM_TILE; r += 16) gmm_hadamard16(xt + c * GMM_TILE + r, (uint32_t)f->hadamard & 0xFFFFu);
+    }
+}
+static uint32_t gmm__quant_amax(const float *x, int64_t n, uint32_t amax) {
+    int64_t i;
+    for (i = 0; i < n; i++) amax = gmm_amax_bits(amax, x[i]);
+    return amax;
+}
+
+/* Amax of a strip, for both copies; and of its rows. */
+static void gmm__quant_strip_amax(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const gmm__call *call = job->call;
+    const gmm_format *f = &call->format;
+    const gmm__strip s = gmm__strip_of(job, index);
+    gmm__quant_scratch *w = &job->scratch[thread];
+    uint32_t line[GMM_TILE] = { 0 }, all = 0, turned = 0;
+    int64_t r, c0;
+    for (c0 = 0; c0 < call->in; c0 += GMM_TILE) {
+        const int64_t n = gmm__min_i64(call->in - c0, GMM_TILE);
+        gmm__quant_tile_load(job, &s, c0, n, w->x);
+        for (r = 0; r < s.m; r++) line[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, line[r]);
+        if (f->hadamard && call->mat[GMM__DX].dtype != GMM_NONE) {
+            gmm__quant_tile_turn(f, w->x, n, w->xt);
+            turned = gmm__quant_amax(w->xt, n * GMM_TILE, turned);
+        }
+    }
+    for (r = 0; r < s.m; r++) {
+        if (line[r] > all) all = line[r];
+        if (job->lines)
+            job->lines[(gmm__grouped(call) ? job->offsets[s.unit] : s.unit * s.rows) + s.row + r] =
+                gmm_f32_from_bits(line[r]);
+    }
+    job->strips[0][index] = gmm_f32_from_bits(all);
+    job->strips[1][index] = gmm_f32_from_bits(f->hadamard ? turned : all);
+}
+
+/* Amax of up to 128 columns of one unit. */
+static void gmm__quant_column_amax(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const int64_t u = index / job->col_tiles, c0 = index % job->col_tiles * GMM_TILE;
+    const int64_t n = gmm__min_i64(job->call->in - c0, GMM_TILE), rows = job->offsets[u + 1] - job->offsets[u];
+    uint32_t amax[GMM_TILE] = { 0 };
+    float x[GMM_TILE];
+    gmm__strip s;
+    int64_t r, c;
+    (void)thread;
+    s.unit = u;
+    for (r = 0; r < rows; r++) {
+        gmm__quant_load(job, &s, r, c0, n, x);
+        for (c = 0; c < n; c++) amax[c] = gmm_amax_bits(amax[c], x[c]);
+    }
+    for (c = 0; c < n; c++) job->columns[u * job->call->in + c0 + c] = gmm_f32_from_bits(amax[c]);
+}
+
+/* Stores codes of a tile, and the scales of its blocks with the padding behind them. Lines l0 on, elements a0 on. */
+static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_t lines, int64_t data_lines,
+                             int64_t along, const gmm__quant_scratch *w) {
+    const int width = gmm_block_along(v->scaling);
+    int64_t l, a, j;
+    for (l = 0; l < data_lines && !v->apart; l++) {
+        const uint8_t *code = w->code + l * GMM_TILE;
+        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
+        if (v->dtype != GMM_E2M1) memcpy(to, code, (size_t)along);
+        else for (a = 0; a < along; a += 2) to[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
+    }
+    for (a = 0; a < along && v->apart; a++) {
+        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
+        if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) to[l] = w->code[l * GMM_TILE + a];
+        else
+            for (l = 0; l < lines; l += 2)
+                to[l / 2] = (uint8_t)(w->code[l * GMM_TILE + a] | w->code[(l + 1) * GMM_TILE + a] << 4);
+    }
+    if (width == 128) {
+        float *scale = (float *)(void *)v->scale;
+        if (v->scaling == GMM_SCALING_128X128) {
+            const int64_t first = a0 / 128, used = gmm__ceil_div(v->along, 128), end = gmm__round_up(used, 4);
+            scale[gmm__qview_scale(v, l0, first)] = gmm_f32_from_bits(w->scale[0]);
+            if (first + 1 == used)
+                for (j = used; j < end; j++) scale[gmm__qview_scale(v, l0, j)] = 0.0f;
+        } else
+            for (l = 0; l < gmm__min_i64(GMM_TILE, gmm__round_up(v->lines, 4) - l0); l++)
+                scale[gmm__qview_scale(v, l0 + l, a0 / 128)] =
+                    l < lines ? gmm_f32_from_bits(w->scale[l * GMM_TILE_BLOCKS]) : 0.0f;
+    } else if (width) {
+        const int64_t first = a0 / width, used = gmm__ceil_div(v->along, width), end = gmm__round_up(used, 4);
+        for (l = 0; l < GMM_TILE; l++)
+            for (j = 0; j < gmm__min_i64(GMM_TILE / width, end - first); j++)
+                v->scale[gmm__qview_scale(v, l0 + l, first + j)] =
+                    l < lines && first + j < used ? (uint8_t)w->scale[l * GMM_TILE_BLOCKS + j] : (uint8_t)0;
+    }
+}
+
+/* One tile: loaded once, quantized along its rows, its columns or both. */
+static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const gmm__call *call = job->call;
+    const gmm_format *f = &call->format;
+    const gmm_quantization *d = &call->d.quant;
+    const gmm_mat *rowwise = &call->mat[GMM__Y], *columnwise = &call->mat[GMM__DX];
+    const int grouped = gmm__grouped(call), width = gmm_block_along(f->scaling);
+    const gmm__strip s = gmm__strip_of(job, index / job->col_tiles);
+    const int64_t c0 = index % job->col_tiles * GMM_TILE, n = gmm__min_i64(call->in - c0, GMM_TILE);
+    gmm__quant_scratch *w = &job->scratch[thread];
+    gmm_tile t = GMM_ZERO;
+
+    gmm__quant_tile_load(job, &s, c0, n, w->x);
+    t.format = f;
+    t.source = call->mat[GMM__DY].scaling == GMM_SCALING_NONE ? call->mat[GMM__DY].dtype : GMM_F32;
+    t.scale = d->scale ? d->scale[s.unit] : 1.0f;
+    t.group = d->first_group + s.unit;
+    if (f->stochastic) {
+        t.seed = d->random[0];
+        t.offset = d->random[1];
+    }
+    if (rowwise->dtype != GMM_NONE) {
+        const gmm__qview v = gmm__quant_view(job, rowwise, GMM_ROWWISE, s.unit);
+        memset(w->code, 0, sizeof w->code);
+        memset(w->scale, 0, sizeof w->scale);
+        t.direction = GMM_ROWWISE;
+        t.lines = (int)s.m;
+        t.along = (int)n;
+        t.x = w->x;
+        t.amax_per_line = job->lines != NULL;
+        t.amax = job->lines ? job->lines + (grouped ? job->offsets[s.unit] : s.unit * s.rows) + s.row
+                            : job->amax[0] + s.unit;
+        t.blocks_per_line = width ? gmm__ceil_div(call->in, width) : 1;
+        t.first_block = s.row * t.blocks_per_line + (width ? c0 / width : 0);
+        gmm_quantize_tile(&t, w->code, w->scale);
+        gmm__quant_store(&v, s.row, c0, s.m, s.m, n, w);
+        if (f->scaling == GMM_SCALING_ROW && c0 == 0) {
+            int64_t r;
+            for (r = 0; r < s.m; r++)
+                ((float *)(void *)v.scale)[s.row + r] = gmm_f32_from_bits(w->scale[r * GMM_TILE_BLOCKS]);
+        }
+    }
+    if (columnwise->dtype != GMM_NONE) {
+        const gmm__qview v = gmm__quant_view(job, columnwise, GMM_COLUMNWISE, s.unit);
+        /* a padded copy holds whole tiles: zeros, or what the transform makes of rows beside them */
+        const int64_t along = grouped ? (int64_t)GMM_TILE : s.m;
+        memset(w->code, 0, sizeof w->code);
+        memset(w->scale, 0, sizeof w->scale);
+        gmm__quant_tile_turn(f, w->x, n, w->xt);
+        t.direction = GMM_COLUMNWISE;
+        t.lines = (int)n;
+        t.along = (int)along;
+        t.x = w->xt;
+        t.amax_per_line = job->columns != NULL;
+        t.amax = job->columns ? job->columns + s.unit * call->in + c0 : job->amax[1] + s.unit;
+        t.blocks_per_line = width ? gmm__ceil_div(s.rows, width) : 1;
+        t.first_block = c0 * t.blocks_per_line + (width ? s.row / width : 0);
+        gmm_quantize_tile(&t, w->code, w->scale);
+        gmm__quant_store(&v, c0, s.row, n, n, v.apart ? s.m : along, w);
+    }
+}
+
+static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
+    const gmm_format *f = &call->format;
+    const size_t units = (size_t)gmm__units(call), strips = (size_t)gmm__strips(call);
+    const size_t rows = (size_t)(gmm__grouped(call) ? call->rows : call->units * call->rows);
+    const int by_row = f->scaling == GMM_SCALING_ROW;
+    gmm__reserve(plan, GMM__QUANT_OFFSETS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_STARTS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_AMAX, 2 * units * sizeof(float));
+    gmm__reserve(plan, GMM__QUANT_STRIPS, 2 * strips * sizeof(float));
+    gmm__reserve(plan, GMM__QUANT_LINES, by_row || f->row_amax ? rows * sizeof(float) : 0);
+    gmm__reserve(plan, GMM__QUANT_COLUMNS, by_row ? units * (size_t)call->in * sizeof(float) : 0);
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    return 1;
+}
+static int gmm__cpu_plan_requantize(const gmm__call *call, gmm__plan *plan) {
+    return gmm__cpu_plan_quantize(call, plan);
+}
+
+/* Offsets of the units: rows of the source, and padded rows. Returns the live rows of a split. */
+static int64_t gmm__quant_offsets(const gmm__call *call, int64_t *offsets, int64_t *starts) {
+    const int64_t units = gmm__units(call);
+    int64_t u, live = 0;
+    if (gmm__grouped(call)) live = gmm__cpu_offsets(&call->groups, offsets);
+    else for (u = 0; u <= units; u++) offsets[u] = u * call->rows;
+    starts[0] = 0;
+    for (u = 0; u < units; u++) starts[u + 1] = starts[u] + gmm_group_rows(offsets[u + 1] - offsets[u]);
+    return live;
+}
+
+/* Zeroes the elements of an unpadded copy past the live rows. */
+static void gmm__quant_tail(const gmm_mat *m, int64_t live, int64_t rows, int64_t cols) {
+    int64_t r;
+    for (r = live; r < rows; r++)
+        if (m->dtype == GMM_E2M1) memset((char *)m->data + r * m->ld / 2, 0, (size_t)(cols / 2));
+        else memset((char *)m->data + r * m->ld, 0, (size_t)cols);
+}
+
+static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_quantization *d = &call->d.quant;
+    const gmm_format *f = &call->format;
+    const gmm_mat *copy[2];
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
+    const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
+    const int global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+    gmm__quant_job job;
+    int64_t live, u, i;
+    int k;
+
+    (void)stream;
+    if (d->skip && *d->skip) return GMM_OK;
+    copy[0] = &call->mat[GMM__Y];
+    copy[1] = &call->mat[GMM__DX];
+    live = gmm__quant_offsets(call, offsets, starts);
+    memset(&job, 0, sizeof job);
+    job.call = call;
+    job.units = gmm__units(call);
+    job.offsets = offsets;
+    job.starts = starts;
+    job.strip_count = starts[job.units] / GMM_TILE;
+    job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    for (k = 0; k < 2; k++) {
+        job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
+        job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
+    }
+    if (by_row || f->row_amax) job.lines = (float *)gmm__part(plan, GMM__QUANT_LINES);
+    if (by_row && copy[1]->dtype != GMM_NONE) job.columns = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
+
+    if (d->phase == GMM_QUANT_CAST) {
+        for (k = 0; k < 2; k++)
+            if (copy[k]->dtype != GMM_NONE) memcpy(job.amax[k], copy[k]->amax, (size_t)job.units * sizeof(float));
+        if (tensor && copy[0]->dtype != GMM_NONE) memcpy(job.amax[1], job.amax[0], (size_t)job.units * sizeof(float));
+    } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.lines) {
+        gmm__cpu_for(call->ctx, job.strip_count, gmm__quant_strip_amax, &job);
+        for (k = 0; k < 2; k++)
+            for (u = 0; u < job.units; u++) {
+                uint32_t amax = 0;
+                for (i = starts[u] / GMM_TILE; i < starts[u + 1] / GMM_TILE; i++)
+                    amax = gmm_amax_bits(amax, job.strips[k][i]);
+                if (f->delayed && copy[k]->amax) amax = gmm_amax_bits(amax, copy[k]->amax[u]);
+                job.amax[k][u] = gmm_f32_from_bits(amax);
+                if (global && copy[k]->dtype != GMM_NONE && copy[k]->amax) copy[k]->amax[u] = job.amax[k][u];
+            }
+        if (f->row_amax && copy[0]->dtype != GMM_NONE)
+            memcpy(copy[0]->amax, job.lines, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
+                   sizeof(float));
+        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, gmm__quant_column_amax, &job);
+        if (d->phase == GMM_QUANT_AMAX) return GMM_OK;
+    }
+    for (k = 0; k < 2 && tensor; k++)
+        for (u = 0; u < job.units && copy[k]->dtype != GMM_NONE; u++) {
+            const gmm__qview v = gmm__quant_view(&job, copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, u);
+            const float scale = f->delayed ? d->scale ? d->scale[u] : 1.0f
+                                           : gmm_scale_from_amax(job.amax[k][u], gmm_dtype_largest(f->dtype),
+                                                                 gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+            *(float *)(void *)v.scale = gmm_scale_inverse(scale);
+        }
+    for (i = 0; job.columns && i < job.units * call->in; i++) {
+        const gmm__qview v = gmm__quant_view(&job, copy[1], GMM_COLUMNWISE, i / call->in);
+        ((float *)(void *)v.scale)[i % call->in] = gmm_scale_inverse(gmm_scale_from_amax(
+            job.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+    }
+    gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, gmm__quant_task, &job);
+    if (gmm__grouped(call) && call->groups.tail == GMM_TAIL_ZERO)
+        for (k = 0; k < 2; k++)
+            if (copy[k]->dtype != GMM_NONE && (k == 0 || f->scaling == GMM_SCALING_MX32))
+                gmm__quant_tail(copy[k], live, call->rows, call->in);
+    if (d->db) gmm__cpu_bgrad(call, offsets, NULL);
+    return GMM_OK;
+}
+static gmm_status gmm__cpu_launch_requantize(const gmm__plan *plan, gmm_stream stream) {
+    return gmm__cpu_launch_quantize(plan, stream);
+}
+
+/* A strip of a dequantized matrix. Lines of a columnwise copy are turned back through a tile. */
+static void gmm__dequant_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const gmm__call *call = job->call;
+    const gmm_direction direction = call->d.dequant.direction;
+    const gmm_mat *dst = &call->mat[GMM__Y];
+    const gmm__strip s = gmm__strip_of(job, index / job->col_tiles);
+    const int64_t c0 = index % job->col_tiles * GMM_TILE, n = gmm__min_i64(call->in - c0, GMM_TILE);
+    const gmm__qview v = gmm__quant_view(job, &call->mat[GMM__DY], direction, s.unit);
+    gmm__quant_scratch *w = &job->scratch[thread];
+    const int grouped = gmm__grouped(call);
+    int64_t r, c;
+    if (direction == GMM_ROWWISE)
+        for (r = 0; r < s.m; r++) gmm__qview_load(&v, s.row + r, c0, n, 1, w->x + r * GMM_TILE);
+    else {
+        for (c = 0; c < n; c++) gmm__qview_load(&v, c0 + c, s.row, s.m, 1, w->xt + c * GMM_TILE);
+        for (r = 0; r < s.m; r++)
+            for (c = 0; c < n; c++) w->x[r * GMM_TILE + c] = w->xt[c * GMM_TILE + r];
+    }
+    for (r = 0; r < s.m; r++)
+        gmm__row_store(dst->dtype, gmm__at(dst, grouped ? 0 : s.unit,
+                                           (grouped ? job->offsets[s.unit] : 0) + s.row + r, c0),
+                       w->x + r * GMM_TILE, n);
+}
+
+static int gmm__cpu_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
+    const size_t units = (size_t)gmm__units(call);
+    gmm__reserve(plan, GMM__QUANT_OFFSETS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_STARTS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    return 1;
+}
+static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
+    const int64_t live = gmm__quant_offsets(call, offsets, starts);
+    gmm__quant_job job;
+    (void)stream;
+    memset(&job, 0, sizeof job);
+    job.call = call;
+    job.units = gmm__units(call);
+    job.offsets = offsets;
+    job.starts = starts;
+    job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles, gmm__dequant_task, &job);
+    if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, live, call->rows, call->in);
+    return GMM_OK;
+}
+
+static int gmm__cpu_plan_scale_update(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_scale_update *d = &plan->call->d.update;
+    int32_t i;
+    (void)stream;
+    for (i = 0; i < d->slots; i++)
+        d->scale[i] = gmm_delayed_scale(d->history + i, d->slots, d->history_length, gmm_dtype_largest(d->dtype),
+                                        d->margin, d->most_recent, 0.0f, d->scale[i]);
+    return GMM_OK;
+}
+
 /* ............................................................................. 13.10 MMA engine: grouped linear ... */
 
 #ifdef __CUDACC__
@@ -6007,10 +6828,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 #define GMM__NO_OP { NULL, NULL }
 static const gmm__engine_row gmm__engines[] = {
     { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
-        GMM__NO_OP, /* quantize */
-        GMM__NO_OP, /* dequantize */
-        GMM__NO_OP, /* requantize */
-        GMM__NO_OP, /* scale_update */
+        GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize), GMM__OP(cpu, requantize), GMM__OP(cpu, scale_update),
         GMM__OP(cpu, offsets),
         GMM__OP(cpu, product), /* linear_fwd */
         GMM__OP(cpu, product), /* linear_dgrad */
@@ -6136,7 +6954,7 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
         return gmm__refuse(call, GMM_E_VERSION, "info", "struct_size %u is larger than the %u bytes of version %s",
                            info->struct_size, (unsigned)sizeof *info, GMM_VERSION_STRING);
     if ((s = gmm__select(call, &plan)) != GMM_OK) return s;
-    if (call->query) {
+    if (call->query && info) {
         gmm_info full = GMM_ZERO;
         const uint32_t size = info->struct_size;
         full.struct_size = size;

@@ -167,7 +167,8 @@ static void vectors_codecs(int arg) {
         { 0x3B400000, 0x02, 0x02 }, { 0x3BA00000, 0x02, 0x02 }, { 0x3F880000, 0x38, 0x38 }, { 0x3F980000, 0x3A, 0x3A },
         { 0x41880000, 0x58, 0x58 }, { 0x43DF8000, 0x7E, 0x7E }, { 0x43E00000, 0x7E, 0x7E }, { 0x43E80000, 0x7E, 0x7E },
         { 0x43E80001, 0x7E, 0x7F }, { 0x43F00000, 0x7E, 0x7F }, { 0x7F800000, 0x7E, 0x7F }, { 0xFF800000, 0xFE, 0xFF },
-        { 0x7FC00000, 0x7F, 0x7F }, { 0xFFC00000, 0x7F, 0x7F }, { 0x3D880000, 0x18, 0x18 }, { 0x3C800000, 0x08, 0x08 } };
+        { 0x7FC00000, 0x7F, 0x7F }, { 0xFFC00000, 0x7F, 0x7F }, { 0x3D880000, 0x18, 0x18 },
+        { 0x3C800000, 0x08, 0x08 } };
     static const uint32_t e5m2[][3] = {
         { 0x37000000, 0x00, 0x00 }, { 0x37400000, 0x01, 0x01 }, { 0x37C00000, 0x02, 0x02 }, { 0x38400000, 0x03, 0x03 },
         { 0x38800000, 0x04, 0x04 }, { 0x3F900000, 0x3C, 0x3C }, { 0x3FB00000, 0x3E, 0x3E }, { 0x47600000, 0x7B, 0x7B },
@@ -194,8 +195,8 @@ static void vectors_codecs(int arg) {
     for (int i = 0; i < T_COUNT(e2m1); i++)
         T_CHECK(gmm_f32_to_e2m1(float_of(e2m1[i][0])) == e2m1[i][1], "e2m1 of %08x", e2m1[i][0]);
     for (int i = 0; i < T_COUNT(e8); i++)
-        T_CHECK(gmm_f32_to_e8m0(float_of(e8[i][0])) == e8[i][1] && gmm_f32_to_e8m0_nosat(float_of(e8[i][0])) == e8[i][2],
-                "e8m0 of %08x", e8[i][0]);
+        T_CHECK(gmm_f32_to_e8m0(float_of(e8[i][0])) == e8[i][1] &&
+                gmm_f32_to_e8m0_nosat(float_of(e8[i][0])) == e8[i][2], "e8m0 of %08x", e8[i][0]);
     for (int c = 0; c < 256; c++) { /* 34, 45, 46 */
         const uint8_t byte = (uint8_t)c;
         T_CHECK(isnan(gmm_e5m2_to_f32(byte)) ? isnan(gmm_f16_to_f32((uint16_t)(c << 8)))
@@ -281,21 +282,23 @@ static void scales_nv(int arg) { /* 86 to 92, 96, 97 */
         { 1.0f, 1.0f, 0x7E, 0x40C00000 }, { 1.0f, 0.5f, 0x76, 0x41400000 }, { 1.0f, 1.0f / 3.0f, 0x71, 0x41955555 },
         { 1.0f, 1e-3f, 0x2E, 0x45C00000 }, { 1.0f, 1e-5f, 0x02, 0x49280000 }, { 1.0f, 2e-6f, 0x00, 0x7F7FFFFF },
         { 3.0f, 3.0f, 0x7E, 0x40000000 }, { 3.0f, 1.5f, 0x76, 0x40800000 }, { 3.0f, 1.0f, 0x71, 0x40C71C71 },
-        { 6.0f, 6.0f, 0x7E, 0x3F800000 }, { 2688.0f, 2688.0f, 0x7E, 0x3B124925 }, { 100.0f, 100.0f, 0x7E, 0x3D75C290 } };
+        { 6.0f, 6.0f, 0x7E, 0x3F800000 }, { 2688.0f, 2688.0f, 0x7E, 0x3B124925 },
+        { 100.0f, 100.0f, 0x7E, 0x3D75C290 } };
     gmm_nv_global n;
     (void)arg;
     for (int i = 0; i < T_COUNT(globals); i++) {
         n = gmm_nv_global_of(float_of(globals[i].amax), 448.0f);
         T_CHECK(bits_of(n.scale) == globals[i].scale, "global %d: S = %08x", i, bits_of(n.scale));
-        T_CHECK(!globals[i].inverse || bits_of(n.inverse) == globals[i].inverse, "global %d: %08x", i, bits_of(n.inverse));
+        T_CHECK(!globals[i].inverse || bits_of(n.inverse) == globals[i].inverse, "global %d: %08x", i,
+                bits_of(n.inverse));
         T_CHECK(!globals[i].mult || bits_of(n.mult) == globals[i].mult, "global %d: %08x", i, bits_of(n.mult));
     }
     for (int i = 0; i < T_COUNT(blocks); i++) {
         uint8_t sf;
         n = gmm_nv_global_of(blocks[i].global, 448.0f);
         sf = gmm_nv_scale(&n, blocks[i].block);
-        T_CHECK(sf == blocks[i].scale && bits_of(gmm_nv_encode(&n, sf)) == blocks[i].encode, "block %d: %02x %08x", i, sf,
-                bits_of(gmm_nv_encode(&n, sf)));
+        T_CHECK(sf == blocks[i].scale && bits_of(gmm_nv_encode(&n, sf)) == blocks[i].encode, "block %d: %02x %08x", i,
+                sf, bits_of(gmm_nv_encode(&n, sf)));
         T_CHECK(gmm_f32_to_e2m1(gmm__fmul(blocks[i].block, gmm_nv_encode(&n, sf))) == 7, "block %d: code", i);
     }
     n = gmm_nv_global_of(1.0f, 448.0f); /* 92 */
@@ -314,7 +317,7 @@ static void scales_nv(int arg) { /* 86 to 92, 96, 97 */
         }
 }
 
-/* ---------------------------------------------------------------------------- Hadamard, random numbers, rounding --- */
+/* --------------------------------------------------------------------------- Hadamard, random numbers, rounding --- */
 
 static void hadamard(int arg) { /* 98 to 102 */
     static const float ones[16] = { -1, 0, 1, 0, 1, 0, -1, 0, 1, 2, 1, 0, 1, 0, 1, -2 };
@@ -525,7 +528,7 @@ static void recipes(int arg) {
             gmm_feature_align(GMM_SCALING_MX32) == 32, "aligns");
 }
 
-/* ------------------------------------------------------------------------------------------------ Host quantizer --- */
+/* ----------------------------------------------------------------------------------------------- Host quantizer --- */
 
 /* One line of values through the tile quantizer. */
 typedef struct line_result { uint8_t code[GMM_TILE]; uint32_t scale[GMM_TILE_BLOCKS]; } line_result;
@@ -635,7 +638,7 @@ static void four_over_six(int arg) {
                 error[which] += arg == 2 ? miss * miss : fabs(miss);
             }
         }
-        if (fabs(error[0] - error[1]) < 1e-4 * (error[0] + error[1])) continue; /* too close for another order of sums */
+        if (fabs(error[0] - error[1]) < 1e-4 * (error[0] + error[1])) continue; /* the order of sums decides */
         which = error[1] < error[0];
         fours += which;
         T_CHECK(r.scale[0] == (uint32_t)nearest_of(&formats[0], step(amax / 6.0f, which)),
@@ -725,7 +728,8 @@ void tests_quant(void) {
     for (int i = 1; i <= 16; i *= 4) t_add_host(delayed_machine, i, "quant delayed scaling, history of %d", i);
     t_add_host(recipes, 0, "quant recipes and their rules");
     t_add_host(tile_vectors, 0, "quant vectors 61-63, 76, 93, 94, 110 tiles");
-    for (int i = 1; i < 3; i++) t_add_host(four_over_six, i, "quant four over six, %s error", i == 1 ? "absolute" : "squared");
+    t_add_host(four_over_six, 1, "quant four over six, absolute error");
+    t_add_host(four_over_six, 2, "quant four over six, squared error");
     for (int i = 0; i < 15; i++) {
         static const char *const kinds[] = { "delayed", "current", "block", "mxfp8", "nvfp4" };
         static const char *const roles[] = { "input", "weight", "grad" };

@@ -1,7 +1,7 @@
 /* test_quantize.c - quantize, requantize, dequantize and the scale update as operations (specs/quantization.md 2 to 4,
-   and rows 36 to 38). Every byte of every copy is compared: elements, scales, padding, and what must stay untouched. The
-   reference walks whole matrices by the definitions; only scalar codecs and scale rules are shared with the library,
-   which test_quant.c holds against oracles. */
+   and rows 36 to 38). Every byte of every copy is compared: elements, scales, padding, and what must stay untouched.
+   The reference walks whole matrices by the definitions; only scalar codecs and scale rules are shared with the
+   library, which test_quant.c holds against oracles. */
 #include "test.h"
 
 #include <math.h>
@@ -29,7 +29,12 @@ typedef struct variant { const char *name; gmm_format format; } variant;
 static int variants(variant *v) {
     int n = 0, i;
 #define ADD(text, dtype, scaling, change) \
-    do { v[n].name = text; v[n].format = named(dtype, scaling); { gmm_format *f = &v[n].format; change; (void)f; } n++; } while (0)
+    do { \
+        gmm_format *f = &v[n].format; \
+        v[n++].name = text; \
+        *f = named(dtype, scaling); \
+        change; \
+    } while (0)
     ADD("tensor current e4m3", GMM_E4M3, GMM_SCALING_TENSOR, (void)0);
     ADD("tensor current e5m2 pow2", GMM_E5M2, GMM_SCALING_TENSOR, f->pow2 = 1);
     ADD("tensor delayed e4m3", GMM_E4M3, GMM_SCALING_TENSOR, f->delayed = 1);
@@ -244,8 +249,7 @@ static void build(quant_run *r, const quant_case *c) {
                 GMM_OK, "%s", e.text);
         ld = l.data_cols + 2 * c->pad;
         stride = c->grouped ? 0 : l.data_rows * ld + 4 * c->pad;
-        w->data_bytes = l.data_rows == 0 ? 0 : c->grouped ? ((l.data_rows - 1) * ld + l.data_cols)
-                                                          : (c->units - 1) * stride + (l.data_rows - 1) * ld + l.data_cols;
+        w->data_bytes = l.data_rows == 0 ? 0 : (c->units - 1) * stride + (l.data_rows - 1) * ld + l.data_cols;
         if (f->dtype == GMM_E2M1) w->data_bytes = (w->data_bytes + 1) / 2;
         w->scale_bytes = c->grouped ? l.scale_bytes : c->units * l.scale_bytes;
         w->amaxes = f->scaling != GMM_SCALING_NV16 && f->scaling != GMM_SCALING_TENSOR ? 0
@@ -298,7 +302,8 @@ static void build(quant_run *r, const quant_case *c) {
             for (int64_t i = 0; i < q.lines; i++)
                 for (int64_t j = 0; j < q.along; j++) {
                     if (k && !turned && j >= m) continue; /* in the source's order, nothing is padded */
-                    put_code(w->data, f->dtype, data0 + (k && !turned ? j * ld + i : i * ld + j), q.code[i * q.along + j]);
+                    put_code(w->data, f->dtype, data0 + (k && !turned ? j * ld + i : i * ld + j),
+                             q.code[i * q.along + j]);
                 }
             /* scales, by the table of 3.1 */
             width = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16 : 128;
@@ -317,7 +322,8 @@ static void build(quant_run *r, const quant_case *c) {
                         q.per_line ? q.scale[i * q.per_line] : gmm_f32_bits(1.0f);
                 break;
             case GMM_SCALING_1X128:
-                scale0 = !c->grouped ? u * l.scale_bytes / 4 : k ? start / 128 * up(cols, 4) : blocks(cols, 128) * start;
+                scale0 = !c->grouped ? u * l.scale_bytes / 4
+                         : k ? start / 128 * up(cols, 4) : blocks(cols, 128) * start;
                 for (int64_t b = 0; b < blocks(k ? P : cols, 128); b++)
                     for (int64_t i = 0; i < R4; i++)
                         ((uint32_t *)w->scale)[scale0 + b * R4 + i] = i < q.lines ? q.scale[i * q.per_line + b] : 0;
@@ -336,7 +342,8 @@ static void build(quant_run *r, const quant_case *c) {
                         const int64_t at = f->order == GMM_SCALES_SWIZZLED
                             ? ((i / 128) * (J / 4) + b / 4) * 512 + (i % 32) * 16 + ((i % 128) / 32) * 4 + b % 4
                             : k && f->scaling == GMM_SCALING_MX32 ? b * R + i : i * J + b;
-                        w->scale[scale0 + at] = i < q.lines && b < q.per_line ? (uint8_t)q.scale[i * q.per_line + b] : 0;
+                        const int there = i < q.lines && b < q.per_line;
+                        w->scale[scale0 + at] = there ? (uint8_t)q.scale[i * q.per_line + b] : 0;
                     }
             }
             row += m;
@@ -402,8 +409,8 @@ static void activations(int arg) {
     T_CHECK(variants(v) == VARIANTS, "variants");
     if (v[arg].format.scaling == GMM_SCALING_128X128) {
         gmm_layout l;
-        T_CHECK(gmm_layout_of_groups(GMM_E4M3, GMM_SCALING_128X128, GMM_SCALES_COMPACT, GMM_ROWWISE, 2, 9, 128, &l, NULL)
-                == GMM_E_DTYPE, "128x128 is not for activations");
+        T_CHECK(gmm_layout_of_groups(GMM_E4M3, GMM_SCALING_128X128, GMM_SCALES_COMPACT, GMM_ROWWISE, 2, 9, 128, &l,
+                                     NULL) == GMM_E_DTYPE, "128x128 is not for activations");
         return;
     }
     for (int i = 0; i < 12; i++) {
@@ -463,7 +470,8 @@ static void apart(int arg) {
         r.d.phase = GMM_QUANT_AMAX;
         T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
         for (int k = 0; k < 2; k++) {
-            t_bytes("elements", t_get(r.copy[k].data, (size_t)r.want[k].data_bytes), 0xFF, (size_t)r.want[k].data_bytes);
+            t_bytes("elements", t_get(r.copy[k].data, (size_t)r.want[k].data_bytes), 0xFF,
+                    (size_t)r.want[k].data_bytes);
             t_same("amax", t_get(r.copy[k].amax, 16), r.want[k].amax, 16);
         }
         r.d.phase = GMM_QUANT_CAST;
@@ -473,7 +481,6 @@ static void apart(int arg) {
     }
     { /* group 3 by itself, rowwise: the same bytes as in the call for all */
         const int64_t alone[1] = { sizes[3] }, row = 70 + 33;
-        quant_run one = r;
         gmm_groups g = r.groups;
         gmm_mat src = r.src.mat, copy = r.copy[0];
         const size_t bytes = (size_t)(sizes[3] * 96 * gmm_dtype_bits(c.f.dtype) / 8);
@@ -495,7 +502,7 @@ static void apart(int arg) {
         d.first_group = c.f.stochastic ? 3 : 0;
         if (d.scale) d.scale = (const float *)t_in(&factor, 4);
         T_OK(quantize(&d, GMM_OP_QUANTIZE));
-        t_same("one group", t_get(copy.data, bytes), one.want[0].data + row * 96 * gmm_dtype_bits(c.f.dtype) / 8, bytes);
+        t_same("one group", t_get(copy.data, bytes), r.want[0].data + row * 96 * gmm_dtype_bits(c.f.dtype) / 8, bytes);
     }
 }
 
@@ -570,15 +577,15 @@ static void dequantizes(int arg) {
                     for (int64_t b = 0; b < c.cols; b++)
                         q.x[k ? b * P + a : a * c.cols + b] = (float)r.src.v[(row + a) * c.cols + b];
                 if (k && c.f.hadamard)
-                    for (int64_t a = 0; a < q.lines * P; a += 16) ref_hadamard(q.x + a, 1, (unsigned)c.f.hadamard & 0xFFFFu);
+                    for (int64_t a = 0; a < q.lines * P; a += 16)
+                        ref_hadamard(q.x + a, 1, (unsigned)c.f.hadamard & 0xFFFFu);
                 q.quant_scale = r.scale_values[u];
                 q.seed = r.random_values[0];
                 q.offset = r.random_values[1];
                 q.group = u;
                 ref_quantize(&q);
-                w = q.per_line ? blocks(q.along, q.per_line) : 1;
-                w = c.f.scaling == GMM_SCALING_MX32 ? 32 : c.f.scaling == GMM_SCALING_NV16 ? 16 : w > 128 ? w : w;
-                if (gmm_block_along(c.f.scaling) == 128) w = 128;
+                w = c.f.scaling == GMM_SCALING_MX32 ? 32 : c.f.scaling == GMM_SCALING_NV16 ? 16
+                    : c.f.scaling == GMM_SCALING_1X128 || c.f.scaling == GMM_SCALING_128X128 ? 128 : q.along;
                 for (int64_t a = 0; a < m; a++)
                     for (int64_t b = 0; b < c.cols; b++) {
                         const int64_t line = k ? b : a, at = k ? a : b;
@@ -838,8 +845,8 @@ static void refusals(int arg) {
             T_CHECK(gmm_padded_capacity(G, all) >= need && gmm_padded_capacity(G, all) % 128 == 0 &&
                     gmm_padded_capacity(G, all) <= all + 127 * G, "capacity");
         }
-        T_CHECK(gmm_padded_capacity(5, 3) == 384 && gmm_padded_capacity(2, 128) == 256 && gmm_padded_capacity(1, 128) == 128
-                && gmm_padded_capacity(7, 0) == 0, "tight capacities");
+        T_CHECK(gmm_padded_capacity(5, 3) == 384 && gmm_padded_capacity(2, 128) == 256 &&
+                gmm_padded_capacity(1, 128) == 128 && gmm_padded_capacity(7, 0) == 0, "tight capacities");
     }
 }
 

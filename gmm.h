@@ -230,6 +230,12 @@ typedef struct gmm_grad {
 /* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
    Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; row_scale s, d_row_scale [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
+   Quantized factors (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd the
+       rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
+       nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
+       multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
+       and scale; fp32 scales of blocks multiply the sum of each 128 along the contraction, other scales the whole
+       sum. K and N must be multiples of gmm_info.in_align and out_align.
    Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
    addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
@@ -1424,6 +1430,8 @@ typedef struct gmm__call {
     gmm_options options;
     gmm_groups groups;
     gmm_mat mat[GMM__ROLES];
+    gmm_direction direction[GMM__ROLES]; /* of quantized copies */
+    int32_t in_align, out_align;         /* what in and out must be multiples of; 0 = 1 */
     gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
     int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
     int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
@@ -1679,6 +1687,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
                                              cols, &l, &why)
                       : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &why);
     if (s != GMM_OK) return gmm__refuse(call, s, argument, "%s", why.text);
+    call->direction[role] = direction;
     nv = m->scaling == GMM_SCALING_NV16;
     if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX | GMM_MAT_E4M3_256))
         return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", (unsigned)m->flags);
@@ -1866,6 +1875,28 @@ static GMM__UNUSED void gmm__row_store(gmm_dtype dtype, void *to, const float *f
         for (i = 0; i < n; i++) ((uint16_t *)to)[i] = gmm_f32_to_f16(from[i]);
 }
 
+/* n values of line l of a copy from element a: codes times factors (gmm__qview_factor). */
+static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *to) {
+    const int64_t width = gmm_block_along(v->scaling) ? gmm_block_along(v->scaling) : v->along;
+    const int fixed = !whole && v->scaling != GMM_SCALING_MX32 && v->scaling != GMM_SCALING_NV16;
+    const uint8_t *from = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);
+    const int64_t step = v->apart ? v->ld : 1;
+    int64_t i, end, done;
+    if (v->dtype == GMM_E4M3)
+        for (i = 0; i < n; i++) to[i] = gmm_e4m3_to_f32(from[(a + i) * step]);
+    else if (v->dtype == GMM_E5M2)
+        for (i = 0; i < n; i++) to[i] = gmm_e5m2_to_f32(from[(a + i) * step]);
+    else
+        for (i = 0; i < n; i++) to[i] = gmm_e2m1_to_f32(gmm__qview_code(v, l, a + i));
+    if (fixed) return;
+    for (done = 0; done < n; done = end) {
+        const int64_t j = (a + done) / width;
+        const float factor = gmm__qview_factor(v, l, j, whole);
+        end = gmm__min_i64((j + 1) * width - a, n);
+        for (i = done; i < end; i++) to[i] = gmm__qview_value(to[i], factor);
+    }
+}
+
 /* Sums run in 16 lanes, which are then folded in halves: a fixed order that vector units like. */
 enum { GMM__LANES = 16 };
 static GMM__UNUSED float gmm__lanes_fold(float *lane) {
@@ -1904,13 +1935,69 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
 
 /* .......................................................................................... 13.3 Grouped linear ... */
 
+/* Reads a factor of a product: floats, or the quantized copy whose blocks run along the contraction. */
+static gmm_status gmm__read_factor(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                   int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+    gmm_mat m;
+    gmm_layout layout;
+    gmm_error why = GMM_ZERO;
+    char name[32];
+    if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
+        return gmm__read_mat(call, role, argument, mat, 1, matrices, rows, cols, GMM__FLOATS);
+    if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, matrices, rows, cols, direction);
+    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &why) != GMM_OK)
+        return gmm__refuse(call, why.status, argument, "%s", why.text);
+    (void)snprintf(name, sizeof name, "%s.columnwise", argument);
+    if (!m.columnwise)
+        return gmm__refuse(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
+                           gmm_op_name(call->op));
+    return gmm__read_quant(call, role, name, m.columnwise, matrices, rows, cols, direction);
+}
+
+/* Whether two factors go together: what products are scaled by must be known outside of the sum, or once per block. */
+static gmm_status gmm__check_factors(gmm__call *call, int first, const char *first_name, int second,
+                                     const char *second_name) {
+    static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
+    const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
+    const int32_t align = gmm_feature_align(b->scaling); /* the second is quantized if the first one is */
+    const size_t used = strlen(call->shapes);
+    (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
+                   a->scaling == GMM_SCALING_NONE ? "" : " ", a->scaling == GMM_SCALING_NONE ? ""
+                   : gmm_scaling_name(a->scaling));
+    call->in_align = call->out_align = align;
+    if (a->scaling == GMM_SCALING_NONE && b->scaling == GMM_SCALING_NONE)
+        return a->dtype == b->dtype ? GMM_OK
+                                    : gmm__refuse(call, GMM_E_DTYPE, second_name, "dtype %s must be that of %s, %s",
+                                                  gmm_dtype_name(b->dtype), first_name, gmm_dtype_name(a->dtype));
+    if (a->scaling == GMM_SCALING_NONE ? second != GMM__W || family[b->scaling] < 3
+                                       : family[a->scaling] != family[b->scaling] ||
+                                         (a->scaling == GMM_SCALING_128X128 && b->scaling == GMM_SCALING_128X128))
+        return gmm__refuse(call, GMM_E_DTYPE, second_name, "%s scaled %s does not multiply %s %s scaled %s",
+                           gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling), first_name,
+                           gmm_dtype_name(a->dtype), gmm_scaling_name(a->scaling));
+    if (a->hadamard != b->hadamard)
+        return gmm__refuse(call, GMM_E_CONFIG, second_name, "hadamard 0x%x must be that of %s, 0x%x",
+                           (unsigned)b->hadamard, first_name, (unsigned)a->hadamard);
+    if (call->in % align || call->out % align)
+        return gmm__refuse(call, GMM_E_ARG, call->in % align ? "in_features" : "out_features", "%lld must be a "
+                           "multiple of %d for scaling %s", (long long)(call->in % align ? call->in : call->out),
+                           (int)align, gmm_scaling_name(b->scaling));
+    return GMM_OK;
+}
+
+/* Whether a factor of a linear call is quantized. */
+static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
+    return call->mat[GMM__X_].scaling != GMM_SCALING_NONE || call->mat[GMM__W].scaling != GMM_SCALING_NONE ||
+           call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
+}
+
 /* Checks one linear operation. Only the operands that the operation uses are read. */
 static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                       const gmm_linear *linear, int query) {
     gmm_linear *d = &call->d.linear;
     gmm_status s = gmm__open(call, ctx, op, function, query);
+    const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
     int64_t G, K, N;
-    gmm_dtype dtype;
 
     if (s != GMM_OK || (s = gmm__read(call, "linear", d, sizeof *d, linear)) != GMM_OK) return s;
     if (op < GMM_OP_LINEAR_FWD || op > GMM_OP_LINEAR_BGRAD)
@@ -1930,11 +2017,15 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
 
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, 0, call->rows, K, GMM__FLOATS)) != GMM_OK) return s;
-    if (op != GMM_OP_LINEAR_FWD)
+        if ((s = gmm__read_factor(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
+    if (op == GMM_OP_LINEAR_BGRAD) {
         if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
+    } else if (op != GMM_OP_LINEAR_FWD)
+        if ((s = gmm__read_factor(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_mat(call, GMM__W, "w", d->w, 1, G, N, K, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_factor(call, GMM__W, "w", d->w, G, N, K,
+                                  op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
+            return s;
     if (op == GMM_OP_LINEAR_FWD)
         if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_DGRAD)
@@ -1951,23 +2042,20 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 0, 1, N)) != GMM_OK) return s;
     }
 
-    /* the two factors of a product share their dtype */
-    dtype = call->mat[op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__DY].dtype;
-    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD) && call->mat[GMM__W].dtype != dtype)
-        return gmm__refuse(call, GMM_E_DTYPE, "w", "dtype %s must be that of %s, %s",
-                           gmm_dtype_name(call->mat[GMM__W].dtype), op == GMM_OP_LINEAR_FWD ? "x" : "dy",
-                           gmm_dtype_name(dtype));
-    if (op == GMM_OP_LINEAR_WGRAD && call->mat[GMM__DY].dtype != dtype)
-        return gmm__refuse(call, GMM_E_DTYPE, "dy", "dtype %s must be that of x, %s",
-                           gmm_dtype_name(call->mat[GMM__DY].dtype), gmm_dtype_name(dtype));
+    if (op == GMM_OP_LINEAR_BGRAD) {
+        const size_t used = strlen(call->shapes);
+        (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s",
+                       gmm_dtype_name(call->mat[GMM__DY].dtype));
+    } else {
+        const int wgrad = op == GMM_OP_LINEAR_WGRAD, fwd = op == GMM_OP_LINEAR_FWD;
+        if ((s = gmm__check_factors(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
+                                    wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
+            return s;
+    }
     if ((s = gmm__check_array(call, "alpha", d->alpha, 0, 1)) != GMM_OK ||
         (s = gmm__check_array(call, "row_scale", d->row_scale, 0, call->rows)) != GMM_OK ||
         (s = gmm__check_array(call, "d_row_scale", d->d_row_scale, 0, call->rows)) != GMM_OK)
         return s;
-    {
-        const size_t used = strlen(call->shapes);
-        (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s", gmm_dtype_name(dtype));
-    }
     return GMM_OK;
 }
 
@@ -2118,11 +2206,15 @@ static const gmm__cpu_tile gmm__cpu_tiles[] = {
 
 /* --- one block of a product: C[m][n] = sum over k of A(i, k) B(j, k), C in fp32, ld GMM__NC --- */
 
-/* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. */
+/* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. Or,
+   quantized, it is element k of line `line` + i of a copy. */
 typedef struct gmm__cpu_factor {
     gmm_dtype dtype;
+    int quantized;
     const void *base;
     int64_t stride_i, stride_k;
+    gmm__qview view;
+    int64_t line;
 } gmm__cpu_factor;
 
 /* Writes rows row[0..n) as columns of a panel: to[k * width + i] = row[i][k]. */
@@ -2153,7 +2245,7 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
         const int live = count - i0 < width ? (int)(count - i0) : width;
         const char *from = (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
         int i;
-        if (f->stride_i == 1) {
+        if (!f->quantized && f->stride_i == 1) {
             for (k = 0; k < kc; k++, from += f->stride_k * size) {
                 gmm__row_load(f->dtype, from, to + k * width, live);
                 for (i = live; i < width; i++) to[k * width + i] = 0.0f;
@@ -2163,7 +2255,9 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
             for (i = 0; i < live; i += 4) {
                 const int n = live - i < 4 ? live - i : 4;
                 int r;
-                for (r = 0; r < n; r++, from += f->stride_i * size) gmm__row_load(f->dtype, from, row[r], kc);
+                for (r = 0; r < n; r++, from += f->stride_i * size)
+                    if (f->quantized) gmm__qview_load(&f->view, f->line + i0 + i + r, k0, kc, 0, row[r]);
+                    else gmm__row_load(f->dtype, from, row[r], kc);
                 gmm__cpu_transpose(row, n, kc, width, to + i);
             }
             for (i = live; i < width; i++)
@@ -2185,19 +2279,62 @@ static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, int32_t thread) {
     return s;
 }
 
+/* One register tile of one block of 128 along k: its own sum, times the scales of both factors, is added to c. */
+static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A, int64_t i, int64_t m,
+                             const gmm__cpu_factor *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
+                             const float *b, float *c) {
+    float part[GMM__MR_512 * GMM__NR_512] = { 0 }, scale[GMM__NR_512];
+    int64_t r, q;
+    tile->run(kc, a, b, part, tile->nr);
+    for (q = 0; q < n; q++) scale[q] = gmm__qview_factor(&B->view, B->line + j + q, k / 128, 1);
+    for (r = 0; r < m; r++) {
+        const float row = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1);
+        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * scale[q];
+    }
+}
+
 static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_factor *A, int64_t m,
                            const gmm__cpu_factor *B, int64_t n, int64_t K) {
     const int64_t mp = gmm__round_up(m, tile->mr), np = gmm__round_up(n, tile->nr);
+    const int promote = A->quantized && gmm_block_along(A->view.scaling) == 128;
+    const int64_t step = promote ? 128 : GMM__KC;
     int64_t i, j, k;
     for (i = 0; i < mp; i++) memset(s->c + i * GMM__NC, 0, (size_t)np * sizeof(float));
-    for (k = 0; k < K; k += GMM__KC) {
-        const int64_t kc = gmm__min_i64(K - k, GMM__KC);
+    for (k = 0; k < K; k += step) {
+        const int64_t kc = gmm__min_i64(K - k, step);
         gmm__cpu_pack(A, m, k, kc, tile->mr, s->a);
         gmm__cpu_pack(B, n, k, kc, tile->nr, s->b);
         for (j = 0; j < np; j += tile->nr)
-            for (i = 0; i < mp; i += tile->mr)
-                tile->run(kc, s->a + i * kc, s->b + j * kc, s->c + i * GMM__NC + j, GMM__NC);
+            for (i = 0; i < mp; i += tile->mr) {
+                const float *a = s->a + i * kc, *b = s->b + j * kc;
+                float *c = s->c + i * GMM__NC + j;
+                if (promote)
+                    gmm__cpu_promote(tile, A, i, gmm__min_i64(m - i, tile->mr), B, j, gmm__min_i64(n - j, tile->nr), k,
+                                     kc, a, b, c);
+                else tile->run(kc, a, b, c, GMM__NC);
+            }
     }
+}
+
+/* What line l of a copy is multiplied by outside of the sum: scales of whole tensors and lines, and NV16's amax. */
+static float gmm__cpu_outer(const gmm__cpu_factor *f, int64_t l) {
+    const gmm__qview *v = &f->view;
+    if (!f->quantized) return 1.0f;
+    if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
+    return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
+}
+/* acc *= alpha outer(A) outer(B), with 1 / (6 e4m3_max) for each NV16 factor, over the sums of line i of A. */
+static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_factor *A, int64_t i,
+                               const gmm__cpu_factor *B) {
+    const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
+    const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
+    const float row = alpha * gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    int64_t j;
+    if (!B->quantized || B->view.scaling != GMM_SCALING_ROW) {
+        const float all = row * gmm__cpu_outer(B, B->line) * share;
+        for (j = 0; j < n; j++) acc[j] *= all;
+    } else
+        for (j = 0; j < n; j++) acc[j] *= row * gmm__cpu_outer(B, B->line + j);
 }
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
@@ -2218,7 +2355,7 @@ static void gmm__cpu_finish_row(float *acc, int64_t n, float alpha, const float 
 
 /* --- the four operations --- */
 
-enum { GMM__PART_OFFSETS, GMM__PART_STARTS, GMM__PART_SCRATCH };
+enum { GMM__PART_OFFSETS, GMM__PART_STARTS, GMM__PART_PADDED, GMM__PART_SCRATCH };
 
 /* Everything a task of a linear operation reads. */
 typedef struct gmm__cpu_linear {
@@ -2226,6 +2363,7 @@ typedef struct gmm__cpu_linear {
     const gmm__cpu_tile *tile;
     const int64_t *offsets; /* [G + 1] rows */
     const int64_t *starts;  /* [G + 1] row blocks before each group */
+    const int64_t *padded;  /* [G + 1] rows before each group in padded copies */
     const float *row_scale; /* bias gradient; NULL = ones */
     void *scratch;
     int64_t col_blocks, row_blocks;
@@ -2242,35 +2380,56 @@ static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
     return low;
 }
 
+/* The factor that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
+   runs along the rows or along the columns. */
+static gmm__cpu_factor gmm__cpu_factor_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
+                                          int64_t col, int along_rows) {
+    const gmm__call *call = job->call;
+    const gmm_mat *m = &call->mat[role];
+    const int weight = role == GMM__W;
+    gmm__cpu_factor f;
+    memset(&f, 0, sizeof f);
+    f.dtype = m->dtype;
+    f.line = line;
+    f.quantized = m->scaling != GMM_SCALING_NONE;
+    if (f.quantized)
+        f.view = gmm__qview_of(m, call->direction[role], !weight, g, weight ? 0 : job->offsets[g],
+                               weight ? 0 : job->padded[g], weight ? call->out : job->offsets[g + 1] - job->offsets[g],
+                               role == GMM__DY ? call->out : call->in);
+    else {
+        f.base = gmm__at(m, weight ? g : 0, row, col);
+        f.stride_i = along_rows ? 1 : m->ld;
+        f.stride_k = along_rows ? m->ld : 1;
+    }
+    return f;
+}
+
 /* One block of y or dx: rows of one group by columns of the output. */
 static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
     const gmm_linear *d = &call->d.linear;
     const int fwd = call->op == GMM_OP_LINEAR_FWD;
-    const gmm_mat *in = &call->mat[fwd ? GMM__X_ : GMM__DY], *w = &call->mat[GMM__W], *bias = &call->mat[GMM__BIAS];
-    const gmm_mat *out = &call->mat[fwd ? GMM__Y : GMM__DX];
+    const gmm_mat *bias = &call->mat[GMM__BIAS], *out = &call->mat[fwd ? GMM__Y : GMM__DX];
     const int64_t cols = fwd ? call->out : call->in, K = fwd ? call->in : call->out;
     const int64_t block = index / job->col_blocks, g = gmm__cpu_find(job->starts, call->groups.count, block);
     const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, left = job->offsets[g + 1] - r0;
     const int64_t m = gmm__min_i64(left, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, thread);
-    float addend[GMM__NC];
+    float addend[GMM__NC], alpha = gmm__alpha(d, g);
     gmm__cpu_factor A, B;
     int64_t i;
 
-    A.dtype = B.dtype = in->dtype;
-    A.base = gmm__at(in, 0, r0, 0);
-    A.stride_i = in->ld;
-    A.stride_k = 1;
-    B.base = fwd ? gmm__at(w, g, c0, 0) : gmm__at(w, g, 0, c0);
-    B.stride_i = fwd ? w->ld : 1;
-    B.stride_k = fwd ? 1 : w->ld;
+    A = gmm__cpu_factor_of(job, fwd ? GMM__X_ : GMM__DY, g, r0 - job->offsets[g], r0, 0, 0);
+    B = gmm__cpu_factor_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
     gmm__cpu_block(job->tile, &s, &A, m, &B, n, K);
     if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
+    if (B.quantized) alpha = 1.0f;
+    for (i = 0; i < m && B.quantized; i++)
+        gmm__cpu_outer_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
     for (i = 0; i < m; i++)
-        gmm__cpu_finish_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), bias->dtype != GMM_NONE ? addend : NULL,
+        gmm__cpu_finish_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
                             d->row_scale ? d->row_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
                             gmm__at(out, 0, r0 + i, c0));
 }
@@ -2279,7 +2438,7 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
 static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
-    const gmm_mat *x = &call->mat[GMM__X_], *dy = &call->mat[GMM__DY], *dw = &call->mat[GMM__DW];
+    const gmm_mat *x = &call->mat[GMM__X_], *dw = &call->mat[GMM__DW];
     const gmm_grad *grad = &call->grad[GMM__DW];
     const int64_t per_group = job->row_blocks * job->col_blocks, g = index / per_group;
     const int64_t n0 = index % per_group / job->col_blocks * GMM__MC, k0 = index % job->col_blocks * GMM__NC;
@@ -2294,15 +2453,14 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
 
     if (grad->frozen && grad->frozen[g]) return;
     if (rows == 0 && beta == 1.0f) return; /* adding nothing keeps the bits, -0.0 and NaN included */
-    A.dtype = B.dtype = x->dtype;
-    A.base = gmm__at(dy, 0, r0, n0);
-    A.stride_k = dy->ld;
-    B.base = gmm__at(x, 0, r0, k0);
-    B.stride_k = x->ld;
-    A.stride_i = B.stride_i = 1;
-    gmm__cpu_block(job->tile, &s, &A, n, &B, k, rows);
+    A = gmm__cpu_factor_of(job, GMM__DY, g, n0, r0, n0, 1);
+    B = gmm__cpu_factor_of(job, GMM__X_, g, k0, r0, k0, 1);
+    /* a transform spreads the last rows over whole runs of 16 */
+    gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
     /* an empty sum is +0, whatever the sign of alpha */
     alpha = rows ? gmm__alpha(&call->d.linear, g) : 1.0f;
+    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_outer_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
+    if (B.quantized) alpha = 1.0f;
     for (i = 0; i < n; i++)
         gmm__cpu_finish_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
 }
@@ -2312,6 +2470,7 @@ static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
     plan->kernel = call->ctx->cpu_level;
     gmm__reserve(plan, GMM__PART_OFFSETS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_STARTS, groups * sizeof(int64_t));
+    gmm__reserve(plan, GMM__PART_PADDED, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_SCRATCH, (size_t)call->ctx->threads * gmm__cpu_scratch_bytes());
     return 1;
 }
@@ -2321,6 +2480,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     const int64_t G = call->groups.count;
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__PART_OFFSETS);
     int64_t *starts = (int64_t *)gmm__part(plan, GMM__PART_STARTS);
+    int64_t *padded = (int64_t *)gmm__part(plan, GMM__PART_PADDED);
     const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
     gmm__cpu_linear job;
     int64_t g;
@@ -2330,7 +2490,10 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     job.tile = &gmm__cpu_tiles[plan->kernel];
     job.offsets = offsets;
     job.starts = starts;
+    job.padded = padded;
     job.scratch = gmm__part(plan, GMM__PART_SCRATCH);
+    padded[0] = 0;
+    for (g = 0; g < G; g++) padded[g + 1] = padded[g] + gmm_group_rows(offsets[g + 1] - offsets[g]);
     if (call->op == GMM_OP_LINEAR_WGRAD) {
         job.row_blocks = gmm__ceil_div(call->out, GMM__MC);
         job.col_blocks = gmm__ceil_div(call->in, GMM__NC);
@@ -5028,28 +5191,6 @@ static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, g
                          job->offsets[u + 1] - job->offsets[u], job->call->in);
 }
 
-/* n values of line l of a copy from element a: codes times factors (gmm__qview_factor). */
-static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *to) {
-    const int64_t width = gmm_block_along(v->scaling) ? gmm_block_along(v->scaling) : v->along;
-    const int fixed = !whole && v->scaling != GMM_SCALING_MX32 && v->scaling != GMM_SCALING_NV16;
-    const uint8_t *from = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);
-    const int64_t step = v->apart ? v->ld : 1;
-    int64_t i, end, done;
-    if (v->dtype == GMM_E4M3)
-        for (i = 0; i < n; i++) to[i] = gmm_e4m3_to_f32(from[(a + i) * step]);
-    else if (v->dtype == GMM_E5M2)
-        for (i = 0; i < n; i++) to[i] = gmm_e5m2_to_f32(from[(a + i) * step]);
-    else
-        for (i = 0; i < n; i++) to[i] = gmm_e2m1_to_f32(gmm__qview_code(v, l, a + i));
-    if (fixed) return;
-    for (done = 0; done < n; done = end) {
-        const int64_t j = (a + done) / width;
-        const float factor = gmm__qview_factor(v, l, j, whole);
-        end = gmm__min_i64((j + 1) * width - a, n);
-        for (i = done; i < end; i++) to[i] = gmm__qview_value(to[i], factor);
-    }
-}
-
 /* Rows of the source as fp32, whichever it is. */
 static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
                             float *to) {
@@ -5530,6 +5671,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int32_t shared = gmm__cuda_attribute(call->ctx, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     double best = 0.0;
     int32_t i;
+    if (gmm__quantized(call)) return gmm__decline(plan, "has no kernel for quantized operands");
     if (call->rows > huge || call->in > huge || call->out > huge)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)huge);
     plan->kernel = -1;
@@ -6247,6 +6389,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *a = &call->mat[gmm__lt_a(op)], *d = &call->mat[gmm__lt_d(op)], *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
     if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
+    if (gmm__quantized(call)) return gmm__decline(plan, "takes no quantized operands");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
@@ -6962,7 +7105,8 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
         full.workspace_bytes = plan.workspace_bytes;
         full.saved_bytes = plan.saved_bytes;
         full.deferred_bytes = plan.deferred_bytes;
-        full.in_align = full.out_align = 1;
+        full.in_align = call->in_align ? call->in_align : 1;
+        full.out_align = call->out_align ? call->out_align : 1;
         memcpy(full.note, plan.note, sizeof full.note);
         memcpy(info, &full, size ? size : sizeof full);
         return GMM_OK;

@@ -801,7 +801,7 @@ typedef struct gmm_quantization {
     const gmm_mat *src;
     const gmm_mat *rowwise;   /* NULL = not wanted. amax: TENSOR [G], only raised if delayed; NV16 [G] or [T] */
     const gmm_mat *columnwise;
-    const gmm_grad *db;       /* column sums of src, as gmm_linear_bgrad makes them; with groups; NULL = not wanted */
+    const gmm_grad *db;       /* column sums of src, as gmm_linear_bgrad makes them; with groups, without skip */
     const int32_t *skip;      /* context memory, read when the call runs: not 0 leaves everything as it is. NULL = go */
     const float *scale;       /* delayed: quantization scales, fp32, context memory; NULL = ones */
     const uint64_t *random;   /* stochastic: {seed, offset}, context memory; the caller advances the offset */
@@ -5060,8 +5060,9 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         return gmm__refuse(call, GMM_E_DTYPE, "src", "dtype %s must be bf16, which the Hadamard transform wants",
                            gmm_dtype_name(call->mat[GMM__DY].dtype));
     if (d->db) {
-        if (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE || d->phase == GMM_QUANT_AMAX)
-            return gmm__refuse(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and not with phase amax");
+        if (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE || d->phase == GMM_QUANT_AMAX || d->skip)
+            return gmm__refuse(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and with neither phase "
+                               "amax nor skip");
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 1, 1, call->in)) != GMM_OK) return s;
     }
     if (!query && d->phase != GMM_QUANT_ALL && f->scaling == GMM_SCALING_TENSOR &&
@@ -6215,6 +6216,215 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
     return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_stream(call), stream));
 }
 
+/* --- quantization --- */
+
+enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_SUMS };
+
+static size_t gmm__mma_quant_floats(const gmm__call *call, size_t part[3]) {
+    const gmm_format *f = &call->format;
+    const size_t units = (size_t)gmm__units(call);
+    const size_t rows = (size_t)(gmm__grouped(call) ? call->rows : call->units * call->rows);
+    const int by_row = f->scaling == GMM_SCALING_ROW;
+    part[0] = 2 * units;
+    part[1] = by_row || f->row_amax ? rows : 0;
+    part[2] = by_row && call->mat[GMM__DX].dtype != GMM_NONE ? units * (size_t)call->in : 0;
+    return part[0] + part[1] + part[2];
+}
+/* The bias gradient that a quantizing call asks for. */
+static gmm_linear gmm__mma_quant_sums(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
+    gmm_linear l = GMM_ZERO;
+    *options = call->options;
+    options->engine = GMM_ENGINE_MMA;
+    *grad = call->grad[GMM__DB];
+    grad->mat = &call->mat[GMM__DB];
+    l.groups = &call->groups;
+    l.options = options;
+    l.in_features = 1;
+    l.out_features = call->in;
+    l.dy = &call->mat[GMM__DY];
+    l.db = grad;
+    return l;
+}
+
+static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
+    const size_t units = (size_t)gmm__units(call);
+    if (gmm__strips(call) > INT32_MAX / GMM_TILE || gmm__units(call) > INT32_MAX - 1)
+        return gmm__decline(plan, "takes at most %lld padded rows", (long long)INT32_MAX);
+    gmm__reserve(plan, GMM__MMA_OFFSETS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__MMA_TILES, (units + 1) * sizeof(int32_t));
+    return 1;
+}
+static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
+    const gmm_quantization *d = &call->d.quant;
+    size_t part[3], sums = 0;
+    if (call->format.square && call->format.four_over_six)
+        return gmm__decline(plan, "has no four_over_six of square tiles");
+    if (!gmm__mma_plan_quant_units(call, plan)) return 0;
+    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_floats(call, part) * sizeof(float));
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 5 * (size_t)call->units * sizeof(void *));
+    if (d->db) {
+        gmm_options options;
+        gmm_grad grad;
+        const gmm_linear l = gmm__mma_quant_sums(call, &options, &grad);
+        if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &sums, plan)) return 0;
+    }
+    gmm__reserve(plan, GMM__MMA_QUANT_SUMS, sums);
+    return 1;
+}
+static int gmm__mma_plan_requantize(const gmm__call *call, gmm__plan *plan) {
+    return gmm__mma_plan_quantize(call, plan);
+}
+
+/* A copy or source whose tables stand in device memory; slot: the first of two tables in the workspace. */
+static cudaError_t gmm__mma_quant_mat(const gmm__plan *plan, int part, int role, int slot, gmm_mat *out,
+                                      gmm_stream stream) {
+    const gmm_mat *m = &plan->call->mat[role];
+    void **to = (void **)gmm__part(plan, part) + slot * plan->call->units;
+    cudaError_t e = cudaSuccess;
+    *out = *m;
+    if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return e;
+    out->table = (void *const *)to;
+    e = gmm_launch_copy(to, m->table, plan->call->units, stream);
+    if (!m->scale_table || e != cudaSuccess) return e;
+    out->scale_table = (void *const *)(to + plan->call->units);
+    return gmm_launch_copy(to + plan->call->units, m->scale_table, plan->call->units, stream);
+}
+
+static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
+                                       const int32_t *skip, gmm_stream stream) {
+    gmm__quant_tail_args t;
+    memset(&t, 0, sizeof t);
+    t.data = (uint8_t *)m->data;
+    t.pitch = pitch;
+    t.bytes = bytes;
+    t.rows = plan->call->rows;
+    t.live = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
+    t.skip = skip;
+    return gmm__k_quantize_tail(&t, stream);
+}
+
+static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_quantization *d = &call->d.quant;
+    const gmm_format *f = &call->format;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int global = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
+                       (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+    const int records = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
+    size_t part[3], floats = gmm__mma_quant_floats(call, part);
+    float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
+    gmm__quant_args a;
+    int64_t items;
+    cudaError_t e;
+    int k;
+
+    memset(&a, 0, sizeof a);
+    a.format = *f;
+    a.grouped = gmm__grouped(call);
+    a.phase = d->phase;
+    a.first_group = d->first_group;
+    a.units = gmm__units(call);
+    a.rows = call->rows;
+    a.cols = call->in;
+    a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+    a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    a.amax[0] = amax;
+    a.amax[1] = amax + a.units;
+    if (part[1]) a.lines = amax + part[0];
+    if (part[2]) a.columns = amax + part[0] + part[1];
+    a.scale = d->scale;
+    a.skip = d->skip;
+    a.random = d->random;
+    if (a.grouped) {
+        const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+                                              (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
+        if (s != GMM_OK) return s;
+    }
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
+    if (e == cudaSuccess) e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
+    a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
+    items = gmm__strips(call) * a.col_tiles;
+    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || records || a.lines), d->phase != GMM_QUANT_AMAX,
+                        items, gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+    for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
+        const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
+        const int64_t bits = gmm_dtype_bits(m->dtype);
+        if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
+        e = gmm__mma_quant_tail(plan, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
+    }
+    if (e == cudaSuccess && d->db) {
+        gmm_options options;
+        gmm_grad grad;
+        const gmm_linear l = gmm__mma_quant_sums(call, &options, &grad);
+        return gmm__linear_run(call->ctx, GMM_OP_LINEAR_BGRAD, call->function, &l, gmm__part(plan, GMM__MMA_QUANT_SUMS),
+                               plan->workspace_bytes - plan->part[GMM__MMA_QUANT_SUMS], stream);
+    }
+    return gmm__cuda_status(call, e);
+}
+static gmm_status gmm__mma_launch_requantize(const gmm__plan *plan, gmm_stream stream) {
+    return gmm__mma_launch_quantize(plan, stream);
+}
+
+static int gmm__mma_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
+    if (!gmm__mma_plan_quant_units(call, plan)) return 0;
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 3 * (size_t)call->units * sizeof(void *));
+    return 1;
+}
+static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const gmm_mat *dst = &call->mat[GMM__Y];
+    gmm__dequant_args a;
+    cudaError_t e;
+    memset(&a, 0, sizeof a);
+    a.direction = call->d.dequant.direction;
+    a.grouped = gmm__grouped(call);
+    a.units = gmm__units(call);
+    a.rows = call->rows;
+    a.cols = call->in;
+    a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+    a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    if (a.grouped) {
+        const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+                                              (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
+        if (s != GMM_OK) return s;
+    }
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
+    if (e == cudaSuccess)
+        e = gmm__k_dequantize(&a, gmm__strips(call) * a.col_tiles,
+                              gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+    if (e == cudaSuccess && a.grouped && call->groups.tail == GMM_TAIL_ZERO) {
+        const int64_t size = gmm_dtype_bits(dst->dtype) / 8;
+        e = gmm__mma_quant_tail(plan, dst, call->in * size, dst->ld * size, NULL, stream);
+    }
+    return gmm__cuda_status(call, e);
+}
+
+static int gmm__mma_plan_scale_update(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_scale_update *d = &plan->call->d.update;
+    gmm__update_args a;
+    memset(&a, 0, sizeof a);
+    a.history = d->history;
+    a.scale = d->scale;
+    a.slots = d->slots;
+    a.length = d->history_length;
+    a.margin = d->margin;
+    a.most_recent = d->most_recent;
+    a.qmax = gmm_dtype_largest(d->dtype);
+    return gmm__cuda_status(plan->call, gmm__k_update_scales(&a, stream));
+}
+
 #endif /* __CUDACC__ */
 
 /* ........................................................................ 13.12 CUBLASLT engine: grouped linear ... */
@@ -7001,10 +7211,7 @@ static const gmm__engine_row gmm__engines[] = {
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
-        GMM__NO_OP, /* quantize */
-        GMM__NO_OP, /* dequantize */
-        GMM__NO_OP, /* requantize */
-        GMM__NO_OP, /* scale_update */
+        GMM__OP(mma, quantize), GMM__OP(mma, dequantize), GMM__OP(mma, requantize), GMM__OP(mma, scale_update),
         GMM__OP(mma, offsets),
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act_fwd), GMM__OP(mma, act_bwd),

@@ -673,13 +673,18 @@ static void skip_and_sums(int arg) {
     r.d.skip = skip;
     db.mat = &sums.mat;
     db2.mat = &want.mat;
-    r.d.db = &db;
     for (int k = 0; k < 2; k++) before[k] = t_get(r.copy[k].data, (size_t)r.want[k].data_bytes);
     T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
     for (int k = 0; k < 2; k++)
         t_same("skipped", t_get(r.copy[k].data, (size_t)r.want[k].data_bytes), before[k], (size_t)r.want[k].data_bytes);
     word = 0;
     t_upload(skip, &word, 4);
+    T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+    check_copy(&r, 0);
+    check_copy(&r, 1);
+    r.d.db = &db;
+    T_REFUSED(GMM_E_CONFIG, gmm_quantize(T.ctx, &r.d, NULL, 0, T.stream), "db: ", "skip", NULL);
+    r.d.skip = NULL;
     T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
     check_copy(&r, 0);
     check_copy(&r, 1);

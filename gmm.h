@@ -432,6 +432,25 @@ static inline gmm_wgrad_queue gmm_wgrad_queue_over(gmm_wgrad_entry *entries, int
     return q;
 }
 
+/* Operands that a recipe quantizes, in the order of their delayed-scaling slots: forward's, then backward's. */
+typedef enum gmm_mlp_slot {
+    GMM_SLOT_X, GMM_SLOT_W1, GMM_SLOT_H, GMM_SLOT_W2, GMM_SLOT_DY, GMM_SLOT_DZ, GMM_SLOTS,
+    GMM_SLOT_MAX = 0x7fffffff
+} gmm_mlp_slot;
+
+/* How the products of an MLP are quantized: each quantizes its two factors (x, FC2's input h, w1, w2, dy, FC1's output
+   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Everything else stays as
+   without a recipe: saved values are those of the unquantized dtype, and gradients of biases come from them. */
+typedef struct gmm_mlp_quant {
+    uint32_t struct_size;
+    int32_t reserved;        /* 0 */
+    const gmm_recipe *recipe;/* its kind must be the configuration's */
+    const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
+    float *amax;             /* delayed: [GMM_SLOTS][G], raised to what is seen (history[0]); NULL = not wanted */
+    const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients
+                                read them again in gmm_mlp_wgrad, and scale too */
+} gmm_mlp_quant;
+
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
@@ -455,6 +474,7 @@ typedef struct gmm_mlp {
     size_t deferred_bytes;
     gmm_wgrad_queue *queue; /* delayed: where bwd records them */
     const gmm_grad_hooks *hooks; /* NULL = none */
+    const gmm_mlp_quant *quant;  /* NULL = products of the operands as they are */
 } gmm_mlp;
 
 /* Engine and sizes of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
@@ -1434,6 +1454,8 @@ typedef struct gmm__call {
     int32_t in_align, out_align;         /* what in and out must be multiples of; 0 = 1 */
     gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
     int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
+    gmm_mlp_quant quant;    /* MLP with a recipe; recipe.kind NONE = without */
+    gmm_recipe recipe;
     int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
     gmm_format format;
     union {
@@ -3462,6 +3484,18 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse(call, error.status, "config", "%s", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
+    if (d->quant) {
+        if ((s = gmm__read(call, "quant", &call->quant, sizeof call->quant, d->quant)) != GMM_OK ||
+            (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)
+            return s;
+        if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
+            return gmm__refuse(call, s, "quant.recipe", "%s", error.text);
+        if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
+            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be config.recipe, %d, and not none",
+                               (int)call->recipe.kind, (int)c->recipe);
+        if (call->quant.reserved)
+            return gmm__refuse(call, GMM_E_ARG, "quant.reserved", "%d must be 0", (int)call->quant.reserved);
+    }
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
     G = call->groups.count;
@@ -3667,6 +3701,141 @@ static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_line
     const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);
     return gmm__mlp_size(&step, s, &before, bytes, out);
 }
+
+/* --- a product whose factors a recipe quantizes first --- */
+
+static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                        const gmm_quantization *quantization, int query);
+
+/* What such a product needs beside its descriptor; kept with delayed weight gradients. */
+typedef struct gmm__mlp_recipe {
+    gmm_recipe recipe;
+    gmm_mlp_quant quant;
+} gmm__mlp_recipe;
+
+/* One factor: where the descriptor points at it, what it becomes, and its slot. */
+typedef struct gmm__mlp_factor {
+    const gmm_mat **place;
+    const gmm_format *role;
+    gmm_direction direction;
+    int32_t slot;
+    int64_t rows, cols; /* of a weight; activations: rows 0 */
+} gmm__mlp_factor;
+
+static void *gmm__mlp_take(void *memory, size_t *used, int64_t bytes) {
+    void *at = memory ? (char *)memory + *used : NULL;
+    *used += gmm__round256((size_t)bytes);
+    return at;
+}
+
+/* Quantizes the factors of a linear operation of layer 1 or 2 into `memory` and multiplies the copies. Without memory
+   it only counts: *need is raised to the bytes that the call takes. */
+static gmm_status gmm__mlp_product(gmm_context *ctx, const char *function, const gmm__mlp_recipe *q, gmm_op op,
+                                   int layer, const gmm_linear *linear, void *memory, size_t bytes, size_t *need,
+                                   gmm_stream stream) {
+    const int fwd = op == GMM_OP_LINEAR_FWD, wgrad = op == GMM_OP_LINEAR_WGRAD, query = memory == NULL;
+    const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+    const int64_t G = linear->groups->count;
+    const int32_t slot_x = layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
+    const int32_t slot_dy = layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
+    gmm_linear l = *linear;
+    gmm__mlp_factor factor[2];
+    gmm_quantization step[2];
+    gmm_format format[2];
+    gmm_mat copy[2], shell[2];
+    gmm__call call;
+    gmm__plan plan;
+    gmm_status s;
+    size_t used = 0, sub = 0;
+    int i, count = 0;
+
+    memset(factor, 0, sizeof factor);
+    factor[0].place = fwd || wgrad ? &l.x : &l.dy;
+    factor[0].role = fwd || wgrad ? &q->recipe.input : &q->recipe.grad;
+    factor[0].direction = tokens;
+    factor[0].slot = fwd || wgrad ? slot_x : slot_dy;
+    factor[0].cols = fwd || wgrad ? l.in_features : l.out_features;
+    factor[1].place = wgrad ? &l.dy : &l.w;
+    factor[1].role = wgrad ? &q->recipe.grad : &q->recipe.weight;
+    factor[1].direction = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
+    factor[1].slot = wgrad ? slot_dy : slot_w;
+    factor[1].rows = wgrad ? 0 : l.out_features;
+    factor[1].cols = wgrad ? l.out_features : l.in_features;
+
+    memset(step, 0, sizeof step);
+    for (i = 0; i < 2; i++) {
+        const gmm__mlp_factor *f = &factor[i];
+        gmm_quantization *d = &step[count];
+        gmm_format *to = &format[count];
+        gmm_layout layout;
+        gmm_error why = GMM_ZERO;
+        if (f->role->dtype == GMM_NONE) continue;
+        *to = *f->role;
+        to->struct_size = 0;
+        if (f->direction == GMM_COLUMNWISE) to->row_amax = 0; /* sums run over the rows */
+        s = f->rows ? gmm_layout_of(to->dtype, to->scaling, to->order, f->direction, f->rows, f->cols, &layout, &why)
+                    : gmm_layout_of_groups(to->dtype, to->scaling, to->order, f->direction, (int32_t)G,
+                                           l.groups->capacity, f->cols, &layout, &why);
+        if (s != GMM_OK) return gmm__fail(&ctx->error, s, "%s: %.400s", function, why.text);
+        copy[i] = gmm_mat_quantized(to, f->direction, NULL, NULL, NULL);
+        copy[i].data = gmm__mlp_take(memory, &used, f->rows ? G * layout.data_bytes : layout.data_bytes);
+        copy[i].scale = gmm__mlp_take(memory, &used, f->rows ? G * layout.scale_bytes : layout.scale_bytes);
+        if (to->delayed) copy[i].amax = q->quant.amax ? q->quant.amax + f->slot * G : NULL;
+        else copy[i].amax = (float *)gmm__mlp_take(memory, &used, 4 * (to->row_amax ? l.groups->capacity : G));
+        d->count = f->rows ? (int32_t)G : 0;
+        d->rows = f->rows;
+        d->cols = f->cols;
+        d->groups = f->rows ? NULL : l.groups;
+        d->options = l.options;
+        d->format = to;
+        d->src = *f->place;
+        if (f->direction == GMM_ROWWISE) d->rowwise = &copy[i];
+        else d->columnwise = &copy[i];
+        d->scale = to->delayed && q->quant.scale ? q->quant.scale + f->slot * G : NULL;
+        if (to->stochastic && q->quant.random) d->random = q->quant.random + (f->slot == GMM_SLOT_DZ ? 2 : 0);
+        count++;
+        shell[i] = copy[i];
+        shell[i].columnwise = &copy[i];
+        *f->place = f->direction == GMM_ROWWISE ? &copy[i] : &shell[i];
+    }
+    for (i = 0; i < count; i++) {
+        s = gmm__quantize_prepare(&call, ctx, GMM_OP_QUANTIZE, function, &step[i], query);
+        if (s == GMM_OK) s = query ? gmm__select(&call, &plan)
+                                   : gmm__serve(&call, NULL, (char *)memory + used, bytes - used, stream);
+        if (s != GMM_OK) return s;
+        if (query && plan.workspace_bytes > sub) sub = plan.workspace_bytes;
+    }
+    s = gmm__linear_prepare(&call, ctx, op, function, &l, query);
+    if (s == GMM_OK) s = query ? gmm__select(&call, &plan)
+                               : gmm__serve(&call, NULL, (char *)memory + used, bytes - used, stream);
+    if (s != GMM_OK) return s;
+    if (query && plan.workspace_bytes > sub) sub = plan.workspace_bytes;
+    if (need && used + sub > *need) *need = used + sub;
+    return GMM_OK;
+}
+
+static gmm__mlp_recipe gmm__mlp_recipe_of(const gmm__call *call) {
+    gmm__mlp_recipe q;
+    q.recipe = call->recipe;
+    q.quant = call->quant;
+    return q;
+}
+/* The layer that a step of this call belongs to. */
+static int gmm__mlp_layer(const gmm__call *call, const gmm_linear *l) {
+    return l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
+}
+/* Raises *bytes to the workspace of one product. Returns 0 if the engine declines it. */
+static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
+    const gmm__call *call = plan->call;
+    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
+    const gmm_error before = call->ctx->error;
+    if (q.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
+    if (gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l, NULL, 0, bytes, NULL) == GMM_OK)
+        return 1;
+    (void)gmm__decline(out, "%.180s", call->ctx->error.text);
+    call->ctx->error = before;
+    return 0;
+}
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
     const gmm_error before = plan->call->ctx->error;
@@ -3681,9 +3850,9 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     size_t sub = 0;
     gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
     t.act.y = &t.h;
-    if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan) ||
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan) ||
         !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan) ||
-        !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_FWD, &t.fc2, &sub, plan))
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &sub, plan))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes); /* inference uses both; a query cannot tell it from training */
@@ -3704,6 +3873,12 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
+    if (q.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD)
+        return gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l,
+                                gmm__part(plan, GMM__PART_MLP_SUB),
+                                plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], NULL, stream);
     return gmm__linear_run(plan->call->ctx, op, plan->call->function, l, gmm__part(plan, GMM__PART_MLP_SUB),
                            plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
 }
@@ -3744,15 +3919,16 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     t.act.dx = need.dz ? &t.dz : NULL;
     t.act.dprob = d->dprob;
     t.act.y = &t.h;
-    if ((need.z && c->save == GMM_SAVE_NOTHING && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan)) ||
-        (need.dh && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &sub, plan)) ||
+    if ((need.z && c->save == GMM_SAVE_NOTHING &&
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &sub, plan)) ||
         (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &sub, plan)) ||
         (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan)) ||
         ((d->db2 || t.bgrad2.d_row_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &sub, plan)) ||
         (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &sub, plan)) ||
-        (d->dw2 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
-        (d->dw1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)) ||
-        (d->dx && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &sub, plan)))
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &sub, plan)))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
@@ -3774,6 +3950,7 @@ typedef struct gmm__wgrad_record {
     int64_t in[2], out[2];
     gmm_mat x[2], dy[2], dw[2];
     gmm_grad grad[2];
+    gmm__mlp_recipe quantized;
     int32_t wanted[2];
 } gmm__wgrad_record;
 
@@ -3797,6 +3974,7 @@ static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
     r.groups = t->groups;
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
+    r.quantized = gmm__mlp_recipe_of(call);
     r.wanted[0] = d->dw2 != NULL;
     r.wanted[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
@@ -3882,13 +4060,17 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
         for (i = 0; i < 2; i++) {
             if (!r.wanted[i]) continue;
             gmm__mlp_replay(&r, i, &l);
-            if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &sub, plan)) return 0;
+            if (r.quantized.recipe.kind == GMM_RECIPE_NONE) {
+                if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &sub, plan)) return 0;
+            } else if (gmm__mlp_product(call->ctx, call->function, &r.quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l, NULL,
+                                        0, &sub, NULL) != GMM_OK)
+                return gmm__decline(plan, "%.180s", call->ctx->error.text);
         }
     } else {
         gmm__mlp_steps t;
         gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-        if ((call->d.mlp.dw2 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
-            (call->d.mlp.dw1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)))
+        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
+            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)))
             return 0;
     }
     memset(plan->part, 0, sizeof plan->part);
@@ -3905,8 +4087,11 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
         gmm_status s;
         if (!r->wanted[i]) continue;
         gmm__mlp_replay(r, i, &l);
-        s = gmm__linear_run(plan->call->ctx, GMM_OP_LINEAR_WGRAD, plan->call->function, &l, plan->workspace,
-                            plan->workspace_bytes, stream);
+        s = r->quantized.recipe.kind == GMM_RECIPE_NONE
+                ? gmm__linear_run(plan->call->ctx, GMM_OP_LINEAR_WGRAD, plan->call->function, &l, plan->workspace,
+                                  plan->workspace_bytes, stream)
+                : gmm__mlp_product(plan->call->ctx, plan->call->function, &r->quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l,
+                                   plan->workspace, plan->workspace_bytes, NULL, stream);
         if (s != GMM_OK) return s;
         r->wanted[i] = 0; /* should the other one fail, a second try leaves this one alone */
         gmm__mlp_fire(plan->call->ctx, &r->hooks, params[i], 1, stream);

@@ -866,13 +866,15 @@ GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *deq
 
 /* Delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one dtype:
    gmm_delayed_scale on each. history[0] is where gmm_quantize recorded the amaxes.
-   Shapes: history [length][slots], scale [slots]; fp32, context memory, initially zeros and ones. */
+   Shapes: history [length] rows of slots, `stride` apart; scale [slots]; fp32, context memory, initially zeros and
+       ones. */
 typedef struct gmm_scale_update {
     uint32_t struct_size;
     int32_t slots;            /* >= 0 */
     int32_t history_length;   /* >= 1 */
     int32_t margin, most_recent; /* as in gmm_recipe */
     gmm_dtype dtype;          /* E4M3 or E5M2 */
+    int64_t stride;           /* floats from row to row of the history; 0 = slots */
     const gmm_options *options;
     float *history;
     float *scale;
@@ -883,8 +885,8 @@ typedef struct gmm_scale_update {
 } gmm_scale_update;
 
 /* Updates. No workspace.  Stream, graph: enqueued; capturable if the callback is.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA; the
-       callback's. */
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED,
+       GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
 
 /* --------------------------------------------------------------------------------------------------- 11 Runtime --- */
@@ -5318,6 +5320,10 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
         (s = gmm__read_options(&call, d->options)) != GMM_OK)
         return s;
     if (d->slots < 0) return gmm__refuse(&call, GMM_E_ARG, "slots", "%d must be >= 0", (int)d->slots);
+    if (d->stride == 0) d->stride = d->slots;
+    if (d->stride < d->slots)
+        return gmm__refuse(&call, GMM_E_STRIDE, "stride", "%lld must be >= the %d slots", (long long)d->stride,
+                           (int)d->slots);
     if (d->history_length < 1)
         return gmm__refuse(&call, GMM_E_ARG, "history_length", "%d must be >= 1", (int)d->history_length);
     if (d->margin < 0 || d->margin > 63)
@@ -5736,7 +5742,7 @@ static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream
     int32_t i;
     (void)stream;
     for (i = 0; i < d->slots; i++)
-        d->scale[i] = gmm_delayed_scale(d->history + i, d->slots, d->history_length, gmm_dtype_largest(d->dtype),
+        d->scale[i] = gmm_delayed_scale(d->history + i, d->stride, d->history_length, gmm_dtype_largest(d->dtype),
                                         d->margin, d->most_recent, 0.0f, d->scale[i]);
     return GMM_OK;
 }
@@ -6603,6 +6609,7 @@ static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream
     a.history = d->history;
     a.scale = d->scale;
     a.slots = d->slots;
+    a.stride = d->stride;
     a.length = d->history_length;
     a.margin = d->margin;
     a.most_recent = d->most_recent;
@@ -6964,6 +6971,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_sm90_kernel *k;
     int64_t tiles;
     if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
+    if (gmm__quantized(call)) return gmm__decline(plan, "has no kernel for quantized operands");
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));

@@ -2362,6 +2362,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
 
 typedef struct gmm__update_args {
     float *history, *scale;
+    int64_t stride;
     int32_t slots, length, margin, most_recent;
     float qmax;
 } gmm__update_args;
@@ -2369,7 +2370,7 @@ typedef struct gmm__update_args {
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
     const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     if (i < a.slots)
-        a.scale[i] = gmm_delayed_scale(a.history + i, a.slots, a.length, a.qmax, a.margin, a.most_recent, 0.0f,
+        a.scale[i] = gmm_delayed_scale(a.history + i, a.stride, a.length, a.qmax, a.margin, a.most_recent, 0.0f,
                                        a.scale[i]);
 }
 

@@ -699,18 +699,19 @@ static void skip_and_sums(int arg) {
 }
 
 static void updates(int arg) {
-    enum { SLOTS = 37, LEN = 5 };
-    float history[LEN][SLOTS], scale[SLOTS], h[LEN];
+    enum { SLOTS = 37, STRIDE = 41, LEN = 5 };
+    float history[LEN][STRIDE], scale[SLOTS], h[LEN];
     float *device = (float *)t_alloc(sizeof history), *scales = (float *)t_alloc(sizeof scale);
     gmm_scale_update u = GMM_ZERO;
     u.slots = SLOTS;
+    u.stride = STRIDE;
     u.history_length = LEN;
     u.margin = arg;
     u.most_recent = arg == 1;
     u.dtype = arg ? GMM_E5M2 : GMM_E4M3;
     u.history = device;
     u.scale = scales;
-    for (int i = 0; i < LEN * SLOTS; i++) (&history[0][0])[i] = t_int(0, 4) ? (float)fabs(t_real()) : 0.0f;
+    for (int i = 0; i < LEN * STRIDE; i++) (&history[0][0])[i] = t_int(0, 4) ? (float)fabs(t_real()) : 0.0f;
     for (int i = 0; i < SLOTS; i++) scale[i] = (float)(1.0 + t_real() / 2.0);
     history[0][3] = INFINITY;
     t_upload(device, history, sizeof history);
@@ -764,6 +765,9 @@ static void update_reduces(int arg) {
     u.margin = 64;
     T_REFUSED(GMM_E_ARG, gmm_update_scales(T.ctx, &u, T.stream), "margin", "64", NULL);
     u.margin = 0;
+    u.stride = 8;
+    T_REFUSED(GMM_E_STRIDE, gmm_update_scales(T.ctx, &u, T.stream), "stride", "8", NULL);
+    u.stride = 0;
     u.history_length = 0;
     T_REFUSED(GMM_E_ARG, gmm_update_scales(T.ctx, &u, T.stream), "history_length", NULL);
 }

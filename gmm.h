@@ -889,7 +889,7 @@ typedef struct gmm_scale_update {
        GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
 
-/* --------------------------------------------------------------------------------------------------- 11 Runtime --- */
+/* --------------------------------------------------------------------------------------------------- 12 Runtime --- */
 
 typedef struct CUevent_st *gmm_event; /* a cudaEvent_t; in a CPU context an object of this library */
 
@@ -936,7 +936,7 @@ typedef struct gmm_runtime {
    Stream, graph: no effect on either. Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out);
 
-/* ----------------------------------------------------------------------------------------------- 12 Checkpoints --- */
+/* ----------------------------------------------------------------------------------------------- 13 Checkpoints --- */
 
 /* From the tensors of a checkpoint to those that a model wants: names, layouts, slices, dtypes. Host only; no context.
 
@@ -1359,7 +1359,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
 #endif
 #endif /* GMM_MOE_GMM_H_INCLUDED */
 
-/* -------------------------------------------------------------------------------------------- 13 Implementation --- */
+/* -------------------------------------------------------------------------------------------- 14 Implementation --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__IMPLEMENTATION_DONE)
 #define GMM__IMPLEMENTATION_DONE
@@ -1402,7 +1402,7 @@ extern "C" {
 #include "gmm_kernels.cuh"
 #endif
 
-/* ......................................................................................... 13.1 Context, checks ... */
+/* ......................................................................................... 14.1 Context, checks ... */
 
 enum { GMM__WORKSPACE_ALIGN = 256 };
 
@@ -1847,7 +1847,7 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
                              gmm_stream stream);
 
-/* .............................................................................................. 13.2 CPU engine ... */
+/* .............................................................................................. 14.2 CPU engine ... */
 
 /* Runs task(arg, i, thread) for i in [0, count) on the context's threads; thread < ctx->threads. Tasks are independent,
    so results do not depend on the number of threads. The only place that knows OpenMP. */
@@ -1957,7 +1957,7 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
     return GMM_OK;
 }
 
-/* .......................................................................................... 13.3 Grouped linear ... */
+/* .......................................................................................... 14.3 Grouped linear ... */
 
 /* Reads a factor of a product: floats, or the quantized copy whose blocks run along the contraction. */
 static gmm_status gmm__read_factor(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
@@ -2618,7 +2618,7 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     return GMM_OK;
 }
 
-/* .............................................................................................. 13.4 Activation ... */
+/* .............................................................................................. 14.4 Activation ... */
 
 GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     gmm_act a = GMM_ZERO;
@@ -3041,7 +3041,7 @@ static gmm_status gmm__cpu_launch_act_bwd(const gmm__plan *plan, gmm_stream stre
     return gmm__cpu_launch_act(plan);
 }
 
-/* ..................................................................................... 13.5 Pad, GLU interleave ... */
+/* ..................................................................................... 14.5 Pad, GLU interleave ... */
 
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor) {
     if (grouped_tensor) return 256;
@@ -3339,7 +3339,7 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     return GMM_OK;
 }
 
-/* .............................................................................................. 13.6 Expert MLP ... */
+/* .............................................................................................. 14.6 Expert MLP ... */
 
 GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, gmm_error *error) {
     gmm_wgrad_out o;
@@ -4192,7 +4192,7 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
     return GMM_OK;
 }
 
-/* ................................................................................................. 13.7 Routing ... */
+/* ................................................................................................. 14.7 Routing ... */
 
 static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
@@ -4533,7 +4533,7 @@ GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *w
     return gmm__topk(ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0, NULL, workspace, workspace_bytes, stream);
 }
 
-/* ...................................................................................... 13.8 Permute, unpermute ... */
+/* ...................................................................................... 14.8 Permute, unpermute ... */
 
 /* Operands of the permutation among the roles. */
 enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY };
@@ -4979,7 +4979,7 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
                         stream);
 }
 
-/* ..................................................................................... 13.9 Accumulate, convert ... */
+/* ..................................................................................... 14.9 Accumulate, convert ... */
 
 /* The extents that both operations share, named in messages. */
 static gmm_status gmm__small_extents(gmm__call *call, int64_t rows, int64_t cols) {
@@ -5146,7 +5146,7 @@ static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stre
     return GMM_OK;
 }
 
-/* ......................................................................................... 12.9a Quantization ... */
+/* ........................................................................................... 14.10 Quantization ... */
 
 /* The rows that a quantizing call covers: groups of a split, or matrices of fixed extents. */
 static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
@@ -5747,7 +5747,7 @@ static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream
     return GMM_OK;
 }
 
-/* ............................................................................. 13.10 MMA engine: grouped linear ... */
+/* ............................................................................. 14.11 MMA engine: grouped linear ... */
 
 #ifdef __CUDACC__
 
@@ -6006,7 +6006,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 #endif /* __CUDACC__ */
 
-/* .................................................... 13.11 MMA engine: activation, routing, rows, gated layout ... */
+/* .................................................... 14.12 MMA engine: activation, routing, rows, gated layout ... */
 
 #ifdef __CUDACC__
 
@@ -6619,7 +6619,7 @@ static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream
 
 #endif /* __CUDACC__ */
 
-/* ........................................................................ 13.12 CUBLASLT engine: grouped linear ... */
+/* ........................................................................ 14.13 CUBLASLT engine: grouped linear ... */
 
 #ifdef GMM__CUBLASLT
 
@@ -6880,7 +6880,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 #endif /* GMM__CUBLASLT */
 
-/* ........................................................................... 13.13 WGMMA engine: grouped linear ... */
+/* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
 
 #ifdef __CUDACC__
 
@@ -7037,7 +7037,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 
 #endif /* __CUDACC__ */
 
-/* ................................................................................................ 13.14 Runtime ... */
+/* ................................................................................................ 14.15 Runtime ... */
 
 /* What a function of the table starts with: its context, and the checks that both rows share. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
@@ -7367,7 +7367,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     return GMM_OK;
 }
 
-/* ......................................................................... 13.15 Engine table, public functions ... */
+/* ......................................................................... 14.16 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
 #define GMM__OP(engine, op) { gmm__##engine##_plan_##op, gmm__##engine##_launch_##op }
@@ -7710,7 +7710,7 @@ GMMDEF void gmm_destroy(gmm_context *ctx) {
 #endif
 #endif /* GMM_IMPLEMENTATION */
 
-/* ------------------------------------------------------------------------------- 14 Implementation: checkpoints --- */
+/* ------------------------------------------------------------------------------- 15 Implementation: checkpoints --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__CKPT_IMPLEMENTATION_DONE)
 #define GMM__CKPT_IMPLEMENTATION_DONE
@@ -7719,7 +7719,7 @@ GMMDEF void gmm_destroy(gmm_context *ctx) {
 extern "C" {
 #endif
 
-/* ....................................................................................... 14.1 Memory, reports ... */
+/* ....................................................................................... 15.1 Memory, reports ... */
 
 static void *gmm__ck_malloc(void *user, size_t bytes) { (void)user; return GMM_MALLOC(bytes); }
 static void gmm__ck_free(void *user, void *memory) { (void)user; GMM_FREE(memory); }
@@ -7858,7 +7858,7 @@ static void gmm__ck_begin(gmm_ckpt_report *report) {
     if (report) memset(report, 0, sizeof *report);
 }
 
-/* ................................................................................................. 14.2 Tables ... */
+/* ................................................................................................. 15.2 Tables ... */
 
 typedef struct gmm__ck_storage {
     const char *base;
@@ -8040,7 +8040,7 @@ GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name
     return (int64_t)table->slots[gmm__ck_slot(table, name, strlen(name))] - 1;
 }
 
-/* ................................................................................................ 14.3 Schemes ... */
+/* ................................................................................................ 15.3 Schemes ... */
 
 #define GMM__CK_L "decoder.layers.{L}.mlp."
 #define GMM__CK_H "model.layers.{L}."
@@ -8223,7 +8223,7 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name) {
     return NULL;
 }
 
-/* .................................................................................... 14.4 Keys to linears ... */
+/* .................................................................................... 15.4 Keys to linears ... */
 
 /* A source tensor that a linear uses. */
 typedef struct gmm__ck_hit {
@@ -8533,7 +8533,7 @@ static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char 
     return name;
 }
 
-/* ................................................................................... 14.5 Boxes of a weight ... */
+/* ................................................................................... 15.5 Boxes of a weight ... */
 
 /* The logical array of one linear, state and kind: [experts][halves][f][k]; gate and up are halves. */
 typedef struct gmm__ck_array {
@@ -8724,7 +8724,7 @@ static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64
     return gmm__ck_push(b, &m);
 }
 
-/* ............................................................................................ 14.6 One array ... */
+/* ............................................................................................ 15.6 One array ... */
 
 /* The tensors that a row gives to an array: [parts][experts of a part]; -1 = none. */
 typedef struct gmm__ck_holder {
@@ -9235,7 +9235,7 @@ static gmm_status gmm__ck_pass(gmm__ck_build *b, const gmm__ck_array *x, const g
     return status ? status : gmm__ck_pass_half(b, x, g, GMM_CKPT_UP, up);
 }
 
-/* .............................................................................................. 14.7 Building ... */
+/* .............................................................................................. 15.7 Building ... */
 
 static int gmm__ck_has_row(const gmm_ckpt_scheme *scheme, const gmm_ckpt_linear *l, gmm_ckpt_kind kind,
                            const gmm_ckpt_row **row) {
@@ -9992,7 +9992,7 @@ GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocat
     if (linears) a.release(a.user, linears);
 }
 
-/* ............................................................... 14.8 Megatron-LM's normalizers and small rules ... */
+/* ............................................................... 15.8 Megatron-LM's normalizers and small rules ... */
 
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
@@ -10288,7 +10288,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
     return GMM_OK;
 }
 
-/* .............................................................................................. 14.9 Verifying ... */
+/* .............................................................................................. 15.9 Verifying ... */
 
 /* A set of elements as nested steps, outermost first. */
 typedef struct gmm__ck_set {
@@ -10499,7 +10499,7 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
     return GMM_OK;
 }
 
-/* ............................................................................................... 14.10 Applying ... */
+/* ............................................................................................... 15.10 Applying ... */
 
 /* Codecs of quantized sources; exact. */
 static float gmm__ck_fp8(gmm_dtype dtype, uint8_t code) {
@@ -10893,7 +10893,7 @@ GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *
 }
 #endif
 #endif /* GMM_IMPLEMENTATION */
-/* --------------------------------------------------------------------------------------------------- 15 Licence ---
+/* --------------------------------------------------------------------------------------------------- 16 Licence ---
  * MIT License, text in the file LICENSE of the repository and below.
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated

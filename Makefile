@@ -196,6 +196,12 @@ $(P)/cjson.cflags: $(P)/cjson
 	@if test -s $<; then echo '-DHAVE_CJSON'; fi > $@
 $(P)/pthread.cflags: $(P)/pthread
 	@if test -s $<; then echo '-DGMM_WITH_CPU_RANKS'; fi > $@
+$(P)/cudaheaders: $(P)/tools $(P)/nvcc
+	@: > $@; if test -s $(P)/nvcc; then d=$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/include; \
+	if printf '#include <cuda_fp4.h>\n#include <cuda_fp8.h>\nint main(void) { return 0; }\n' | \
+	$(CC) -x c -isystem $$d -o $@.try - >/dev/null 2>&1; then echo "-DHAVE_CUDA_HEADERS -isystem $$d" > $@; fi; rm -f $@.try; fi; \
+	if test -s $@; then echo '  probe  CUDA host conversions (oracle of the codecs): yes'; \
+	else echo '  probe  CUDA host conversions (oracle of the codecs): no'; fi
 $(P)/openblas.cflags: $(P)/openblas
 	@if test -s $<; then echo '-DHAVE_OPENBLAS'; fi > $@
 $(P)/nvcc: $(P)/tools
@@ -243,7 +249,8 @@ $(P)/none: $(P)/tools
 # The sanitized build holds the CPU engine alone.
 CUDA_CFLAGS := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.cflags)
 CUDA_LINK := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.link)
-RESPONSES := $(P)/openmp $(P)/pthread $(P)/pthread.cflags $(P)/cjson.cflags $(P)/openblas.cflags $(CUDA_CFLAGS)
+RESPONSES := $(P)/openmp $(P)/pthread $(P)/pthread.cflags $(P)/cjson.cflags $(P)/openblas.cflags $(P)/cudaheaders \
+	$(CUDA_CFLAGS)
 C_RESPONSES := $(RESPONSES:%=@%)
 
 # ---- Rules

@@ -18,11 +18,12 @@
  *     gmm_linear_fwd(ctx, &lin, workspace, info.workspace_bytes, NULL);
  *
  * CONTENTS
- *     1  Version, context, errors      6  Weight-gradient decisions     11  Runtime
- *     2  Operations, options, queries  7  Routing                       12  Checkpoints
- *     3  Grouped linear                8  Permute, unpermute            13  Implementation
- *     4  Activation                    9  Pad, GLU interleave           14  Implementation: checkpoints
- *     5  Expert MLP                   10  Small operations              15  Licence
+ *     1  Version, context, errors      6  Weight-gradient decisions     11  Quantization
+ *     2  Operations, options, queries  7  Routing                       12  Runtime
+ *     3  Grouped linear                8  Permute, unpermute            13  Checkpoints
+ *     4  Activation                    9  Pad, GLU interleave           14  Implementation
+ *     5  Expert MLP                   10  Small operations              15  Implementation: checkpoints
+ *                                                                       16  Licence
  *
  * CONFIGURATION (beside gmm_quant.h's; define where GMM_IMPLEMENTATION is)
  *     GMM_NO_CUBLASLT        under nvcc: leaves out the CUBLASLT engine, so that nothing links with -lcublasLt
@@ -229,6 +230,12 @@ typedef struct gmm_grad {
 /* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
    Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; row_scale s, d_row_scale [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
+   Quantized factors (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd the
+       rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
+       nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
+       multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
+       and scale; fp32 scales of blocks multiply the sum of each 128 along the contraction, other scales the whole
+       sum. K and N must be multiples of gmm_info.in_align and out_align.
    Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
    addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
@@ -425,6 +432,25 @@ static inline gmm_wgrad_queue gmm_wgrad_queue_over(gmm_wgrad_entry *entries, int
     return q;
 }
 
+/* Operands that a recipe quantizes, in the order of their delayed-scaling slots: forward's, then backward's. */
+typedef enum gmm_mlp_slot {
+    GMM_SLOT_X, GMM_SLOT_W1, GMM_SLOT_H, GMM_SLOT_W2, GMM_SLOT_DY, GMM_SLOT_DZ, GMM_SLOTS,
+    GMM_SLOT_MAX = 0x7fffffff
+} gmm_mlp_slot;
+
+/* How the products of an MLP are quantized: each quantizes its two factors (x, FC2's input h, w1, w2, dy, FC1's output
+   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Everything else stays as
+   without a recipe: saved values are those of the unquantized dtype, and gradients of biases come from them. */
+typedef struct gmm_mlp_quant {
+    uint32_t struct_size;
+    int32_t reserved;        /* 0 */
+    const gmm_recipe *recipe;/* its kind must be the configuration's */
+    const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
+    float *amax;             /* delayed: [GMM_SLOTS][G], raised to what is seen (history[0]); NULL = not wanted */
+    const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients
+                                read them again in gmm_mlp_wgrad, and scale too */
+} gmm_mlp_quant;
+
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
@@ -448,6 +474,7 @@ typedef struct gmm_mlp {
     size_t deferred_bytes;
     gmm_wgrad_queue *queue; /* delayed: where bwd records them */
     const gmm_grad_hooks *hooks; /* NULL = none */
+    const gmm_mlp_quant *quant;  /* NULL = products of the operands as they are */
 } gmm_mlp;
 
 /* Engine and sizes of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
@@ -745,7 +772,124 @@ GMMDEF gmm_status gmm_convert_query(gmm_context *ctx, const gmm_conversion *conv
 GMMDEF gmm_status gmm_convert(gmm_context *ctx, const gmm_conversion *conversion, void *workspace,
                               size_t workspace_bytes, gmm_stream stream);
 
-/* --------------------------------------------------------------------------------------------------- 11 Runtime --- */
+/* ------------------------------------------------------------------------------------------- 11 Quantization --- */
+
+/* Formats, recipes, storage and the order of scales: gmm_quant.h, sections 6 to 8.
+   Every operation here takes either activations, split over groups (`groups` set; count and rows 0), or `count`
+   matrices of fixed extents, such as weights (groups NULL). Any row count per group is taken: columnwise copies of
+   activations are padded inside their own buffers, which gmm_layout_of_groups sizes; those of matrices have the size
+   of gmm_layout_of. A group's bits depend on its own rows alone, but for the amax that a caller reduces. */
+
+/* A quantized copy over existing memory, as `format` describes it. amax: NV16, and TENSOR where it is wanted. */
+static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction direction, void *data, void *scale,
+                                        float *amax) {
+    gmm_mat m = GMM_ZERO;
+    m.dtype = format->dtype;
+    m.scaling = format->scaling;
+    m.scale_order = format->order;
+    if (format->row_amax) m.flags |= (uint32_t)GMM_MAT_ROW_AMAX;
+    if (format->e4m3_256) m.flags |= (uint32_t)GMM_MAT_E4M3_256;
+    m.hadamard = direction == GMM_COLUMNWISE ? format->hadamard : 0;
+    m.data = data;
+    m.scale = scale;
+    m.amax = amax;
+    return m;
+}
+
+/* What a call does. The amax of a tensor that ranks share is reduced (MAX) by the caller between AMAX and CAST. */
+typedef enum gmm_quant_phase {
+    GMM_QUANT_ALL = 0,
+    GMM_QUANT_AMAX = 1, /* TENSOR (not delayed) and NV16 by group: writes the amax of the copies, nothing else */
+    GMM_QUANT_CAST = 2, /* reads it */
+    GMM_QUANT_PHASE_MAX = 0x7fffffff
+} gmm_quant_phase;
+
+/* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
+   dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
+   Values are multiplied by fp32 scales and rounded once; the arithmetic is gmm_quant.h's. amax ignores NaN.
+   Aliasing: none. */
+typedef struct gmm_quantization {
+    uint32_t struct_size;
+    int32_t count;            /* matrices, >= 1; 0 with groups */
+    int64_t rows;             /* of each matrix; 0 with groups */
+    int64_t cols;             /* >= 1 */
+    const gmm_groups *groups; /* NULL: fixed extents. tail concerns the elements of copies that are not padded */
+    const gmm_options *options;
+    const gmm_format *format;
+    gmm_quant_phase phase;
+    int32_t first_group;      /* stochastic: what group 0 is to gmm_draw_block, so that one group can be redone */
+    const gmm_mat *src;
+    const gmm_mat *rowwise;   /* NULL = not wanted. amax: TENSOR [G], only raised if delayed; NV16 [G] or [T] */
+    const gmm_mat *columnwise;
+    const gmm_grad *db;       /* column sums of src, as gmm_linear_bgrad makes them; with groups, without skip */
+    const int32_t *skip;      /* context memory, read when the call runs: not 0 leaves everything as it is. NULL = go */
+    const float *scale;       /* delayed: quantization scales, fp32, context memory; NULL = ones */
+    const uint64_t *random;   /* stochastic: {seed, offset}, context memory; the caller advances the offset */
+} gmm_quantization;
+
+/* Engine and workspace of GMM_OP_QUANTIZE or GMM_OP_REQUANTIZE.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization, gmm_info *info);
+
+/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros. An empty group has
+   scale 1 (TENSOR) and amax 0.
+   Stream, graph: enqueued; capturable, replay with other sizes, skip, scale and random is right.
+   Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
+GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
+                               size_t workspace_bytes, gmm_stream stream);
+
+/* Copies made from a quantized ROWWISE copy instead of the source: a second, lossy rounding of its fp32 values.
+   Stream, graph, errors: as gmm_quantize. */
+GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream);
+
+/* dst = the values of a copy, in the order of the source: code times scale in fp32, one rounding at the store. A copy
+   that a Hadamard transform went into gives the transformed values.
+   Shapes: dst [T, cols] or count x [rows, cols].  dtypes: dst F32, F16 or BF16.  Aliasing: none. */
+typedef struct gmm_dequantization {
+    uint32_t struct_size;
+    int32_t count;
+    int64_t rows, cols;
+    const gmm_groups *groups;
+    const gmm_options *options;
+    gmm_direction direction;  /* of src */
+    int32_t reserved;         /* 0 */
+    const gmm_mat *src;
+    const gmm_mat *dst;
+} gmm_dequantization;
+
+/* Engine and workspace of GMM_OP_DEQUANTIZE.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info);
+
+/* Dequantizes. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *dequantization, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream);
+
+/* Delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one dtype:
+   gmm_delayed_scale on each. history[0] is where gmm_quantize recorded the amaxes.
+   Shapes: history [length] rows of slots, `stride` apart; scale [slots]; fp32, context memory, initially zeros and
+       ones. */
+typedef struct gmm_scale_update {
+    uint32_t struct_size;
+    int32_t slots;            /* >= 0 */
+    int32_t history_length;   /* >= 1 */
+    int32_t margin, most_recent; /* as in gmm_recipe */
+    gmm_dtype dtype;          /* E4M3 or E5M2 */
+    int64_t stride;           /* floats from row to row of the history; 0 = slots */
+    const gmm_options *options;
+    float *history;
+    float *scale;
+    void *user;
+    /* Called first, on the calling thread: enqueues the maximum of history[0] over ranks, in place. NULL = none. Ranks
+       must hold the same experts in the same slots. */
+    gmm_status (*reduce)(void *user, float *amax, int32_t slots, gmm_stream stream);
+} gmm_scale_update;
+
+/* Updates. No workspace.  Stream, graph: enqueued; capturable if the callback is.
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED,
+       GMM_E_CUDA; the callback's. */
+GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
+
+/* --------------------------------------------------------------------------------------------------- 12 Runtime --- */
 
 typedef struct CUevent_st *gmm_event; /* a cudaEvent_t; in a CPU context an object of this library */
 
@@ -815,7 +959,7 @@ typedef struct gmm_runtime {
    Stream, graph: no effect on either. Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out);
 
-/* ----------------------------------------------------------------------------------------------- 12 Checkpoints --- */
+/* ----------------------------------------------------------------------------------------------- 13 Checkpoints --- */
 
 /* From the tensors of a checkpoint to those that a model wants: names, layouts, slices, dtypes. Host only; no context.
 
@@ -1238,7 +1382,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
 #endif
 #endif /* GMM_MOE_GMM_H_INCLUDED */
 
-/* -------------------------------------------------------------------------------------------- 13 Implementation --- */
+/* -------------------------------------------------------------------------------------------- 14 Implementation --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__IMPLEMENTATION_DONE)
 #define GMM__IMPLEMENTATION_DONE
@@ -1281,7 +1425,7 @@ extern "C" {
 #include "gmm_kernels.cuh"
 #endif
 
-/* ......................................................................................... 13.1 Context, checks ... */
+/* ......................................................................................... 14.1 Context, checks ... */
 
 enum { GMM__WORKSPACE_ALIGN = 256 };
 
@@ -1331,8 +1475,14 @@ typedef struct gmm__call {
     gmm_options options;
     gmm_groups groups;
     gmm_mat mat[GMM__ROLES];
+    gmm_direction direction[GMM__ROLES]; /* of quantized copies */
+    int32_t in_align, out_align;         /* what in and out must be multiples of; 0 = 1 */
     gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
     int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
+    gmm_mlp_quant quant;    /* MLP with a recipe; recipe.kind NONE = without */
+    gmm_recipe recipe;
+    int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
+    gmm_format format;
     union {
         gmm_linear linear;
         gmm_activation act;
@@ -1343,6 +1493,9 @@ typedef struct gmm__call {
         gmm_glu glu;
         gmm_accumulation sum;
         gmm_conversion convert;
+        gmm_quantization quant;
+        gmm_dequantization dequant;
+        gmm_scale_update update;
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
@@ -1387,16 +1540,6 @@ static GMM__UNUSED gmm_status gmm__refuse(gmm__call *call, gmm_status status, co
     va_end(list);
     return gmm__fail(&call->ctx->error, status, "%s: %s: %s%s%s%s", call->function, argument, what,
                      call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
-}
-
-/* Copies a descriptor that opens with struct_size. Returns 0 if the caller's is newer than this version. */
-static int gmm__copy_sized(void *to, size_t size, const void *from) {
-    uint32_t given;
-    memcpy(&given, from, sizeof given);
-    if (given > size) return 0;
-    memset(to, 0, size);
-    memcpy(to, from, given ? given : size);
-    return 1;
 }
 
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *to, size_t size,
@@ -1531,7 +1674,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                            gmm_scaling_name(m->scaling));
     if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX))
         return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", (unsigned)m->flags);
-    if (m->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", (int)m->reserved);
+    if (m->hadamard) return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0", (unsigned)m->hadamard);
     if (m->ld == 0) m->ld = cols;
     if (m->ld < cols)
         return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= the %lld columns", (long long)m->ld,
@@ -1572,6 +1715,79 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                                    (long long)g, m->table[g], gmm_dtype_name(m->dtype));
         }
     }
+    return GMM_OK;
+}
+
+/* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */
+static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                              int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+    gmm_mat *m = &call->mat[role];
+    gmm_layout l = GMM_ZERO;
+    gmm_error why = GMM_ZERO;
+    gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
+    int64_t size, all, g;
+    int nv;
+    if (s != GMM_OK) return s;
+    if (m->scaling == GMM_SCALING_NONE)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
+    s = matrices == 0 ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order, direction, call->groups.count, rows,
+                                             cols, &l, &why)
+                      : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &why);
+    if (s != GMM_OK) return gmm__refuse(call, s, argument, "%s", why.text);
+    call->direction[role] = direction;
+    nv = m->scaling == GMM_SCALING_NV16;
+    if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX | GMM_MAT_E4M3_256))
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", (unsigned)m->flags);
+    if ((m->flags & (uint32_t)GMM_MAT_E4M3_256 && !nv) ||
+        (m->flags & (uint32_t)GMM_MAT_ROW_AMAX && (!nv || direction != GMM_ROWWISE)))
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x do not belong to a %s copy with scaling %s",
+                           (unsigned)m->flags, direction == GMM_ROWWISE ? "rowwise" : "columnwise",
+                           gmm_scaling_name(m->scaling));
+    if (m->hadamard && (!nv || direction == GMM_ROWWISE || (m->hadamard & ~0xFFFF) != GMM_HADAMARD))
+        return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0, or GMM_HADAMARD and sign bits in a "
+                           "columnwise nv16 copy", (unsigned)m->hadamard);
+    if (m->ld == 0) m->ld = l.data_cols;
+    if (m->ld < l.data_cols || (m->dtype == GMM_E2M1 && m->ld % 2))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= %lld%s", (long long)m->ld,
+                           (long long)l.data_cols, m->dtype == GMM_E2M1 ? " and even" : "");
+    if (!gmm__mul(l.data_rows, m->ld, &size))
+        return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld rows of ld %lld do not fit 64 bits",
+                           (long long)l.data_rows, (long long)m->ld);
+    if (m->group_stride && (matrices == 0 || m->table))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld is for packed matrices",
+                           (long long)m->group_stride);
+    if (m->group_stride == 0 && matrices > 0 && !m->table) m->group_stride = size;
+    if (m->group_stride && (m->group_stride < (l.data_rows > 0 ? (l.data_rows - 1) * m->ld + l.data_cols : 0) ||
+                            (m->dtype == GMM_E2M1 && m->group_stride % 2)))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld must be >= %lld elements%s",
+                           (long long)m->group_stride, (long long)((l.data_rows - 1) * m->ld + l.data_cols),
+                           m->dtype == GMM_E2M1 ? " and even" : "");
+    if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &all) || !gmm__mul(matrices, l.scale_bytes, &all)))
+        return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld matrices at stride %lld do not fit 64 bits",
+                           (long long)matrices, (long long)m->group_stride);
+    if ((m->data && m->table) || (m->scale && m->scale_table))
+        return gmm__refuse(call, GMM_E_ARG, argument, "has both an address and a table of elements or scales");
+    if (matrices == 0 && (m->table || m->scale_table))
+        return gmm__refuse(call, GMM_E_ARG, argument, "is one matrix and takes data and scale, not tables");
+    if (call->query) return GMM_OK;
+    if (!m->table != !m->scale_table)
+        return gmm__refuse(call, GMM_E_ARG, argument, "table and scale_table come together");
+    if (l.data_bytes > 0 && ((!m->data && !m->table) || (!m->scale && !m->scale_table)))
+        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s", m->data || m->table ? "scale"
+                           : "data", (long long)rows, (long long)cols, gmm_dtype_name(m->dtype));
+    if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale % 4)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "scale %p is not aligned to 4 bytes", m->scale);
+    if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "table %p or scale_table %p is not aligned to pointers",
+                           (const void *)m->table, (const void *)m->scale_table);
+    if (nv && !m->amax) return gmm__refuse(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
+    if ((uintptr_t)m->amax % 4)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "amax %p is not aligned to 4 bytes", (const void *)m->amax);
+    if (m->table && (call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
+        for (g = 0; g < matrices; g++)
+            if (l.data_bytes > 0 && (!m->table[g] || !m->scale_table[g]))
+                return gmm__refuse(call, GMM_E_NULL, argument, "table[%lld] or scale_table[%lld] is NULL", (long long)g,
+                                   (long long)g);
     return GMM_OK;
 }
 
@@ -1654,7 +1870,7 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
                              gmm_stream stream);
 
-/* .............................................................................................. 13.2 CPU engine ... */
+/* .............................................................................................. 14.2 CPU engine ... */
 
 /* Runs task(arg, i, thread) for i in [0, count) on the context's threads; thread < ctx->threads. Tasks are independent,
    so results do not depend on the number of threads. The only place that knows OpenMP. */
@@ -1706,6 +1922,28 @@ static GMM__UNUSED void gmm__row_store(gmm_dtype dtype, void *to, const float *f
         for (i = 0; i < n; i++) ((uint16_t *)to)[i] = gmm_f32_to_f16(from[i]);
 }
 
+/* n values of line l of a copy from element a: codes times factors (gmm__qview_factor). */
+static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *to) {
+    const int64_t width = gmm_block_along(v->scaling) ? gmm_block_along(v->scaling) : v->along;
+    const int fixed = !whole && v->scaling != GMM_SCALING_MX32 && v->scaling != GMM_SCALING_NV16;
+    const uint8_t *from = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);
+    const int64_t step = v->apart ? v->ld : 1;
+    int64_t i, end, done;
+    if (v->dtype == GMM_E4M3)
+        for (i = 0; i < n; i++) to[i] = gmm_e4m3_to_f32(from[(a + i) * step]);
+    else if (v->dtype == GMM_E5M2)
+        for (i = 0; i < n; i++) to[i] = gmm_e5m2_to_f32(from[(a + i) * step]);
+    else
+        for (i = 0; i < n; i++) to[i] = gmm_e2m1_to_f32(gmm__qview_code(v, l, a + i));
+    if (fixed) return;
+    for (done = 0; done < n; done = end) {
+        const int64_t j = (a + done) / width;
+        const float factor = gmm__qview_factor(v, l, j, whole);
+        end = gmm__min_i64((j + 1) * width - a, n);
+        for (i = done; i < end; i++) to[i] = gmm__qview_value(to[i], factor);
+    }
+}
+
 /* Sums run in 16 lanes, which are then folded in halves: a fixed order that vector units like. */
 enum { GMM__LANES = 16 };
 static GMM__UNUSED float gmm__lanes_fold(float *lane) {
@@ -1742,15 +1980,71 @@ static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stre
     return GMM_OK;
 }
 
-/* .......................................................................................... 13.3 Grouped linear ... */
+/* .......................................................................................... 14.3 Grouped linear ... */
+
+/* Reads a factor of a product: floats, or the quantized copy whose blocks run along the contraction. */
+static gmm_status gmm__read_factor(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                   int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+    gmm_mat m;
+    gmm_layout layout;
+    gmm_error why = GMM_ZERO;
+    char name[32];
+    if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
+        return gmm__read_mat(call, role, argument, mat, 1, matrices, rows, cols, GMM__FLOATS);
+    if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, matrices, rows, cols, direction);
+    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &why) != GMM_OK)
+        return gmm__refuse(call, why.status, argument, "%s", why.text);
+    (void)snprintf(name, sizeof name, "%s.columnwise", argument);
+    if (!m.columnwise)
+        return gmm__refuse(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
+                           gmm_op_name(call->op));
+    return gmm__read_quant(call, role, name, m.columnwise, matrices, rows, cols, direction);
+}
+
+/* Whether two factors go together: what products are scaled by must be known outside of the sum, or once per block. */
+static gmm_status gmm__check_factors(gmm__call *call, int first, const char *first_name, int second,
+                                     const char *second_name) {
+    static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
+    const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
+    const int32_t align = gmm_feature_align(b->scaling); /* the second is quantized if the first one is */
+    const size_t used = strlen(call->shapes);
+    (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
+                   a->scaling == GMM_SCALING_NONE ? "" : " ", a->scaling == GMM_SCALING_NONE ? ""
+                   : gmm_scaling_name(a->scaling));
+    call->in_align = call->out_align = align;
+    if (a->scaling == GMM_SCALING_NONE && b->scaling == GMM_SCALING_NONE)
+        return a->dtype == b->dtype ? GMM_OK
+                                    : gmm__refuse(call, GMM_E_DTYPE, second_name, "dtype %s must be that of %s, %s",
+                                                  gmm_dtype_name(b->dtype), first_name, gmm_dtype_name(a->dtype));
+    if (a->scaling == GMM_SCALING_NONE ? second != GMM__W || family[b->scaling] < 3
+                                       : family[a->scaling] != family[b->scaling] ||
+                                         (a->scaling == GMM_SCALING_128X128 && b->scaling == GMM_SCALING_128X128))
+        return gmm__refuse(call, GMM_E_DTYPE, second_name, "%s scaled %s does not multiply %s %s scaled %s",
+                           gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling), first_name,
+                           gmm_dtype_name(a->dtype), gmm_scaling_name(a->scaling));
+    if (a->hadamard != b->hadamard)
+        return gmm__refuse(call, GMM_E_CONFIG, second_name, "hadamard 0x%x must be that of %s, 0x%x",
+                           (unsigned)b->hadamard, first_name, (unsigned)a->hadamard);
+    if (call->in % align || call->out % align)
+        return gmm__refuse(call, GMM_E_ARG, call->in % align ? "in_features" : "out_features", "%lld must be a "
+                           "multiple of %d for scaling %s", (long long)(call->in % align ? call->in : call->out),
+                           (int)align, gmm_scaling_name(b->scaling));
+    return GMM_OK;
+}
+
+/* Whether a factor of a linear call is quantized. */
+static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
+    return call->mat[GMM__X_].scaling != GMM_SCALING_NONE || call->mat[GMM__W].scaling != GMM_SCALING_NONE ||
+           call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
+}
 
 /* Checks one linear operation. Only the operands that the operation uses are read. */
 static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                       const gmm_linear *linear, int query) {
     gmm_linear *d = &call->d.linear;
     gmm_status s = gmm__open(call, ctx, op, function, query);
+    const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
     int64_t G, K, N;
-    gmm_dtype dtype;
 
     if (s != GMM_OK || (s = gmm__read(call, "linear", d, sizeof *d, linear)) != GMM_OK) return s;
     if (op < GMM_OP_LINEAR_FWD || op > GMM_OP_LINEAR_BGRAD)
@@ -1770,11 +2064,15 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
 
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
-        if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, 0, call->rows, K, GMM__FLOATS)) != GMM_OK) return s;
-    if (op != GMM_OP_LINEAR_FWD)
+        if ((s = gmm__read_factor(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
+    if (op == GMM_OP_LINEAR_BGRAD) {
         if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
+    } else if (op != GMM_OP_LINEAR_FWD)
+        if ((s = gmm__read_factor(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
-        if ((s = gmm__read_mat(call, GMM__W, "w", d->w, 1, G, N, K, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_factor(call, GMM__W, "w", d->w, G, N, K,
+                                  op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
+            return s;
     if (op == GMM_OP_LINEAR_FWD)
         if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
     if (op == GMM_OP_LINEAR_DGRAD)
@@ -1791,23 +2089,20 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 0, 1, N)) != GMM_OK) return s;
     }
 
-    /* the two factors of a product share their dtype */
-    dtype = call->mat[op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__DY].dtype;
-    if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD) && call->mat[GMM__W].dtype != dtype)
-        return gmm__refuse(call, GMM_E_DTYPE, "w", "dtype %s must be that of %s, %s",
-                           gmm_dtype_name(call->mat[GMM__W].dtype), op == GMM_OP_LINEAR_FWD ? "x" : "dy",
-                           gmm_dtype_name(dtype));
-    if (op == GMM_OP_LINEAR_WGRAD && call->mat[GMM__DY].dtype != dtype)
-        return gmm__refuse(call, GMM_E_DTYPE, "dy", "dtype %s must be that of x, %s",
-                           gmm_dtype_name(call->mat[GMM__DY].dtype), gmm_dtype_name(dtype));
+    if (op == GMM_OP_LINEAR_BGRAD) {
+        const size_t used = strlen(call->shapes);
+        (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s",
+                       gmm_dtype_name(call->mat[GMM__DY].dtype));
+    } else {
+        const int wgrad = op == GMM_OP_LINEAR_WGRAD, fwd = op == GMM_OP_LINEAR_FWD;
+        if ((s = gmm__check_factors(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
+                                    wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
+            return s;
+    }
     if ((s = gmm__check_array(call, "alpha", d->alpha, 0, 1)) != GMM_OK ||
         (s = gmm__check_array(call, "row_scale", d->row_scale, 0, call->rows)) != GMM_OK ||
         (s = gmm__check_array(call, "d_row_scale", d->d_row_scale, 0, call->rows)) != GMM_OK)
         return s;
-    {
-        const size_t used = strlen(call->shapes);
-        (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s", gmm_dtype_name(dtype));
-    }
     return GMM_OK;
 }
 
@@ -1958,11 +2253,15 @@ static const gmm__cpu_tile gmm__cpu_tiles[] = {
 
 /* --- one block of a product: C[m][n] = sum over k of A(i, k) B(j, k), C in fp32, ld GMM__NC --- */
 
-/* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. */
+/* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. Or,
+   quantized, it is element k of line `line` + i of a copy. */
 typedef struct gmm__cpu_factor {
     gmm_dtype dtype;
+    int quantized;
     const void *base;
     int64_t stride_i, stride_k;
+    gmm__qview view;
+    int64_t line;
 } gmm__cpu_factor;
 
 /* Writes rows row[0..n) as columns of a panel: to[k * width + i] = row[i][k]. */
@@ -1993,7 +2292,7 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
         const int live = count - i0 < width ? (int)(count - i0) : width;
         const char *from = (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
         int i;
-        if (f->stride_i == 1) {
+        if (!f->quantized && f->stride_i == 1) {
             for (k = 0; k < kc; k++, from += f->stride_k * size) {
                 gmm__row_load(f->dtype, from, to + k * width, live);
                 for (i = live; i < width; i++) to[k * width + i] = 0.0f;
@@ -2003,7 +2302,9 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
             for (i = 0; i < live; i += 4) {
                 const int n = live - i < 4 ? live - i : 4;
                 int r;
-                for (r = 0; r < n; r++, from += f->stride_i * size) gmm__row_load(f->dtype, from, row[r], kc);
+                for (r = 0; r < n; r++, from += f->stride_i * size)
+                    if (f->quantized) gmm__qview_load(&f->view, f->line + i0 + i + r, k0, kc, 0, row[r]);
+                    else gmm__row_load(f->dtype, from, row[r], kc);
                 gmm__cpu_transpose(row, n, kc, width, to + i);
             }
             for (i = live; i < width; i++)
@@ -2025,19 +2326,62 @@ static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, int32_t thread) {
     return s;
 }
 
+/* One register tile of one block of 128 along k: its own sum, times the scales of both factors, is added to c. */
+static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A, int64_t i, int64_t m,
+                             const gmm__cpu_factor *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
+                             const float *b, float *c) {
+    float part[GMM__MR_512 * GMM__NR_512] = { 0 }, scale[GMM__NR_512];
+    int64_t r, q;
+    tile->run(kc, a, b, part, tile->nr);
+    for (q = 0; q < n; q++) scale[q] = gmm__qview_factor(&B->view, B->line + j + q, k / 128, 1);
+    for (r = 0; r < m; r++) {
+        const float row = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1);
+        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * scale[q];
+    }
+}
+
 static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_factor *A, int64_t m,
                            const gmm__cpu_factor *B, int64_t n, int64_t K) {
     const int64_t mp = gmm__round_up(m, tile->mr), np = gmm__round_up(n, tile->nr);
+    const int promote = A->quantized && gmm_block_along(A->view.scaling) == 128;
+    const int64_t step = promote ? 128 : GMM__KC;
     int64_t i, j, k;
     for (i = 0; i < mp; i++) memset(s->c + i * GMM__NC, 0, (size_t)np * sizeof(float));
-    for (k = 0; k < K; k += GMM__KC) {
-        const int64_t kc = gmm__min_i64(K - k, GMM__KC);
+    for (k = 0; k < K; k += step) {
+        const int64_t kc = gmm__min_i64(K - k, step);
         gmm__cpu_pack(A, m, k, kc, tile->mr, s->a);
         gmm__cpu_pack(B, n, k, kc, tile->nr, s->b);
         for (j = 0; j < np; j += tile->nr)
-            for (i = 0; i < mp; i += tile->mr)
-                tile->run(kc, s->a + i * kc, s->b + j * kc, s->c + i * GMM__NC + j, GMM__NC);
+            for (i = 0; i < mp; i += tile->mr) {
+                const float *a = s->a + i * kc, *b = s->b + j * kc;
+                float *c = s->c + i * GMM__NC + j;
+                if (promote)
+                    gmm__cpu_promote(tile, A, i, gmm__min_i64(m - i, tile->mr), B, j, gmm__min_i64(n - j, tile->nr), k,
+                                     kc, a, b, c);
+                else tile->run(kc, a, b, c, GMM__NC);
+            }
     }
+}
+
+/* What line l of a copy is multiplied by outside of the sum: scales of whole tensors and lines, and NV16's amax. */
+static float gmm__cpu_outer(const gmm__cpu_factor *f, int64_t l) {
+    const gmm__qview *v = &f->view;
+    if (!f->quantized) return 1.0f;
+    if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
+    return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
+}
+/* acc *= alpha outer(A) outer(B), with 1 / (6 e4m3_max) for each NV16 factor, over the sums of line i of A. */
+static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_factor *A, int64_t i,
+                               const gmm__cpu_factor *B) {
+    const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
+    const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
+    const float row = alpha * gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    int64_t j;
+    if (!B->quantized || B->view.scaling != GMM_SCALING_ROW) {
+        const float all = row * gmm__cpu_outer(B, B->line) * share;
+        for (j = 0; j < n; j++) acc[j] *= all;
+    } else
+        for (j = 0; j < n; j++) acc[j] *= row * gmm__cpu_outer(B, B->line + j);
 }
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
@@ -2058,7 +2402,7 @@ static void gmm__cpu_finish_row(float *acc, int64_t n, float alpha, const float 
 
 /* --- the four operations --- */
 
-enum { GMM__PART_OFFSETS, GMM__PART_STARTS, GMM__PART_SCRATCH };
+enum { GMM__PART_OFFSETS, GMM__PART_STARTS, GMM__PART_PADDED, GMM__PART_SCRATCH };
 
 /* Everything a task of a linear operation reads. */
 typedef struct gmm__cpu_linear {
@@ -2066,6 +2410,8 @@ typedef struct gmm__cpu_linear {
     const gmm__cpu_tile *tile;
     const int64_t *offsets; /* [G + 1] rows */
     const int64_t *starts;  /* [G + 1] row blocks before each group */
+    const int64_t *padded;  /* [G + 1] rows before each group in padded copies */
+    const float *row_scale; /* bias gradient; NULL = ones */
     void *scratch;
     int64_t col_blocks, row_blocks;
 } gmm__cpu_linear;
@@ -2081,35 +2427,56 @@ static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
     return low;
 }
 
+/* The factor that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
+   runs along the rows or along the columns. */
+static gmm__cpu_factor gmm__cpu_factor_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
+                                          int64_t col, int along_rows) {
+    const gmm__call *call = job->call;
+    const gmm_mat *m = &call->mat[role];
+    const int weight = role == GMM__W;
+    gmm__cpu_factor f;
+    memset(&f, 0, sizeof f);
+    f.dtype = m->dtype;
+    f.line = line;
+    f.quantized = m->scaling != GMM_SCALING_NONE;
+    if (f.quantized)
+        f.view = gmm__qview_of(m, call->direction[role], !weight, g, weight ? 0 : job->offsets[g],
+                               weight ? 0 : job->padded[g], weight ? call->out : job->offsets[g + 1] - job->offsets[g],
+                               role == GMM__DY ? call->out : call->in);
+    else {
+        f.base = gmm__at(m, weight ? g : 0, row, col);
+        f.stride_i = along_rows ? 1 : m->ld;
+        f.stride_k = along_rows ? m->ld : 1;
+    }
+    return f;
+}
+
 /* One block of y or dx: rows of one group by columns of the output. */
 static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
     const gmm_linear *d = &call->d.linear;
     const int fwd = call->op == GMM_OP_LINEAR_FWD;
-    const gmm_mat *in = &call->mat[fwd ? GMM__X_ : GMM__DY], *w = &call->mat[GMM__W], *bias = &call->mat[GMM__BIAS];
-    const gmm_mat *out = &call->mat[fwd ? GMM__Y : GMM__DX];
+    const gmm_mat *bias = &call->mat[GMM__BIAS], *out = &call->mat[fwd ? GMM__Y : GMM__DX];
     const int64_t cols = fwd ? call->out : call->in, K = fwd ? call->in : call->out;
     const int64_t block = index / job->col_blocks, g = gmm__cpu_find(job->starts, call->groups.count, block);
     const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, left = job->offsets[g + 1] - r0;
     const int64_t m = gmm__min_i64(left, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
     const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, thread);
-    float addend[GMM__NC];
+    float addend[GMM__NC], alpha = gmm__alpha(d, g);
     gmm__cpu_factor A, B;
     int64_t i;
 
-    A.dtype = B.dtype = in->dtype;
-    A.base = gmm__at(in, 0, r0, 0);
-    A.stride_i = in->ld;
-    A.stride_k = 1;
-    B.base = fwd ? gmm__at(w, g, c0, 0) : gmm__at(w, g, 0, c0);
-    B.stride_i = fwd ? w->ld : 1;
-    B.stride_k = fwd ? 1 : w->ld;
+    A = gmm__cpu_factor_of(job, fwd ? GMM__X_ : GMM__DY, g, r0 - job->offsets[g], r0, 0, 0);
+    B = gmm__cpu_factor_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
     gmm__cpu_block(job->tile, &s, &A, m, &B, n, K);
     if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
+    if (B.quantized) alpha = 1.0f;
+    for (i = 0; i < m && B.quantized; i++)
+        gmm__cpu_outer_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
     for (i = 0; i < m; i++)
-        gmm__cpu_finish_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), bias->dtype != GMM_NONE ? addend : NULL,
+        gmm__cpu_finish_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
                             d->row_scale ? d->row_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
                             gmm__at(out, 0, r0 + i, c0));
 }
@@ -2118,7 +2485,7 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
 static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
-    const gmm_mat *x = &call->mat[GMM__X_], *dy = &call->mat[GMM__DY], *dw = &call->mat[GMM__DW];
+    const gmm_mat *x = &call->mat[GMM__X_], *dw = &call->mat[GMM__DW];
     const gmm_grad *grad = &call->grad[GMM__DW];
     const int64_t per_group = job->row_blocks * job->col_blocks, g = index / per_group;
     const int64_t n0 = index % per_group / job->col_blocks * GMM__MC, k0 = index % job->col_blocks * GMM__NC;
@@ -2133,15 +2500,14 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
 
     if (grad->frozen && grad->frozen[g]) return;
     if (rows == 0 && beta == 1.0f) return; /* adding nothing keeps the bits, -0.0 and NaN included */
-    A.dtype = B.dtype = x->dtype;
-    A.base = gmm__at(dy, 0, r0, n0);
-    A.stride_k = dy->ld;
-    B.base = gmm__at(x, 0, r0, k0);
-    B.stride_k = x->ld;
-    A.stride_i = B.stride_i = 1;
-    gmm__cpu_block(job->tile, &s, &A, n, &B, k, rows);
+    A = gmm__cpu_factor_of(job, GMM__DY, g, n0, r0, n0, 1);
+    B = gmm__cpu_factor_of(job, GMM__X_, g, k0, r0, k0, 1);
+    /* a transform spreads the last rows over whole runs of 16 */
+    gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
     /* an empty sum is +0, whatever the sign of alpha */
     alpha = rows ? gmm__alpha(&call->d.linear, g) : 1.0f;
+    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_outer_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
+    if (B.quantized) alpha = 1.0f;
     for (i = 0; i < n; i++)
         gmm__cpu_finish_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
 }
@@ -2151,6 +2517,7 @@ static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
     plan->kernel = call->ctx->cpu_level;
     gmm__reserve(plan, GMM__PART_OFFSETS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_STARTS, groups * sizeof(int64_t));
+    gmm__reserve(plan, GMM__PART_PADDED, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_SCRATCH, (size_t)call->ctx->threads * gmm__cpu_scratch_bytes());
     return 1;
 }
@@ -2160,6 +2527,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     const int64_t G = call->groups.count;
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__PART_OFFSETS);
     int64_t *starts = (int64_t *)gmm__part(plan, GMM__PART_STARTS);
+    int64_t *padded = (int64_t *)gmm__part(plan, GMM__PART_PADDED);
     const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
     gmm__cpu_linear job;
     int64_t g;
@@ -2169,7 +2537,10 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     job.tile = &gmm__cpu_tiles[plan->kernel];
     job.offsets = offsets;
     job.starts = starts;
+    job.padded = padded;
     job.scratch = gmm__part(plan, GMM__PART_SCRATCH);
+    padded[0] = 0;
+    for (g = 0; g < G; g++) padded[g + 1] = padded[g] + gmm_group_rows(offsets[g + 1] - offsets[g]);
     if (call->op == GMM_OP_LINEAR_WGRAD) {
         job.row_blocks = gmm__ceil_div(call->out, GMM__MC);
         job.col_blocks = gmm__ceil_div(call->in, GMM__NC);
@@ -2195,7 +2566,7 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
     const gmm__call *call = job->call;
     const gmm_mat *dy = &call->mat[GMM__DY], *db = &call->mat[GMM__DB];
     const gmm_grad *grad = &call->grad[GMM__DB];
-    const float *scale = call->d.linear.row_scale;
+    const float *scale = job->row_scale;
     const int64_t g = index / job->col_blocks, c0 = index % job->col_blocks * GMM__CHUNK;
     const int64_t n = gmm__min_i64(call->out - c0, GMM__CHUNK);
     const float beta = gmm__grad_beta(grad, g);
@@ -2235,6 +2606,17 @@ static void gmm__cpu_row_scale_task(const void *arg, int64_t index, int32_t thre
     }
 }
 
+/* db of a call from its dy. */
+static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const float *row_scale) {
+    gmm__cpu_linear job;
+    memset(&job, 0, sizeof job);
+    job.call = call;
+    job.offsets = offsets;
+    job.row_scale = row_scale;
+    job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
+    gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks, gmm__cpu_bgrad_task, &job);
+}
+
 static int gmm__cpu_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__PART_OFFSETS, ((size_t)call->groups.count + 1) * sizeof(int64_t));
     return 1;
@@ -2250,9 +2632,7 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
-    if (call->mat[GMM__DB].dtype != GMM_NONE)
-        gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks, gmm__cpu_bgrad_task, &job);
+    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.row_scale);
     if (call->d.linear.d_row_scale) {
         gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), gmm__cpu_row_scale_task, &job);
         if (call->groups.tail == GMM_TAIL_ZERO)
@@ -2261,7 +2641,7 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     return GMM_OK;
 }
 
-/* .............................................................................................. 13.4 Activation ... */
+/* .............................................................................................. 14.4 Activation ... */
 
 GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     gmm_act a = GMM_ZERO;
@@ -2684,7 +3064,7 @@ static gmm_status gmm__cpu_launch_act_bwd(const gmm__plan *plan, gmm_stream stre
     return gmm__cpu_launch_act(plan);
 }
 
-/* ..................................................................................... 13.5 Pad, GLU interleave ... */
+/* ..................................................................................... 14.5 Pad, GLU interleave ... */
 
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor) {
     if (grouped_tensor) return 256;
@@ -2982,7 +3362,7 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     return GMM_OK;
 }
 
-/* .............................................................................................. 13.6 Expert MLP ... */
+/* .............................................................................................. 14.6 Expert MLP ... */
 
 GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, gmm_error *error) {
     gmm_wgrad_out o;
@@ -3129,6 +3509,18 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse(call, error.status, "config", "%s", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
+    if (d->quant) {
+        if ((s = gmm__read(call, "quant", &call->quant, sizeof call->quant, d->quant)) != GMM_OK ||
+            (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)
+            return s;
+        if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
+            return gmm__refuse(call, s, "quant.recipe", "%s", error.text);
+        if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
+            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be config.recipe, %d, and not none",
+                               (int)call->recipe.kind, (int)c->recipe);
+        if (call->quant.reserved)
+            return gmm__refuse(call, GMM_E_ARG, "quant.reserved", "%d must be 0", (int)call->quant.reserved);
+    }
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
     G = call->groups.count;
@@ -3334,6 +3726,141 @@ static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_line
     const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);
     return gmm__mlp_size(&step, s, &before, bytes, out);
 }
+
+/* --- a product whose factors a recipe quantizes first --- */
+
+static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                        const gmm_quantization *quantization, int query);
+
+/* What such a product needs beside its descriptor; kept with delayed weight gradients. */
+typedef struct gmm__mlp_recipe {
+    gmm_recipe recipe;
+    gmm_mlp_quant quant;
+} gmm__mlp_recipe;
+
+/* One factor: where the descriptor points at it, what it becomes, and its slot. */
+typedef struct gmm__mlp_factor {
+    const gmm_mat **place;
+    const gmm_format *role;
+    gmm_direction direction;
+    int32_t slot;
+    int64_t rows, cols; /* of a weight; activations: rows 0 */
+} gmm__mlp_factor;
+
+static void *gmm__mlp_take(void *memory, size_t *used, int64_t bytes) {
+    void *at = memory ? (char *)memory + *used : NULL;
+    *used += gmm__round256((size_t)bytes);
+    return at;
+}
+
+/* Quantizes the factors of a linear operation of layer 1 or 2 into `memory` and multiplies the copies. Without memory
+   it only counts: *need is raised to the bytes that the call takes. */
+static gmm_status gmm__mlp_product(gmm_context *ctx, const char *function, const gmm__mlp_recipe *q, gmm_op op,
+                                   int layer, const gmm_linear *linear, void *memory, size_t bytes, size_t *need,
+                                   gmm_stream stream) {
+    const int fwd = op == GMM_OP_LINEAR_FWD, wgrad = op == GMM_OP_LINEAR_WGRAD, query = memory == NULL;
+    const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+    const int64_t G = linear->groups->count;
+    const int32_t slot_x = layer == 1 ? GMM_SLOT_X : GMM_SLOT_H, slot_w = layer == 1 ? GMM_SLOT_W1 : GMM_SLOT_W2;
+    const int32_t slot_dy = layer == 1 ? GMM_SLOT_DZ : GMM_SLOT_DY;
+    gmm_linear l = *linear;
+    gmm__mlp_factor factor[2];
+    gmm_quantization step[2];
+    gmm_format format[2];
+    gmm_mat copy[2], shell[2];
+    gmm__call call;
+    gmm__plan plan;
+    gmm_status s;
+    size_t used = 0, sub = 0;
+    int i, count = 0;
+
+    memset(factor, 0, sizeof factor);
+    factor[0].place = fwd || wgrad ? &l.x : &l.dy;
+    factor[0].role = fwd || wgrad ? &q->recipe.input : &q->recipe.grad;
+    factor[0].direction = tokens;
+    factor[0].slot = fwd || wgrad ? slot_x : slot_dy;
+    factor[0].cols = fwd || wgrad ? l.in_features : l.out_features;
+    factor[1].place = wgrad ? &l.dy : &l.w;
+    factor[1].role = wgrad ? &q->recipe.grad : &q->recipe.weight;
+    factor[1].direction = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
+    factor[1].slot = wgrad ? slot_dy : slot_w;
+    factor[1].rows = wgrad ? 0 : l.out_features;
+    factor[1].cols = wgrad ? l.out_features : l.in_features;
+
+    memset(step, 0, sizeof step);
+    for (i = 0; i < 2; i++) {
+        const gmm__mlp_factor *f = &factor[i];
+        gmm_quantization *d = &step[count];
+        gmm_format *to = &format[count];
+        gmm_layout layout;
+        gmm_error why = GMM_ZERO;
+        if (f->role->dtype == GMM_NONE) continue;
+        *to = *f->role;
+        to->struct_size = 0;
+        if (f->direction == GMM_COLUMNWISE) to->row_amax = 0; /* sums run over the rows */
+        s = f->rows ? gmm_layout_of(to->dtype, to->scaling, to->order, f->direction, f->rows, f->cols, &layout, &why)
+                    : gmm_layout_of_groups(to->dtype, to->scaling, to->order, f->direction, (int32_t)G,
+                                           l.groups->capacity, f->cols, &layout, &why);
+        if (s != GMM_OK) return gmm__fail(&ctx->error, s, "%s: %.400s", function, why.text);
+        copy[i] = gmm_mat_quantized(to, f->direction, NULL, NULL, NULL);
+        copy[i].data = gmm__mlp_take(memory, &used, f->rows ? G * layout.data_bytes : layout.data_bytes);
+        copy[i].scale = gmm__mlp_take(memory, &used, f->rows ? G * layout.scale_bytes : layout.scale_bytes);
+        if (to->delayed) copy[i].amax = q->quant.amax ? q->quant.amax + f->slot * G : NULL;
+        else copy[i].amax = (float *)gmm__mlp_take(memory, &used, 4 * (to->row_amax ? l.groups->capacity : G));
+        d->count = f->rows ? (int32_t)G : 0;
+        d->rows = f->rows;
+        d->cols = f->cols;
+        d->groups = f->rows ? NULL : l.groups;
+        d->options = l.options;
+        d->format = to;
+        d->src = *f->place;
+        if (f->direction == GMM_ROWWISE) d->rowwise = &copy[i];
+        else d->columnwise = &copy[i];
+        d->scale = to->delayed && q->quant.scale ? q->quant.scale + f->slot * G : NULL;
+        if (to->stochastic && q->quant.random) d->random = q->quant.random + (f->slot == GMM_SLOT_DZ ? 2 : 0);
+        count++;
+        shell[i] = copy[i];
+        shell[i].columnwise = &copy[i];
+        *f->place = f->direction == GMM_ROWWISE ? &copy[i] : &shell[i];
+    }
+    for (i = 0; i < count; i++) {
+        s = gmm__quantize_prepare(&call, ctx, GMM_OP_QUANTIZE, function, &step[i], query);
+        if (s == GMM_OK) s = query ? gmm__select(&call, &plan)
+                                   : gmm__serve(&call, NULL, (char *)memory + used, bytes - used, stream);
+        if (s != GMM_OK) return s;
+        if (query && plan.workspace_bytes > sub) sub = plan.workspace_bytes;
+    }
+    s = gmm__linear_prepare(&call, ctx, op, function, &l, query);
+    if (s == GMM_OK) s = query ? gmm__select(&call, &plan)
+                               : gmm__serve(&call, NULL, (char *)memory + used, bytes - used, stream);
+    if (s != GMM_OK) return s;
+    if (query && plan.workspace_bytes > sub) sub = plan.workspace_bytes;
+    if (need && used + sub > *need) *need = used + sub;
+    return GMM_OK;
+}
+
+static gmm__mlp_recipe gmm__mlp_recipe_of(const gmm__call *call) {
+    gmm__mlp_recipe q;
+    q.recipe = call->recipe;
+    q.quant = call->quant;
+    return q;
+}
+/* The layer that a step of this call belongs to. */
+static int gmm__mlp_layer(const gmm__call *call, const gmm_linear *l) {
+    return l->dy == &call->mat[GMM__DY] || l->w == &call->mat[GMM__W2] ? 2 : 1;
+}
+/* Raises *bytes to the workspace of one product. Returns 0 if the engine declines it. */
+static int gmm__mlp_size_product(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
+    const gmm__call *call = plan->call;
+    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
+    const gmm_error before = call->ctx->error;
+    if (q.recipe.kind == GMM_RECIPE_NONE) return gmm__mlp_size_linear(plan, op, l, bytes, out);
+    if (gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l, NULL, 0, bytes, NULL) == GMM_OK)
+        return 1;
+    (void)gmm__decline(out, "%.180s", call->ctx->error.text);
+    call->ctx->error = before;
+    return 0;
+}
 static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activation *a, size_t *bytes, gmm__plan *out) {
     gmm__call step;
     const gmm_error before = plan->call->ctx->error;
@@ -3348,9 +3875,9 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     size_t sub = 0;
     gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
     t.act.y = &t.h;
-    if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan) ||
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan) ||
         !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan) ||
-        !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_FWD, &t.fc2, &sub, plan))
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &sub, plan))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes); /* inference uses both; a query cannot tell it from training */
@@ -3371,6 +3898,12 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
+    if (q.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD)
+        return gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l,
+                                gmm__part(plan, GMM__PART_MLP_SUB),
+                                plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], NULL, stream);
     return gmm__linear_run(plan->call->ctx, op, plan->call->function, l, gmm__part(plan, GMM__PART_MLP_SUB),
                            plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
 }
@@ -3411,15 +3944,16 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     t.act.dx = need.dz ? &t.dz : NULL;
     t.act.dprob = d->dprob;
     t.act.y = &t.h;
-    if ((need.z && c->save == GMM_SAVE_NOTHING && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan)) ||
-        (need.dh && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &sub, plan)) ||
+    if ((need.z && c->save == GMM_SAVE_NOTHING &&
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &sub, plan)) ||
         (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &sub, plan)) ||
         (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan)) ||
         ((d->db2 || t.bgrad2.d_row_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &sub, plan)) ||
         (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &sub, plan)) ||
-        (d->dw2 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
-        (d->dw1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)) ||
-        (d->dx && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &sub, plan)))
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &sub, plan)))
         return 0;
     gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
     gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
@@ -3441,6 +3975,7 @@ typedef struct gmm__wgrad_record {
     int64_t in[2], out[2];
     gmm_mat x[2], dy[2], dw[2];
     gmm_grad grad[2];
+    gmm__mlp_recipe quantized;
     int32_t wanted[2];
 } gmm__wgrad_record;
 
@@ -3464,6 +3999,7 @@ static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
     r.groups = t->groups;
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
+    r.quantized = gmm__mlp_recipe_of(call);
     r.wanted[0] = d->dw2 != NULL;
     r.wanted[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
@@ -3549,13 +4085,17 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
         for (i = 0; i < 2; i++) {
             if (!r.wanted[i]) continue;
             gmm__mlp_replay(&r, i, &l);
-            if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &sub, plan)) return 0;
+            if (r.quantized.recipe.kind == GMM_RECIPE_NONE) {
+                if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &sub, plan)) return 0;
+            } else if (gmm__mlp_product(call->ctx, call->function, &r.quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l, NULL,
+                                        0, &sub, NULL) != GMM_OK)
+                return gmm__decline(plan, "%.180s", call->ctx->error.text);
         }
     } else {
         gmm__mlp_steps t;
         gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
-        if ((call->d.mlp.dw2 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
-            (call->d.mlp.dw1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)))
+        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
+            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)))
             return 0;
     }
     memset(plan->part, 0, sizeof plan->part);
@@ -3572,8 +4112,11 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
         gmm_status s;
         if (!r->wanted[i]) continue;
         gmm__mlp_replay(r, i, &l);
-        s = gmm__linear_run(plan->call->ctx, GMM_OP_LINEAR_WGRAD, plan->call->function, &l, plan->workspace,
-                            plan->workspace_bytes, stream);
+        s = r->quantized.recipe.kind == GMM_RECIPE_NONE
+                ? gmm__linear_run(plan->call->ctx, GMM_OP_LINEAR_WGRAD, plan->call->function, &l, plan->workspace,
+                                  plan->workspace_bytes, stream)
+                : gmm__mlp_product(plan->call->ctx, plan->call->function, &r->quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l,
+                                   plan->workspace, plan->workspace_bytes, NULL, stream);
         if (s != GMM_OK) return s;
         r->wanted[i] = 0; /* should the other one fail, a second try leaves this one alone */
         gmm__mlp_fire(plan->call->ctx, &r->hooks, params[i], 1, stream);
@@ -3672,7 +4215,7 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
     return GMM_OK;
 }
 
-/* ................................................................................................. 13.7 Routing ... */
+/* ................................................................................................. 14.7 Routing ... */
 
 static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
@@ -4013,7 +4556,7 @@ GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *w
     return gmm__topk(ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0, NULL, workspace, workspace_bytes, stream);
 }
 
-/* ...................................................................................... 13.8 Permute, unpermute ... */
+/* ...................................................................................... 14.8 Permute, unpermute ... */
 
 /* Operands of the permutation among the roles. */
 enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY };
@@ -4459,7 +5002,7 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
                         stream);
 }
 
-/* ..................................................................................... 13.9 Accumulate, convert ... */
+/* ..................................................................................... 14.9 Accumulate, convert ... */
 
 /* The extents that both operations share, named in messages. */
 static gmm_status gmm__small_extents(gmm__call *call, int64_t rows, int64_t cols) {
@@ -4626,7 +5169,608 @@ static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stre
     return GMM_OK;
 }
 
-/* ............................................................................. 13.10 MMA engine: grouped linear ... */
+/* ........................................................................................... 14.10 Quantization ... */
+
+/* The rows that a quantizing call covers: groups of a split, or matrices of fixed extents. */
+static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
+                                  int64_t cols) {
+    gmm_status s;
+    int64_t all;
+    if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
+    call->in = call->out = cols;
+    if (groups) {
+        if (count || rows)
+            return gmm__refuse(call, GMM_E_ARG, "count", "%d and rows %lld must be 0 with groups", (int)count,
+                               (long long)rows);
+        s = gmm__read_groups(call, groups);
+        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld cols=%lld", (int)call->groups.count,
+                       (long long)call->rows, (long long)cols);
+        return s;
+    }
+    (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld", (int)count, (long long)rows,
+                   (long long)cols);
+    if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", (int)count);
+    if (rows < 1) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 1 without groups", (long long)rows);
+    if (!gmm__mul(gmm_group_rows(rows), count, &all))
+        return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", (int)count,
+                           (long long)rows);
+    call->rows = rows;
+    call->units = count;
+    return GMM_OK;
+}
+static int gmm__grouped(const gmm__call *call) { return call->units == 0; }
+static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? call->groups.count : call->units; }
+/* The largest number of strips of GMM_TILE rows. */
+static int64_t gmm__strips(const gmm__call *call) {
+    return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
+                              : call->units * gmm__ceil_div(call->rows, GMM_TILE);
+}
+
+/* Reads a destination and holds it against the format. */
+static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                 gmm_direction direction) {
+    const gmm_format *f = &call->format;
+    gmm_status s;
+    gmm_mat want;
+    if (!mat) {
+        memset(&call->mat[role], 0, sizeof call->mat[role]);
+        return GMM_OK;
+    }
+    s = gmm__read_quant(call, role, argument, mat, call->units, call->rows, call->in, direction);
+    if (s != GMM_OK) return s;
+    want = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
+    mat = &call->mat[role];
+    if (mat->dtype != want.dtype || mat->scaling != want.scaling || mat->scale_order != want.scale_order)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s %s order %d must be the format's %s %s order %d",
+                           gmm_dtype_name(mat->dtype), gmm_scaling_name(mat->scaling), (int)mat->scale_order,
+                           gmm_dtype_name(want.dtype), gmm_scaling_name(want.scaling), (int)want.scale_order);
+    if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != want.flags || mat->hadamard != want.hadamard)
+        return gmm__refuse(call, GMM_E_CONFIG, argument, "flags 0x%x and hadamard 0x%x must be the format's 0x%x and "
+                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, (unsigned)want.flags,
+                           (unsigned)want.hadamard);
+    return GMM_OK;
+}
+
+static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                        const gmm_quantization *quantization, int query) {
+    gmm_quantization *d = &call->d.quant;
+    gmm_format *f = &call->format;
+    gmm_status s = gmm__open(call, ctx, op, function, query);
+    gmm_error why = GMM_ZERO;
+    int by_group;
+    if (s != GMM_OK || (s = gmm__read(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
+    if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no quantizing operation", (int)op);
+    if ((s = gmm__read_options(call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read(call, "format", f, sizeof *f, d->format)) != GMM_OK)
+        return s;
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(call, s, "format", "%s", why.text);
+    if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format", "dtype: none asks for no copy");
+    by_group = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
+               (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+    if (d->phase < GMM_QUANT_ALL || d->phase > GMM_QUANT_CAST || (d->phase != GMM_QUANT_ALL && !by_group))
+        return gmm__refuse(call, GMM_E_CONFIG, "phase", "%d must be 0, or 1 or 2 with scaling tensor (not delayed) or "
+                           "nv16 by group", (int)d->phase);
+    if (d->first_group < 0 || (d->first_group && !f->stochastic))
+        return gmm__refuse(call, GMM_E_ARG, "first_group", "%d must be 0, or above with stochastic rounding",
+                           (int)d->first_group);
+    if (!d->rowwise && !d->columnwise)
+        return gmm__refuse(call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+    if (f->row_amax && d->columnwise)
+        return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
+    if (op == GMM_OP_REQUANTIZE)
+        s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE);
+    else
+        s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, call->units, call->rows, call->in, GMM__FLOATS);
+    if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
+        (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
+        return s;
+    if (f->hadamard && d->columnwise && call->mat[GMM__DY].dtype != GMM_BF16)
+        return gmm__refuse(call, GMM_E_DTYPE, "src", "dtype %s must be bf16, which the Hadamard transform wants",
+                           gmm_dtype_name(call->mat[GMM__DY].dtype));
+    if (d->db) {
+        if (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE || d->phase == GMM_QUANT_AMAX || d->skip)
+            return gmm__refuse(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and with neither phase "
+                               "amax nor skip");
+        if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 1, 1, call->in)) != GMM_OK) return s;
+    }
+    if (!query && d->phase != GMM_QUANT_ALL && f->scaling == GMM_SCALING_TENSOR &&
+        ((d->rowwise && !call->mat[GMM__Y].amax) || (d->columnwise && !call->mat[GMM__DX].amax)))
+        return gmm__refuse(call, GMM_E_NULL, d->rowwise && !call->mat[GMM__Y].amax ? "rowwise" : "columnwise",
+                           "lacks amax, which phase %d is about", (int)d->phase);
+    if (!query && f->stochastic && (!d->random || (uintptr_t)d->random % 8))
+        return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
+                           "aligned, for stochastic rounding", (const void *)d->random);
+    if ((s = gmm__check_array(call, "skip", d->skip, 0, 1)) != GMM_OK) return s;
+    return gmm__check_array(call, "scale", d->scale, 0, gmm__units(call));
+}
+
+GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization,
+                                     gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__quantize_prepare(&call, ctx, op, "gmm_quantize_query", quantization, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
+                               size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__quantize_prepare(&call, ctx, GMM_OP_QUANTIZE, "gmm_quantize", quantization, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__quantize_prepare(&call, ctx, GMM_OP_REQUANTIZE, "gmm_requantize", quantization, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                          const gmm_dequantization *dequantization, int query) {
+    gmm_dequantization *d = &call->d.dequant;
+    gmm_status s = gmm__open(call, ctx, GMM_OP_DEQUANTIZE, function, query);
+    if (s != GMM_OK || (s = gmm__read(call, "dequantization", d, sizeof *d, dequantization)) != GMM_OK ||
+        (s = gmm__read_options(call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK)
+        return s;
+    if (d->direction != GMM_ROWWISE && d->direction != GMM_COLUMNWISE)
+        return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
+                           (int)d->direction);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if ((s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, d->direction)) != GMM_OK)
+        return s;
+    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, call->units, call->rows, call->in, GMM__FLOATS);
+}
+
+GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__dequantize_prepare(&call, ctx, "gmm_dequantize_query", dequantization, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *dequantization, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__dequantize_prepare(&call, ctx, "gmm_dequantize", dequantization, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream) {
+    gmm__call call;
+    gmm__plan plan;
+    gmm_scale_update *d = &call.d.update;
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_SCALE_UPDATE, "gmm_update_scales", 0);
+    if (s != GMM_OK || (s = gmm__read(&call, "update", d, sizeof *d, update)) != GMM_OK ||
+        (s = gmm__read_options(&call, d->options)) != GMM_OK)
+        return s;
+    if (d->slots < 0) return gmm__refuse(&call, GMM_E_ARG, "slots", "%d must be >= 0", (int)d->slots);
+    if (d->stride == 0) d->stride = d->slots;
+    if (d->stride < d->slots)
+        return gmm__refuse(&call, GMM_E_STRIDE, "stride", "%lld must be >= the %d slots", (long long)d->stride,
+                           (int)d->slots);
+    if (d->history_length < 1)
+        return gmm__refuse(&call, GMM_E_ARG, "history_length", "%d must be >= 1", (int)d->history_length);
+    if (d->margin < 0 || d->margin > 63)
+        return gmm__refuse(&call, GMM_E_ARG, "margin", "%d must be 0 to 63", (int)d->margin);
+    if (d->most_recent & ~1)
+        return gmm__refuse(&call, GMM_E_ARG, "most_recent", "%d must be 0 or 1", (int)d->most_recent);
+    if (d->dtype != GMM_E4M3 && d->dtype != GMM_E5M2)
+        return gmm__refuse(&call, GMM_E_DTYPE, "dtype", "%s must be e4m3 or e5m2", gmm_dtype_name(d->dtype));
+    if ((s = gmm__check_array(&call, "history", d->history, 1, d->slots)) != GMM_OK ||
+        (s = gmm__check_array(&call, "scale", d->scale, 1, d->slots)) != GMM_OK ||
+        (s = gmm__select(&call, &plan)) != GMM_OK)
+        return s;
+    if (d->reduce && (s = d->reduce(d->user, d->history, d->slots, stream)) != GMM_OK)
+        return gmm__refuse(&call, s, "reduce", "gave %s", gmm_status_name(s));
+    return gmm__serve(&call, NULL, NULL, 0, stream);
+}
+
+/* --- CPU engine: tiles of 128 rows of one group or matrix by 128 columns --- */
+
+enum {
+    GMM__QUANT_OFFSETS, GMM__QUANT_STARTS, /* [units + 1] rows of the source, and padded rows */
+    GMM__QUANT_AMAX,                       /* [2][units]: of the rowwise and of the columnwise copy */
+    GMM__QUANT_STRIPS,                     /* [2][strips]: the same by strip */
+    GMM__QUANT_LINES, GMM__QUANT_COLUMNS,  /* amax by row (ROW, row_amax) and by column (ROW) */
+    GMM__QUANT_SCRATCH
+};
+
+typedef struct gmm__quant_scratch {
+    float x[GMM_TILE * GMM_TILE], xt[GMM_TILE * GMM_TILE];
+    uint32_t scale[GMM_TILE * GMM_TILE_BLOCKS];
+    uint8_t code[GMM_TILE * GMM_TILE];
+} gmm__quant_scratch;
+
+typedef struct gmm__quant_job {
+    const gmm__call *call;
+    const int64_t *offsets, *starts;
+    float *amax[2], *strips[2], *lines, *columns;
+    gmm__quant_scratch *scratch;
+    int64_t units, strip_count, col_tiles;
+} gmm__quant_job;
+
+/* A strip: rows [row, row + m) of a unit, which has `rows`. */
+typedef struct gmm__strip { int64_t unit, row, m, rows; } gmm__strip;
+
+static gmm__strip gmm__strip_of(const gmm__quant_job *job, int64_t index) {
+    gmm__strip s;
+    s.unit = gmm__cpu_find(job->starts, job->units, index * GMM_TILE);
+    s.row = index * GMM_TILE - job->starts[s.unit];
+    s.rows = job->offsets[s.unit + 1] - job->offsets[s.unit];
+    s.m = gmm__min_i64(s.rows - s.row, GMM_TILE);
+    return s;
+}
+/* Unit u of a copy. */
+static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, gmm_direction direction, int64_t u) {
+    const int grouped = gmm__grouped(job->call);
+    return gmm__qview_of(m, direction, grouped, u, grouped ? job->offsets[u] : 0, grouped ? job->starts[u] : 0,
+                         job->offsets[u + 1] - job->offsets[u], job->call->in);
+}
+
+/* Rows of the source as fp32, whichever it is. */
+static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
+                            float *to) {
+    const gmm_mat *m = &job->call->mat[GMM__DY];
+    const int grouped = gmm__grouped(job->call);
+    if (m->scaling == GMM_SCALING_NONE) {
+        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col), to,
+                      n);
+    } else {
+        const gmm__qview v = gmm__quant_view(job, m, GMM_ROWWISE, s->unit);
+        gmm__qview_load(&v, row, col, n, 1, to);
+    }
+}
+
+/* A tile of a strip, zeros where the strip or the columns end. */
+static void gmm__quant_tile_load(const gmm__quant_job *job, const gmm__strip *s, int64_t col, int64_t n, float *x) {
+    int64_t r;
+    memset(x, 0, sizeof(float) * GMM_TILE * GMM_TILE);
+    for (r = 0; r < s->m; r++) gmm__quant_load(job, s, s->row + r, col, n, x + r * GMM_TILE);
+}
+/* The same as lines of columns, transformed if the columnwise copy is. */
+static void gmm__quant_tile_turn(const gmm_format *f, const float *x, int64_t n, float *xt) {
+    int64_t r, c;
+    for (c = 0; c < n; c++) {
+        for (r = 0; r < GMM_TILE; r++) xt[c * GMM_TILE + r] = x[r * GMM_TILE + c];
+        if (f->hadamard)
+            for (r = 0; r < GMM_TILE; r += 16) gmm_hadamard16(xt + c * GMM_TILE + r, (uint32_t)f->hadamard & 0xFFFFu);
+    }
+}
+static uint32_t gmm__quant_amax(const float *x, int64_t n, uint32_t amax) {
+    int64_t i;
+    for (i = 0; i < n; i++) amax = gmm_amax_bits(amax, x[i]);
+    return amax;
+}
+
+/* Amax of a strip, for both copies; and of its rows. */
+static void gmm__quant_strip_amax(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const gmm__call *call = job->call;
+    const gmm_format *f = &call->format;
+    const gmm__strip s = gmm__strip_of(job, index);
+    gmm__quant_scratch *w = &job->scratch[thread];
+    uint32_t line[GMM_TILE] = { 0 }, all = 0, turned = 0;
+    int64_t r, c0;
+    for (c0 = 0; c0 < call->in; c0 += GMM_TILE) {
+        const int64_t n = gmm__min_i64(call->in - c0, GMM_TILE);
+        gmm__quant_tile_load(job, &s, c0, n, w->x);
+        for (r = 0; r < s.m; r++) line[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, line[r]);
+        if (f->hadamard && call->mat[GMM__DX].dtype != GMM_NONE) {
+            gmm__quant_tile_turn(f, w->x, n, w->xt);
+            turned = gmm__quant_amax(w->xt, n * GMM_TILE, turned);
+        }
+    }
+    for (r = 0; r < s.m; r++) {
+        if (line[r] > all) all = line[r];
+        if (job->lines)
+            job->lines[(gmm__grouped(call) ? job->offsets[s.unit] : s.unit * s.rows) + s.row + r] =
+                gmm_f32_from_bits(line[r]);
+    }
+    job->strips[0][index] = gmm_f32_from_bits(all);
+    job->strips[1][index] = gmm_f32_from_bits(f->hadamard ? turned : all);
+}
+
+/* Amax of up to 128 columns of one unit. */
+static void gmm__quant_column_amax(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const int64_t u = index / job->col_tiles, c0 = index % job->col_tiles * GMM_TILE;
+    const int64_t n = gmm__min_i64(job->call->in - c0, GMM_TILE), rows = job->offsets[u + 1] - job->offsets[u];
+    uint32_t amax[GMM_TILE] = { 0 };
+    float x[GMM_TILE];
+    gmm__strip s;
+    int64_t r, c;
+    (void)thread;
+    s.unit = u;
+    for (r = 0; r < rows; r++) {
+        gmm__quant_load(job, &s, r, c0, n, x);
+        for (c = 0; c < n; c++) amax[c] = gmm_amax_bits(amax[c], x[c]);
+    }
+    for (c = 0; c < n; c++) job->columns[u * job->call->in + c0 + c] = gmm_f32_from_bits(amax[c]);
+}
+
+/* Stores codes of a tile, and the scales of its blocks with the padding behind them. Lines l0 on, elements a0 on. */
+static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_t lines, int64_t data_lines,
+                             int64_t along, const gmm__quant_scratch *w) {
+    const int width = gmm_block_along(v->scaling);
+    int64_t l, a, j;
+    for (l = 0; l < data_lines && !v->apart; l++) {
+        const uint8_t *code = w->code + l * GMM_TILE;
+        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
+        if (v->dtype != GMM_E2M1) memcpy(to, code, (size_t)along);
+        else for (a = 0; a < along; a += 2) to[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
+    }
+    for (a = 0; a < along && v->apart; a++) {
+        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
+        if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) to[l] = w->code[l * GMM_TILE + a];
+        else
+            for (l = 0; l < lines; l += 2)
+                to[l / 2] = (uint8_t)(w->code[l * GMM_TILE + a] | w->code[(l + 1) * GMM_TILE + a] << 4);
+    }
+    if (width == 128) {
+        float *scale = (float *)(void *)v->scale;
+        if (v->scaling == GMM_SCALING_128X128) {
+            const int64_t first = a0 / 128, used = gmm__ceil_div(v->along, 128), end = gmm__round_up(used, 4);
+            scale[gmm__qview_scale(v, l0, first)] = gmm_f32_from_bits(w->scale[0]);
+            if (first + 1 == used)
+                for (j = used; j < end; j++) scale[gmm__qview_scale(v, l0, j)] = 0.0f;
+        } else
+            for (l = 0; l < gmm__min_i64(GMM_TILE, gmm__round_up(v->lines, 4) - l0); l++)
+                scale[gmm__qview_scale(v, l0 + l, a0 / 128)] =
+                    l < lines ? gmm_f32_from_bits(w->scale[l * GMM_TILE_BLOCKS]) : 0.0f;
+    } else if (width) {
+        const int64_t first = a0 / width, used = gmm__ceil_div(v->along, width), end = gmm__round_up(used, 4);
+        for (l = 0; l < GMM_TILE; l++)
+            for (j = 0; j < gmm__min_i64(GMM_TILE / width, end - first); j++)
+                v->scale[gmm__qview_scale(v, l0 + l, first + j)] =
+                    l < lines && first + j < used ? (uint8_t)w->scale[l * GMM_TILE_BLOCKS + j] : (uint8_t)0;
+    }
+}
+
+/* One tile: loaded once, quantized along its rows, its columns or both. */
+static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const gmm__call *call = job->call;
+    const gmm_format *f = &call->format;
+    const gmm_quantization *d = &call->d.quant;
+    const gmm_mat *rowwise = &call->mat[GMM__Y], *columnwise = &call->mat[GMM__DX];
+    const int grouped = gmm__grouped(call), width = gmm_block_along(f->scaling);
+    const gmm__strip s = gmm__strip_of(job, index / job->col_tiles);
+    const int64_t c0 = index % job->col_tiles * GMM_TILE, n = gmm__min_i64(call->in - c0, GMM_TILE);
+    gmm__quant_scratch *w = &job->scratch[thread];
+    gmm_tile t = GMM_ZERO;
+
+    gmm__quant_tile_load(job, &s, c0, n, w->x);
+    t.format = f;
+    t.source = call->mat[GMM__DY].scaling == GMM_SCALING_NONE ? call->mat[GMM__DY].dtype : GMM_F32;
+    t.scale = d->scale ? d->scale[s.unit] : 1.0f;
+    t.group = d->first_group + s.unit;
+    if (f->stochastic) {
+        t.seed = d->random[0];
+        t.offset = d->random[1];
+    }
+    if (rowwise->dtype != GMM_NONE) {
+        const gmm__qview v = gmm__quant_view(job, rowwise, GMM_ROWWISE, s.unit);
+        memset(w->code, 0, sizeof w->code);
+        memset(w->scale, 0, sizeof w->scale);
+        t.direction = GMM_ROWWISE;
+        t.lines = (int)s.m;
+        t.along = (int)n;
+        t.x = w->x;
+        t.amax_per_line = job->lines != NULL;
+        t.amax = job->lines ? job->lines + (grouped ? job->offsets[s.unit] : s.unit * s.rows) + s.row
+                            : job->amax[0] + s.unit;
+        t.blocks_per_line = width ? gmm__ceil_div(call->in, width) : 1;
+        t.first_block = s.row * t.blocks_per_line + (width ? c0 / width : 0);
+        gmm_quantize_tile(&t, w->code, w->scale);
+        gmm__quant_store(&v, s.row, c0, s.m, s.m, n, w);
+        if (f->scaling == GMM_SCALING_ROW && c0 == 0) {
+            int64_t r;
+            for (r = 0; r < s.m; r++)
+                ((float *)(void *)v.scale)[s.row + r] = gmm_f32_from_bits(w->scale[r * GMM_TILE_BLOCKS]);
+        }
+    }
+    if (columnwise->dtype != GMM_NONE) {
+        const gmm__qview v = gmm__quant_view(job, columnwise, GMM_COLUMNWISE, s.unit);
+        /* a padded copy holds whole tiles: zeros, or what the transform makes of rows beside them */
+        const int64_t along = grouped ? (int64_t)GMM_TILE : s.m;
+        memset(w->code, 0, sizeof w->code);
+        memset(w->scale, 0, sizeof w->scale);
+        gmm__quant_tile_turn(f, w->x, n, w->xt);
+        t.direction = GMM_COLUMNWISE;
+        t.lines = (int)n;
+        t.along = (int)along;
+        t.x = w->xt;
+        t.amax_per_line = job->columns != NULL;
+        t.amax = job->columns ? job->columns + s.unit * call->in + c0 : job->amax[1] + s.unit;
+        t.blocks_per_line = width ? gmm__ceil_div(s.rows, width) : 1;
+        t.first_block = c0 * t.blocks_per_line + (width ? s.row / width : 0);
+        gmm_quantize_tile(&t, w->code, w->scale);
+        gmm__quant_store(&v, c0, s.row, n, n, v.apart ? s.m : along, w);
+    }
+}
+
+static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
+    const gmm_format *f = &call->format;
+    const size_t units = (size_t)gmm__units(call), strips = (size_t)gmm__strips(call);
+    const size_t rows = (size_t)(gmm__grouped(call) ? call->rows : call->units * call->rows);
+    const int by_row = f->scaling == GMM_SCALING_ROW;
+    gmm__reserve(plan, GMM__QUANT_OFFSETS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_STARTS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_AMAX, 2 * units * sizeof(float));
+    gmm__reserve(plan, GMM__QUANT_STRIPS, 2 * strips * sizeof(float));
+    gmm__reserve(plan, GMM__QUANT_LINES, by_row || f->row_amax ? rows * sizeof(float) : 0);
+    gmm__reserve(plan, GMM__QUANT_COLUMNS, by_row ? units * (size_t)call->in * sizeof(float) : 0);
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    return 1;
+}
+static int gmm__cpu_plan_requantize(const gmm__call *call, gmm__plan *plan) {
+    return gmm__cpu_plan_quantize(call, plan);
+}
+
+/* Offsets of the units: rows of the source, and padded rows. Returns the live rows of a split. */
+static int64_t gmm__quant_offsets(const gmm__call *call, int64_t *offsets, int64_t *starts) {
+    const int64_t units = gmm__units(call);
+    int64_t u, live = 0;
+    if (gmm__grouped(call)) live = gmm__cpu_offsets(&call->groups, offsets);
+    else for (u = 0; u <= units; u++) offsets[u] = u * call->rows;
+    starts[0] = 0;
+    for (u = 0; u < units; u++) starts[u + 1] = starts[u] + gmm_group_rows(offsets[u + 1] - offsets[u]);
+    return live;
+}
+
+/* Zeroes the elements of an unpadded copy past the live rows. */
+static void gmm__quant_tail(const gmm_mat *m, int64_t live, int64_t rows, int64_t cols) {
+    int64_t r;
+    for (r = live; r < rows; r++)
+        if (m->dtype == GMM_E2M1) memset((char *)m->data + r * m->ld / 2, 0, (size_t)(cols / 2));
+        else memset((char *)m->data + r * m->ld, 0, (size_t)cols);
+}
+
+static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_quantization *d = &call->d.quant;
+    const gmm_format *f = &call->format;
+    const gmm_mat *copy[2];
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
+    const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
+    const int global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+    gmm__quant_job job;
+    int64_t live, u, i;
+    int k;
+
+    (void)stream;
+    if (d->skip && *d->skip) return GMM_OK;
+    copy[0] = &call->mat[GMM__Y];
+    copy[1] = &call->mat[GMM__DX];
+    live = gmm__quant_offsets(call, offsets, starts);
+    memset(&job, 0, sizeof job);
+    job.call = call;
+    job.units = gmm__units(call);
+    job.offsets = offsets;
+    job.starts = starts;
+    job.strip_count = starts[job.units] / GMM_TILE;
+    job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    for (k = 0; k < 2; k++) {
+        job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
+        job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
+    }
+    if (by_row || f->row_amax) job.lines = (float *)gmm__part(plan, GMM__QUANT_LINES);
+    if (by_row && copy[1]->dtype != GMM_NONE) job.columns = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
+
+    if (d->phase == GMM_QUANT_CAST) {
+        for (k = 0; k < 2; k++)
+            if (copy[k]->dtype != GMM_NONE) memcpy(job.amax[k], copy[k]->amax, (size_t)job.units * sizeof(float));
+        if (tensor && copy[0]->dtype != GMM_NONE) memcpy(job.amax[1], job.amax[0], (size_t)job.units * sizeof(float));
+    } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.lines) {
+        gmm__cpu_for(call->ctx, job.strip_count, gmm__quant_strip_amax, &job);
+        for (k = 0; k < 2; k++)
+            for (u = 0; u < job.units; u++) {
+                uint32_t amax = 0;
+                for (i = starts[u] / GMM_TILE; i < starts[u + 1] / GMM_TILE; i++)
+                    amax = gmm_amax_bits(amax, job.strips[k][i]);
+                if (f->delayed && copy[k]->amax) amax = gmm_amax_bits(amax, copy[k]->amax[u]);
+                job.amax[k][u] = gmm_f32_from_bits(amax);
+                if (global && copy[k]->dtype != GMM_NONE && copy[k]->amax) copy[k]->amax[u] = job.amax[k][u];
+            }
+        if (f->row_amax && copy[0]->dtype != GMM_NONE)
+            memcpy(copy[0]->amax, job.lines, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
+                   sizeof(float));
+        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, gmm__quant_column_amax, &job);
+        if (d->phase == GMM_QUANT_AMAX) return GMM_OK;
+    }
+    for (k = 0; k < 2 && tensor; k++)
+        for (u = 0; u < job.units && copy[k]->dtype != GMM_NONE; u++) {
+            const gmm__qview v = gmm__quant_view(&job, copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, u);
+            const float scale = f->delayed ? d->scale ? d->scale[u] : 1.0f
+                                           : gmm_scale_from_amax(job.amax[k][u], gmm_dtype_largest(f->dtype),
+                                                                 gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+            *(float *)(void *)v.scale = gmm_scale_inverse(scale);
+        }
+    for (i = 0; job.columns && i < job.units * call->in; i++) {
+        const gmm__qview v = gmm__quant_view(&job, copy[1], GMM_COLUMNWISE, i / call->in);
+        ((float *)(void *)v.scale)[i % call->in] = gmm_scale_inverse(gmm_scale_from_amax(
+            job.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+    }
+    gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, gmm__quant_task, &job);
+    if (gmm__grouped(call) && call->groups.tail == GMM_TAIL_ZERO)
+        for (k = 0; k < 2; k++)
+            if (copy[k]->dtype != GMM_NONE && (k == 0 || f->scaling == GMM_SCALING_MX32))
+                gmm__quant_tail(copy[k], live, call->rows, call->in);
+    if (d->db) gmm__cpu_bgrad(call, offsets, NULL);
+    return GMM_OK;
+}
+static gmm_status gmm__cpu_launch_requantize(const gmm__plan *plan, gmm_stream stream) {
+    return gmm__cpu_launch_quantize(plan, stream);
+}
+
+/* A strip of a dequantized matrix. Lines of a columnwise copy are turned back through a tile. */
+static void gmm__dequant_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const gmm__call *call = job->call;
+    const gmm_direction direction = call->d.dequant.direction;
+    const gmm_mat *dst = &call->mat[GMM__Y];
+    const gmm__strip s = gmm__strip_of(job, index / job->col_tiles);
+    const int64_t c0 = index % job->col_tiles * GMM_TILE, n = gmm__min_i64(call->in - c0, GMM_TILE);
+    const gmm__qview v = gmm__quant_view(job, &call->mat[GMM__DY], direction, s.unit);
+    gmm__quant_scratch *w = &job->scratch[thread];
+    const int grouped = gmm__grouped(call);
+    int64_t r, c;
+    if (direction == GMM_ROWWISE)
+        for (r = 0; r < s.m; r++) gmm__qview_load(&v, s.row + r, c0, n, 1, w->x + r * GMM_TILE);
+    else {
+        for (c = 0; c < n; c++) gmm__qview_load(&v, c0 + c, s.row, s.m, 1, w->xt + c * GMM_TILE);
+        for (r = 0; r < s.m; r++)
+            for (c = 0; c < n; c++) w->x[r * GMM_TILE + c] = w->xt[c * GMM_TILE + r];
+    }
+    for (r = 0; r < s.m; r++)
+        gmm__row_store(dst->dtype, gmm__at(dst, grouped ? 0 : s.unit,
+                                           (grouped ? job->offsets[s.unit] : 0) + s.row + r, c0),
+                       w->x + r * GMM_TILE, n);
+}
+
+static int gmm__cpu_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
+    const size_t units = (size_t)gmm__units(call);
+    gmm__reserve(plan, GMM__QUANT_OFFSETS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_STARTS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    return 1;
+}
+static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
+    const int64_t live = gmm__quant_offsets(call, offsets, starts);
+    gmm__quant_job job;
+    (void)stream;
+    memset(&job, 0, sizeof job);
+    job.call = call;
+    job.units = gmm__units(call);
+    job.offsets = offsets;
+    job.starts = starts;
+    job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles, gmm__dequant_task, &job);
+    if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, live, call->rows, call->in);
+    return GMM_OK;
+}
+
+static int gmm__cpu_plan_scale_update(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_scale_update *d = &plan->call->d.update;
+    int32_t i;
+    (void)stream;
+    for (i = 0; i < d->slots; i++)
+        d->scale[i] = gmm_delayed_scale(d->history + i, d->stride, d->history_length, gmm_dtype_largest(d->dtype),
+                                        d->margin, d->most_recent, 0.0f, d->scale[i]);
+    return GMM_OK;
+}
+
+/* ............................................................................. 14.11 MMA engine: grouped linear ... */
 
 #ifdef __CUDACC__
 
@@ -4742,6 +5886,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int32_t shared = gmm__cuda_attribute(call->ctx, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     double best = 0.0;
     int32_t i;
+    if (gmm__quantized(call)) return gmm__decline(plan, "has no kernel for quantized operands");
     if (call->rows > huge || call->in > huge || call->out > huge)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)huge);
     plan->kernel = -1;
@@ -4884,7 +6029,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 #endif /* __CUDACC__ */
 
-/* .................................................... 13.11 MMA engine: activation, routing, rows, gated layout ... */
+/* .................................................... 14.12 MMA engine: activation, routing, rows, gated layout ... */
 
 #ifdef __CUDACC__
 
@@ -5285,9 +6430,219 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
     return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_stream(call), stream));
 }
 
+/* --- quantization --- */
+
+enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_SUMS };
+
+static size_t gmm__mma_quant_floats(const gmm__call *call, size_t part[3]) {
+    const gmm_format *f = &call->format;
+    const size_t units = (size_t)gmm__units(call);
+    const size_t rows = (size_t)(gmm__grouped(call) ? call->rows : call->units * call->rows);
+    const int by_row = f->scaling == GMM_SCALING_ROW;
+    part[0] = 2 * units;
+    part[1] = by_row || f->row_amax ? rows : 0;
+    part[2] = by_row && call->mat[GMM__DX].dtype != GMM_NONE ? units * (size_t)call->in : 0;
+    return part[0] + part[1] + part[2];
+}
+/* The bias gradient that a quantizing call asks for. */
+static gmm_linear gmm__mma_quant_sums(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
+    gmm_linear l = GMM_ZERO;
+    *options = call->options;
+    options->engine = GMM_ENGINE_MMA;
+    *grad = call->grad[GMM__DB];
+    grad->mat = &call->mat[GMM__DB];
+    l.groups = &call->groups;
+    l.options = options;
+    l.in_features = 1;
+    l.out_features = call->in;
+    l.dy = &call->mat[GMM__DY];
+    l.db = grad;
+    return l;
+}
+
+static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
+    const size_t units = (size_t)gmm__units(call);
+    if (gmm__strips(call) > INT32_MAX / GMM_TILE || gmm__units(call) > INT32_MAX - 1)
+        return gmm__decline(plan, "takes at most %lld padded rows", (long long)INT32_MAX);
+    gmm__reserve(plan, GMM__MMA_OFFSETS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__MMA_TILES, (units + 1) * sizeof(int32_t));
+    return 1;
+}
+static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
+    const gmm_quantization *d = &call->d.quant;
+    size_t part[3], sums = 0;
+    if (call->format.square && call->format.four_over_six)
+        return gmm__decline(plan, "has no four_over_six of square tiles");
+    if (!gmm__mma_plan_quant_units(call, plan)) return 0;
+    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_floats(call, part) * sizeof(float));
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 5 * (size_t)call->units * sizeof(void *));
+    if (d->db) {
+        gmm_options options;
+        gmm_grad grad;
+        const gmm_linear l = gmm__mma_quant_sums(call, &options, &grad);
+        if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &sums, plan)) return 0;
+    }
+    gmm__reserve(plan, GMM__MMA_QUANT_SUMS, sums);
+    return 1;
+}
+static int gmm__mma_plan_requantize(const gmm__call *call, gmm__plan *plan) {
+    return gmm__mma_plan_quantize(call, plan);
+}
+
+/* A copy or source whose tables stand in device memory; slot: the first of two tables in the workspace. */
+static cudaError_t gmm__mma_quant_mat(const gmm__plan *plan, int part, int role, int slot, gmm_mat *out,
+                                      gmm_stream stream) {
+    const gmm_mat *m = &plan->call->mat[role];
+    void **to = (void **)gmm__part(plan, part) + slot * plan->call->units;
+    cudaError_t e = cudaSuccess;
+    *out = *m;
+    if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return e;
+    out->table = (void *const *)to;
+    e = gmm_launch_copy(to, m->table, plan->call->units, stream);
+    if (!m->scale_table || e != cudaSuccess) return e;
+    out->scale_table = (void *const *)(to + plan->call->units);
+    return gmm_launch_copy(to + plan->call->units, m->scale_table, plan->call->units, stream);
+}
+
+static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
+                                       const int32_t *skip, gmm_stream stream) {
+    gmm__quant_tail_args t;
+    memset(&t, 0, sizeof t);
+    t.data = (uint8_t *)m->data;
+    t.pitch = pitch;
+    t.bytes = bytes;
+    t.rows = plan->call->rows;
+    t.live = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
+    t.skip = skip;
+    return gmm__k_quantize_tail(&t, stream);
+}
+
+static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_quantization *d = &call->d.quant;
+    const gmm_format *f = &call->format;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int global = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
+                       (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+    const int records = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
+    size_t part[3], floats = gmm__mma_quant_floats(call, part);
+    float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
+    gmm__quant_args a;
+    int64_t items;
+    cudaError_t e;
+    int k;
+
+    memset(&a, 0, sizeof a);
+    a.format = *f;
+    a.grouped = gmm__grouped(call);
+    a.phase = d->phase;
+    a.first_group = d->first_group;
+    a.units = gmm__units(call);
+    a.rows = call->rows;
+    a.cols = call->in;
+    a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+    a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    a.amax[0] = amax;
+    a.amax[1] = amax + a.units;
+    if (part[1]) a.lines = amax + part[0];
+    if (part[2]) a.columns = amax + part[0] + part[1];
+    a.scale = d->scale;
+    a.skip = d->skip;
+    a.random = d->random;
+    if (a.grouped) {
+        const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+                                              (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
+        if (s != GMM_OK) return s;
+    }
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
+    if (e == cudaSuccess) e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
+    a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
+    items = gmm__strips(call) * a.col_tiles;
+    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || records || a.lines), d->phase != GMM_QUANT_AMAX,
+                        items, gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+    for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
+        const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
+        const int64_t bits = gmm_dtype_bits(m->dtype);
+        if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
+        e = gmm__mma_quant_tail(plan, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
+    }
+    if (e == cudaSuccess && d->db) {
+        gmm_options options;
+        gmm_grad grad;
+        const gmm_linear l = gmm__mma_quant_sums(call, &options, &grad);
+        return gmm__linear_run(call->ctx, GMM_OP_LINEAR_BGRAD, call->function, &l, gmm__part(plan, GMM__MMA_QUANT_SUMS),
+                               plan->workspace_bytes - plan->part[GMM__MMA_QUANT_SUMS], stream);
+    }
+    return gmm__cuda_status(call, e);
+}
+static gmm_status gmm__mma_launch_requantize(const gmm__plan *plan, gmm_stream stream) {
+    return gmm__mma_launch_quantize(plan, stream);
+}
+
+static int gmm__mma_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
+    if (!gmm__mma_plan_quant_units(call, plan)) return 0;
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 3 * (size_t)call->units * sizeof(void *));
+    return 1;
+}
+static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const gmm_mat *dst = &call->mat[GMM__Y];
+    gmm__dequant_args a;
+    cudaError_t e;
+    memset(&a, 0, sizeof a);
+    a.direction = call->d.dequant.direction;
+    a.grouped = gmm__grouped(call);
+    a.units = gmm__units(call);
+    a.rows = call->rows;
+    a.cols = call->in;
+    a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+    a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    if (a.grouped) {
+        const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+                                              (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
+        if (s != GMM_OK) return s;
+    }
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
+    if (e == cudaSuccess)
+        e = gmm__k_dequantize(&a, gmm__strips(call) * a.col_tiles,
+                              gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+    if (e == cudaSuccess && a.grouped && call->groups.tail == GMM_TAIL_ZERO) {
+        const int64_t size = gmm_dtype_bits(dst->dtype) / 8;
+        e = gmm__mma_quant_tail(plan, dst, call->in * size, dst->ld * size, NULL, stream);
+    }
+    return gmm__cuda_status(call, e);
+}
+
+static int gmm__mma_plan_scale_update(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_scale_update *d = &plan->call->d.update;
+    gmm__update_args a;
+    memset(&a, 0, sizeof a);
+    a.history = d->history;
+    a.scale = d->scale;
+    a.slots = d->slots;
+    a.stride = d->stride;
+    a.length = d->history_length;
+    a.margin = d->margin;
+    a.most_recent = d->most_recent;
+    a.qmax = gmm_dtype_largest(d->dtype);
+    return gmm__cuda_status(plan->call, gmm__k_update_scales(&a, stream));
+}
+
 #endif /* __CUDACC__ */
 
-/* ........................................................................ 13.12 CUBLASLT engine: grouped linear ... */
+/* ........................................................................ 14.13 CUBLASLT engine: grouped linear ... */
 
 #ifdef GMM__CUBLASLT
 
@@ -5459,6 +6814,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *a = &call->mat[gmm__lt_a(op)], *d = &call->mat[gmm__lt_d(op)], *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
     if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
+    if (gmm__quantized(call)) return gmm__decline(plan, "takes no quantized operands");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
@@ -5547,7 +6903,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 #endif /* GMM__CUBLASLT */
 
-/* ........................................................................... 13.13 WGMMA engine: grouped linear ... */
+/* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
 
 #ifdef __CUDACC__
 
@@ -5638,6 +6994,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_sm90_kernel *k;
     int64_t tiles;
     if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
+    if (gmm__quantized(call)) return gmm__decline(plan, "has no kernel for quantized operands");
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
@@ -5703,7 +7060,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 
 #endif /* __CUDACC__ */
 
-/* ................................................................................................ 13.14 Runtime ... */
+/* ................................................................................................ 14.15 Runtime ... */
 
 /* What a function of the table starts with: its context, and the checks that both rows share. */
 static gmm_status gmm__rt_open(void *self, const char *function, gmm_stream stream, const void *needed,
@@ -6042,17 +7399,14 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     return GMM_OK;
 }
 
-/* ......................................................................... 13.15 Engine table, public functions ... */
+/* ......................................................................... 14.16 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
 #define GMM__OP(engine, op) { gmm__##engine##_plan_##op, gmm__##engine##_launch_##op }
 #define GMM__NO_OP { NULL, NULL }
 static const gmm__engine_row gmm__engines[] = {
     { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
-        GMM__NO_OP, /* quantize */
-        GMM__NO_OP, /* dequantize */
-        GMM__NO_OP, /* requantize */
-        GMM__NO_OP, /* scale_update */
+        GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize), GMM__OP(cpu, requantize), GMM__OP(cpu, scale_update),
         GMM__OP(cpu, offsets),
         GMM__OP(cpu, product), /* linear_fwd */
         GMM__OP(cpu, product), /* linear_dgrad */
@@ -6082,10 +7436,7 @@ static const gmm__engine_row gmm__engines[] = {
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
-        GMM__NO_OP, /* quantize */
-        GMM__NO_OP, /* dequantize */
-        GMM__NO_OP, /* requantize */
-        GMM__NO_OP, /* scale_update */
+        GMM__OP(mma, quantize), GMM__OP(mma, dequantize), GMM__OP(mma, requantize), GMM__OP(mma, scale_update),
         GMM__OP(mma, offsets),
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act_fwd), GMM__OP(mma, act_bwd),
@@ -6178,7 +7529,7 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
         return gmm__refuse(call, GMM_E_VERSION, "info", "struct_size %u is larger than the %u bytes of version %s",
                            info->struct_size, (unsigned)sizeof *info, GMM_VERSION_STRING);
     if ((s = gmm__select(call, &plan)) != GMM_OK) return s;
-    if (call->query) {
+    if (call->query && info) {
         gmm_info full = GMM_ZERO;
         const uint32_t size = info->struct_size;
         full.struct_size = size;
@@ -6186,7 +7537,8 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
         full.workspace_bytes = plan.workspace_bytes;
         full.saved_bytes = plan.saved_bytes;
         full.deferred_bytes = plan.deferred_bytes;
-        full.in_align = full.out_align = 1;
+        full.in_align = call->in_align ? call->in_align : 1;
+        full.out_align = call->out_align ? call->out_align : 1;
         memcpy(full.note, plan.note, sizeof full.note);
         memcpy(info, &full, size ? size : sizeof full);
         return GMM_OK;
@@ -6390,7 +7742,7 @@ GMMDEF void gmm_destroy(gmm_context *ctx) {
 #endif
 #endif /* GMM_IMPLEMENTATION */
 
-/* ------------------------------------------------------------------------------- 14 Implementation: checkpoints --- */
+/* ------------------------------------------------------------------------------- 15 Implementation: checkpoints --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__CKPT_IMPLEMENTATION_DONE)
 #define GMM__CKPT_IMPLEMENTATION_DONE
@@ -6399,7 +7751,7 @@ GMMDEF void gmm_destroy(gmm_context *ctx) {
 extern "C" {
 #endif
 
-/* ....................................................................................... 14.1 Memory, reports ... */
+/* ....................................................................................... 15.1 Memory, reports ... */
 
 static void *gmm__ck_malloc(void *user, size_t bytes) { (void)user; return GMM_MALLOC(bytes); }
 static void gmm__ck_free(void *user, void *memory) { (void)user; GMM_FREE(memory); }
@@ -6538,7 +7890,7 @@ static void gmm__ck_begin(gmm_ckpt_report *report) {
     if (report) memset(report, 0, sizeof *report);
 }
 
-/* ................................................................................................. 14.2 Tables ... */
+/* ................................................................................................. 15.2 Tables ... */
 
 typedef struct gmm__ck_storage {
     const char *base;
@@ -6720,7 +8072,7 @@ GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name
     return (int64_t)table->slots[gmm__ck_slot(table, name, strlen(name))] - 1;
 }
 
-/* ................................................................................................ 14.3 Schemes ... */
+/* ................................................................................................ 15.3 Schemes ... */
 
 #define GMM__CK_L "decoder.layers.{L}.mlp."
 #define GMM__CK_H "model.layers.{L}."
@@ -6903,7 +8255,7 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name) {
     return NULL;
 }
 
-/* .................................................................................... 14.4 Keys to linears ... */
+/* .................................................................................... 15.4 Keys to linears ... */
 
 /* A source tensor that a linear uses. */
 typedef struct gmm__ck_hit {
@@ -7213,7 +8565,7 @@ static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char 
     return name;
 }
 
-/* ................................................................................... 14.5 Boxes of a weight ... */
+/* ................................................................................... 15.5 Boxes of a weight ... */
 
 /* The logical array of one linear, state and kind: [experts][halves][f][k]; gate and up are halves. */
 typedef struct gmm__ck_array {
@@ -7404,7 +8756,7 @@ static gmm_status gmm__ck_rows(gmm__ck_build *b, const gmm__ck_overlap *o, int64
     return gmm__ck_push(b, &m);
 }
 
-/* ............................................................................................ 14.6 One array ... */
+/* ............................................................................................ 15.6 One array ... */
 
 /* The tensors that a row gives to an array: [parts][experts of a part]; -1 = none. */
 typedef struct gmm__ck_holder {
@@ -7915,7 +9267,7 @@ static gmm_status gmm__ck_pass(gmm__ck_build *b, const gmm__ck_array *x, const g
     return status ? status : gmm__ck_pass_half(b, x, g, GMM_CKPT_UP, up);
 }
 
-/* .............................................................................................. 14.7 Building ... */
+/* .............................................................................................. 15.7 Building ... */
 
 static int gmm__ck_has_row(const gmm_ckpt_scheme *scheme, const gmm_ckpt_linear *l, gmm_ckpt_kind kind,
                            const gmm_ckpt_row **row) {
@@ -8672,7 +10024,7 @@ GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocat
     if (linears) a.release(a.user, linears);
 }
 
-/* ............................................................... 14.8 Megatron-LM's normalizers and small rules ... */
+/* ............................................................... 15.8 Megatron-LM's normalizers and small rules ... */
 
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
@@ -8968,7 +10320,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
     return GMM_OK;
 }
 
-/* .............................................................................................. 14.9 Verifying ... */
+/* .............................................................................................. 15.9 Verifying ... */
 
 /* A set of elements as nested steps, outermost first. */
 typedef struct gmm__ck_set {
@@ -9179,7 +10531,7 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
     return GMM_OK;
 }
 
-/* ............................................................................................... 14.10 Applying ... */
+/* ............................................................................................... 15.10 Applying ... */
 
 /* Codecs of quantized sources; exact. */
 static float gmm__ck_fp8(gmm_dtype dtype, uint8_t code) {
@@ -9573,7 +10925,7 @@ GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *
 }
 #endif
 #endif /* GMM_IMPLEMENTATION */
-/* --------------------------------------------------------------------------------------------------- 15 Licence ---
+/* --------------------------------------------------------------------------------------------------- 16 Licence ---
  * MIT License, text in the file LICENSE of the repository and below.
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated

@@ -12,9 +12,10 @@
  *     gmm_layout_of(GMM_E4M3, GMM_SCALING_MX32, GMM_SCALES_SWIZZLED, GMM_ROWWISE, 2880, 2880, &lay, NULL);
  *
  * CONTENTS
- *     1  Linkage            4  Operands and groups     7  Activation arithmetic
- *     2  Version            5  Codecs                  8  Implementation
- *     3  Status, dtypes     6  Layout queries          9  Licence
+ *     1  Linkage               5  Codecs                       9  Host quantizer
+ *     2  Version               6  Layout queries              10  Activation arithmetic
+ *     3  Status, dtypes        7  Quantization arithmetic     11  Implementation
+ *     4  Operands and groups   8  Recipes                     12  Licence
  *
  * CONFIGURATION (define before the first gmm include of a translation unit)
  *     GMM_IMPLEMENTATION   once per program: this unit holds the functions. Never undefine it.
@@ -190,7 +191,8 @@ typedef enum gmm_recipe_kind {
 
 enum {
     GMM_MAT_TABLE_ON_HOST = 1u, /* table and scale_table are host arrays; a captured graph freezes their contents */
-    GMM_MAT_ROW_AMAX = 2u       /* amax holds one value per row instead of one per group (row-scaled NVFP4) */
+    GMM_MAT_ROW_AMAX = 2u,      /* amax holds one value per row instead of one per group (row-scaled NVFP4) */
+    GMM_MAT_E4M3_256 = 4u       /* NV16: scales were made with 256 as the largest (gmm_format.e4m3_256) */
 };
 
 /* One operand: a matrix, or one matrix per group. Row-major; ld counts elements.
@@ -204,14 +206,14 @@ typedef struct gmm_mat {
     gmm_scaling scaling;         /* GMM_SCALING_NONE for F32, F16, BF16 */
     gmm_scale_order scale_order; /* of scale */
     uint32_t flags;              /* GMM_MAT_* */
-    int32_t reserved;            /* 0 */
+    int32_t hadamard;            /* columnwise NV16: 0 = as it is, else transformed: gmm_format.hadamard */
     int64_t ld;                  /* elements from row to row; 0 = columns */
     int64_t group_stride;        /* packed, per group: elements from group to group; 0 = rows * ld */
     void *data;                  /* packed elements */
     void *const *table;          /* [groups] addresses of elements */
     void *scale;                 /* packed dequantization scales, groups as gmm_layout_of places them */
     void *const *scale_table;    /* [groups] addresses of scales, with table */
-    float *amax;                 /* [groups] or [rows]: global amax of NV16, current-scaling amax; may be NULL */
+    float *amax;                 /* [groups] or [rows]: global amax of NV16, amax of TENSOR (there it may be NULL) */
     const struct gmm_mat *columnwise; /* copy of the same matrix quantized GMM_COLUMNWISE; may be NULL */
 } gmm_mat;
 
@@ -335,6 +337,79 @@ GMM__HD float gmm_f16_to_f32(uint16_t h) {
     return gmm_f32_from_bits(sign | (wide & ~subnormal) | (scaled & subnormal & nonzero));
 }
 
+/* The small formats: E4M3 and E5M2 as bytes, E2M1 as a nibble (0 to 15), E8M0 as a byte. fp32 is rounded to nearest
+   even and saturates at the largest finite value; a NaN becomes 0x7F (E2M1, which has none: +6) and loses its sign.
+   The _nosat forms give what lies beyond instead: NaN (E4M3), infinity (E5M2).
+   E8M0 holds powers of two from 2^-127: the smallest one >= |x|; Inf saturates to 2^127, NaN is 0xFF. */
+GMM__HD uint32_t gmm__encode_small(float x, uint32_t mantissa, uint32_t lowest, uint32_t sign_bit, uint32_t most,
+                                   uint32_t beyond, uint32_t nan) {
+    const uint32_t u = gmm_f32_bits(x), a = u & 0x7FFFFFFFu, e = a >> 23; /* lowest: e of the smallest normal */
+    const uint32_t down = e < lowest ? lowest - e : 0u, up = e < lowest ? 0u : e - lowest;
+    const uint32_t wide = 23u - mantissa + down, drop = wide > 25u ? 25u : wide;
+    const uint32_t significand = (a & 0x7FFFFFu) | (e ? 0x800000u : 0u);
+    const uint32_t rem = significand & ((1u << drop) - 1u), half = 1u << (drop - 1u);
+    uint32_t q = significand >> drop;
+    q += (uint32_t)(rem > half || (rem == half && (q & 1u)));
+    q += up << mantissa; /* a carry has moved into the exponent by itself */
+    q = q > most ? beyond : q;
+    return a > 0x7F800000u ? nan : (u >> 31) * sign_bit | q;
+}
+GMM__HD uint8_t gmm_f32_to_e4m3(float x) {
+    return (uint8_t)gmm__encode_small(x, 3u, 121u, 0x80u, 0x7Eu, 0x7Eu, 0x7Fu);
+}
+GMM__HD uint8_t gmm_f32_to_e4m3_nosat(float x) {
+    return (uint8_t)gmm__encode_small(x, 3u, 121u, 0x80u, 0x7Eu, 0x7Fu, 0x7Fu);
+}
+GMM__HD uint8_t gmm_f32_to_e5m2(float x) {
+    return (uint8_t)gmm__encode_small(x, 2u, 113u, 0x80u, 0x7Bu, 0x7Bu, 0x7Fu);
+}
+GMM__HD uint8_t gmm_f32_to_e5m2_nosat(float x) {
+    return (uint8_t)gmm__encode_small(x, 2u, 113u, 0x80u, 0x7Bu, 0x7Cu, 0x7Fu);
+}
+GMM__HD uint8_t gmm_f32_to_e2m1(float x) { return (uint8_t)gmm__encode_small(x, 1u, 127u, 8u, 7u, 7u, 7u); }
+
+GMM__HD float gmm_e4m3_to_f32(uint8_t code) {
+    const uint32_t a = code & 0x7Fu, sign = (uint32_t)(code & 0x80u) << 24;
+    /* a subnormal is a * 2^-9: exact, and built from an integer so that no flag flushes it */
+    const uint32_t tiny = a ? gmm_f32_bits((float)(int32_t)a) - (9u << 23) : 0u;
+    return gmm_f32_from_bits(sign | (a == 0x7Fu ? 0x7FFFFFFFu : a < 8u ? tiny : (a << 20) + (120u << 23)));
+}
+GMM__HD float gmm_e5m2_to_f32(uint8_t code) { return gmm_f16_to_f32((uint16_t)(code << 8)); }
+GMM__HD float gmm_e2m1_to_f32(uint8_t code) {
+    const uint32_t a = code & 7u, sign = (uint32_t)(code & 8u) << 28;
+    return gmm_f32_from_bits(sign | (a == 0u ? 0u : a == 1u ? 0x3F000000u : (a << 22) + (126u << 23)));
+}
+/* Element of a dtype of 8 or 4 bits from its code, and back. */
+GMM__HD float gmm_decode_small(gmm_dtype dtype, uint8_t code) {
+    return dtype == GMM_E4M3 ? gmm_e4m3_to_f32(code) : dtype == GMM_E5M2 ? gmm_e5m2_to_f32(code)
+                                                                         : gmm_e2m1_to_f32(code);
+}
+GMM__HD uint8_t gmm_encode_small(gmm_dtype dtype, float x) {
+    return dtype == GMM_E4M3 ? gmm_f32_to_e4m3(x) : dtype == GMM_E5M2 ? gmm_f32_to_e5m2(x) : gmm_f32_to_e2m1(x);
+}
+
+GMM__HD uint8_t gmm_f32_to_e8m0(float x) {
+    const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu, e = a >> 23, m = a & 0x7FFFFFu;
+    if (a > 0x7F800000u) return 0xFFu;
+    if (e == 255u) return 0xFEu;
+    return (uint8_t)(e + (uint32_t)(m != 0u && e != 254u && !(e == 0u && m <= 0x400000u)));
+}
+GMM__HD uint8_t gmm_f32_to_e8m0_nosat(float x) {
+    return (gmm_f32_bits(x) & 0x7FFFFFFFu) > 0x7F000000u ? (uint8_t)0xFFu : gmm_f32_to_e8m0(x);
+}
+GMM__HD float gmm_e8m0_to_f32(uint8_t k) {
+    return gmm_f32_from_bits(k == 255u ? 0x7FFFFFFFu : k == 0u ? 0x00400000u : (uint32_t)k << 23);
+}
+/* 2^(127 - k): what elements are multiplied by when they are quantized with scale k. */
+GMM__HD float gmm_e8m0_reciprocal(uint8_t k) {
+    return gmm_f32_from_bits(k == 255u ? 0x7FFFFFFFu : k == 254u ? 0x00400000u : (254u - k) << 23);
+}
+
+/* Element i of packed E2M1: the low nibble holds the even one. */
+GMM__HD uint8_t gmm_nibble(const void *base, int64_t i) {
+    return (uint8_t)(((const uint8_t *)base)[i / 2] >> (i & 1) * 4 & 15);
+}
+
 /* Any of F32, F16, BF16 at element index i. */
 GMM__HD float gmm_load(gmm_dtype dtype, const void *base, int64_t i) {
     if (dtype == GMM_BF16) return gmm_bf16_to_f32(((const uint16_t *)base)[i]);
@@ -380,7 +455,339 @@ GMM__HD int64_t gmm_swizzle_offset(int64_t i, int64_t j, int64_t scale_cols) {
     return ((i / 128) * (scale_cols / 4) + j / 4) * 512 + (i % 32) * 16 + ((i % 128) / 32) * 4 + j % 4;
 }
 
-/* ----------------------------------------------------------------------------------- 7 Activation arithmetic --- */
+/* Order of a block's scales in memory, and where grouped copies of activations place theirs.
+   A copy is seen as lines: the rows of the matrix (ROWWISE) or its columns (COLUMNWISE); blocks run along a line.
+   Groups of device-resident sizes start at multiples of GMM_GROUP_ROWS in every place that has blocks of rows: group g
+   begins at start(g), the sum of gmm_group_rows(size) over the groups before it. Its scales are those of
+   gmm_layout_of for gmm_group_rows(size) rows, behind those of the groups before it. Its elements stand
+       ROWWISE, and COLUMNWISE of MX32   in the rows of the source, not padded
+       COLUMNWISE of the others          transposed: element (row r, column c) in row c, column start(g) + r of one
+                                         matrix for all groups; columns up to start(g + 1) are zeros
+   TENSOR has one scale per group, ROW one per row (ROWWISE, as in the source) or [groups][columns] (COLUMNWISE).
+   128X128 is for matrices of fixed extents alone. */
+enum { GMM_GROUP_ROWS = 128 };
+
+GMM__HD int64_t gmm__ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+GMM__HD int64_t gmm__round_up(int64_t a, int64_t b) { return gmm__ceil_div(a, b) * b; }
+GMM__HD int64_t gmm_group_rows(int64_t rows) { return gmm__round_up(rows, GMM_GROUP_ROWS); }
+/* The largest start(groups) that `capacity` rows can have. */
+GMM__HD int64_t gmm_padded_capacity(int32_t groups, int64_t capacity) {
+    const int64_t partial = groups < capacity ? groups : capacity;
+    return (capacity + partial * (GMM_GROUP_ROWS - 1)) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
+}
+
+/* Elements along a line that share a scale; 0 = the whole line. */
+GMM__HD int32_t gmm_block_along(gmm_scaling scaling) {
+    return scaling == GMM_SCALING_1X128 || scaling == GMM_SCALING_128X128 ? 128
+           : scaling == GMM_SCALING_MX32 ? 32 : scaling == GMM_SCALING_NV16 ? 16 : 0;
+}
+/* Index of the scale of line l and block j in a copy of `lines` x `along` elements, counted in scales. */
+GMM__HD int64_t gmm_scale_index(gmm_scaling scaling, gmm_scale_order order, gmm_direction direction, int64_t lines,
+                                int64_t along, int64_t l, int64_t j) {
+    int64_t across;
+    switch (scaling) {
+    case GMM_SCALING_ROW: return l;
+    case GMM_SCALING_1X128: return j * gmm__round_up(lines, 4) + l;
+    case GMM_SCALING_128X128: return l / 128 * gmm__round_up(gmm__ceil_div(along, 128), 4) + j;
+    case GMM_SCALING_MX32:
+    case GMM_SCALING_NV16:
+        across = gmm__round_up(gmm__ceil_div(along, gmm_block_along(scaling)), 4);
+        if (order == GMM_SCALES_SWIZZLED) return gmm_swizzle_offset(l, j, across);
+        return scaling == GMM_SCALING_MX32 && direction == GMM_COLUMNWISE ? j * gmm__round_up(lines, 128) + l
+                                                                          : l * across + j;
+    default: return 0;
+    }
+}
+/* Index of the first scale of group g, which starts at row `row` of the source and at `start` among padded rows. */
+GMM__HD int64_t gmm_scale_base(gmm_scaling scaling, gmm_direction direction, int64_t cols, int64_t g, int64_t row,
+                               int64_t start) {
+    const int rowwise = direction == GMM_ROWWISE;
+    const int32_t along = gmm_block_along(scaling);
+    switch (scaling) {
+    case GMM_SCALING_TENSOR: return g;
+    case GMM_SCALING_ROW: return rowwise ? row : g * cols;
+    case GMM_SCALING_1X128: return rowwise ? gmm__ceil_div(cols, 128) * start : start / 128 * gmm__round_up(cols, 4);
+    case GMM_SCALING_MX32:
+    case GMM_SCALING_NV16:
+        return rowwise ? start * gmm__round_up(gmm__ceil_div(cols, along), 4)
+                       : start / along * gmm__round_up(cols, 128);
+    default: return 0;
+    }
+}
+
+/* Storage of a copy of activations: `capacity` rows of `cols` columns, split over `groups` groups, at its largest.
+   data_cols is the least leading dimension of the elements; scale_rows and scale_cols are not set.
+   Errors: as gmm_layout_of, which takes the same arguments; GMM_E_DTYPE (128X128), GMM_E_ARG (groups below 1). */
+GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
+                                       gmm_direction direction, int32_t groups, int64_t capacity, int64_t cols,
+                                       gmm_layout *out, gmm_error *error);
+
+/* -------------------------------------------------------------------------------- 7 Quantization arithmetic --- */
+
+/* Single fp32 operations, rounded to nearest even and never merged, so that CPU and GPU agree to the bit whatever
+   flags the CUDA compiler gets. The host must be compiled without -ffast-math and run without FTZ and DAZ. Values are
+   compared by their bits, which no flag flushes. */
+GMM__HD float gmm__fmul(float a, float b) {
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+#else
+    return a * b;
+#endif
+}
+GMM__HD float gmm__fadd(float a, float b) {
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+#else
+    return a + b;
+#endif
+}
+GMM__HD float gmm__fdiv(float a, float b) {
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+#else
+    return a / b;
+#endif
+}
+/* The smaller of a non-negative value and the largest finite one. */
+GMM__HD float gmm__finite_cap(float x) { return gmm_f32_bits(x) > 0x7F7FFFFFu ? gmm_f32_from_bits(0x7F7FFFFFu) : x; }
+
+/* max(amax, |x|) on the bits of non-negative values. A NaN in x is ignored. */
+GMM__HD uint32_t gmm_amax_bits(uint32_t amax, float x) {
+    const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu;
+    return a > 0x7F800000u || a < amax ? amax : a;
+}
+
+/* Largest finite value of a dtype; 0 if it has none. */
+GMM__HD float gmm_dtype_largest(gmm_dtype dtype) {
+    switch (dtype) {
+    case GMM_F32: return gmm_f32_from_bits(0x7F7FFFFFu);
+    case GMM_BF16: return gmm_f32_from_bits(0x7F7F0000u);
+    case GMM_F16: return 65504.0f;
+    case GMM_E4M3: return 448.0f;
+    case GMM_E5M2: return 57344.0f;
+    case GMM_E2M1: return 6.0f;
+    default: return 0.0f;
+    }
+}
+
+/* Quantization scale of TENSOR, ROW, 1X128 and 128X128: elements are multiplied by it; what dequantizes is 1 / scale.
+   qmax / max(amax, eps); 1 where amax is 0, Inf or NaN; `largest` (of fp32, or of the source dtype for blocks) where
+   the quotient is infinite; floored to a power of two if pow2. */
+GMM__HD float gmm_scale_from_amax(float amax, float qmax, float largest, float eps, int pow2) {
+    float s;
+    if (gmm_f32_bits(amax) < gmm_f32_bits(eps)) amax = eps;
+    if (gmm_f32_bits(amax) == 0u || gmm_f32_bits(amax) >= 0x7F800000u) return 1.0f;
+    s = gmm__fdiv(qmax, amax);
+    if (gmm_f32_bits(s) >= 0x7F800000u) s = largest;
+    return pow2 ? gmm_f32_from_bits(gmm_f32_bits(s) & 0xFF800000u) : s;
+}
+GMM__HD float gmm_scale_inverse(float scale) { return gmm__fdiv(1.0f, scale); }
+
+/* E8M0 scale of an MX32 block: the least power of two by which amax still fits the dtype. Formats of 8 bits as in
+   MXFP8; for E2M1 (MXFP4) the same rule with 6. */
+GMM__HD uint8_t gmm_mx_scale(float amax, gmm_dtype dtype) {
+    const uint32_t inverse = dtype == GMM_E4M3 ? 0x3B124925u : dtype == GMM_E5M2 ? 0x37924925u : 0x3E2AAAABu;
+    return gmm_f32_to_e8m0(gmm__fmul(amax, gmm_f32_from_bits(inverse)));
+}
+
+/* NV16: what the global amax gives. `e4m3_max` is 448, or 256 for tensors that leave room for the fourth choice. */
+typedef struct gmm_nv_global {
+    float amax, e4m3_max;
+    float scale;   /* S: 6 e4m3_max / amax */
+    float inverse; /* 1 / S */
+    float mult;    /* S / 6 */
+} gmm_nv_global;
+
+GMM__HD gmm_nv_global gmm_nv_global_of(float amax, float e4m3_max) {
+    gmm_nv_global n;
+    n.amax = amax;
+    n.e4m3_max = e4m3_max;
+    n.scale = gmm__finite_cap(gmm__fdiv(6.0f * e4m3_max, amax));
+    if (gmm_f32_bits(amax) == 0u || gmm_f32_bits(n.scale) == 0u) n.scale = 1.0f;
+    n.inverse = gmm__fdiv(1.0f, n.scale);
+    n.mult = gmm__fmul(n.scale, gmm_f32_from_bits(0x3E2AAAABu));
+    return n;
+}
+/* Scale byte of a block, E4M3 without a sign; and what its elements are multiplied by. */
+GMM__HD uint8_t gmm_nv_scale(const gmm_nv_global *n, float amax) {
+    return gmm_f32_to_e4m3(gmm__finite_cap(gmm__fmul(amax, n->mult)));
+}
+GMM__HD float gmm_nv_encode(const gmm_nv_global *n, uint8_t scale) {
+    return gmm__finite_cap(gmm__fdiv(1.0f, gmm__fmul(gmm_e4m3_to_f32(scale), n->inverse)));
+}
+/* What an element of a block is multiplied by when it is dequantized. */
+GMM__HD float gmm_nv_decode(uint8_t scale, float amax, float e4m3_max) {
+    const uint32_t inverse = e4m3_max == 256.0f ? 0x3A2AAAABu : 0x39C30C31u; /* 1 / 1536 and 1 / 2688 */
+    return gmm__fmul(gmm__fmul(gmm_e4m3_to_f32(scale), amax), gmm_f32_from_bits(inverse));
+}
+
+/* Philox4x32-10: four random words of a counter and a key. */
+GMM__HD void gmm_philox(const uint32_t counter[4], uint64_t key, uint32_t out[4]) {
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32), c[4];
+    int round;
+    c[0] = counter[0]; c[1] = counter[1]; c[2] = counter[2]; c[3] = counter[3];
+    for (round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        const uint64_t p = (uint64_t)0xD2511F53u * c[0], q = (uint64_t)0xCD9E8D57u * c[2];
+        c[0] = (uint32_t)(q >> 32) ^ c[1] ^ k0;
+        c[2] = (uint32_t)(p >> 32) ^ c[3] ^ k1;
+        c[1] = (uint32_t)q;
+        c[3] = (uint32_t)p;
+    }
+    out[0] = c[0]; out[1] = c[1]; out[2] = c[2]; out[3] = c[3];
+}
+/* Random bytes of one block of 16: element i uses byte i % 4 (from the lowest) of word i / 4. They depend on seed and
+   offset (the caller's state), the group (below 2^24), the block's index within the group (below 2^40; line by line)
+   and the direction, so a group's bits depend on nothing else. */
+GMM__HD void gmm_draw_block(uint64_t seed, uint64_t offset, int64_t group, int64_t block, gmm_direction direction,
+                            uint32_t out[4]) {
+    uint32_t counter[4];
+    counter[0] = (uint32_t)block;
+    counter[1] = (uint32_t)group ^ (uint32_t)((uint64_t)block >> 32) << 24;
+    counter[2] = (uint32_t)offset;
+    counter[3] = (uint32_t)(offset >> 32) ^ (uint32_t)direction << 31;
+    gmm_philox(counter, seed, out);
+}
+/* E2M1 by stochastic rounding: up with the probability of the distance to the lower neighbour, in steps of 1/256.
+   Beyond 6 it saturates; a NaN becomes +6. `byte` is 0 to 255. */
+GMM__HD uint8_t gmm_f32_to_e2m1_random(float x, uint32_t byte) {
+    const uint32_t u = gmm_f32_bits(x), a = u & 0x7FFFFFFFu, sign = u >> 28 & 8u;
+    const float v = gmm_f32_from_bits(a), share = (float)(int32_t)byte * 0.00390625f;
+    float t;
+    uint32_t code;
+    if (a > 0x7F800000u) return 7u;
+    if (a >= 0x40C00000u) return (uint8_t)(sign | 7u); /* 6 and above */
+    /* share times a power of two is exact: one rounding */
+    t = gmm__fadd(v, gmm__fmul(share, a < 0x40000000u ? 0.5f : a < 0x40800000u ? 1.0f : 2.0f));
+    code = t < 2.0f ? (uint32_t)(int32_t)(t * 2.0f) : t < 4.0f ? 2u + (uint32_t)(int32_t)t
+                                                              : 4u + (uint32_t)(int32_t)(t * 0.5f);
+    return (uint8_t)(sign | (code > 7u ? 7u : code));
+}
+
+/* Random Hadamard transform of 16 values in place: y = 0.25 H16 (x .* s), each rounded to BF16; bit i of `signs` makes
+   s_i = -1. Stages of strides 1, 2, 4, 8 in fp32. It is orthogonal: products of two transformed operands are those of
+   the operands. */
+enum { GMM_HADAMARD = 0x10000, GMM_HADAMARD_SIGNS = 0xD7E8 };
+GMM__HD void gmm_hadamard16(float x[16], uint32_t signs) {
+    int i, stride;
+    for (i = 0; i < 16; i++) x[i] = gmm_f32_from_bits(gmm_f32_bits(x[i]) ^ (signs >> i & 1u) << 31);
+    for (stride = 1; stride < 16; stride *= 2)
+        for (i = 0; i < 16; i++)
+            if (!(i & stride)) {
+                const float a = x[i], b = x[i + stride];
+                x[i] = gmm__fadd(a, b);
+                x[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
+            }
+    for (i = 0; i < 16; i++) x[i] = gmm_bf16_to_f32(gmm_f32_to_bf16(gmm__fmul(x[i], 0.25f)));
+}
+
+/* One step of delayed scaling for one tensor: reads history[0] (what was seen since the last step; `reduced` instead
+   where that is above 0: the maximum over ranks), rolls history[0..length) at `stride` floats, and returns the next
+   scale. The largest entry counts, or the last one if most_recent. Where nothing was seen, nothing changes. An amax of
+   Inf or NaN keeps the scale. */
+GMM__HD float gmm_delayed_scale(float *history, int64_t stride, int32_t length, float qmax, int32_t margin,
+                                int most_recent, float reduced, float scale) {
+    const float last = gmm_f32_bits(reduced) == 0u ? history[0] : reduced;
+    uint32_t amax = gmm_amax_bits(0u, last);
+    int32_t i;
+    float s;
+    if ((gmm_f32_bits(last) & 0x7FFFFFFFu) == 0u) return scale;
+    if (gmm_f32_bits(last) > 0x7F800000u) amax = 0x7F800000u; /* a NaN from outside freezes, as an infinity does */
+    for (i = 1; i < length && !most_recent; i++) amax = gmm_amax_bits(amax, history[i * stride]);
+    for (i = 1; i + 1 < length; i++) history[i * stride] = history[(i + 1) * stride];
+    if (length > 1) history[(length - 1) * stride] = last;
+    history[0] = 0.0f;
+    if (amax == 0u || amax >= 0x7F800000u) return scale;
+    s = gmm__fdiv(gmm_f32_from_bits(gmm_f32_bits(qmax) - ((uint32_t)margin << 23)), gmm_f32_from_bits(amax));
+    return gmm__finite_cap(s);
+}
+
+/* ------------------------------------------------------------------------------------------------- 8 Recipes --- */
+
+/* How operands of one role are quantized. */
+typedef struct gmm_format {
+    uint32_t struct_size;
+    gmm_dtype dtype;       /* E4M3, E5M2, E2M1; GMM_NONE: the operand is not quantized, and all else is 0 */
+    gmm_scaling scaling;
+    gmm_scale_order order; /* of the scales in memory */
+    int32_t delayed;       /* TENSOR: 1 = by the scale of the last update, 0 = by the amax of the operand itself */
+    int32_t pow2;          /* TENSOR (not delayed), ROW, 1X128, 128X128: scales are powers of two */
+    int32_t square;        /* MX32, NV16: one scale per 32 x 32 or 16 x 16 tile; both copies then hold the same codes */
+    int32_t hadamard;      /* NV16: the columnwise copy is transformed: 0 no, else GMM_HADAMARD | signs. BF16 sources */
+    int32_t stochastic;    /* NV16: stochastic rounding */
+    int32_t four_over_six; /* NV16: a block takes the better of two scales: 0 no, 1 by absolute, 2 by squared error */
+    int32_t e4m3_256;      /* NV16 with four_over_six: scales reach 256 instead of 448, which leaves room for 4/6 */
+    int32_t row_amax;      /* NV16: a global amax per row instead of per group; rowwise copies only */
+    float eps;             /* amax below it counts as eps; not delayed, not MX32 and NV16. 0 = none */
+    uint32_t reserved[4];  /* 0; later settings go here, so that structures may hold a gmm_format by value */
+} gmm_format;
+
+/* What each role of a linear layer's operands gets. */
+typedef struct gmm_recipe {
+    uint32_t struct_size;
+    gmm_recipe_kind kind;
+    gmm_format input, weight, grad;
+    int32_t margin;         /* delayed: scales leave this many powers of two of headroom, 0 to 63 */
+    int32_t history_length; /* delayed: updates whose amax counts; 0 = 1024 */
+    int32_t most_recent;    /* delayed: only the last update's amax counts */
+    int32_t reserved;       /* 0 */
+} gmm_recipe;
+
+/* The recipe of a kind with its usual settings:
+       FP8_DELAYED  E4M3, gradients E5M2, one scale per tensor from a history of 1024 amaxes
+       FP8_CURRENT  E4M3, gradients E5M2, one scale per tensor from its own amax
+       FP8_BLOCK    E4M3, power-of-two scales: 1x128, weights 128x128
+       MXFP8        E4M3 in blocks of 32
+       NVFP4        E2M1 in blocks of 16; weights in 16 x 16 tiles; input and gradient transformed for the weight
+                    gradient; gradient rounded stochastically
+   MXFP4 weights: set weight.dtype of MXFP8 to E2M1. Pure. Unknown kinds and NONE give zeros. */
+GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind);
+
+/* Checks a format, or a recipe with all its roles; pure.
+   Errors: GMM_E_CONFIG and GMM_E_DTYPE, and error->text opens with the field's name. The rules:
+       dtype and scaling go together as in gmm_layout_of; order as there; switches 0 or 1, what else as stated above
+       stochastic excludes square and four_over_six; hadamard excludes square, four_over_six and row_amax; row_amax
+           excludes square, stochastic and four_over_six
+       kind and roles agree: FP8_DELAYED all TENSOR and delayed; FP8_CURRENT TENSOR or ROW; FP8_BLOCK 1X128, and for
+           weights 128X128; MXFP8 MX32; NVFP4 NV16. A role may also stay unquantized, but not input or grad alone
+       input and grad have the same hadamard, since their product is not transformed otherwise; weight has none
+       four_over_six not for grad; row_amax for input alone */
+GMMDEF gmm_status gmm_format_validate(const gmm_format *format, gmm_error *error);
+GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error);
+
+/* What in and out features must be multiples of where an operand has this scaling: 16 elements for fp32 scales, 32 for
+   MX32 and NV16, 1 for none. Pure. */
+GMMDEF int32_t gmm_feature_align(gmm_scaling scaling);
+
+/* ------------------------------------------------------------------------------------------ 9 Host quantizer --- */
+
+/* 128 lines of 128 values: whole blocks of every scaling. */
+enum { GMM_TILE = 128, GMM_TILE_BLOCKS = 8 };
+
+typedef struct gmm_tile {
+    const gmm_format *format;
+    gmm_dtype source;     /* dtype that the values came from */
+    int32_t lines, along; /* of values, 1 to 128 each */
+    const float *x;       /* [lines][GMM_TILE]; a line runs along the blocks. Hadamard: already transformed */
+    const float *amax;    /* TENSOR (not delayed), ROW, NV16: amax of the group, or of each line if amax_per_line */
+    int32_t amax_per_line;
+    float scale;          /* delayed: the quantization scale */
+    gmm_direction direction;
+    uint64_t seed, offset; /* stochastic: gmm_draw_block of group and first_block + line * blocks_per_line + block */
+    int64_t group, first_block, blocks_per_line;
+} gmm_tile;
+
+/* Quantizes a tile on the host: code[lines][GMM_TILE] gets a code per byte, scale[lines][GMM_TILE_BLOCKS] the stored
+   scale of each block (bits of an fp32, or a scale byte): what dequantizes. Blocks that span lines (128X128, TENSOR)
+   give every line its scale. `along` may be any; a block that is cut short counts the values it has. Pure. */
+GMMDEF void gmm_quantize_tile(const gmm_tile *tile, uint8_t *code, uint32_t *scale);
+
+/* ---------------------------------------------------------------------------------- 10 Activation arithmetic --- */
 
 /* condition ? yes : no without a branch: compilers that keep floating-point traps would not vectorise one. */
 GMM__HD float gmm__pick(int condition, float yes, float no) {
@@ -605,13 +1012,14 @@ GMM__HD int64_t gmm_glu_linear_column(int64_t j, int64_t ffn, int64_t interleave
 #endif
 #endif /* GMM_MOE_QUANT_H_INCLUDED */
 
-/* ------------------------------------------------------------------------------------------ 8 Implementation --- */
+/* ----------------------------------------------------------------------------------------- 11 Implementation --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__QUANT_IMPLEMENTATION_DONE)
 #define GMM__QUANT_IMPLEMENTATION_DONE
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -682,8 +1090,6 @@ static GMM__UNUSED int gmm__mul(int64_t a, int64_t b, int64_t *out) {
 }
 
 static GMM__UNUSED int64_t gmm__min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t gmm__ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-static int64_t gmm__round_up(int64_t a, int64_t b) { return gmm__ceil_div(a, b) * b; }
 
 GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order, gmm_direction direction,
                                 int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error) {
@@ -769,12 +1175,398 @@ GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_
     return GMM_OK;
 }
 
+GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
+                                       gmm_direction direction, int32_t groups, int64_t capacity, int64_t cols,
+                                       gmm_layout *out, gmm_error *error) {
+    const int rowwise = direction == GMM_ROWWISE;
+    gmm_layout l = GMM_ZERO;
+    gmm_status s;
+    int64_t scales, elements;
+    int fits;
+    if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_layout_of_groups: out is NULL");
+    if (groups < 1) return gmm__fail(error, GMM_E_ARG, "gmm_layout_of_groups: groups %d must be >= 1", (int)groups);
+    if (scaling == GMM_SCALING_128X128)
+        return gmm__fail(error, GMM_E_DTYPE, "gmm_layout_of_groups: scaling 128x128 is for matrices of fixed extents");
+    if (capacity < 0 || capacity > INT64_MAX / 256)
+        return gmm__fail(error, capacity < 0 ? GMM_E_ARG : GMM_E_OVERFLOW, "gmm_layout_of_groups: capacity %lld must "
+                         "be >= 0 and fit 64 bits when padded", (long long)capacity);
+    s = gmm_layout_of(dtype, scaling, order, direction, gmm_padded_capacity(groups, capacity), cols, &l, error);
+    if (s != GMM_OK) return s;
+    if (scaling == GMM_SCALING_TENSOR) fits = gmm__mul(groups, 4, &l.scale_bytes);
+    else if (scaling == GMM_SCALING_ROW)
+        fits = gmm__mul(rowwise ? capacity : groups, rowwise ? 4 : cols, &scales) &&
+               gmm__mul(scales, rowwise ? 1 : 4, &l.scale_bytes);
+    else fits = 1;
+    if (!fits)
+        return gmm__fail(error, GMM_E_OVERFLOW, "gmm_layout_of_groups: scales of %lld x %lld do not fit 64 bits",
+                         (long long)capacity, (long long)cols);
+    if (!l.transposed) {
+        l.data_rows = capacity;
+        elements = capacity * cols; /* fits, since the padded rows did */
+        l.data_bytes = elements / 8 * gmm_dtype_bits(dtype) + elements % 8 * gmm_dtype_bits(dtype) / 8;
+    }
+    l.scale_rows = l.scale_cols = 0;
+    *out = l;
+    return GMM_OK;
+}
+
+GMMDEF int32_t gmm_feature_align(gmm_scaling scaling) {
+    switch (scaling) {
+    case GMM_SCALING_NONE: return 1;
+    case GMM_SCALING_MX32:
+    case GMM_SCALING_NV16: return 32;
+    default: return 16;
+    }
+}
+
+GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind) {
+    gmm_recipe r = GMM_ZERO;
+    gmm_scaling scaling = GMM_SCALING_TENSOR;
+    switch (kind) {
+    case GMM_RECIPE_FP8_DELAYED:
+    case GMM_RECIPE_FP8_CURRENT: break;
+    case GMM_RECIPE_FP8_BLOCK: scaling = GMM_SCALING_1X128; break;
+    case GMM_RECIPE_MXFP8: scaling = GMM_SCALING_MX32; break;
+    case GMM_RECIPE_NVFP4: scaling = GMM_SCALING_NV16; break;
+    default: return r;
+    }
+    r.kind = kind;
+    r.input.dtype = kind == GMM_RECIPE_NVFP4 ? GMM_E2M1 : GMM_E4M3;
+    r.input.scaling = scaling;
+    r.input.delayed = kind == GMM_RECIPE_FP8_DELAYED;
+    r.input.pow2 = kind == GMM_RECIPE_FP8_BLOCK;
+    r.weight = r.grad = r.input;
+    if (scaling == GMM_SCALING_TENSOR) r.grad.dtype = GMM_E5M2;
+    if (kind == GMM_RECIPE_FP8_BLOCK) r.weight.scaling = GMM_SCALING_128X128;
+    if (kind == GMM_RECIPE_NVFP4) {
+        r.weight.square = 1;
+        r.input.hadamard = r.grad.hadamard = GMM_HADAMARD | GMM_HADAMARD_SIGNS;
+        r.grad.stochastic = 1;
+    }
+    return r;
+}
+
+/* Copies a descriptor that opens with struct_size. Returns 0 if the caller's is newer than this version. */
+static GMM__UNUSED int gmm__copy_sized(void *to, size_t size, const void *from) {
+    uint32_t given;
+    memcpy(&given, from, sizeof given);
+    if (given > size) return 0;
+    memset(to, 0, size);
+    memcpy(to, from, given ? given : size);
+    return 1;
+}
+
+/* Checks a format; `role` ("weight." or "") opens the name of the field. */
+static gmm_status gmm__check_format(const gmm_format *format, const char *role, gmm_error *error) {
+    gmm_format f;
+    gmm_layout l;
+    gmm_error why = GMM_ZERO;
+    const char *field = NULL, *rule = "";
+    int nv, mx, fp8;
+    uint32_t i;
+    if (!gmm__copy_sized(&f, sizeof f, format))
+        return gmm__fail(error, GMM_E_VERSION, "%sstruct_size: %u is larger than the %u bytes of version %s", role,
+                         format->struct_size, (unsigned)sizeof f, GMM_VERSION_STRING);
+    if (f.dtype == GMM_NONE) { /* nothing else may be asked of what is not quantized */
+        f.struct_size = 0;
+        for (i = 0; i < sizeof f; i++)
+            if (((const unsigned char *)&f)[i])
+                return gmm__fail(error, GMM_E_CONFIG, "%sdtype: none, but other fields are set", role);
+        return GMM_OK;
+    }
+    if (f.scaling == GMM_SCALING_NONE || gmm_layout_of(f.dtype, f.scaling, f.order, GMM_ROWWISE, 0, 0, &l, &why))
+        return gmm__fail(error, GMM_E_DTYPE, "%s%s: dtype %s, scaling %s and order %d do not go together", role,
+                         f.order != GMM_SCALES_COMPACT && f.scaling != GMM_SCALING_NONE ? "order" : "scaling",
+                         gmm_dtype_name(f.dtype), gmm_scaling_name(f.scaling), (int)f.order);
+    nv = f.scaling == GMM_SCALING_NV16;
+    mx = f.scaling == GMM_SCALING_MX32;
+    fp8 = !nv && !mx;
+    if (f.delayed & ~1 || (f.delayed && f.scaling != GMM_SCALING_TENSOR)) {
+        field = "delayed";
+        rule = "must be 0, or 1 with scaling tensor";
+    } else if (f.pow2 & ~1 || (f.pow2 && (!fp8 || f.delayed))) {
+        field = "pow2";
+        rule = "must be 0, or 1 with fp32 scales that are not delayed";
+    } else if (f.square & ~1 || (f.square && fp8)) {
+        field = "square";
+        rule = "must be 0, or 1 with mx32 or nv16";
+    } else if (f.hadamard && (!nv || (f.hadamard & ~0xFFFF) != GMM_HADAMARD || f.square || f.row_amax)) {
+        field = "hadamard";
+        rule = "must be 0, or GMM_HADAMARD and 16 sign bits with nv16 without square and row_amax";
+    } else if (f.stochastic & ~1 || (f.stochastic && (!nv || f.square || f.four_over_six))) {
+        field = "stochastic";
+        rule = "must be 0, or 1 with nv16 without square and four_over_six";
+    } else if (f.four_over_six < 0 || f.four_over_six > 2 || (f.four_over_six && (!nv || f.hadamard || f.row_amax))) {
+        field = "four_over_six";
+        rule = "must be 0, or 1 or 2 with nv16 without hadamard and row_amax";
+    } else if (f.e4m3_256 & ~1 || (f.e4m3_256 && !f.four_over_six)) {
+        field = "e4m3_256";
+        rule = "must be 0, or 1 with four_over_six";
+    } else if (f.row_amax & ~1 || (f.row_amax && (!nv || f.square || f.stochastic))) {
+        field = "row_amax";
+        rule = "must be 0, or 1 with nv16 without square and stochastic";
+    } else if (gmm_f32_bits(f.eps) >= 0x7F800000u || (gmm_f32_bits(f.eps) && (!fp8 || f.delayed))) {
+        field = "eps";
+        rule = "must be 0, or finite and above 0 with fp32 scales that are not delayed";
+    } else if (f.reserved[0] || f.reserved[1] || f.reserved[2] || f.reserved[3]) {
+        field = "reserved";
+        rule = "must be 0";
+    }
+    if (!field) return GMM_OK;
+    return gmm__fail(error, GMM_E_CONFIG, "%s%s: %s (dtype %s, scaling %s)", role, field, rule,
+                     gmm_dtype_name(f.dtype), gmm_scaling_name(f.scaling));
+}
+
+GMMDEF gmm_status gmm_format_validate(const gmm_format *format, gmm_error *error) {
+    return format ? gmm__check_format(format, "", error) : gmm__fail(error, GMM_E_CONFIG, "format: is NULL");
+}
+
+/* Whether an operand of a recipe may have this scaling. */
+static int gmm__recipe_takes(gmm_recipe_kind kind, int weight, const gmm_format *f) {
+    switch (kind) {
+    case GMM_RECIPE_FP8_DELAYED: return f->scaling == GMM_SCALING_TENSOR && f->delayed;
+    case GMM_RECIPE_FP8_CURRENT:
+        return (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_ROW) && !f->delayed;
+    case GMM_RECIPE_FP8_BLOCK:
+        return f->scaling == GMM_SCALING_1X128 || (weight && f->scaling == GMM_SCALING_128X128);
+    case GMM_RECIPE_MXFP8: return f->scaling == GMM_SCALING_MX32;
+    case GMM_RECIPE_NVFP4: return f->scaling == GMM_SCALING_NV16;
+    default: return 0;
+    }
+}
+
+GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error) {
+    static const char *const roles[3] = { "input.", "weight.", "grad." };
+    gmm_recipe r;
+    const gmm_format *f[3];
+    int i;
+    if (!recipe) return gmm__fail(error, GMM_E_CONFIG, "recipe: is NULL");
+    if (!gmm__copy_sized(&r, sizeof r, recipe))
+        return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
+                         recipe->struct_size, (unsigned)sizeof r, GMM_VERSION_STRING);
+    f[0] = &r.input;
+    f[1] = &r.weight;
+    f[2] = &r.grad;
+    if (r.kind < GMM_RECIPE_NONE || r.kind > GMM_RECIPE_NVFP4)
+        return gmm__fail(error, GMM_E_CONFIG, "kind: %d is no recipe", (int)r.kind);
+    for (i = 0; i < 3; i++) {
+        const gmm_status s = gmm__check_format(f[i], roles[i], error);
+        if (s != GMM_OK) return s;
+        if (f[i]->dtype != GMM_NONE && !gmm__recipe_takes(r.kind, i == 1, f[i]))
+            return gmm__fail(error, GMM_E_CONFIG, "%sscaling: %s%s does not belong to recipe %d", roles[i],
+                             f[i]->delayed ? "delayed " : "", gmm_scaling_name(f[i]->scaling), (int)r.kind);
+    }
+    if ((r.input.dtype == GMM_NONE) != (r.grad.dtype == GMM_NONE))
+        return gmm__fail(error, GMM_E_CONFIG, "grad.dtype: %s and input.dtype %s: both are quantized or none, for the "
+                         "weight gradient multiplies them", gmm_dtype_name(r.grad.dtype),
+                         gmm_dtype_name(r.input.dtype));
+    if (r.input.hadamard != r.grad.hadamard)
+        return gmm__fail(error, GMM_E_CONFIG, "grad.hadamard: 0x%x must be that of input, 0x%x: their product is that "
+                         "of the operands only if both are transformed alike", (unsigned)r.grad.hadamard,
+                         (unsigned)r.input.hadamard);
+    if (r.weight.hadamard)
+        return gmm__fail(error, GMM_E_CONFIG, "weight.hadamard: 0x%x must be 0: its products are with operands that "
+                         "are not transformed", (unsigned)r.weight.hadamard);
+    if (r.grad.four_over_six) return gmm__fail(error, GMM_E_CONFIG, "grad.four_over_six: must be 0");
+    if (r.weight.row_amax || r.grad.row_amax)
+        return gmm__fail(error, GMM_E_CONFIG, "%s.row_amax: only input takes one amax per row",
+                         r.weight.row_amax ? "weight" : "grad");
+    if (r.margin < 0 || r.margin > 63 || (r.margin && r.kind != GMM_RECIPE_FP8_DELAYED))
+        return gmm__fail(error, GMM_E_CONFIG, "margin: %d must be 0, or up to 63 with delayed scaling", (int)r.margin);
+    if (r.history_length < 0 || (r.history_length && r.kind != GMM_RECIPE_FP8_DELAYED))
+        return gmm__fail(error, GMM_E_CONFIG, "history_length: %d must be 0, or at least 1 with delayed scaling",
+                         (int)r.history_length);
+    if (r.most_recent & ~1 || (r.most_recent && r.kind != GMM_RECIPE_FP8_DELAYED))
+        return gmm__fail(error, GMM_E_CONFIG, "most_recent: %d must be 0, or 1 with delayed scaling",
+                         (int)r.most_recent);
+    if (r.reserved) return gmm__fail(error, GMM_E_CONFIG, "reserved: %d must be 0", (int)r.reserved);
+    return GMM_OK;
+}
+
+/* --- quantized copies as lines, on the host and on the device --- */
+
+/* Scales of one matrix of `lines` x `along` elements. */
+GMM__HD int64_t gmm__scale_count(gmm_scaling scaling, int64_t lines, int64_t along) {
+    switch (scaling) {
+    case GMM_SCALING_TENSOR: return 1;
+    case GMM_SCALING_ROW: return lines;
+    case GMM_SCALING_1X128: return gmm__ceil_div(along, 128) * gmm__round_up(lines, 4);
+    case GMM_SCALING_128X128: return gmm__ceil_div(lines, 128) * gmm__round_up(gmm__ceil_div(along, 128), 4);
+    case GMM_SCALING_MX32:
+    case GMM_SCALING_NV16:
+        return gmm__round_up(lines, 128) * gmm__round_up(gmm__ceil_div(along, gmm_block_along(scaling)), 4);
+    default: return 0;
+    }
+}
+
+/* One group's part of a copy, or one matrix. */
+typedef struct gmm__qview {
+    gmm_dtype dtype;
+    gmm_scaling scaling;
+    gmm_scale_order order;
+    gmm_direction direction;
+    int32_t apart;        /* elements of a line stand ld apart, lines 1 (columnwise MX32); else the other way round */
+    int32_t per_line;     /* amax has one value per line */
+    int64_t ld;
+    int64_t lines, along; /* extents of the scales' layout */
+    uint8_t *data;
+    uint8_t *scale;
+    float *amax;          /* NULL = none */
+    float e4m3_max;
+} gmm__qview;
+
+/* Group or matrix g of a copy. Activations (grouped): its rows start at `row` of the source and at `start` among padded
+   rows; matrices: row and start are 0. */
+GMM__HD gmm__qview gmm__qview_of(const gmm_mat *m, gmm_direction direction, int grouped, int64_t g, int64_t row,
+                                 int64_t start, int64_t rows, int64_t cols) {
+    const int rowwise = direction == GMM_ROWWISE;
+    const int64_t reach = grouped ? gmm_group_rows(rows) : rows;
+    const int64_t scale_bytes = m->scaling == GMM_SCALING_MX32 || m->scaling == GMM_SCALING_NV16 ? 1 : 4;
+    int64_t element, scale;
+    gmm__qview v;
+    v.dtype = m->dtype;
+    v.scaling = m->scaling;
+    v.order = m->scale_order;
+    v.direction = direction;
+    v.apart = !rowwise && m->scaling == GMM_SCALING_MX32;
+    v.per_line = (m->flags & (uint32_t)GMM_MAT_ROW_AMAX) != 0;
+    v.ld = m->ld;
+    v.lines = rowwise ? reach : cols;
+    v.along = rowwise ? cols : reach;
+    v.e4m3_max = m->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f;
+    element = !grouped ? (m->table ? 0 : g * m->group_stride) : rowwise || v.apart ? row * m->ld : start;
+    scale = grouped ? gmm_scale_base(m->scaling, direction, cols, g, row, start)
+                    : m->scale_table ? 0 : g * gmm__scale_count(m->scaling, v.lines, v.along);
+    v.data = (uint8_t *)(m->table ? m->table[g] : m->data);
+    v.scale = (uint8_t *)(m->scale_table ? m->scale_table[g] : m->scale);
+    if (v.data) v.data += m->dtype == GMM_E2M1 ? element / 2 : element;
+    if (v.scale) v.scale += scale * scale_bytes;
+    v.amax = m->amax ? m->amax + (v.per_line ? grouped ? row : g * rows : g) : NULL;
+    return v;
+}
+GMM__HD int64_t gmm__qview_scale(const gmm__qview *v, int64_t l, int64_t j) {
+    return gmm_scale_index(v->scaling, v->order, v->direction, v->lines, v->along, l, j);
+}
+GMM__HD uint8_t gmm__qview_code(const gmm__qview *v, int64_t l, int64_t a) {
+    const int64_t i = v->apart ? a * v->ld + l : l * v->ld + a;
+    return v->dtype == GMM_E2M1 ? gmm_nibble(v->data, i) : v->data[i];
+}
+/* What the elements of line l, block j are multiplied by: all of it, or of MX32 and NV16 what the scale byte says. */
+GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int whole) {
+    const int64_t i = gmm__qview_scale(v, l, j);
+    if (v->scaling == GMM_SCALING_MX32) return gmm_e8m0_to_f32(v->scale[i]);
+    if (v->scaling == GMM_SCALING_NV16)
+        return whole ? gmm_nv_decode(v->scale[i], v->amax[v->per_line ? l : 0], v->e4m3_max)
+                     : gmm_e4m3_to_f32(v->scale[i]);
+    return whole ? ((const float *)v->scale)[i] : 1.0f;
+}
+/* One dequantized element; NaN as it is on every machine. */
+GMM__HD float gmm__qview_value(float code, float factor) {
+    const float v = gmm__fmul(code, factor);
+    return (gmm_f32_bits(v) & 0x7FFFFFFFu) > 0x7F800000u ? gmm_f32_from_bits(0x7FFFFFFFu) : v;
+}
+
+/* --- the host quantizer --- */
+
+/* Codes of n values times a factor: one plain loop per dtype. */
+static void gmm__encode_run(gmm_dtype dtype, const float *x, float factor, int n, uint8_t *code) {
+    int i;
+    if (dtype == GMM_E4M3)
+        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e4m3(gmm__fmul(x[i], factor));
+    else if (dtype == GMM_E5M2)
+        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e5m2(gmm__fmul(x[i], factor));
+    else
+        for (i = 0; i < n; i++) code[i] = gmm_f32_to_e2m1(gmm__fmul(x[i], factor));
+}
+
+/* NV16 by the better of two scales: block maxima at 6 or at 4 (fp32 sums in the order of the elements; rows of a
+   square tile fold in halves). Ties go to 6. */
+static uint8_t gmm__four_over_six(const gmm_tile *t, const gmm_nv_global *n, const float *x, int lines, int along,
+                                  float amax) {
+    const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
+    uint8_t scale[2];
+    float error[2];
+    int which, i, j;
+    scale[0] = gmm_f32_to_e4m3(base);
+    scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
+    for (which = 0; which < 2; which++) {
+        const float enc = gmm_nv_encode(n, scale[which]), sf = gmm_e4m3_to_f32(scale[which]);
+        float row[16] = { 0 };
+        for (i = 0; i < lines; i++)
+            for (j = 0; j < along; j++) {
+                const float v = x[i * GMM_TILE + j], q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v, enc)));
+                /* volatile: neither the difference nor the sum may merge with a product */
+                volatile float back = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
+                volatile float miss = back - v, square = miss * miss;
+                row[i] += t->format->four_over_six == 2 ? square : gmm_f32_from_bits(gmm_f32_bits(miss) & 0x7FFFFFFFu);
+            }
+        for (i = 8; i > 0; i /= 2)
+            for (j = 0; j < i; j++) row[j] += row[j + i];
+        error[which] = row[0];
+    }
+    return error[1] < error[0] ? scale[1] : scale[0];
+}
+
+GMMDEF void gmm_quantize_tile(const gmm_tile *t, uint8_t *code, uint32_t *scale) {
+    const gmm_format *f = t->format;
+    const int nv = f->scaling == GMM_SCALING_NV16, mx = f->scaling == GMM_SCALING_MX32;
+    const int width = nv ? 16 : mx ? 32 : GMM_TILE;
+    const int height = f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_128X128 ? GMM_TILE
+                       : f->square ? width : 1;
+    const float qmax = gmm_dtype_largest(f->dtype);
+    int l0, b, i, j;
+    for (l0 = 0; l0 < t->lines; l0 += height) {
+        const int lines = t->lines - l0 < height ? t->lines - l0 : height;
+        const float line_amax = t->amax ? t->amax[t->amax_per_line ? l0 : 0] : 0.0f;
+        gmm_nv_global global = GMM_ZERO;
+        if (nv) global = gmm_nv_global_of(line_amax, f->e4m3_256 ? 256.0f : 448.0f);
+        for (b = 0; b * width < t->along; b++) {
+            const float *x = t->x + l0 * GMM_TILE + b * width;
+            uint8_t *to = code + l0 * GMM_TILE + b * width;
+            const int along = t->along - b * width < width ? t->along - b * width : width;
+            uint32_t stored, random[4], bits = 0;
+            float factor, amax = line_amax;
+            if (gmm_block_along(f->scaling)) {
+                for (i = 0; i < lines; i++)
+                    for (j = 0; j < along; j++) bits = gmm_amax_bits(bits, x[i * GMM_TILE + j]);
+                amax = gmm_f32_from_bits(bits);
+            }
+            if (nv) {
+                stored = f->four_over_six ? gmm__four_over_six(t, &global, x, lines, along, amax)
+                                          : gmm_nv_scale(&global, amax);
+                factor = gmm_nv_encode(&global, (uint8_t)stored);
+            } else if (mx) {
+                stored = gmm_mx_scale(amax, f->dtype);
+                factor = gmm_e8m0_reciprocal((uint8_t)stored);
+            } else {
+                const int blocks = gmm_block_along(f->scaling) != 0;
+                factor = f->delayed ? t->scale
+                                    : gmm_scale_from_amax(amax, qmax, gmm_dtype_largest(blocks ? t->source : GMM_F32),
+                                                          f->eps, f->pow2);
+                stored = gmm_f32_bits(gmm_scale_inverse(factor));
+            }
+            for (i = 0; i < lines; i++) {
+                scale[(l0 + i) * GMM_TILE_BLOCKS + b] = stored;
+                if (!f->stochastic) {
+                    gmm__encode_run(f->dtype, x + i * GMM_TILE, factor, along, to + i * GMM_TILE);
+                    continue;
+                }
+                gmm_draw_block(t->seed, t->offset, t->group, t->first_block + (l0 + i) * t->blocks_per_line + b,
+                               t->direction, random);
+                for (j = 0; j < along; j++)
+                    to[i * GMM_TILE + j] = gmm_f32_to_e2m1_random(gmm__fmul(x[i * GMM_TILE + j], factor),
+                                                                  random[j / 4] >> j % 4 * 8 & 0xFFu);
+            }
+        }
+    }
+}
+
 #ifdef __cplusplus
 }
 #endif
 #endif /* GMM_IMPLEMENTATION */
 
-/* ------------------------------------------------------------------------------------------------- 9 Licence ---
+/* ------------------------------------------------------------------------------------------------ 12 Licence ---
  * MIT License, text in the file LICENSE of the repository and below.
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated

@@ -636,8 +636,9 @@ static void graphs(int arg) {
                 for (int i = 0; i < g; i++) {
                     rank *r = &W.r[i];
                     give(r, count_run, 0, 0, NULL, 1);
-                    for (int part = 0; part < 2; part++) {
-                        if (!captured || (mode == 3 && part == 1)) {
+                    for (int turn = 0; turn < (mode == 3 ? 4 : 2); turn++) { /* mode 3: and forward, both ways */
+                        const int part = turn % 2 && turn < 3;
+                        if (!captured || (mode == 3 && turn % 2)) {
                             if (part == 0) run_forward(r);
                             else run_backward(r);
                         } else if (graph[i][part]) {
@@ -662,8 +663,8 @@ static void graphs(int arg) {
             sums[run][i] = (float *)t_host(ELEMENTS * (LAYERS + 1) * sizeof(float));
             for (int l = 0; l <= LAYERS; l++)
                 memcpy(sums[run][i] + l * ELEMENTS, m->main_grad[l], (size_t)(m->plan[l].valid_rows * 16));
-            T_CHECK(m->asked == 9 * (LAYERS + 1) && m->reported == 9 * (LAYERS + 1), "asked %lld, reported %lld",
-                    (long long)m->asked, (long long)m->reported);
+            T_CHECK(m->asked == (mode == 3 ? 27 : 9) * (LAYERS + 1) && m->reported == 9 * (LAYERS + 1),
+                    "asked %lld, reported %lld", (long long)m->asked, (long long)m->reported);
             for (int part = 0; part < 2; part++) gmm_ranks_graph_destroy(graph[i][part]);
         }
         close_world();

@@ -74,11 +74,12 @@ static struct settings {
     int64_t context, embed, hidden, ffn, layers, experts, topk, interleave, normalize, bias;
     int64_t seed, steps, batch, micro_batches, stop_at, save_every, eval_tokens, sample, threads;
     int64_t delay_wgrad, gtp, quiet, help;
-    const char *act, *score, *dtype, *engine, *weights, *save_policy;
+    const char *act, *score, *dtype, *recipe, *engine, *weights, *save_policy;
     const char *data, *save, *resume, *svg;
     double aux, lr, dropout;
 } opt;
 
+#define RECIPE_CHOICES "bf16|fp8-delayed|fp8-current|fp8-block|mxfp8|nvfp4"
 #define ACT_CHOICES \
     "swiglu|geglu|reglu|sreglu|qgeglu|glu|situglu|gelu|qgelu|relu|srelu|silu|gpt-oss|kimi-situ|nemotron"
 
@@ -106,6 +107,8 @@ static option options[] = {
     {"lr", OPTION_REAL, 1, &opt.lr, "0.003", 0, 10, "", "peak learning rate", 0},
     {"dropout", OPTION_REAL, 1, &opt.dropout, "0", 0, 0.9, "", "share of the seen bytes that training hides", 0},
     {"dtype", OPTION_CHOICE, 1, &opt.dtype, "bf16", 0, 0, "bf16|f16|f32", "weights and activations in products", 0},
+    {"recipe", OPTION_CHOICE, 1, &opt.recipe, "bf16", 0, 0, RECIPE_CHOICES,
+     "the experts' products; bf16: as --dtype says", 0},
     {"engine", OPTION_CHOICE, 0, &opt.engine, "auto", 0, 0, "auto|cpu|mma|wgmma|cublaslt", "gmm's engine", 0},
     {"threads", OPTION_INTEGER, 0, &opt.threads, "0", 0, 4096, "", "CPU threads; 0 = all", 0},
     {"weights", OPTION_CHOICE, 0, &opt.weights, "packed", 0, 0, "packed|pointers", "experts in one block, or one each",
@@ -176,6 +179,13 @@ static gmm_act act_of(const char *name) {
     GMM_ACT_LIST(ACT_ROW)
 #undef ACT_ROW
     return act;
+}
+
+static gmm_recipe_kind recipe_of(const char *name) {
+    static const char *const names[] = {"bf16", "fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4"};
+    int kind = 0;
+    while (strcmp(name, names[kind])) kind++; /* options.c has checked it */
+    return (gmm_recipe_kind)kind;
 }
 
 static gmm_engine engine_of(const char *name) {
@@ -448,6 +458,7 @@ typedef struct layer {
     float *h, *inverse_rms;      /* input of the block, and 1 / rms of its rows */
     buffer normed, logits, indices, probs, counts, aux, row_of, slot_of, sizes, rows, row_probs, y, out, saved;
     buffer drows, deferred;
+    buffer scale, history, random; /* recipe: [GMM_SLOTS][experts], [length] of the same, two states */
 } layer;
 
 typedef struct model {
@@ -458,6 +469,7 @@ typedef struct model {
     buffer workspace;
     gmm_dtype dtype;
     gmm_mlp_config mlp;
+    gmm_recipe recipe;        /* kind NONE: products of the operands as they are */
     int64_t tokens;           /* capacity: of a micro-batch */
     param *params[4096];
     int param_count;
@@ -979,6 +991,7 @@ typedef struct moe_call {
     gmm_route route;
     gmm_permute permute;
     gmm_mlp mlp;
+    gmm_mlp_quant quant;
 } moe_call;
 
 static void moe_describe(model *m, layer *l, moe_call *c, int64_t tokens, int train) {
@@ -1034,6 +1047,13 @@ static void moe_describe(model *m, layer *l, moe_call *c, int64_t tokens, int tr
     c->mlp.b2 = l->b2 ? &l->b2->w : NULL;
     c->mlp.prob = (const float *)l->row_probs.at;
     c->mlp.y = &c->y;
+    if (m->recipe.kind != GMM_RECIPE_NONE) {
+        c->mlp.quant = &c->quant;
+        c->quant.recipe = &m->recipe;
+        c->quant.random = (const uint64_t *)l->random.at;
+        c->quant.scale = (const float *)l->scale.at;
+        c->quant.amax = train ? (float *)l->history.at : NULL; /* its first row is where amaxes are recorded */
+    }
     if (!train) return;
     c->mlp.saved = l->saved.at;
     c->mlp.saved_bytes = l->saved.bytes;
@@ -1049,6 +1069,8 @@ static void moe_describe(model *m, layer *l, moe_call *c, int64_t tokens, int tr
     c->mlp.deferred_bytes = l->deferred.bytes;
     c->mlp.queue = &m->queue;
 }
+
+enum { SCALE_HISTORY = 16 }; /* steps whose amaxes count in delayed scaling */
 
 typedef gmm_status permute_operation(gmm_context *, const gmm_permute *, void *, size_t, gmm_stream);
 
@@ -1097,11 +1119,42 @@ static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int trai
     residual_add(l->h, floats(&l->out), out, tokens * opt.hidden);
 }
 
+/* New random bits for the gradients of a block: a state of its own for each of its two. */
+static void moe_draw(model *m, layer *l) {
+    uint64_t *state = (uint64_t *)l->random.host;
+    if (!m->recipe.grad.stochastic) return;
+    state[0] = state[2] = (uint64_t)opt.seed;
+    state[1] = random_next(&m->random);
+    state[3] = state[1] + 1;
+    buffer_push(&m->mem, &l->random);
+}
+
+/* Scales of the next step from the amaxes of this one: forward's four operands, then the gradients. */
+static void moe_scales(model *m, layer *l) {
+    const int32_t experts = (int32_t)opt.experts, forward = GMM_SLOT_DY * experts;
+    gmm_scale_update u = GMM_ZERO;
+    if (!m->recipe.input.delayed) return;
+    u.history_length = SCALE_HISTORY;
+    u.margin = m->recipe.margin;
+    u.stride = (int64_t)GMM_SLOTS * experts;
+    u.history = (float *)l->history.at;
+    u.scale = (float *)l->scale.at;
+    u.slots = forward;
+    u.dtype = m->recipe.input.dtype;
+    check(m, gmm_update_scales(m->ctx, &u, NULL));
+    u.history += forward;
+    u.scale += forward;
+    u.slots = (GMM_SLOTS - GMM_SLOT_DY) * experts;
+    u.dtype = m->recipe.grad.dtype;
+    check(m, gmm_update_scales(m->ctx, &u, NULL));
+}
+
 /* Turns the gradient dh of the block's output into that of its input. */
 static void moe_backward(model *m, layer *l, int64_t tokens) {
     gmm_info info = GMM_ZERO;
     gmm_permute permute;
     moe_call c;
+    moe_draw(m, l);
     moe_describe(m, l, &c, tokens, 1);
     rows_push(m, &m->dh, tokens);
     permute = c.permute;
@@ -1198,6 +1251,14 @@ static void layer_make(model *m, layer *l, int index) {
     l->y = buffer_make(&m->mem, (size_t)(rows * hidden) * low, AT_ONLY);
     l->out = buffer_make(&m->mem, (size_t)(tokens * hidden) * sizeof(float), BOTH);
     l->drows = buffer_make(&m->mem, (size_t)(rows * hidden) * low, AT_ONLY);
+    if (m->recipe.kind != GMM_RECIPE_NONE) {
+        const size_t slots = (size_t)GMM_SLOTS * (size_t)experts;
+        l->scale = buffer_make(&m->mem, slots * sizeof(float), BOTH);
+        for (size_t i = 0; i < slots; i++) floats(&l->scale)[i] = 1;
+        buffer_push(&m->mem, &l->scale);
+        l->history = buffer_make(&m->mem, SCALE_HISTORY * slots * sizeof(float), AT_ONLY);
+        l->random = buffer_make(&m->mem, 4 * sizeof(uint64_t), BOTH);
+    }
     moe_describe(m, l, &call, tokens, 1);
     check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_FWD, &call.route, &info)); /* refuses bad combinations early */
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_FWD, &call.mlp, &info));
@@ -1221,6 +1282,8 @@ static void configure_mlp(model *m) {
     c->topk = (int32_t)opt.topk;
     c->delay_wgrad = (int32_t)opt.delay_wgrad;
     c->source_interleave = 0;
+    c->recipe = recipe_of(opt.recipe);
+    m->recipe = gmm_recipe_of(c->recipe);
     if (gmm_mlp_validate(c, &error)) die("the expert MLP cannot be configured so: %s", error.text);
 }
 
@@ -1453,6 +1516,7 @@ static void train_step(model *m, const text *t, int64_t *positions, tally *now) 
     }
     for (int64_t i = 0; i < opt.layers * opt.experts; i++) now->load[i] += load[i];
     free(load);
+    for (int i = 0; i < opt.layers; i++) moe_scales(m, &m->layers[i]);
     now->loss += loss / (double)opt.batch;
     now->aux += opt.layers ? aux / (double)(opt.layers * opt.micro_batches) : 0;
     now->steps++;
@@ -1988,6 +2052,8 @@ int main(int argc, char **argv) {
     if (opt.gtp && opt.micro_batches % opt.gtp)
         die("--micro-batches %lld is no multiple of --gtp %lld, whose ranks share them", (long long)opt.micro_batches,
             (long long)opt.gtp);
+    if (opt.gtp && strcmp(opt.recipe, "bf16"))
+        die("--gtp shards weights as they train: not with --recipe %s", opt.recipe);
     if (opt.gtp && (opt.interleave || act_of(opt.act).interleave))
         die("--gtp shards the rows of FC1 as halves: not with interleaved gate and linear rows (--act %s, --interleave "
             "%lld)", opt.act, (long long)opt.interleave);

@@ -244,6 +244,16 @@ else
     skip "CUDA compilation" "no CUDA toolkit"
 fi
 
+# ---- Oracles
+
+ml_dtypes() {
+    $CC -std=c11 $STRICT -I. -o "$W/codes" tests/oracle/codes.c &&
+    PYTHONPATH=build/python python3 tests/oracle/ml_dtypes_check.py "$W/codes"
+}
+if PYTHONPATH=build/python python3 -c 'import ml_dtypes' 2> /dev/null; then
+    check "codes of the small formats equal those of ml_dtypes" ml_dtypes
+else skip "codes against ml_dtypes" "the Python package is not installed"; fi
+
 # ---- Text
 
 long_macros() { for h in $TEXTS; do

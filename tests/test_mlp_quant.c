@@ -1,0 +1,294 @@
+/* test_mlp_quant.c - the expert MLP under every recipe equals its steps called one by one, bit for bit. The steps make
+   both copies of an operand in one call, the MLP makes each where it is needed. */
+#include "test.h"
+
+#include <string.h>
+
+enum { G = 4, HIDDEN = 64, FFN = 96, LIVE = 103, ROWS = 110 };
+static const int64_t sizes_of[G] = { 0, 37, 5, 61 };
+
+typedef struct mlp_case {
+    gmm_recipe recipe;
+    gmm_groups groups;
+    gmm_mlp_config config;
+    gmm_mlp_quant quant;
+    gmm_mlp d;
+    t_mat x, w1, w2, dy, y, dx, dw1, dw2;
+    gmm_grad gw1, gw2;
+    float *prob, *dprob, *scale, *amax;
+    uint64_t *random;
+} mlp_case;
+
+static gmm_recipe recipe_of(int i) {
+    gmm_recipe r = gmm_recipe_of((gmm_recipe_kind)(i < 5 ? i + 1 : i == 5 ? GMM_RECIPE_MXFP8 : GMM_RECIPE_NVFP4));
+    if (i == 5) { /* MXFP4 weights with BF16 tokens */
+        r.weight.dtype = GMM_E2M1;
+        memset(&r.input, 0, sizeof r.input);
+        memset(&r.grad, 0, sizeof r.grad);
+    }
+    if (i == 6) { /* one amax per row of the input */
+        r.input.row_amax = 1;
+        r.input.hadamard = r.grad.hadamard = 0;
+    }
+    return r;
+}
+enum { RECIPES = 7 };
+
+static gmm_status size_and(gmm_status (*run)(gmm_context *, const gmm_mlp *, void *, size_t, gmm_stream), gmm_op op,
+                           const gmm_mlp *d) {
+    gmm_info info = GMM_ZERO;
+    const gmm_status s = gmm_mlp_query(T.ctx, op, d, &info);
+    return s != GMM_OK ? s : run(T.ctx, d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream);
+}
+
+static t_mat poison(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols) {
+    return t_mat_out(dtype, count, rows, cols);
+}
+
+static void build(mlp_case *c, int which, gmm_save save) {
+    float values[GMM_SLOTS * G], prob[ROWS];
+    uint64_t random[4];
+    memset(c, 0, sizeof *c);
+    c->recipe = recipe_of(which);
+    c->groups.count = G;
+    c->groups.capacity = ROWS;
+    c->groups.splits = t_in(sizes_of, sizeof sizes_of);
+    c->groups.dtype = GMM_I64;
+    c->config.hidden = HIDDEN;
+    c->config.ffn = FFN;
+    c->config.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
+    c->config.save = save;
+    c->config.prob = 1;
+    c->config.recipe = c->recipe.kind;
+    c->x = t_mat_in(GMM_BF16, 1, ROWS, HIDDEN, T_REALS);
+    c->dy = t_mat_in(GMM_BF16, 1, ROWS, HIDDEN, T_REALS);
+    c->w1 = t_mat_make(GMM_BF16, G, 2 * FFN, HIDDEN, 0, 0, T_TABLE, T_REALS);
+    c->w2 = t_mat_in(GMM_BF16, G, HIDDEN, FFN, T_REALS);
+    c->y = poison(GMM_BF16, 1, ROWS, HIDDEN);
+    c->dx = poison(GMM_BF16, 1, ROWS, HIDDEN);
+    c->dw1 = poison(GMM_F32, G, 2 * FFN, HIDDEN);
+    c->dw2 = poison(GMM_F32, G, HIDDEN, FFN);
+    c->gw1.mat = &c->dw1.mat;
+    c->gw2.mat = &c->dw2.mat;
+    for (int i = 0; i < ROWS; i++) prob[i] = (float)t_real();
+    for (int i = 0; i < GMM_SLOTS * G; i++) values[i] = (float)(2.0 + t_real());
+    for (int i = 0; i < 4; i++) random[i] = t_rand();
+    c->prob = (float *)t_in(prob, sizeof prob);
+    c->dprob = t_floats_out(ROWS);
+    c->scale = (float *)t_in(values, sizeof values);
+    c->amax = (float *)t_alloc(sizeof values);
+    t_poison(c->amax, 0, sizeof values);
+    c->random = (uint64_t *)t_in(random, sizeof random);
+    c->quant.recipe = &c->recipe;
+    c->quant.scale = c->scale;
+    c->quant.amax = c->amax;
+    c->quant.random = c->random;
+    c->d.config = &c->config;
+    c->d.groups = &c->groups;
+    c->d.x = &c->x.mat;
+    c->d.w1 = &c->w1.mat;
+    c->d.w2 = &c->w2.mat;
+    c->d.prob = c->prob;
+    c->d.y = &c->y.mat;
+    c->d.quant = &c->quant;
+    if (T.gpu) {
+        gmm_info info = GMM_ZERO;
+        if (gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &info) == GMM_E_UNSUPPORTED)
+            t_skip("GPU: this engine has no kernel for quantized operands");
+    }
+}
+
+static void forward(mlp_case *c) {
+    gmm_info info = GMM_ZERO;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &info));
+    c->d.saved_bytes = info.saved_bytes;
+    c->d.saved = info.saved_bytes ? t_alloc_aligned(info.saved_bytes, 256) : NULL;
+    T_OK(size_and(gmm_mlp_fwd, GMM_OP_MLP_FWD, &c->d));
+}
+static void want_gradients(mlp_case *c) {
+    c->d.dy = &c->dy.mat;
+    c->d.dx = &c->dx.mat;
+    c->d.dw1 = &c->gw1;
+    c->d.dw2 = &c->gw2;
+    c->d.dprob = c->dprob;
+}
+
+/* Both copies of an operand. */
+typedef struct pair { gmm_format f[2]; gmm_mat mat[2]; } pair;
+static const gmm_mat *both(const mlp_case *c, pair *p, const gmm_format *f, const gmm_mat *src, int slot, int64_t rows,
+                           int64_t cols) {
+    gmm_quantization d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    if (f->dtype == GMM_NONE) return src;
+    d.groups = rows ? NULL : &c->groups;
+    d.count = rows ? G : 0;
+    d.rows = rows;
+    d.cols = cols;
+    d.src = src;
+    if (f->delayed) d.scale = c->scale + slot * G;
+    if (f->stochastic) d.random = c->random + (slot == GMM_SLOT_DZ ? 2 : 0);
+    for (int k = 0; k < 2; k++) {
+        gmm_layout l = GMM_ZERO;
+        p->f[k] = *f;
+        if (k) p->f[k].row_amax = 0;
+        T_CHECK((rows ? gmm_layout_of(f->dtype, f->scaling, f->order, (gmm_direction)k, rows, cols, &l, NULL)
+                      : gmm_layout_of_groups(f->dtype, f->scaling, f->order, (gmm_direction)k, G, ROWS, cols, &l,
+                                             NULL)) == GMM_OK, "layout");
+        p->mat[k] = gmm_mat_quantized(&p->f[k], (gmm_direction)k, t_alloc((size_t)(l.data_bytes * (rows ? G : 1))),
+                                      t_alloc((size_t)(l.scale_bytes * (rows ? G : 1))), (float *)t_alloc(4 * ROWS));
+        if (f->delayed) t_poison(p->mat[k].amax, 0, 4 * ROWS);
+    }
+    for (int k = 0; k < (f->row_amax ? 2 : 1); k++) {
+        d.format = &p->f[k];
+        d.rowwise = k ? NULL : &p->mat[0];
+        d.columnwise = k || !f->row_amax ? &p->mat[1] : NULL;
+        T_OK(gmm_quantize_query(T.ctx, GMM_OP_QUANTIZE, &d, &info));
+        T_OK(gmm_quantize(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    }
+    p->mat[0].columnwise = &p->mat[1];
+    return &p->mat[0];
+}
+
+static void linear(const mlp_case *c, gmm_op op, int64_t in, int64_t out, const gmm_mat *x, const gmm_mat *w,
+                   const gmm_mat *dy, const t_mat *to) {
+    gmm_linear l = GMM_ZERO;
+    gmm_grad g = GMM_ZERO;
+    g.mat = &to->mat;
+    l.groups = &c->groups;
+    l.in_features = in;
+    l.out_features = out;
+    l.x = x;
+    l.w = w;
+    l.dy = dy;
+    l.y = op == GMM_OP_LINEAR_FWD ? &to->mat : NULL;
+    l.dx = op == GMM_OP_LINEAR_DGRAD ? &to->mat : NULL;
+    l.dw = op == GMM_OP_LINEAR_WGRAD ? &g : NULL;
+    T_OK(t_linear(T.ctx, op, &l));
+}
+
+static void same_rows(const char *what, const t_mat *a, const t_mat *b) {
+    t_same(what, t_mat_bits(a), t_mat_bits(b), (size_t)(LIVE * a->cols * ref_bytes(a->dtype)));
+}
+
+static void equals_steps(int arg) {
+    static const gmm_save saves[] = { GMM_SAVE_PREACT, GMM_SAVE_PREACT_AND_ACT, GMM_SAVE_NOTHING };
+    for (int i = 0; i < 3; i++) {
+        mlp_case c;
+        pair x, w1, h, w2, dy, dz;
+        const gmm_mat *qx, *qw1, *qh, *qw2, *qdy, *qdz;
+        t_mat Z, H, Y, DH, DZ, DX, DW1, DW2;
+        gmm_activation act = GMM_ZERO;
+        gmm_info info = GMM_ZERO;
+        float *dprob;
+        build(&c, arg, saves[i]);
+        forward(&c);
+        Z = poison(GMM_BF16, 1, ROWS, 2 * FFN);
+        H = poison(GMM_BF16, 1, ROWS, FFN);
+        Y = poison(GMM_BF16, 1, ROWS, HIDDEN);
+        qx = both(&c, &x, &c.recipe.input, &c.x.mat, GMM_SLOT_X, 0, HIDDEN);
+        qw1 = both(&c, &w1, &c.recipe.weight, &c.w1.mat, GMM_SLOT_W1, 2 * FFN, HIDDEN);
+        linear(&c, GMM_OP_LINEAR_FWD, HIDDEN, 2 * FFN, qx, qw1, NULL, &Z);
+        act.groups = &c.groups;
+        act.ffn = FFN;
+        act.act = &c.config.act;
+        act.x = &Z.mat;
+        act.prob = c.prob;
+        act.y = &H.mat;
+        T_OK(gmm_act_query(T.ctx, GMM_OP_ACT_FWD, &act, &info));
+        T_OK(gmm_act_fwd(T.ctx, &act, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        qh = both(&c, &h, &c.recipe.input, &H.mat, GMM_SLOT_H, 0, FFN);
+        qw2 = both(&c, &w2, &c.recipe.weight, &c.w2.mat, GMM_SLOT_W2, HIDDEN, FFN);
+        linear(&c, GMM_OP_LINEAR_FWD, FFN, HIDDEN, qh, qw2, NULL, &Y);
+        same_rows("y", &c.y, &Y);
+
+        want_gradients(&c);
+        T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &c.d));
+        DH = poison(GMM_BF16, 1, ROWS, FFN);
+        DZ = poison(GMM_BF16, 1, ROWS, 2 * FFN);
+        DX = poison(GMM_BF16, 1, ROWS, HIDDEN);
+        DW1 = poison(GMM_F32, G, 2 * FFN, HIDDEN);
+        DW2 = poison(GMM_F32, G, HIDDEN, FFN);
+        dprob = t_floats_out(ROWS);
+        qdy = both(&c, &dy, &c.recipe.grad, &c.dy.mat, GMM_SLOT_DY, 0, HIDDEN);
+        linear(&c, GMM_OP_LINEAR_DGRAD, FFN, HIDDEN, NULL, qw2, qdy, &DH);
+        act.dy = &DH.mat;
+        act.dx = &DZ.mat;
+        act.dprob = dprob;
+        act.y = NULL;
+        T_OK(gmm_act_query(T.ctx, GMM_OP_ACT_BWD, &act, &info));
+        T_OK(gmm_act_bwd(T.ctx, &act, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        qdz = both(&c, &dz, &c.recipe.grad, &DZ.mat, GMM_SLOT_DZ, 0, 2 * FFN);
+        linear(&c, GMM_OP_LINEAR_WGRAD, FFN, HIDDEN, qh, NULL, qdy, &DW2);
+        linear(&c, GMM_OP_LINEAR_WGRAD, HIDDEN, 2 * FFN, qx, NULL, qdz, &DW1);
+        linear(&c, GMM_OP_LINEAR_DGRAD, HIDDEN, 2 * FFN, NULL, qw1, qdz, &DX);
+        same_rows("dx", &c.dx, &DX);
+        t_same("dw1", t_mat_bits(&c.dw1), t_mat_bits(&DW1), sizeof(float) * G * 2 * FFN * HIDDEN);
+        t_same("dw2", t_mat_bits(&c.dw2), t_mat_bits(&DW2), sizeof(float) * G * FFN * HIDDEN);
+        t_same("dprob", t_get(c.dprob, LIVE * 4), t_get(dprob, LIVE * 4), LIVE * 4);
+        if (c.recipe.input.delayed) { /* every slot saw its operand */
+            const float *seen = (const float *)t_get(c.amax, sizeof(float) * GMM_SLOTS * G);
+            const pair *pairs[GMM_SLOTS] = { &x, &w1, &h, &w2, &dy, &dz };
+            for (int k = 0; k < GMM_SLOTS; k++)
+                t_same("amax of a slot", seen + k * G, t_get(pairs[k]->mat[0].amax, G * 4), G * 4);
+        }
+    }
+}
+
+/* Queued weight gradients are those of the immediate backward. */
+static void delayed_wgrad(int arg) {
+    mlp_case now, later;
+    gmm_wgrad_entry entries[2];
+    gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
+    gmm_info info = GMM_ZERO;
+    t_reseed(5);
+    build(&now, arg, GMM_SAVE_PREACT);
+    forward(&now);
+    want_gradients(&now);
+    T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &now.d));
+    t_reseed(5);
+    build(&later, arg, GMM_SAVE_PREACT);
+    later.config.delay_wgrad = 1;
+    forward(&later);
+    want_gradients(&later);
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &later.d, &info));
+    later.d.deferred = t_alloc_aligned(info.deferred_bytes, 256);
+    later.d.deferred_bytes = info.deferred_bytes;
+    later.d.queue = &queue;
+    T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &later.d));
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &later.d, &info));
+    T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    t_same("dw1", t_mat_bits(&now.dw1), t_mat_bits(&later.dw1), sizeof(float) * G * 2 * FFN * HIDDEN);
+    t_same("dw2", t_mat_bits(&now.dw2), t_mat_bits(&later.dw2), sizeof(float) * G * FFN * HIDDEN);
+    same_rows("dx", &now.dx, &later.dx);
+}
+
+static void refusals(int arg) {
+    mlp_case c;
+    (void)arg;
+    build(&c, 4, GMM_SAVE_PREACT);
+    c.config.recipe = GMM_RECIPE_MXFP8;
+    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "quant.recipe", "5", "4", NULL);
+    c.config.recipe = c.recipe.kind;
+    c.recipe.grad.hadamard = 0;
+    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "grad.hadamard", NULL);
+    c.recipe = gmm_recipe_of(GMM_RECIPE_NVFP4);
+    c.quant.recipe = NULL;
+    T_REFUSED(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "quant.recipe", NULL);
+    c.quant.recipe = &c.recipe;
+    c.quant.reserved = 1;
+    T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "quant.reserved", NULL);
+    c.quant.reserved = 0;
+    c.config.ffn = 40;
+    {
+        t_mat w1 = t_mat_in(GMM_BF16, G, 80, HIDDEN, T_REALS), w2 = t_mat_in(GMM_BF16, G, HIDDEN, 40, T_REALS);
+        c.d.w1 = &w1.mat;
+        c.d.w2 = &w2.mat;
+        T_REFUSED(GMM_E_UNSUPPORTED, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "multiple of 32", NULL);
+    }
+}
+
+void tests_mlp_quant(void) {
+    for (int i = 0; i < RECIPES; i++) t_add(equals_steps, i, "mlp recipe %d equals its steps", i + 1);
+    for (int i = 0; i < RECIPES; i++) t_add(delayed_wgrad, i, "mlp recipe %d delayed weight gradients", i + 1);
+    t_add(refusals, 0, "mlp recipe refusals");
+}

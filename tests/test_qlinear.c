@@ -1,0 +1,590 @@
+/* test_qlinear.c - grouped linear with quantized operands (specs/grouped-linear-and-mlp.md 9, rows 31 to 34 and, for
+   every recipe, 8 to 17). References: codes times scales in double, read from the copies by the layout functions that
+   test_quantize.c checks. */
+#include "test.h"
+
+#include <math.h>
+#include <string.h>
+
+static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
+/* What each operand becomes. */
+typedef struct setup { const char *name; gmm_format x, w, dy; } setup;
+enum { SETUPS = 10 };
+static setup setup_of(int i) {
+    static const char *const names[SETUPS] = { "fp8 delayed", "fp8 current", "fp8 block", "mxfp8", "nvfp4", "fp8 row",
+                                               "fp8 block, fp32 scales", "mxfp4 weights", "nvfp4 row amax, 4 over 6",
+                                               "mxfp4 weights with bf16" };
+    gmm_recipe r = gmm_recipe_of((gmm_recipe_kind)(i < 5 ? i + 1 : i == 5 ? GMM_RECIPE_FP8_CURRENT
+                                                   : i == 6 ? GMM_RECIPE_FP8_BLOCK
+                                                   : i == 8 ? GMM_RECIPE_NVFP4 : GMM_RECIPE_MXFP8));
+    gmm_error e = GMM_ZERO;
+    setup s;
+    if (i == 5) r.input.scaling = r.weight.scaling = r.grad.scaling = GMM_SCALING_ROW;
+    if (i == 6) r.input.pow2 = r.weight.pow2 = r.grad.pow2 = 0;
+    if (i == 7 || i == 9) r.weight.dtype = GMM_E2M1;
+    if (i == 7) r.weight.order = r.input.order = r.grad.order = GMM_SCALES_SWIZZLED;
+    if (i == 8) {
+        r.input.row_amax = 1;
+        r.weight.four_over_six = r.weight.e4m3_256 = 1;
+        r.input.hadamard = r.grad.hadamard = 0;
+    }
+    if (i == 9) {
+        gmm_format none = GMM_ZERO;
+        r.input = r.grad = none;
+    }
+    T_CHECK(gmm_recipe_validate(&r, &e) == GMM_OK, "%s: %s", names[i], e.text);
+    s.name = names[i];
+    s.x = r.input;
+    s.w = r.weight;
+    s.dy = r.grad;
+    return s;
+}
+
+/* A source and its copies. */
+typedef struct operand {
+    t_mat src;
+    int quantized, grouped;
+    gmm_mat rowwise, columnwise; /* rowwise.columnwise points at the other */
+    gmm_format f;
+} operand;
+
+static gmm_status quantize(const gmm_quantization *d) {
+    gmm_info info = GMM_ZERO;
+    const gmm_status s = gmm_quantize_query(T.ctx, GMM_OP_QUANTIZE, d, &info);
+    return s != GMM_OK ? s : gmm_quantize(T.ctx, d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream);
+}
+
+static void make(operand *o, const gmm_format *f, const gmm_groups *groups, int32_t count, int64_t rows, int64_t cols,
+                 const t_mat *src, int first_group, int table) {
+    static const uint64_t state[2] = { 12345, 678 };
+    const int32_t units = groups ? groups->count : count;
+    gmm_quantization d = GMM_ZERO;
+    memset(o, 0, sizeof *o);
+    o->src = *src;
+    o->f = *f;
+    o->quantized = f->dtype != GMM_NONE;
+    o->grouped = groups != NULL;
+    o->rowwise = src->mat;
+    if (!o->quantized) return;
+    d.groups = groups;
+    d.count = groups ? 0 : count;
+    d.rows = groups ? 0 : rows;
+    d.cols = cols;
+    d.format = &o->f;
+    d.src = &o->src.mat;
+    if (f->stochastic) {
+        d.random = (const uint64_t *)t_in(state, sizeof state);
+        d.first_group = first_group;
+    }
+    for (int k = 0; k < 2; k++) {
+        const gmm_direction direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
+        gmm_format plain = *f;
+        gmm_layout l = GMM_ZERO;
+        gmm_mat *m = k ? &o->columnwise : &o->rowwise;
+        if (k) plain.row_amax = 0; /* a copy for the weight gradient has one amax per group */
+        T_CHECK((groups ? gmm_layout_of_groups(f->dtype, f->scaling, f->order, direction, groups->count,
+                                               groups->capacity, cols, &l, NULL)
+                        : gmm_layout_of(f->dtype, f->scaling, f->order, direction, rows, cols, &l, NULL)) == GMM_OK,
+                "layout");
+        *m = gmm_mat_quantized(&plain, direction, t_alloc((size_t)(l.data_bytes * (groups ? 1 : count))),
+                               t_alloc((size_t)(l.scale_bytes * (groups ? 1 : count))), NULL);
+        m->amax = (float *)t_alloc(4 * (size_t)(plain.row_amax ? groups->capacity : units) + 4);
+        if (f->delayed) t_poison(m->amax, 0, 4 * (size_t)units + 4);
+        if (f->row_amax) { /* two calls, since a copy per row has no columnwise one */
+            d.format = &plain;
+            d.rowwise = k ? NULL : m;
+            d.columnwise = k ? m : NULL;
+            T_OK(quantize(&d));
+        }
+        if (table) {
+            void **data = (void **)t_host((size_t)count * sizeof *data);
+            void **scale = (void **)t_host((size_t)count * sizeof *scale);
+            for (int32_t g = 0; g < count; g++) {
+                data[g] = (char *)m->data + g * l.data_bytes;
+                scale[g] = (char *)m->scale + g * l.scale_bytes;
+            }
+            m->table = (void *const *)t_in(data, (size_t)count * sizeof *data);
+            m->scale_table = (void *const *)t_in(scale, (size_t)count * sizeof *data);
+        }
+    }
+    o->rowwise.columnwise = &o->columnwise;
+    if (!f->row_amax) {
+        gmm_mat r = o->rowwise, c = o->columnwise;
+        r.columnwise = NULL;
+        r.table = r.scale_table = c.table = c.scale_table = NULL;
+        d.rowwise = &r;
+        d.columnwise = &c;
+        T_OK(quantize(&d));
+    }
+    if (table) o->rowwise.data = o->rowwise.scale = o->columnwise.data = o->columnwise.scale = NULL;
+}
+
+/* Host image of a copy, to read values from. */
+typedef struct image {
+    const operand *o;
+    const gmm_mat *m;
+    gmm_direction direction;
+    const uint8_t *data, *scale;
+    const float *amax;
+    int64_t ld, stride, scale_stride;
+} image;
+
+static image image_of(const operand *o, gmm_direction direction, int32_t units, int64_t rows, int64_t cols) {
+    image r;
+    gmm_layout l = GMM_ZERO;
+    const gmm_mat *m = direction == GMM_ROWWISE ? &o->rowwise : &o->columnwise;
+    memset(&r, 0, sizeof r);
+    r.o = o;
+    r.m = m;
+    r.direction = direction;
+    if (!o->quantized) return r;
+    T_CHECK((o->grouped ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order, direction, units, rows, cols, &l,
+                                               NULL)
+                        : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, NULL)) ==
+            GMM_OK, "layout");
+    r.ld = l.data_cols;
+    r.stride = l.data_bytes;
+    r.scale_stride = l.scale_bytes;
+    r.data = (const uint8_t *)t_get(m->table ? ((void **)t_get(m->table, 8))[0] : m->data,
+                                    (size_t)(l.data_bytes * (o->grouped ? 1 : units)));
+    r.scale = (const uint8_t *)t_get(m->scale_table ? ((void **)t_get(m->scale_table, 8))[0] : m->scale,
+                                     (size_t)(l.scale_bytes * (o->grouped ? 1 : units)));
+    r.amax = (const float *)t_get(m->amax, 4 * (size_t)(m->flags & GMM_MAT_ROW_AMAX ? rows : units));
+    return r;
+}
+
+/* Element (line, along) of unit g in double; row and start as gmm_scale_base takes them; n rows in the unit. */
+static double value(const image *r, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
+                    int64_t along) {
+    const operand *o = r->o;
+    const gmm_mat *m = r->m;
+    const int k = r->direction == GMM_COLUMNWISE, apart = k && m->scaling == GMM_SCALING_MX32;
+    const int64_t P = o->grouped ? up(n, 128) : n, lines = k ? cols : P, length = k ? P : cols;
+    const int64_t i = apart ? (row + along) * r->ld + line
+                      : k ? line * r->ld + start + along : (row + line) * r->ld + along;
+    const uint8_t *data = r->data + (o->grouped ? 0 : g * r->stride);
+    const int64_t w = gmm_block_along(m->scaling);
+    const int64_t b = w ? along / w : 0;
+    const int64_t j = gmm_scale_index(m->scaling, m->scale_order, r->direction, lines, length, line, b) +
+                      (o->grouped ? gmm_scale_base(m->scaling, r->direction, cols, g, row, start) : 0);
+    const uint8_t *scale = r->scale + (o->grouped ? 0 : g * r->scale_stride);
+    const uint8_t code = m->dtype == GMM_E2M1 ? gmm_nibble(data, i) : data[i];
+    const double e = m->dtype == GMM_E4M3 ? (double)gmm_e4m3_to_f32(code)
+                     : m->dtype == GMM_E5M2 ? (double)gmm_e5m2_to_f32(code) : (double)gmm_e2m1_to_f32(code);
+    float s;
+    if (m->scaling == GMM_SCALING_MX32) return ldexp(e, scale[j] - 127);
+    if (m->scaling == GMM_SCALING_NV16)
+        return e * (double)gmm_e4m3_to_f32(scale[j]) *
+               (double)r->amax[m->flags & GMM_MAT_ROW_AMAX ? row + line : g] /
+               (m->flags & GMM_MAT_E4M3_256 ? 1536.0 : 2688.0);
+    memcpy(&s, scale + 4 * j, 4);
+    return e * (double)s;
+}
+
+/* ------------------------------------------------------------------------------------------------------- A case --- */
+
+typedef struct qcase {
+    gmm_op op;
+    int setup, table;
+    int32_t groups;
+    const int64_t *sizes;
+    int64_t K, N, extra;
+    gmm_dtype out, splits;
+    int offsets, on_host;
+    gmm_tail tail;
+    int main_grad, add, bias;
+    int wrong;              /* 1: a negative size, 2: more rows than the capacity */
+    t_fill fill;
+} qcase;
+
+typedef struct qrun {
+    int64_t live, capacity, *first;
+    gmm_groups groups;
+    uint32_t *fault;
+    t_mat xs, ws, dys, bias, out;
+    operand x, w, dy;
+    gmm_grad grad;
+    gmm_linear d;
+    void *before;
+} qrun;
+
+static gmm_status run(const gmm_linear *d, gmm_op op) {
+    gmm_info info = GMM_ZERO;
+    const gmm_status s = gmm_linear_query(T.ctx, op, d, &info);
+    void *workspace;
+    if (s == GMM_E_UNSUPPORTED && T.gpu) t_skip("GPU: this engine has no kernel for quantized operands");
+    if (s != GMM_OK) return s;
+    workspace = t_workspace(info.workspace_bytes);
+    return op == GMM_OP_LINEAR_FWD ? gmm_linear_fwd(T.ctx, d, workspace, info.workspace_bytes, T.stream)
+           : op == GMM_OP_LINEAR_DGRAD ? gmm_linear_dgrad(T.ctx, d, workspace, info.workspace_bytes, T.stream)
+                                       : gmm_linear_wgrad(T.ctx, d, workspace, info.workspace_bytes, T.stream);
+}
+
+static void set_splits(qrun *r, const qcase *c) {
+    int64_t values[64], end = 0;
+    int32_t narrow[64];
+    const int n = c->groups + c->offsets;
+    if (c->offsets) values[0] = 0;
+    for (int32_t g = 0; g < c->groups; g++) {
+        end += c->sizes[g];
+        values[g + c->offsets] = c->offsets ? end : c->sizes[g];
+    }
+    for (int i = 0; i < n; i++) narrow[i] = (int32_t)values[i];
+    r->groups.count = c->groups;
+    r->groups.capacity = r->capacity;
+    r->groups.dtype = c->splits ? c->splits : GMM_I64;
+    r->groups.form = c->offsets ? GMM_SPLIT_OFFSETS : GMM_SPLIT_SIZES;
+    r->groups.tail = c->tail;
+    r->groups.on_host = c->on_host;
+    {
+        const void *from = r->groups.dtype == GMM_I32 ? (const void *)narrow : (const void *)values;
+        const size_t bytes = (size_t)n * (r->groups.dtype == GMM_I32 ? 4 : 8);
+        void *host = t_host(bytes);
+        memcpy(host, from, bytes);
+        r->groups.splits = c->on_host ? host : t_in(host, bytes);
+    }
+}
+
+static void build(qrun *r, const qcase *c) {
+    const setup s = setup_of(c->setup);
+    const int fwd = c->op == GMM_OP_LINEAR_FWD, wgrad = c->op == GMM_OP_LINEAR_WGRAD;
+    const gmm_dtype out = c->out ? c->out : GMM_F32;
+    memset(r, 0, sizeof *r);
+    r->first = (int64_t *)t_host(((size_t)c->groups + 1) * 8);
+    for (int32_t g = 0; g < c->groups; g++) r->first[g + 1] = r->first[g] + (c->sizes[g] > 0 ? c->sizes[g] : 0);
+    r->live = r->first[c->groups];
+    r->capacity = r->live + c->extra;
+    if (c->wrong == 2) { /* the last group is cut off */
+        r->capacity = r->live - 5;
+        r->first[c->groups] = r->live = r->capacity;
+    }
+    set_splits(r, c);
+    r->fault = (uint32_t *)t_alloc(4);
+    t_poison(r->fault, 0, 4);
+    r->groups.fault = r->fault;
+    r->xs = t_mat_in(GMM_BF16, 1, r->capacity, c->K, c->fill);
+    r->ws = t_mat_in(GMM_BF16, c->groups, c->N, c->K, c->fill);
+    r->dys = t_mat_in(GMM_BF16, 1, r->capacity, c->N, c->fill);
+    for (int64_t i = r->live * c->K; i < r->capacity * c->K; i++) r->xs.v[i] = (double)NAN;
+    for (int64_t i = r->live * c->N; i < r->capacity * c->N; i++) r->dys.v[i] = (double)NAN;
+    t_mat_put(&r->xs);
+    t_mat_put(&r->dys);
+    make(&r->x, &s.x, &r->groups, 0, 0, c->K, &r->xs, 0, 0);
+    make(&r->w, &s.w, NULL, c->groups, c->N, c->K, &r->ws, 0, c->table);
+    make(&r->dy, &s.dy, &r->groups, 0, 0, c->N, &r->dys, 0, 0);
+    r->out = wgrad ? t_mat_make(out, c->groups, c->N, c->K, 0, 0, c->table ? T_TABLE : T_PACKED, T_POISON)
+                   : t_mat_out(out, 1, r->capacity, fwd ? c->N : c->K);
+    if ((wgrad && c->main_grad) || c->add) {
+        for (int64_t i = 0; i < r->out.count * r->out.rows * r->out.cols; i++) r->out.v[i] = i % 3 ? 0.5 : -0.0;
+        t_mat_put(&r->out);
+    }
+    r->before = t_mat_bits(&r->out);
+    r->d.groups = &r->groups;
+    r->d.in_features = c->K;
+    r->d.out_features = c->N;
+    r->d.x = &r->x.rowwise;
+    r->d.w = &r->w.rowwise;
+    r->d.dy = &r->dy.rowwise;
+    r->d.y = fwd ? &r->out.mat : NULL;
+    r->d.dx = c->op == GMM_OP_LINEAR_DGRAD ? &r->out.mat : NULL;
+    r->d.y_add = c->add;
+    r->grad.mat = &r->out.mat;
+    r->grad.main_grad = c->main_grad;
+    r->d.dw = wgrad ? &r->grad : NULL;
+    if (c->bias && fwd) {
+        r->bias = t_mat_in(GMM_BF16, c->groups, 1, c->N, c->fill);
+        r->d.bias = &r->bias.mat;
+    }
+}
+
+static void check(const qrun *r, const qcase *c) {
+    const int fwd = c->op == GMM_OP_LINEAR_FWD, wgrad = c->op == GMM_OP_LINEAR_WGRAD;
+    const gmm_dtype out = c->out ? c->out : GMM_F32;
+    const int64_t rows = r->out.count * r->out.rows, cols = r->out.cols, n = rows * cols;
+    const image X = image_of(&r->x, wgrad ? GMM_COLUMNWISE : GMM_ROWWISE, c->groups, r->capacity, c->K);
+    const image DY = image_of(&r->dy, wgrad ? GMM_COLUMNWISE : GMM_ROWWISE, c->groups, r->capacity, c->N);
+    const image W = image_of(&r->w, fwd ? GMM_ROWWISE : GMM_COLUMNWISE, c->groups, c->N, c->K);
+    double *want = (double *)t_host((size_t)n * 8 + 8), *bound = (double *)t_host((size_t)n * 8 + 8), *got;
+    const unsigned char *bits = (const unsigned char *)t_mat_bits(&r->out), *before = (const unsigned char *)r->before;
+    const size_t row_bytes = (size_t)(cols * ref_bytes(out));
+    int64_t start = 0;
+    for (int32_t g = 0; g < c->groups; g++) {
+        const int64_t row = r->first[g], m = r->first[g + 1] - row;
+        const int64_t out_rows = wgrad ? c->N : m, K = fwd ? c->K : wgrad ? (X.m->hadamard ? up(m, 16) : m) : c->N;
+        double *a = (double *)t_host((size_t)(out_rows * K) * 8 + 8), *b = (double *)t_host((size_t)(cols * K) * 8 + 8);
+        for (int64_t i = 0; i < out_rows; i++)
+            for (int64_t k = 0; k < K; k++) {
+                const image *p = fwd ? &X : &DY;
+                const int64_t width = fwd ? c->K : c->N;
+                a[i * K + k] = p->o->quantized ? value(p, g, row, start, m, width, i, k)
+                               : p->o->src.v[(wgrad ? (row + k) * width + i : (row + i) * width + k)];
+            }
+        for (int64_t j = 0; j < cols; j++)
+            for (int64_t k = 0; k < K; k++)
+                b[j * K + k] = !wgrad ? value(&W, g, 0, 0, c->N, c->K, j, k)
+                               : X.o->quantized ? value(&X, g, row, start, m, c->K, j, k)
+                                                : X.o->src.v[(row + k) * c->K + j];
+        for (int64_t i = 0; i < out_rows; i++)
+            for (int64_t j = 0; j < cols; j++) {
+                const int64_t at = (wgrad ? g * c->N + i : row + i) * cols + j;
+                double sum = 0.0, magnitude = 0.0, extra = 0.0;
+                for (int64_t k = 0; k < K; k++) {
+                    sum += a[i * K + k] * b[j * K + k];
+                    magnitude += fabs(a[i * K + k] * b[j * K + k]);
+                }
+                if ((wgrad && c->main_grad) || c->add) extra += at % 3 ? 0.5 : 0.0;
+                if (r->d.bias) extra += r->bias.v[g * c->N + j];
+                want[at] = sum + extra;
+                /* sums of blocks are rounded once more, and scales are products of four */
+                bound[at] = ref_bound(out, K + K / 16 + 16, magnitude + fabs(extra), want[at]) + ref_tiny(out);
+            }
+        if (wgrad && m == 0 && c->main_grad)
+            t_same("an empty group's destination", bits + (size_t)(g * c->N) * row_bytes,
+                   before + (size_t)(g * c->N) * row_bytes, (size_t)c->N * row_bytes);
+        start += up(m, 128);
+    }
+    got = t_mat_get(&r->out);
+    if (wgrad) t_near("dw", got, want, bound, n);
+    else {
+        t_near(fwd ? "y" : "dx", got, want, bound, r->live * cols);
+        if (r->capacity > r->live) {
+            const size_t tail = (size_t)(r->capacity - r->live) * row_bytes;
+            if (c->tail == GMM_TAIL_KEEP) t_same("tail", bits + (size_t)r->live * row_bytes,
+                                                 before + (size_t)r->live * row_bytes, tail);
+            else t_bytes("tail", bits + (size_t)r->live * row_bytes, 0, tail);
+        }
+    }
+}
+
+static void test(const qcase *c) {
+    qrun r;
+    build(&r, c);
+    T_OK(run(&r.d, c->op));
+    check(&r, c);
+    T_CHECK(c->wrong || *(uint32_t *)t_get(r.fault, 4) == 0, "a fault bit");
+}
+
+/* wgrad needs both operands quantized or none; weights against 16-bit tokens have none. */
+static int has(int setup, gmm_op op) { return setup != 9 || op != GMM_OP_LINEAR_WGRAD; }
+static const gmm_op ops[] = { GMM_OP_LINEAR_FWD, GMM_OP_LINEAR_DGRAD, GMM_OP_LINEAR_WGRAD };
+#define EACH_OP(i, setup) for (int i = 0; i < 3; i++) if (has(setup, ops[i]))
+
+static const int64_t aligned[3] = { 16, 128, 48 }, ragged[5] = { 1, 15, 17, 100, 300 };
+
+static void products(int arg) { /* rows 31 to 34 */
+    EACH_OP(i, arg) {
+        const qcase even = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+                             .fill = T_REALS };
+        const qcase odd = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 288,
+                            .fill = T_REALS, .out = GMM_BF16, .table = 1, .bias = 1 };
+        test(&even);
+        test(&odd);
+    }
+}
+
+static void empties(int arg) { /* rows 8 to 12 */
+    static const int64_t splits[][4] = { { 0, 40, 17, 3 }, { 40, 0, 0, 20 }, { 33, 20, 7, 0 }, { 0, 0, 0, 0 } };
+    EACH_OP(i, arg)
+        for (int k = 0; k < 5; k++) {
+            qcase c = { .op = ops[i], .setup = arg, .groups = 4, .sizes = splits[k < 4 ? k : 3], .K = 64, .N = 32,
+                        .extra = k == 4 ? 256 : 0, .main_grad = k & 1, .fill = T_REALS, .table = k & 1,
+                        .tail = k & 1 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP };
+            test(&c);
+            c.main_grad = !c.main_grad;
+            test(&c);
+        }
+    EACH_OP(i, arg) {
+        static const int64_t none[1] = { 0 };
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 1, .sizes = none, .K = 32, .N = 32, .fill = T_REALS };
+        test(&c);
+    }
+}
+
+static void tails(int arg) { /* rows 13 to 15: what is past the sum is NaN in sources and copies */
+    EACH_OP(i, arg)
+        for (int tail = 0; tail < 2; tail++) {
+            const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 64, .extra = 80,
+                              .fill = T_REALS, .tail = (gmm_tail)tail, .out = GMM_F16, .add = i < 2 && tail };
+            test(&c);
+        }
+}
+
+static void split_forms(int arg) { /* row 16: bitwise equal */
+    EACH_OP(i, arg) {
+        void *first = NULL;
+        size_t bytes = 0;
+        for (int k = 0; k < 5; k++) {
+            qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 64, .fill = T_REALS,
+                        .splits = k & 1 ? GMM_I32 : GMM_I64, .offsets = k / 2 == 1, .on_host = k == 4 };
+            qrun r;
+            t_reseed(77);
+            build(&r, &c);
+            T_OK(run(&r.d, c.op));
+            bytes = (size_t)(r.out.count * r.out.rows * r.out.cols * 4);
+            if (!first) first = t_mat_bits(&r.out);
+            t_same("split form", t_mat_bits(&r.out), first, bytes);
+        }
+    }
+}
+
+static void faults(int arg) { /* row 17: reported, clamped, in bounds */
+    static const int64_t negative[4] = { 20, -7, 30, 10 }, many[4] = { 20, 0, 33, 17 };
+    EACH_OP(i, arg)
+        for (int k = 0; k < 2; k++) {
+            const qcase c = { .op = ops[i], .setup = arg, .groups = 4, .sizes = k ? many : negative, .K = 64, .N = 32,
+                              .fill = T_REALS, .wrong = k + 1 };
+            qrun r;
+            build(&r, &c);
+            T_OK(run(&r.d, c.op));
+            check(&r, &c);
+            T_CHECK(*(uint32_t *)t_get(r.fault, 4) == (k ? (uint32_t)GMM_FAULT_CAPACITY
+                                                         : (uint32_t)GMM_FAULT_NEGATIVE),
+                    "fault bits %x", *(uint32_t *)t_get(r.fault, 4));
+        }
+}
+
+/* A group's result is that of a call with this group alone, from its own copies. */
+static void alone(int arg) {
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 96, .fill = T_REALS };
+        const setup s = setup_of(arg);
+        const int wgrad = ops[i] == GMM_OP_LINEAR_WGRAD;
+        qrun r;
+        const unsigned char *all;
+        build(&r, &c);
+        T_OK(run(&r.d, c.op));
+        all = (const unsigned char *)t_mat_bits(&r.out);
+        for (int32_t g = 0; g < c.groups; g++) {
+            const int64_t m = c.sizes[g], row = r.first[g];
+            const int64_t cols = r.out.cols;
+            const size_t bytes = (size_t)((wgrad ? c.N : m) * cols * 4);
+            gmm_groups one = r.groups;
+            t_mat xs = r.xs, dys = r.dys, ws = r.ws, out;
+            operand x, dy, w;
+            gmm_linear d = r.d;
+            gmm_grad grad = r.grad;
+            one.count = 1;
+            one.capacity = m;
+            one.splits = t_in(&c.sizes[g], 8);
+            xs.mat.data = (char *)xs.mat.data + row * c.K * 2;
+            dys.mat.data = (char *)dys.mat.data + row * c.N * 2;
+            ws.mat.data = (char *)ws.mat.data + g * c.N * c.K * 2;
+            make(&x, &s.x, &one, 0, 0, c.K, &xs, g, 0);
+            make(&dy, &s.dy, &one, 0, 0, c.N, &dys, g, 0);
+            make(&w, &s.w, NULL, 1, c.N, c.K, &ws, 0, 0);
+            out = t_mat_out(GMM_F32, 1, wgrad ? c.N : m, cols);
+            d.groups = &one;
+            d.x = &x.rowwise;
+            d.w = &w.rowwise;
+            d.dy = &dy.rowwise;
+            d.y = d.y ? &out.mat : NULL;
+            d.dx = d.dx ? &out.mat : NULL;
+            grad.mat = &out.mat;
+            if (d.dw) d.dw = &grad;
+            T_OK(run(&d, c.op));
+            t_same("one group", t_mat_bits(&out), all + (size_t)((wgrad ? g * c.N : row) * cols * 4), bytes);
+        }
+    }
+}
+
+/* MXFP8 and NVFP4 against the product of the dequantized operands: the same bits where sums are exact. */
+static void exact(int arg) {
+    static const int64_t sizes[3] = { 33, 0, 20 };
+    const int setup = arg ? 7 : 3;
+    EACH_OP(i, setup) {
+        const qcase c = { .op = ops[i], .setup = setup, .groups = 3, .sizes = sizes, .K = 64, .N = 96, .fill = T_INTS };
+        qrun r;
+        t_mat values[3], out;
+        gmm_linear d;
+        gmm_grad grad = GMM_ZERO;
+        build(&r, &c);
+        T_OK(run(&r.d, c.op));
+        for (int k = 0; k < 3; k++) {
+            const operand *o = k == 0 ? &r.x : k == 1 ? &r.w : &r.dy;
+            gmm_dequantization q = GMM_ZERO;
+            gmm_info info = GMM_ZERO;
+            values[k] = t_mat_out(GMM_BF16, o->src.count, o->src.rows, o->src.cols);
+            q.groups = k == 1 ? NULL : &r.groups;
+            q.count = k == 1 ? c.groups : 0;
+            q.rows = k == 1 ? c.N : 0;
+            q.cols = o->src.cols;
+            q.direction = c.op == GMM_OP_LINEAR_WGRAD || (k == 1 && c.op == GMM_OP_LINEAR_DGRAD) ? GMM_COLUMNWISE
+                                                                                                : GMM_ROWWISE;
+            q.src = q.direction == GMM_ROWWISE ? &o->rowwise : &o->columnwise;
+            q.dst = &values[k].mat;
+            T_OK(gmm_dequantize_query(T.ctx, &q, &info));
+            T_OK(gmm_dequantize(T.ctx, &q, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        }
+        out = t_mat_out(GMM_F32, r.out.count, r.out.rows, r.out.cols);
+        d = r.d;
+        d.x = &values[0].mat;
+        d.w = &values[1].mat;
+        d.dy = &values[2].mat;
+        if (d.y) d.y = &out.mat;
+        if (d.dx) d.dx = &out.mat;
+        grad.mat = &out.mat;
+        if (d.dw) d.dw = &grad;
+        T_OK(run(&d, c.op));
+        t_same("dequantized product", t_mat_bits(&r.out), t_mat_bits(&out),
+               (size_t)(r.out.count * r.out.rows * r.out.cols * 4));
+    }
+}
+
+static void refusals(int arg) {
+    const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = 4, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+                      .fill = T_REALS };
+    qcase other = c;
+    qrun r, q;
+    gmm_linear d;
+    gmm_mat m;
+    gmm_info info = GMM_ZERO;
+    (void)arg;
+    build(&r, &c);
+    other.setup = 2;
+    build(&q, &other);
+    T_OK(gmm_linear_query(T.ctx, GMM_OP_LINEAR_FWD, &r.d, &info));
+    T_CHECK(info.in_align == 32 && info.out_align == 32, "aligns %d %d", (int)info.in_align, (int)info.out_align);
+    T_OK(gmm_linear_query(T.ctx, GMM_OP_LINEAR_FWD, &q.d, &info));
+    T_CHECK(info.in_align == 16, "align %d", (int)info.in_align);
+#define LREFUSED(status, op, change, ...) do { \
+        d = r.d; \
+        change; \
+        T_REFUSED(status, gmm_linear_##op(T.ctx, &d, NULL, 0, T.stream), __VA_ARGS__, NULL); \
+    } while (0)
+    LREFUSED(GMM_E_DTYPE, fwd, d.w = &q.w.rowwise, "w: ", "128x128", "nv16");
+    LREFUSED(GMM_E_DTYPE, fwd, d.x = &r.xs.mat; d.w = &q.w.rowwise, "w: ", "bf16");
+    LREFUSED(GMM_E_DTYPE, fwd, d.w = &r.ws.mat, "w: ", "none");
+    LREFUSED(GMM_E_NULL, wgrad, (m = r.x.rowwise, m.columnwise = NULL, d.x = &m, d.dw = &r.grad), "x.columnwise",
+             "linear_wgrad");
+    LREFUSED(GMM_E_NULL, dgrad, (m = r.w.rowwise, m.columnwise = NULL, d.w = &m, d.dx = &r.out.mat), "w.columnwise");
+    {
+        gmm_mat plain = r.x.columnwise;
+        plain.hadamard = 0;
+        LREFUSED(GMM_E_CONFIG, wgrad, (m = r.x.rowwise, m.columnwise = &plain, d.x = &m, d.dw = &r.grad), "dy: ",
+                 "hadamard");
+    }
+    LREFUSED(GMM_E_ARG, fwd, d.in_features = 144, "in_features", "144", "32");
+    LREFUSED(GMM_E_DTYPE, bgrad, (d.db = &r.grad, d.dy = &r.dy.rowwise), "dy: ", "e2m1");
+    LREFUSED(GMM_E_NULL, fwd, (m = r.x.rowwise, m.amax = NULL, d.x = &m), "x: ", "amax");
+    { /* tiles of both operands */
+        gmm_mat w = q.w.rowwise;
+        w.data = t_alloc(1 << 16);
+        d = q.d;
+        d.x = &w;
+        T_REFUSED(GMM_E_DTYPE, gmm_linear_fwd(T.ctx, &d, NULL, 0, T.stream), "x: ", "128x128", NULL);
+    }
+#undef LREFUSED
+}
+
+void tests_qlinear(void) {
+    for (int i = 0; i < SETUPS; i++) t_add(products, i, "row31 row32 row33 row34 qlinear %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(empties, i, "row8 row9 row10 row11 row12 qlinear %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(tails, i, "row13 row14 row15 qlinear %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "row16 qlinear %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(faults, i, "row17 qlinear %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear alone %s", setup_of(i).name);
+    t_add(exact, 0, "qlinear exact mxfp8");
+    t_add(exact, 1, "qlinear exact mxfp4 weights");
+    t_add(refusals, 0, "qlinear refusals");
+}

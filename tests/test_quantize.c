@@ -1,0 +1,875 @@
+/* test_quantize.c - quantize, requantize, dequantize and the scale update as operations (specs/quantization.md 2 to 4,
+   and rows 36 to 38). Every byte of every copy is compared: elements, scales, padding, and what must stay untouched.
+   The reference walks whole matrices by the definitions; only scalar codecs and scale rules are shared with the
+   library, which test_quant.c holds against oracles. */
+#include "test.h"
+
+#include <math.h>
+#include <string.h>
+
+static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+static int64_t blocks(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static float float_of(uint32_t u) {
+    float v;
+    memcpy(&v, &u, sizeof v);
+    return v;
+}
+
+/* ------------------------------------------------------------------------------------------------------ Cases --- */
+
+static gmm_format named(gmm_dtype dtype, gmm_scaling scaling) {
+    gmm_format f = GMM_ZERO;
+    f.dtype = dtype;
+    f.scaling = scaling;
+    return f;
+}
+
+/* Every kind of copy, by number. */
+typedef struct variant { const char *name; gmm_format format; } variant;
+static int variants(variant *v) {
+    int n = 0, i;
+#define ADD(text, dtype, scaling, change) \
+    do { \
+        gmm_format *f = &v[n].format; \
+        v[n++].name = text; \
+        *f = named(dtype, scaling); \
+        change; \
+    } while (0)
+    ADD("tensor current e4m3", GMM_E4M3, GMM_SCALING_TENSOR, (void)0);
+    ADD("tensor current e5m2 pow2", GMM_E5M2, GMM_SCALING_TENSOR, f->pow2 = 1);
+    ADD("tensor delayed e4m3", GMM_E4M3, GMM_SCALING_TENSOR, f->delayed = 1);
+    ADD("row e4m3", GMM_E4M3, GMM_SCALING_ROW, (void)0);
+    ADD("1x128 e4m3 pow2", GMM_E4M3, GMM_SCALING_1X128, f->pow2 = 1);
+    ADD("1x128 e5m2", GMM_E5M2, GMM_SCALING_1X128, f->eps = 1e-3f);
+    ADD("128x128 e4m3 pow2", GMM_E4M3, GMM_SCALING_128X128, f->pow2 = 1);
+    ADD("mxfp8 e4m3", GMM_E4M3, GMM_SCALING_MX32, (void)0);
+    ADD("mxfp8 e5m2 swizzled", GMM_E5M2, GMM_SCALING_MX32, f->order = GMM_SCALES_SWIZZLED);
+    ADD("mxfp8 square", GMM_E4M3, GMM_SCALING_MX32, f->square = 1);
+    ADD("mxfp4", GMM_E2M1, GMM_SCALING_MX32, (void)0);
+    ADD("nvfp4", GMM_E2M1, GMM_SCALING_NV16, (void)0);
+    ADD("nvfp4 swizzled", GMM_E2M1, GMM_SCALING_NV16, f->order = GMM_SCALES_SWIZZLED);
+    ADD("nvfp4 square", GMM_E2M1, GMM_SCALING_NV16, f->square = 1);
+    ADD("nvfp4 hadamard", GMM_E2M1, GMM_SCALING_NV16, f->hadamard = GMM_HADAMARD | GMM_HADAMARD_SIGNS);
+    ADD("nvfp4 stochastic hadamard", GMM_E2M1, GMM_SCALING_NV16,
+        (f->hadamard = GMM_HADAMARD | 0x1234, f->stochastic = 1));
+    ADD("nvfp4 row amax", GMM_E2M1, GMM_SCALING_NV16, f->row_amax = 1);
+    ADD("nvfp4 four over six", GMM_E2M1, GMM_SCALING_NV16, (f->four_over_six = 1, f->e4m3_256 = 1));
+#undef ADD
+    for (i = 0; i < n; i++) {
+        gmm_error e = GMM_ZERO;
+        T_CHECK(gmm_format_validate(&v[i].format, &e) == GMM_OK, "%s: %s", v[i].name, e.text);
+    }
+    return n;
+}
+enum { VARIANTS = 18 };
+
+/* -------------------------------------------------------------------------------------------------- Reference --- */
+
+/* One matrix or group seen as lines: values, and afterwards codes and scales of every block. */
+typedef struct ref_copy {
+    const gmm_format *f;
+    gmm_dtype source;
+    gmm_direction direction;
+    int64_t lines, along;     /* of values (along: padded in columnwise copies of groups) */
+    int64_t live;             /* rows of the group or matrix */
+    float *x;                 /* [lines][along] */
+    uint8_t *code;            /* the same shape */
+    int64_t per_line;         /* blocks */
+    uint32_t *scale;          /* [lines][per_line] */
+    float amax;               /* of the whole */
+    float *line_amax;
+    float quant_scale;        /* delayed */
+    uint64_t seed, offset;
+    int64_t group;
+} ref_copy;
+
+static float max_abs(const float *x, int64_t n, int64_t step, float amax) {
+    for (int64_t i = 0; i < n; i++)
+        if (fabsf(x[i * step]) > amax) amax = fabsf(x[i * step]); /* false for NaN */
+    return amax;
+}
+
+static void ref_quantize(ref_copy *c) {
+    const gmm_format *f = c->f;
+    const int64_t w = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16
+                      : f->scaling == GMM_SCALING_1X128 || f->scaling == GMM_SCALING_128X128 ? 128 : c->along;
+    const int64_t h = f->scaling == GMM_SCALING_128X128 ? 128 : f->square ? w : 1;
+    c->per_line = w ? blocks(c->along, w) : 0;
+    c->code = (uint8_t *)t_host((size_t)(c->lines * c->along) + 1);
+    c->scale = (uint32_t *)t_host((size_t)(c->lines * c->per_line) * 4 + 4);
+    c->line_amax = (float *)t_host((size_t)c->lines * 4 + 4);
+    c->amax = 0.0f;
+    for (int64_t l = 0; l < c->lines; l++) {
+        c->line_amax[l] = max_abs(c->x + l * c->along, c->along, 1, 0.0f);
+        if (c->line_amax[l] > c->amax) c->amax = c->line_amax[l];
+    }
+    for (int64_t l = 0; l < c->lines; l++)
+        for (int64_t b = 0; b < c->per_line; b++) {
+            const int64_t n = c->along - b * w < w ? c->along - b * w : w, l0 = l / h * h;
+            const int64_t tall = c->lines - l0 < h ? c->lines - l0 : h;
+            float amax = 0.0f, factor;
+            uint32_t stored;
+            for (int64_t i = 0; i < tall; i++) amax = max_abs(c->x + (l0 + i) * c->along + b * w, n, 1, amax);
+            if (f->scaling == GMM_SCALING_MX32) {
+                stored = gmm_mx_scale(amax, f->dtype);
+                factor = gmm_e8m0_reciprocal((uint8_t)stored);
+            } else if (f->scaling == GMM_SCALING_NV16) {
+                const gmm_nv_global g = gmm_nv_global_of(f->row_amax ? c->line_amax[l] : c->amax,
+                                                         f->e4m3_256 ? 256.0f : 448.0f);
+                stored = gmm_nv_scale(&g, amax);
+                if (f->four_over_six) { /* the two candidates, tried out through the tile quantizer of one line */
+                    float tile[GMM_TILE * GMM_TILE];
+                    uint8_t code[GMM_TILE];
+                    uint32_t scale[GMM_TILE_BLOCKS];
+                    gmm_tile t = GMM_ZERO;
+                    memset(tile, 0, sizeof tile);
+                    memcpy(tile, c->x + l * c->along + b * w, (size_t)n * sizeof(float));
+                    t.format = f;
+                    t.source = c->source;
+                    t.lines = 1;
+                    t.along = (int32_t)n;
+                    t.x = tile;
+                    t.amax = &c->amax;
+                    gmm_quantize_tile(&t, code, scale);
+                    stored = scale[0];
+                }
+                factor = gmm_nv_encode(&g, (uint8_t)stored);
+            } else {
+                const float whole = f->scaling == GMM_SCALING_ROW ? c->line_amax[l]
+                                    : f->scaling == GMM_SCALING_TENSOR ? c->amax : amax;
+                const int block = f->scaling == GMM_SCALING_1X128 || f->scaling == GMM_SCALING_128X128;
+                factor = f->delayed ? c->quant_scale
+                                    : gmm_scale_from_amax(whole, f->dtype == GMM_E4M3 ? 448.0f : 57344.0f,
+                                                          gmm_dtype_largest(block ? c->source : GMM_F32), f->eps,
+                                                          f->pow2);
+                stored = gmm_f32_bits(1.0f / factor);
+            }
+            c->scale[l * c->per_line + b] = stored;
+            for (int64_t i = 0; i < n; i++) {
+                const float v = c->x[l * c->along + b * w + i] * factor;
+                uint8_t *to = &c->code[l * c->along + b * w + i];
+                if (f->stochastic) {
+                    /* blocks are counted over the live rows */
+                    const int64_t per = c->direction == GMM_ROWWISE ? c->per_line : blocks(c->live, 16);
+                    uint32_t word[4];
+                    gmm_draw_block(c->seed, c->offset, c->group, l * per + b, c->direction, word);
+                    *to = gmm_f32_to_e2m1_random(v, word[i / 4] >> i % 4 * 8 & 255u);
+                } else *to = f->dtype == GMM_E4M3 ? gmm_f32_to_e4m3(v)
+                             : f->dtype == GMM_E5M2 ? gmm_f32_to_e5m2(v) : gmm_f32_to_e2m1(v);
+            }
+        }
+}
+
+/* 16 values by the definition of the transform. */
+static void ref_hadamard(float *x, int64_t step, unsigned signs) {
+    double y[16];
+    for (int i = 0; i < 16; i++) {
+        y[i] = 0.0;
+        for (int j = 0; j < 16; j++)
+            y[i] += (__builtin_popcount((unsigned)(i & j)) & 1 ? -1.0 : 1.0) * (signs >> j & 1 ? -1.0 : 1.0) *
+                    (double)x[j * step];
+    }
+    for (int i = 0; i < 16; i++) x[i * step] = (float)ref_round(GMM_BF16, y[i] * 0.25);
+}
+
+/* Expected bytes of a copy. Elements and scales are set where the layout puts them. */
+typedef struct ref_bytes_of { uint8_t *data, *scale; float *amax; int64_t data_bytes, scale_bytes, amaxes; } ref_image;
+
+static void put_code(uint8_t *data, gmm_dtype dtype, int64_t i, uint8_t code) {
+    if (dtype != GMM_E2M1) data[i] = code;
+    else data[i / 2] = (uint8_t)(i & 1 ? (data[i / 2] & 15) | code << 4 : (data[i / 2] & 0xF0) | code);
+}
+
+/* ------------------------------------------------------------------------------------------------------ Running --- */
+
+typedef struct quant_case {
+    gmm_format f;
+    gmm_dtype source;
+    int grouped;
+    int32_t units;
+    const int64_t *sizes;    /* grouped: rows of each; else all rows0 */
+    int64_t rows0, cols, extra, pad;
+    int specials;            /* NaN, Inf and zeros among the values */
+    int table;
+    int first_group;
+    gmm_tail tail;
+} quant_case;
+
+typedef struct quant_run {
+    quant_case c;
+    int64_t capacity, live, padded;
+    t_mat src;
+    gmm_groups groups;
+    gmm_mat copy[2];
+    ref_image want[2];
+    float *scale_in, *scale_values;
+    uint64_t *random, random_values[2];
+    gmm_quantization d;
+} quant_run;
+
+/* Builds source, destinations (poison) and expected bytes. */
+static void build(quant_run *r, const quant_case *c) {
+    const gmm_format *f = &c->f;
+    memset(r, 0, sizeof *r);
+    r->c = *c;
+    for (int32_t u = 0; u < c->units; u++) {
+        const int64_t m = c->grouped ? c->sizes[u] : c->rows0;
+        r->live += m;
+        r->padded += up(m, 128);
+    }
+    r->capacity = c->grouped ? r->live + c->extra : c->rows0;
+    r->src = t_mat_make(c->source, c->grouped ? 1 : c->units, r->capacity, c->cols, c->pad, c->grouped ? 0 : 2 * c->pad,
+                        c->table ? T_TABLE : T_PACKED, T_REALS);
+    for (int64_t i = 0; i < r->src.count * r->src.rows * c->cols; i++) {
+        double v = ref_round(c->source, r->src.v[i] * ldexp(1.0, (int)t_int(-4, 4)));
+        if (c->specials && t_int(0, 40) == 0) v = t_int(0, 3) ? 0.0 : t_int(0, 1) ? (double)NAN : -(double)INFINITY;
+        if (c->specials == 2) v = 0.0;
+        if (c->grouped && i / c->cols >= r->live) v = (double)NAN;
+        r->src.v[i] = v;
+    }
+    t_mat_put(&r->src);
+    r->random_values[0] = t_rand();
+    r->random_values[1] = t_rand();
+    if (f->stochastic) r->random = (uint64_t *)t_in(r->random_values, 16);
+    r->scale_values = (float *)t_host((size_t)c->units * 4);
+    for (int32_t u = 0; u < c->units; u++) r->scale_values[u] = (float)(1.0 + fabs(t_real()) * 30.0);
+    r->scale_in = (float *)t_in(r->scale_values, (size_t)c->units * 4);
+
+    for (int k = 0; k < 2; k++) {
+        const gmm_direction direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
+        const int turned = k && f->scaling != GMM_SCALING_MX32;
+        gmm_layout l = GMM_ZERO;
+        gmm_error e = GMM_ZERO;
+        ref_image *w = &r->want[k];
+        int64_t row = 0, start = 0, ld, stride = 0;
+        if (k && f->row_amax) continue;
+        T_CHECK((c->grouped ? gmm_layout_of_groups(f->dtype, f->scaling, f->order, direction, c->units, r->capacity,
+                                                   c->cols, &l, &e)
+                            : gmm_layout_of(f->dtype, f->scaling, f->order, direction, c->rows0, c->cols, &l, &e)) ==
+                GMM_OK, "%s", e.text);
+        ld = l.data_cols + 2 * c->pad;
+        stride = c->grouped ? 0 : l.data_rows * ld + 4 * c->pad;
+        w->data_bytes = l.data_rows == 0 ? 0 : (c->units - 1) * stride + (l.data_rows - 1) * ld + l.data_cols;
+        if (f->dtype == GMM_E2M1) w->data_bytes = (w->data_bytes + 1) / 2;
+        w->scale_bytes = c->grouped ? l.scale_bytes : c->units * l.scale_bytes;
+        w->amaxes = f->scaling != GMM_SCALING_NV16 && f->scaling != GMM_SCALING_TENSOR ? 0
+                    : f->row_amax ? (c->grouped ? r->capacity : c->units * c->rows0) : c->units;
+        w->data = (uint8_t *)t_host((size_t)w->data_bytes + 1);
+        w->scale = (uint8_t *)t_host((size_t)w->scale_bytes + 1);
+        w->amax = (float *)t_host((size_t)w->amaxes * 4 + 4);
+        memset(w->data, 0xFF, (size_t)w->data_bytes);
+        memset(w->scale, 0xFF, (size_t)w->scale_bytes);
+        memset(w->amax, 0xFF, (size_t)w->amaxes * 4);
+        r->copy[k] = gmm_mat_quantized(f, direction, t_alloc((size_t)w->data_bytes), t_alloc_aligned(
+                                       (size_t)w->scale_bytes, l.scale_dtype == GMM_F32 ? 4 : 1), NULL);
+        if (w->amaxes) r->copy[k].amax = (float *)t_alloc((size_t)w->amaxes * 4);
+        r->copy[k].ld = ld == l.data_cols ? 0 : ld;
+        r->copy[k].group_stride = c->grouped || ld == l.data_cols ? 0 : stride;
+        if (!c->grouped && ld == l.data_cols) stride = l.data_rows * ld;
+        if (f->delayed) { /* amaxes are raised */
+            for (int64_t i = 0; i < w->amaxes; i++) w->amax[i] = i % 2 ? 1e6f : 0.0f;
+            t_upload(r->copy[k].amax, w->amax, (size_t)w->amaxes * 4);
+        }
+        for (int32_t u = 0; u < c->units; u++) {
+            const int64_t m = c->grouped ? c->sizes[u] : c->rows0, P = c->grouped ? up(m, 128) : m;
+            const int64_t cols = c->cols, data0 = !c->grouped ? u * stride : turned ? start : row * ld;
+            const int64_t R = k ? up(cols, 128) : up(P, 128), R4 = k ? up(cols, 4) : up(P, 4);
+            ref_copy q;
+            int64_t scale0 = 0, width, J;
+            memset(&q, 0, sizeof q);
+            q.f = f;
+            q.source = c->source;
+            q.direction = direction;
+            q.live = m;
+            q.lines = k ? cols : m;
+            q.along = k ? P : cols;
+            q.x = (float *)t_host((size_t)(q.lines * q.along) * 4 + 4);
+            for (int64_t i = 0; i < m; i++)
+                for (int64_t j = 0; j < cols; j++)
+                    q.x[k ? j * q.along + i : i * cols + j] =
+                        (float)r->src.v[c->grouped ? (row + i) * cols + j : (u * m + i) * cols + j];
+            if (k && f->hadamard)
+                for (int64_t i = 0; i < q.lines; i++)
+                    for (int64_t j = 0; j < (c->grouped ? P : m / 16 * 16); j += 16)
+                        ref_hadamard(q.x + i * q.along + j, 1, (unsigned)f->hadamard & 0xFFFFu);
+            q.quant_scale = r->scale_values[u];
+            q.seed = r->random_values[0];
+            q.offset = r->random_values[1];
+            q.group = c->first_group + u;
+            ref_quantize(&q);
+            if (w->amaxes && !f->row_amax && !(f->delayed && w->amax[u] > q.amax)) w->amax[u] = q.amax;
+            if (f->row_amax) memcpy(w->amax + (c->grouped ? row : u * m), q.line_amax, (size_t)m * 4);
+            for (int64_t i = 0; i < q.lines; i++)
+                for (int64_t j = 0; j < q.along; j++) {
+                    if (k && !turned && j >= m) continue; /* in the source's order, nothing is padded */
+                    put_code(w->data, f->dtype, data0 + (k && !turned ? j * ld + i : i * ld + j),
+                             q.code[i * q.along + j]);
+                }
+            /* scales, by the table of 3.1 */
+            width = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16 : 128;
+            J = up(blocks(k ? P : cols, width), 4);
+            switch (f->scaling) {
+            case GMM_SCALING_TENSOR: {
+                const float s = f->delayed ? q.quant_scale
+                                           : gmm_scale_from_amax(q.amax, f->dtype == GMM_E4M3 ? 448.0f : 57344.0f,
+                                                                 float_of(0x7F7FFFFFu), f->eps, f->pow2);
+                ((float *)w->scale)[u] = 1.0f / s;
+                break;
+            }
+            case GMM_SCALING_ROW:
+                for (int64_t i = 0; i < q.lines; i++)
+                    ((uint32_t *)w->scale)[k ? u * cols + i : c->grouped ? row + i : u * m + i] =
+                        q.per_line ? q.scale[i * q.per_line] : gmm_f32_bits(1.0f);
+                break;
+            case GMM_SCALING_1X128:
+                scale0 = !c->grouped ? u * l.scale_bytes / 4
+                         : k ? start / 128 * up(cols, 4) : blocks(cols, 128) * start;
+                for (int64_t b = 0; b < blocks(k ? P : cols, 128); b++)
+                    for (int64_t i = 0; i < R4; i++)
+                        ((uint32_t *)w->scale)[scale0 + b * R4 + i] = i < q.lines ? q.scale[i * q.per_line + b] : 0;
+                break;
+            case GMM_SCALING_128X128:
+                scale0 = u * l.scale_bytes / 4;
+                for (int64_t i = 0; i < blocks(q.lines, 128); i++)
+                    for (int64_t b = 0; b < J; b++)
+                        ((uint32_t *)w->scale)[scale0 + i * J + b] =
+                            b < q.per_line ? q.scale[i * 128 * q.per_line + b] : 0;
+                break;
+            default:
+                scale0 = !c->grouped ? u * l.scale_bytes : k ? start / width * up(cols, 128) : start * J;
+                for (int64_t i = 0; i < R; i++)
+                    for (int64_t b = 0; b < J; b++) {
+                        const int64_t at = f->order == GMM_SCALES_SWIZZLED
+                            ? ((i / 128) * (J / 4) + b / 4) * 512 + (i % 32) * 16 + ((i % 128) / 32) * 4 + b % 4
+                            : k && f->scaling == GMM_SCALING_MX32 ? b * R + i : i * J + b;
+                        const int there = i < q.lines && b < q.per_line;
+                        w->scale[scale0 + at] = there ? (uint8_t)q.scale[i * q.per_line + b] : 0;
+                    }
+            }
+            row += m;
+            start += P;
+        }
+        if (c->grouped && c->tail == GMM_TAIL_ZERO && !turned)
+            for (int64_t i = r->live; i < r->capacity; i++)
+                for (int64_t j = 0; j < c->cols; j++) put_code(w->data, f->dtype, i * ld + j, 0);
+    }
+    r->groups.count = c->units;
+    r->groups.capacity = r->capacity;
+    r->groups.dtype = GMM_I64;
+    r->groups.tail = c->tail;
+    if (c->grouped) r->groups.splits = t_in(c->sizes, (size_t)c->units * 8);
+    r->d.groups = c->grouped ? &r->groups : NULL;
+    r->d.count = c->grouped ? 0 : c->units;
+    r->d.rows = c->grouped ? 0 : c->rows0;
+    r->d.cols = c->cols;
+    r->d.format = &r->c.f;
+    r->d.first_group = f->stochastic ? c->first_group : 0;
+    r->d.src = &r->src.mat;
+    r->d.rowwise = &r->copy[0];
+    r->d.columnwise = f->row_amax ? NULL : &r->copy[1];
+    r->d.scale = f->delayed ? r->scale_in : NULL;
+    r->d.random = r->random;
+}
+
+static gmm_status quantize(const gmm_quantization *d, gmm_op op) {
+    gmm_info info = GMM_ZERO;
+    gmm_status s = gmm_quantize_query(T.ctx, op, d, &info);
+    void *workspace = s == GMM_OK ? t_workspace(info.workspace_bytes) : NULL;
+    if (s != GMM_OK) return s;
+    return (op == GMM_OP_QUANTIZE ? gmm_quantize : gmm_requantize)(T.ctx, d, workspace, info.workspace_bytes, T.stream);
+}
+
+static void check_copy(const quant_run *r, int k) {
+    const ref_image *w = &r->want[k];
+    if (k && r->c.f.row_amax) return;
+    t_same(k ? "columnwise elements" : "rowwise elements", t_get(r->copy[k].data, (size_t)w->data_bytes), w->data,
+           (size_t)w->data_bytes);
+    t_same(k ? "columnwise scales" : "rowwise scales", t_get(r->copy[k].scale, (size_t)w->scale_bytes), w->scale,
+           (size_t)w->scale_bytes);
+    if (w->amaxes)
+        t_same(k ? "columnwise amax" : "rowwise amax", t_get(r->copy[k].amax, (size_t)w->amaxes * 4), w->amax,
+               (size_t)w->amaxes * 4);
+}
+
+static void run_case(const quant_case *c) {
+    quant_run r;
+    build(&r, c);
+    T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+    check_copy(&r, 0);
+    check_copy(&r, 1);
+}
+
+static const gmm_dtype floats[] = { GMM_BF16, GMM_F32, GMM_F16 };
+
+static void activations(int arg) {
+    static const int64_t splits[][6] = { { 1, 31, 32, 33, 127, 128 }, { 0, 129, 0, 300, 17, 0 }, { 0, 0, 0, 0, 0, 0 },
+                                         { 0, 0, 0, 0, 0, 400 }, { 16, 48, 2, 255, 256, 257 } };
+    static const int64_t widths[] = { 32, 128, 130, 288, 64, 16 };
+    variant v[VARIANTS];
+    T_CHECK(variants(v) == VARIANTS, "variants");
+    if (v[arg].format.scaling == GMM_SCALING_128X128) {
+        gmm_layout l;
+        T_CHECK(gmm_layout_of_groups(GMM_E4M3, GMM_SCALING_128X128, GMM_SCALES_COMPACT, GMM_ROWWISE, 2, 9, 128, &l,
+                                     NULL) == GMM_E_DTYPE, "128x128 is not for activations");
+        return;
+    }
+    for (int i = 0; i < 12; i++) {
+        quant_case c = { .f = v[arg].format, .grouped = 1, .units = 6, .sizes = splits[i % 5], .cols = widths[i % 6],
+                         .extra = i % 3 * 5, .pad = i % 2 * 4, .specials = i % 4 == 3 ? 1 + i / 8 : 0,
+                         .first_group = i % 2 * 3, .tail = i % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP };
+        c.source = c.f.hadamard ? GMM_BF16 : floats[i % 3];
+        if (c.f.hadamard) c.specials = 0; /* an infinity makes NaN of its 16 neighbours: their order is free */
+        run_case(&c);
+    }
+}
+
+static void matrices(int arg) {
+    static const int64_t shapes[][2] = { { 32, 64 }, { 130, 130 }, { 128, 256 }, { 258, 66 }, { 2, 2 }, { 48, 288 } };
+    variant v[VARIANTS];
+    T_CHECK(variants(v) == VARIANTS, "variants");
+    for (int i = 0; i < 6; i++) {
+        quant_case c = { .f = v[arg].format, .units = 1 + i % 3, .rows0 = shapes[i][0], .cols = shapes[i][1],
+                         .pad = i % 2 * 4, .table = i % 2, .specials = i == 3 };
+        c.source = c.f.hadamard ? GMM_BF16 : floats[i % 3];
+        if (c.f.hadamard) { /* whole runs of 16 rows: weights that are cut short would mix in rows that are not there */
+            c.rows0 = up(c.rows0, 16);
+            c.specials = 0;
+        }
+        if (c.table) c.pad = 0;
+        run_case(&c);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- Properties --- */
+
+/* One copy alone, groups one by one, and phases apart give the bytes of the call for all. */
+static void apart(int arg) {
+    static const int64_t sizes[4] = { 70, 0, 33, 150 };
+    variant v[VARIANTS];
+    quant_run r;
+    quant_case c = { .grouped = 1, .units = 4, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
+    (void)variants(v);
+    c.f = v[arg].format;
+    if (c.f.scaling == GMM_SCALING_128X128) return;
+    build(&r, &c);
+    for (int k = 0; k < 2; k++) { /* one copy at a time */
+        if (k && c.f.row_amax) continue;
+        r.d.rowwise = k ? NULL : &r.copy[0];
+        r.d.columnwise = k ? &r.copy[1] : NULL;
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        check_copy(&r, k);
+    }
+    if ((c.f.scaling == GMM_SCALING_TENSOR && !c.f.delayed) || (c.f.scaling == GMM_SCALING_NV16 && !c.f.row_amax)) {
+        for (int k = 0; k < 2; k++) {
+            t_poison(r.copy[k].data, 0xFF, (size_t)r.want[k].data_bytes);
+            t_poison(r.copy[k].scale, 0xFF, (size_t)r.want[k].scale_bytes);
+            t_poison(r.copy[k].amax, 0xFF, (size_t)r.want[k].amaxes * 4);
+        }
+        r.d.rowwise = &r.copy[0];
+        r.d.columnwise = &r.copy[1];
+        r.d.phase = GMM_QUANT_AMAX;
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        for (int k = 0; k < 2; k++) {
+            t_bytes("elements", t_get(r.copy[k].data, (size_t)r.want[k].data_bytes), 0xFF,
+                    (size_t)r.want[k].data_bytes);
+            t_same("amax", t_get(r.copy[k].amax, 16), r.want[k].amax, 16);
+        }
+        r.d.phase = GMM_QUANT_CAST;
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        check_copy(&r, 0);
+        check_copy(&r, 1);
+    }
+    { /* group 3 by itself, rowwise: the same bytes as in the call for all */
+        const int64_t alone[1] = { sizes[3] }, row = 70 + 33;
+        gmm_groups g = r.groups;
+        gmm_mat src = r.src.mat, copy = r.copy[0];
+        const size_t bytes = (size_t)(sizes[3] * 96 * gmm_dtype_bits(c.f.dtype) / 8);
+        gmm_quantization d = r.d;
+        float factor = r.scale_values[3];
+        g.count = 1;
+        g.capacity = sizes[3];
+        g.splits = t_in(alone, 8);
+        src.data = (char *)src.data + row * 96 * 2;
+        copy.data = t_alloc(bytes);
+        copy.scale = t_alloc(4096);
+        copy.amax = (float *)t_alloc(4 * 256);
+        if (c.f.delayed) t_poison(copy.amax, 0, 4);
+        d.phase = GMM_QUANT_ALL;
+        d.groups = &g;
+        d.src = &src;
+        d.rowwise = &copy;
+        d.columnwise = NULL;
+        d.first_group = c.f.stochastic ? 3 : 0;
+        if (d.scale) d.scale = (const float *)t_in(&factor, 4);
+        T_OK(quantize(&d, GMM_OP_QUANTIZE));
+        t_same("one group", t_get(copy.data, bytes), r.want[0].data + row * 96 * gmm_dtype_bits(c.f.dtype) / 8, bytes);
+    }
+}
+
+/* 65, 74, 95: copies that share codes; and what re-quantizes on its own. */
+static void shared_codes(int arg) {
+    variant v[VARIANTS];
+    (void)variants(v);
+    {
+        quant_run r;
+        quant_case c = { .f = v[arg].format, .units = 2, .rows0 = 256, .cols = 128, .source = GMM_BF16 };
+        const int same = c.f.scaling == GMM_SCALING_TENSOR || c.f.scaling == GMM_SCALING_128X128 || c.f.square;
+        const int turned = c.f.scaling != GMM_SCALING_MX32;
+        uint8_t *a, *b;
+        int64_t differ = 0;
+        if (c.f.row_amax || c.f.stochastic || c.f.hadamard) return;
+        build(&r, &c);
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        a = (uint8_t *)t_get(r.copy[0].data, (size_t)r.want[0].data_bytes);
+        b = (uint8_t *)t_get(r.copy[1].data, (size_t)r.want[1].data_bytes);
+        for (int64_t u = 0; u < 2; u++)
+            for (int64_t i = 0; i < 256; i++)
+                for (int64_t j = 0; j < 128; j++) {
+                    const int64_t p = (u * 256 + i) * 128 + j, q = turned ? (u * 128 + j) * 256 + i : p;
+                    differ += c.f.dtype == GMM_E2M1 ? gmm_nibble(a, p) != gmm_nibble(b, q) : a[p] != b[q];
+                }
+        T_CHECK(same ? differ == 0 : differ > 1000, "%lld codes differ", (long long)differ);
+    }
+}
+
+static gmm_status dequantize(const gmm_dequantization *d) {
+    gmm_info info = GMM_ZERO;
+    gmm_status s = gmm_dequantize_query(T.ctx, d, &info);
+    void *workspace = s == GMM_OK ? t_workspace(info.workspace_bytes) : NULL;
+    return s != GMM_OK ? s : gmm_dequantize(T.ctx, d, workspace, info.workspace_bytes, T.stream);
+}
+
+/* Values come back by the definitions, from both copies. */
+static void dequantizes(int arg) {
+    static const int64_t sizes[5] = { 70, 0, 33, 150, 128 };
+    variant v[VARIANTS];
+    (void)variants(v);
+    for (int i = 0; i < 6; i++) {
+        quant_run r;
+        quant_case c = { .f = v[arg].format, .grouped = i < 3, .units = i < 3 ? 5 : 2, .sizes = sizes, .rows0 = 80,
+                         .cols = 96, .extra = i < 3 ? 3 : 0, .source = GMM_BF16, .specials = i % 3 == 2 };
+        const gmm_dtype to = floats[i % 3];
+        if (c.f.scaling == GMM_SCALING_128X128 && c.grouped) continue;
+        if (c.f.hadamard) c.specials = 0;
+        build(&r, &c);
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        for (int k = 0; k < 2; k++) {
+            const int64_t rows = c.grouped ? r.capacity : 2 * c.rows0, n = rows * c.cols;
+            double *want = (double *)t_host((size_t)n * 8);
+            t_mat out = t_mat_out(to, c.grouped ? 1 : 2, c.grouped ? r.capacity : c.rows0, c.cols);
+            gmm_dequantization d = GMM_ZERO;
+            double *got;
+            int64_t row = 0;
+            if (k && c.f.row_amax) continue;
+            for (int32_t u = 0; u < c.units; u++) { /* value of each element, from the reference's own quantization */
+                const int64_t m = c.grouped ? sizes[u] : c.rows0, P = c.grouped ? up(m, 128) : m;
+                ref_copy q;
+                int64_t w;
+                memset(&q, 0, sizeof q);
+                q.f = &c.f;
+                q.source = c.source;
+                q.direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
+                q.live = m;
+                q.lines = k ? c.cols : m;
+                q.along = k ? P : c.cols;
+                q.x = (float *)t_host((size_t)(q.lines * q.along) * 4 + 4);
+                for (int64_t a = 0; a < m; a++)
+                    for (int64_t b = 0; b < c.cols; b++)
+                        q.x[k ? b * P + a : a * c.cols + b] = (float)r.src.v[(row + a) * c.cols + b];
+                if (k && c.f.hadamard)
+                    for (int64_t a = 0; a < q.lines * P; a += 16)
+                        ref_hadamard(q.x + a, 1, (unsigned)c.f.hadamard & 0xFFFFu);
+                q.quant_scale = r.scale_values[u];
+                q.seed = r.random_values[0];
+                q.offset = r.random_values[1];
+                q.group = u;
+                ref_quantize(&q);
+                w = c.f.scaling == GMM_SCALING_MX32 ? 32 : c.f.scaling == GMM_SCALING_NV16 ? 16
+                    : c.f.scaling == GMM_SCALING_1X128 || c.f.scaling == GMM_SCALING_128X128 ? 128 : q.along;
+                for (int64_t a = 0; a < m; a++)
+                    for (int64_t b = 0; b < c.cols; b++) {
+                        const int64_t line = k ? b : a, at = k ? a : b;
+                        const uint8_t code = q.code[line * q.along + at];
+                        const uint32_t s = q.scale[line * q.per_line + at / w];
+                        const float e = c.f.dtype == GMM_E4M3 ? gmm_e4m3_to_f32(code)
+                                        : c.f.dtype == GMM_E5M2 ? gmm_e5m2_to_f32(code) : gmm_e2m1_to_f32(code);
+                        float factor = float_of(s);
+                        if (c.f.scaling == GMM_SCALING_MX32) factor = ldexpf(1.0f, (int)s - 127);
+                        if (c.f.scaling == GMM_SCALING_NV16) {
+                            factor = gmm_e4m3_to_f32((uint8_t)s) * (c.f.row_amax ? q.line_amax[line] : q.amax);
+                            factor *= c.f.e4m3_256 ? 1.0f / 1536.0f : 1.0f / 2688.0f;
+                        }
+                        want[(row + a) * c.cols + b] = (double)(e * factor);
+                    }
+                row += m;
+            }
+            d.count = r.d.count;
+            d.rows = r.d.rows;
+            d.cols = c.cols;
+            d.groups = r.d.groups;
+            d.direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
+            d.src = &r.copy[k];
+            d.dst = &out.mat;
+            T_OK(dequantize(&d));
+            got = t_mat_get(&out);
+            t_exact("values", to, got, want, row * c.cols);
+            for (int64_t a = row * c.cols; a < n; a++) T_CHECK(isnan(got[a]), "a row past the sum was written");
+        }
+    }
+}
+
+/* A columnwise copy from a rowwise one equals the one from the dequantized values. */
+static void requantizes(int arg) {
+    static const int64_t sizes[3] = { 40, 0, 129 };
+    variant v[VARIANTS];
+    quant_run r, again;
+    quant_case c = { .grouped = 1, .units = 3, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
+    gmm_dequantization dq = GMM_ZERO;
+    gmm_quantization d;
+    t_mat values;
+    (void)variants(v);
+    c.f = v[arg].format;
+    if (c.f.scaling == GMM_SCALING_128X128 || c.f.row_amax || c.f.hadamard || c.f.delayed) return;
+    build(&r, &c);
+    T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+    values = t_mat_out(GMM_F32, 1, r.capacity, c.cols);
+    dq.cols = c.cols;
+    dq.groups = &r.groups;
+    dq.src = &r.copy[0];
+    dq.dst = &values.mat;
+    T_OK(dequantize(&dq));
+    build(&again, &c); /* fresh destinations; their expected bytes are not used */
+    d = again.d;
+    d.src = &values.mat;
+    d.rowwise = NULL;
+    T_OK(quantize(&d, GMM_OP_QUANTIZE));
+    d.src = &r.copy[0];
+    d.columnwise = &r.copy[1];
+    t_poison(r.copy[1].data, 0xFF, (size_t)r.want[1].data_bytes);
+    t_poison(r.copy[1].scale, 0xFF, (size_t)r.want[1].scale_bytes);
+    T_OK(quantize(&d, GMM_OP_REQUANTIZE));
+    t_same("elements", t_get(r.copy[1].data, (size_t)r.want[1].data_bytes),
+           t_get(again.copy[1].data, (size_t)r.want[1].data_bytes), (size_t)r.want[1].data_bytes);
+    t_same("scales", t_get(r.copy[1].scale, (size_t)r.want[1].scale_bytes),
+           t_get(again.copy[1].scale, (size_t)r.want[1].scale_bytes), (size_t)r.want[1].scale_bytes);
+}
+
+/* The skip word; column sums; over-allocated poison; thread counts. */
+static void skip_and_sums(int arg) {
+    static const int64_t sizes[4] = { 70, 0, 33, 150 };
+    const gmm_recipe_kind kind = (gmm_recipe_kind)(arg + 1);
+    quant_case c = { .grouped = 1, .units = 4, .sizes = sizes, .cols = 96, .source = GMM_BF16, .extra = 30 };
+    quant_run r;
+    int32_t word = 1;
+    int32_t *skip = (int32_t *)t_alloc(4);
+    t_mat sums = t_mat_out(GMM_F32, 4, 1, 96), want = t_mat_out(GMM_F32, 4, 1, 96);
+    gmm_grad db = GMM_ZERO, db2 = GMM_ZERO;
+    gmm_linear lin = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    void *before[2];
+    c.f = gmm_recipe_of(kind).grad;
+    build(&r, &c);
+    t_upload(skip, &word, 4);
+    r.d.skip = skip;
+    db.mat = &sums.mat;
+    db2.mat = &want.mat;
+    for (int k = 0; k < 2; k++) before[k] = t_get(r.copy[k].data, (size_t)r.want[k].data_bytes);
+    T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+    for (int k = 0; k < 2; k++)
+        t_same("skipped", t_get(r.copy[k].data, (size_t)r.want[k].data_bytes), before[k], (size_t)r.want[k].data_bytes);
+    word = 0;
+    t_upload(skip, &word, 4);
+    T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+    check_copy(&r, 0);
+    check_copy(&r, 1);
+    r.d.db = &db;
+    T_REFUSED(GMM_E_CONFIG, gmm_quantize(T.ctx, &r.d, NULL, 0, T.stream), "db: ", "skip", NULL);
+    r.d.skip = NULL;
+    T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+    check_copy(&r, 0);
+    check_copy(&r, 1);
+    lin.groups = &r.groups;
+    lin.in_features = 32;
+    lin.out_features = 96;
+    lin.dy = &r.src.mat;
+    lin.db = &db2;
+    T_OK(gmm_linear_query(T.ctx, GMM_OP_LINEAR_BGRAD, &lin, &info));
+    T_OK(gmm_linear_bgrad(T.ctx, &lin, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    t_same("column sums", t_mat_bits(&sums), t_mat_bits(&want), 4 * 96 * 4);
+}
+
+static void updates(int arg) {
+    enum { SLOTS = 37, STRIDE = 41, LEN = 5 };
+    float history[LEN][STRIDE], scale[SLOTS], h[LEN];
+    float *device = (float *)t_alloc(sizeof history), *scales = (float *)t_alloc(sizeof scale);
+    gmm_scale_update u = GMM_ZERO;
+    u.slots = SLOTS;
+    u.stride = STRIDE;
+    u.history_length = LEN;
+    u.margin = arg;
+    u.most_recent = arg == 1;
+    u.dtype = arg ? GMM_E5M2 : GMM_E4M3;
+    u.history = device;
+    u.scale = scales;
+    for (int i = 0; i < LEN * STRIDE; i++) (&history[0][0])[i] = t_int(0, 4) ? (float)fabs(t_real()) : 0.0f;
+    for (int i = 0; i < SLOTS; i++) scale[i] = (float)(1.0 + t_real() / 2.0);
+    history[0][3] = INFINITY;
+    t_upload(device, history, sizeof history);
+    t_upload(scales, scale, sizeof scale);
+    T_OK(gmm_update_scales(T.ctx, &u, T.stream));
+    for (int i = 0; i < SLOTS; i++) {
+        for (int j = 0; j < LEN; j++) h[j] = history[j][i];
+        scale[i] = gmm_delayed_scale(h, 1, LEN, arg ? 57344.0f : 448.0f, arg, arg == 1, 0.0f, scale[i]);
+        for (int j = 0; j < LEN; j++) history[j][i] = h[j];
+    }
+    t_same("history", t_get(device, sizeof history), history, sizeof history);
+    t_same("scale", t_get(scales, sizeof scale), scale, sizeof scale);
+}
+
+static gmm_status doubled(void *user, float *amax, int32_t slots, gmm_stream stream) {
+    float v[8];
+    (void)stream;
+    if (slots > 8) return GMM_E_COMM;
+    t_download(v, amax, (size_t)slots * 4);
+    for (int32_t i = 0; i < slots; i++) v[i] *= 2.0f;
+    t_upload(amax, v, (size_t)slots * 4);
+    ++*(int *)user;
+    return GMM_OK;
+}
+static void update_reduces(int arg) {
+    float history[2] = { 4.0f, 7.0f }, scale[2] = { 1.0f, 1.0f };
+    int calls = 0;
+    gmm_scale_update u = GMM_ZERO;
+    (void)arg;
+    u.slots = 2;
+    u.history_length = 1;
+    u.dtype = GMM_E4M3;
+    u.history = (float *)t_alloc(8);
+    u.scale = (float *)t_alloc(8);
+    u.reduce = doubled;
+    u.user = &calls;
+    t_upload(u.history, history, 8);
+    t_upload(u.scale, scale, 8);
+    T_OK(gmm_update_scales(T.ctx, &u, T.stream));
+    scale[0] = 56.0f;
+    scale[1] = 32.0f;
+    t_same("scale", t_get(u.scale, 8), scale, 8);
+    T_CHECK(calls == 1, "%d calls", calls);
+    u.slots = 9;
+    u.history = (float *)t_alloc(36);
+    u.scale = (float *)t_alloc(36);
+    T_REFUSED(GMM_E_COMM, gmm_update_scales(T.ctx, &u, T.stream), "gmm_update_scales", "reduce", NULL);
+    u.dtype = GMM_E2M1;
+    T_REFUSED(GMM_E_DTYPE, gmm_update_scales(T.ctx, &u, T.stream), "dtype", "e2m1", NULL);
+    u.dtype = GMM_E4M3;
+    u.margin = 64;
+    T_REFUSED(GMM_E_ARG, gmm_update_scales(T.ctx, &u, T.stream), "margin", "64", NULL);
+    u.margin = 0;
+    u.stride = 8;
+    T_REFUSED(GMM_E_STRIDE, gmm_update_scales(T.ctx, &u, T.stream), "stride", "8", NULL);
+    u.stride = 0;
+    u.history_length = 0;
+    T_REFUSED(GMM_E_ARG, gmm_update_scales(T.ctx, &u, T.stream), "history_length", NULL);
+}
+
+static void refusals(int arg) {
+    static const int64_t sizes[2] = { 40, 20 };
+    quant_case c = { .grouped = 1, .units = 2, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
+    quant_run r;
+    gmm_quantization d;
+    gmm_format f;
+    gmm_mat m;
+    gmm_info info = GMM_ZERO;
+    (void)arg;
+    c.f = gmm_recipe_of(GMM_RECIPE_NVFP4).grad;
+    build(&r, &c);
+#define QREFUSED(status, change, ...) do { \
+        d = r.d; f = r.c.f; d.format = &f; m = r.copy[0]; d.rowwise = &m; \
+        change; \
+        T_REFUSED(status, gmm_quantize(T.ctx, &d, NULL, 0, T.stream), "gmm_quantize", __VA_ARGS__, NULL); \
+    } while (0)
+    QREFUSED(GMM_E_CONFIG, f.square = 1, "format", "hadamard");
+    QREFUSED(GMM_E_CONFIG, (f.hadamard = GMM_HADAMARD | 5), "columnwise", "hadamard");
+    QREFUSED(GMM_E_CONFIG, memset(&f, 0, sizeof f), "format", "none");
+    QREFUSED(GMM_E_CONFIG, d.phase = (gmm_quant_phase)3, "phase", "3");
+    QREFUSED(GMM_E_NULL, (d.rowwise = NULL, d.columnwise = NULL), "rowwise");
+    QREFUSED(GMM_E_NULL, d.random = NULL, "random");
+    QREFUSED(GMM_E_NULL, d.src = NULL, "src");
+    QREFUSED(GMM_E_NULL, m.amax = NULL, "rowwise", "amax");
+    QREFUSED(GMM_E_NULL, m.scale = NULL, "rowwise", "scale");
+    QREFUSED(GMM_E_NULL, m.data = NULL, "rowwise", "data");
+    QREFUSED(GMM_E_STRIDE, m.ld = 94, "rowwise", "ld 94", "96");
+    QREFUSED(GMM_E_STRIDE, m.ld = 97, "rowwise", "ld 97", "even");
+    QREFUSED(GMM_E_DTYPE, m.dtype = GMM_E4M3, "rowwise", "e4m3");
+    QREFUSED(GMM_E_DTYPE, m.scale_order = GMM_SCALES_SWIZZLED, "rowwise", "order 1");
+    QREFUSED(GMM_E_CONFIG, m.flags = GMM_MAT_E4M3_256, "rowwise", "flags");
+    QREFUSED(GMM_E_ARG, m.flags = 64, "rowwise", "flags");
+    QREFUSED(GMM_E_ARG, m.hadamard = GMM_HADAMARD, "rowwise", "hadamard");
+    QREFUSED(GMM_E_STRIDE, m.group_stride = 9999, "rowwise", "group_stride");
+    QREFUSED(GMM_E_ARG, d.count = 2, "count");
+    QREFUSED(GMM_E_ARG, d.cols = 0, "cols");
+    QREFUSED(GMM_E_ARG, d.first_group = -1, "first_group");
+    QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 0), "count", "groups");
+    QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 1), "rows");
+    QREFUSED(GMM_E_VERSION, d.struct_size = 4096, "struct_size");
+    QREFUSED(GMM_E_WORKSPACE, (void)0, "workspace");
+    {
+        t_mat wide = t_mat_in(GMM_F32, 1, r.capacity, 96, T_REALS);
+        QREFUSED(GMM_E_DTYPE, d.src = &wide.mat, "src", "bf16");
+    }
+    d = r.d;
+    T_REFUSED(GMM_E_ARG, gmm_quantize_query(T.ctx, GMM_OP_CONVERT, &d, &info), "gmm_quantize_query", "op", NULL);
+    {
+        gmm_dequantization q = GMM_ZERO;
+        t_mat out = t_mat_out(GMM_F32, 1, r.capacity, 96);
+        q.cols = 96;
+        q.groups = &r.groups;
+        q.src = &r.copy[0];
+        q.dst = &out.mat;
+        q.direction = (gmm_direction)2;
+        T_REFUSED(GMM_E_ARG, gmm_dequantize(T.ctx, &q, NULL, 0, T.stream), "gmm_dequantize", "direction", NULL);
+        q.direction = GMM_ROWWISE;
+        q.src = &r.src.mat;
+        T_REFUSED(GMM_E_DTYPE, gmm_dequantize(T.ctx, &q, NULL, 0, T.stream), "src", "none", NULL);
+    }
+#undef QREFUSED
+    { /* vector 116 as gmm_scale_base, and 115's neighbour: how many rows a split can need */
+        static const int64_t rows[] = { 0, 128, 256, 0, 384 }, mx[] = { 0, 0, 1024, 3072, 3072 };
+        static const int64_t nv[] = { 0, 0, 2048, 6144, 6144 }, fp8[] = { 0, 0, 256, 768, 768 };
+        int64_t start = 0;
+        for (int g = 0; g < 5; g++) {
+            T_CHECK(gmm_scale_base(GMM_SCALING_MX32, GMM_ROWWISE, 256, g, start, start) == mx[g] &&
+                    gmm_scale_base(GMM_SCALING_NV16, GMM_ROWWISE, 256, g, start, start) == nv[g] &&
+                    gmm_scale_base(GMM_SCALING_1X128, GMM_ROWWISE, 256, g, start, start) == fp8[g], "group %d", g);
+            start += gmm_group_rows(rows[g]);
+        }
+        for (int i = 0; i < 1000; i++) {
+            const int32_t G = (int32_t)t_int(1, 9);
+            int64_t all = 0, need = 0;
+            for (int32_t g = 0; g < G; g++) {
+                const int64_t n = t_int(0, 3) ? t_int(0, 400) : t_int(0, 1);
+                all += n;
+                need += up(n, 128);
+            }
+            T_CHECK(gmm_padded_capacity(G, all) >= need && gmm_padded_capacity(G, all) % 128 == 0 &&
+                    gmm_padded_capacity(G, all) <= all + 127 * G, "capacity");
+        }
+        T_CHECK(gmm_padded_capacity(5, 3) == 384 && gmm_padded_capacity(2, 128) == 256 &&
+                gmm_padded_capacity(1, 128) == 128 && gmm_padded_capacity(7, 0) == 0, "tight capacities");
+    }
+}
+
+void tests_quantize(void) {
+    variant v[VARIANTS];
+    const int n = variants(v);
+    for (int i = 0; i < n; i++) t_add(activations, i, "row36 row38 quantize activations %s", v[i].name);
+    for (int i = 0; i < n; i++) t_add(matrices, i, "quantize matrices %s", v[i].name);
+    for (int i = 0; i < n; i++) t_add(apart, i, "row36 quantize apart %s", v[i].name);
+    for (int i = 0; i < n; i++) t_add(shared_codes, i, "quantize shared codes %s", v[i].name);
+    for (int i = 0; i < n; i++) t_add(dequantizes, i, "dequantize %s", v[i].name);
+    for (int i = 0; i < n; i++) t_add(requantizes, i, "requantize %s", v[i].name);
+    for (int i = 0; i < 5; i++) t_add(skip_and_sums, i, "row37 quantize skip word and sums, recipe %d", i + 1);
+    for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
+    t_add(update_reduces, 0, "scale update reduces over ranks, refusals");
+    t_add(refusals, 0, "quantize refusals");
+}

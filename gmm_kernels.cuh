@@ -748,13 +748,15 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 
    A cluster of two blocks takes two tiles at a time: two row tiles of the same columns, which share B, or two column
    tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
-   moves operands by TMA, and two groups of 128 threads, which multiply; the groups take blocks of 64 columns in turn
-   and never wait for one another, so that one multiplies while the other stores.
+   moves operands by TMA, and two groups of 128 threads, which multiply: each has half of the tile's columns, its own
+   rooms in shared memory for them, and never waits for the other. The producer places tiles and tells them through a
+   ring; it runs as far ahead as the stages allow.
 
-   Token matrices are read through ragged maps: {features, 2^30, ends, 2^30 + 1} of strides {s, s, 2^34 - s} bytes.
-   The coordinate (2^30 - rows + r, end, 2^30) addresses row end - rows + r, by wraparound at 2^64, and lies outside
-   from r = rows on, where hardware delivers zeros. Weights are read through maps whose last two dimensions address
-   memory itself in steps of 16 and 2^18 bytes, so that one map serves weights wherever they stand. */
+   Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s} bytes.
+   The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie outside from
+   r = rows on, where hardware delivers zeros: the arithmetic of Triton's ragged tensor descriptors. Weights are read
+   through maps whose last two dimensions address memory itself in steps of 16 and 2^18 bytes, so that one map serves
+   weights wherever they stand. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (fwd, dgrad), B half the columns or 64 of them */
     gmm_gemm_args p;          /* offsets and tiles are not read */
@@ -762,7 +764,6 @@ typedef struct gmm_sm90_args {
     int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
     int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
 } gmm_sm90_args;
-
 
 /* Tiles: X(tag, blocks of 64 columns per group of threads, most units of 16 rows, stages of depth 64, units of 16-bit
    elements that go out at once, groups that fit) */
@@ -827,7 +828,8 @@ GMM__DEVICE void gmm_bar_wait(uint32_t bar, uint32_t parity) {
 GMM__DEVICE void gmm_bar_arrive_here(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
-/* Arrives at the same barrier of block `rank` of the cluster. */
+/* Arrives at the same barrier of block `rank` of the cluster. What it releases was read by wgmma and waited for; asked
+   for at cluster scope, the release would wait for device memory besides, once per stage. */
 GMM__DEVICE void gmm_bar_arrive(uint32_t bar, uint32_t rank) {
     asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
                  " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");

@@ -752,11 +752,11 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    rooms in shared memory for them, and never waits for the other. The producer places tiles and tells them through a
    ring; it runs as far ahead as the stages allow.
 
-   Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s} bytes.
-   The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie outside from
-   r = rows on, where hardware delivers zeros: the arithmetic of Triton's ragged tensor descriptors. Weights are read
-   through maps whose last two dimensions address memory itself in steps of 16 and 2^18 bytes, so that one map serves
-   weights wherever they stand. */
+   Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
+   bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
+   outside from r = rows on, where hardware delivers zeros: the arithmetic of Triton's ragged tensor descriptors.
+   Weights are read through maps whose last two dimensions address memory itself in steps of 16 and 2^18 bytes, so that
+   one map serves weights wherever they stand. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (fwd, dgrad), B half the columns or 64 of them */
     gmm_gemm_args p;          /* offsets and tiles are not read */

@@ -10533,26 +10533,6 @@ GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cos
 
 /* ............................................................................................... 15.10 Applying ... */
 
-/* Codecs of quantized sources; exact. */
-static float gmm__ck_fp8(gmm_dtype dtype, uint8_t code) {
-    const uint32_t sign = (uint32_t)(code & 0x80u) << 24;
-    if (dtype == GMM_E5M2) return gmm_f16_to_f32((uint16_t)(code << 8)); /* the upper half of an FP16 */
-    if ((code & 0x7Fu) == 0x7Fu) return gmm_f32_from_bits(sign | 0x7FC00000u);
-    if ((code & 0x78u) == 0) /* subnormal: m 2^-9 */
-        return gmm_f32_from_bits(gmm_f32_bits((float)(int32_t)(code & 7u) * 0.001953125f) | sign);
-    return gmm_f32_from_bits(sign | (((uint32_t)(code & 0x7Fu) << 20) + (120u << 23)));
-}
-
-static float gmm__ck_fp4(uint32_t code) {
-    static const float value[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    return code & 8u ? -value[code & 7u] : value[code & 7u];
-}
-
-/* 2^(code - 127); 255 is NaN. */
-static float gmm__ck_e8m0(uint8_t code) {
-    return gmm_f32_from_bits(code == 255 ? 0x7FC00000u : code == 0 ? 0x00400000u : (uint32_t)code << 23);
-}
-
 static float gmm__ck_load(gmm_dtype dtype, const char *at) { /* any alignment */
     uint32_t u = 0;
     memcpy(&u, at, dtype == GMM_F32 ? 4 : 2);
@@ -10589,10 +10569,10 @@ static float gmm__ck_dequant(const gmm__ck_work *w, int64_t i) {
     float f;
     if (mx) {
         const uint32_t pair = (uint8_t)w->src[i / 2 - w->src_base / 2];
-        return gmm__ck_fp4(i % 2 ? pair >> 4 : pair & 15u) * gmm__ck_e8m0((uint8_t)w->scale[s]);
+        return gmm_e2m1_to_f32((uint8_t)(i % 2 ? pair >> 4 : pair & 15u)) * gmm_e8m0_to_f32((uint8_t)w->scale[s]);
     }
     memcpy(&f, w->scale + s * 4, sizeof f);
-    return gmm__ck_fp8(w->src_dtype, (uint8_t)w->src[i - w->src_base]) * f;
+    return (w->src_dtype == GMM_E5M2 ? gmm_e5m2_to_f32 : gmm_e4m3_to_f32)((uint8_t)w->src[i - w->src_base]) * f;
 }
 
 /* One innermost run from source element `src` to destination element `dst`. */

@@ -58,7 +58,7 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test test-files examples bench gpu-report sanitize check fuzz help install clean FORCE
+.PHONY: all run test test-parts test-files examples bench gpu-report sanitize check fuzz help install clean FORCE
 
 ##
 ## Targets
@@ -72,6 +72,12 @@ run: $(B)/train_moe
 ##   test                   build and run the tests; ARGS="--list", "--filter=..." and others go to build/gmm_tests
 test: $(B)/gmm_tests
 	$(Q)$(B)/gmm_tests $(ARGS)
+
+##   test-parts             the same in two processes beside one another
+test-parts: $(B)/gmm_tests
+	$(Q)status=0; pids=; for part in 1 2; do \
+	$(B)/gmm_tests --part $$part/2 $(ARGS) > $(B)/tests.$$part.log 2>&1 & pids="$$pids $$!"; done; \
+	for pid in $$pids; do wait $$pid || status=1; done; cat $(B)/tests.1.log $(B)/tests.2.log; exit $$status
 
 ##   test-files             the programs' files beside Python's package safetensors (a folder with it: PYTHONPATH=)
 test-files: $(B)/train_moe $(B)/convert_checkpoint
@@ -126,7 +132,7 @@ REPORT_ARGS := --ms=100 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,p
 check: all $(P)/nvcc $(P)/cublaslt compile_commands.json
 	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc $(P)/cublaslt | tr '\n' ' ')" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
 	sh tests/headers/check.sh
-	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test
+	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test-parts
 
 ##   fuzz                   libFuzzer on the header reader and on checkpoint plans, with clang; ARGS="-max_total_time=600"
 fuzz: $(B)/fuzz_header $(B)/fuzz_plan

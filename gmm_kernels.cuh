@@ -748,9 +748,10 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 
    A cluster of two blocks takes two tiles at a time: two row tiles of the same columns, which share B, or two column
    tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
-   moves operands by TMA, and two groups of 128 threads, which multiply: each has half of the tile's columns, its own
-   rooms in shared memory for them, and never waits for the other. The producer places tiles and tells them through a
-   ring; it runs as far ahead as the stages allow.
+   moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
+   they take turns at tiles, so that one multiplies while the other takes its sums to D. Each has its own rooms in
+   shared memory and never waits for the other. The producer places tiles and tells them through a ring; it runs as far
+   ahead as the stages allow.
 
    Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
    bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
@@ -765,19 +766,22 @@ typedef struct gmm_sm90_args {
     int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
 } gmm_sm90_args;
 
-/* Tiles: X(tag, blocks of 64 columns per group of threads, most units of 16 rows, stages of depth 64, units of 16-bit
-   elements that go out at once, groups that fit) */
+/* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
+   of depth 64, units of 16-bit elements that go out at once, groups that fit) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 10, 4, 2, 256) \
-    X(128x256, 1, 16, 4, 4, 256) \
-    X(128x128, 1, 8, 6, 4, 256)
+    X(256x160, 2, 2, 10, 4, 2, 256) \
+    X(128x256, 2, 1, 16, 4, 4, 256) \
+    X(128x160, 1, 2, 10, 5, 4, 256) \
+    X(128x128, 1, 2, 8, 6, 4, 256)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 256x160) X(fwd, GMM_F16, f16, 256x160) \
     X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) \
+    X(fwd, GMM_BF16, bf16, 128x160) X(fwd, GMM_F16, f16, 128x160) \
     X(dgrad, GMM_BF16, bf16, 256x160) X(dgrad, GMM_F16, f16, 256x160) \
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
+    X(dgrad, GMM_BF16, bf16, 128x160) X(dgrad, GMM_F16, f16, 128x160) \
     X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256) \
     X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
 
@@ -791,22 +795,24 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #endif
 
 /* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, groups. */
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
+#define GMM__X(tag, teams, mb, units, st, out, groups) \
+    GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
-    GMM__CAT(gmm9_b_, tag) = (mb) * 16384, GMM__CAT(gmm9_stage_, tag) = (mb) * 16384 + (units) * 2048,
+    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * 8192, \
+    GMM__CAT(gmm9_stage_, tag) = (teams) * (mb) * 8192 + (units) * 2048,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
+#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
     GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
     GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 1),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #undef GMM__X
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_fits_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_fits_, tag) = \
     1 / (GMM__CAT(gmm9_shared_, tag) <= 232448),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
 #undef GMM__X
@@ -1123,11 +1129,15 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__TILE 128x160
+#include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
 #define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x160
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
@@ -1145,11 +1155,15 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__TILE 128x160
+#include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
 #define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x160
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
@@ -1165,14 +1179,14 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t cols, units, shared, groups;
+    int32_t teams, cols, units, shared, groups;
     const void *function;
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile) \
-    { GMM__CAT(gmm_gemm_, op), dtype, 128 * GMM__CAT(gmm9_mb_, tile), GMM__CAT(gmm9_units_, tile), \
-      GMM__CAT(gmm9_shared_, tile), GMM__CAT(gmm9_groups_, tile), \
+    { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), \
+      GMM__CAT(gmm9_units_, tile), GMM__CAT(gmm9_shared_, tile), GMM__CAT(gmm9_groups_, tile), \
       (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -4079,7 +4093,8 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
-#define GMM__AHEAD (GMM__RAGGED ? 3 : 1) /* lots of rows that are read ahead of adding to them */
+#define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
+#define GMM__AHEAD (GMM__RAGGED ? 3 : 1) /* lots that are read ahead of adding to them */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
@@ -4123,7 +4138,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
-    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, bn = 128 * GMM__OF(mb);
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     uint32_t pair, rank, i;
 
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
@@ -4131,7 +4146,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     if (threadIdx.x == 0) {
         for (i = 0; i < GMM__OF(stages); i++) {
             gmm_bar_init(bars + 16 * i, 1);
-            gmm_bar_init(bars + 16 * i + 8, 8 * pair); /* every warp that multiplies what the stage held */
+            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
         }
         for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
@@ -4154,23 +4169,24 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             uint32_t at = 0, turn = 0;
             gmm_sm90_tile t;
             gmm_sm90_split(&args, blockIdx.x == 0, ends);
-            most = gmm_sm90_height(&args, GMM__RAGGED, bn, GMM__OF(units), (int32_t)pair, ends, items);
+            most = gmm_sm90_height(&args, GMM__RAGGED, GMM__OF(cols), GMM__OF(units), (int32_t)pair, ends, items);
             t.g = 0;
             for (; item < items[args.p.groups]; item += hop) {
                 uint32_t bytes, to, depths;
                 int32_t boxes_b, boxes_a, box, x, y, end, wrap;
                 const CUtensorMap *map;
                 int live, both;
-                gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, item, bn, most, (int32_t)pair, (int32_t)rank, &t);
+                gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, item, GMM__OF(cols), most, (int32_t)pair,
+                               (int32_t)rank, &t);
                 if (lane == 0) {
                     ring[turn % GMM_SM90_RING] = t;
                     gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
                 }
                 turn++;
                 depths = gmm_sm90_depths(t.k);
-                boxes_b = GMM__TB ? (t.cols + 63) / 64 : (t.cols + 64 * GMM__OF(mb) - 1) / (64 * GMM__OF(mb));
+                boxes_b = GMM__TB ? (t.cols + 63) / 64 : (t.cols + GMM__OF(cols) / 2 - 1) / (GMM__OF(cols) / 2);
                 boxes_a = GMM__TA ? (t.units + 3) / 4 : t.units / 4 + t.units % 4;
-                bytes = (uint32_t)boxes_b * (GMM__TB ? 8192 : 8192 * GMM__OF(mb)) +
+                bytes = (uint32_t)boxes_b * (GMM__TB ? 8192 : 64 * GMM__OF(cols)) +
                         (GMM__TA ? (uint32_t)boxes_a * 8192 : (uint32_t)t.units * 2048);
                 live = lane < boxes_b + boxes_a;
                 if (t.cols <= 0) live = 0, bytes = 0;
@@ -4180,9 +4196,9 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                     box = lane;
                     both = t.share == 1;
                     map = &args.b;
-                    to = GMM__TB ? 8192 * box : 8192 * GMM__OF(mb) * box;
+                    to = GMM__TB ? 8192 * box : 64 * GMM__OF(cols) * box;
                     x = GMM__TB ? t.n0 + 64 * box : 0;
-                    y = GMM__RAGGED ? GMM_SM90_RAGGED - t.k : GMM__TB ? 0 : t.n0 + 64 * GMM__OF(mb) * box;
+                    y = GMM__RAGGED ? GMM_SM90_RAGGED - t.k : GMM__TB ? 0 : t.n0 + GMM__OF(cols) / 2 * box;
                     if (!GMM__RAGGED) {
                         const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, t.g) - GMM_SM90_BASE;
                         end = (int32_t)(from >> 4 & 0x3FFF);
@@ -4216,12 +4232,13 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
         const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), w = warp & 3;
         const int tid = (int)threadIdx.x & 127;
         char *const mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
-        const uint64_t columns = gmm_wgmma_desc(base + 8192 * GMM__OF(mb) * wg, GMM__TB);
+        const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
+        const uint64_t columns = gmm_wgmma_desc(base + 128 * first, GMM__TB);
         const uint64_t lines = gmm_wgmma_desc(base + GMM__OF(b), GMM__TA);
         const int size = gmm_kmat_size(&args.p.d);
         const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-        uint4 old[GMM__AHEAD][GMM__OF(out) / 2 * 2]; /* of what is added to */
+        uint4 old[GMM__AHEAD][GMM__LOT / 8]; /* of what is added to */
         uint32_t at = 0, turn = 0, tile = 0;
         int j, u, e, x;
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -4234,7 +4251,11 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
             depths = gmm_sm90_depths(t->k);
-            if (t->cols <= 64 * GMM__OF(mb) * wg) { /* nothing to multiply: hands the stages back */
+            if (GMM__OF(teams) == 1 && (int)(tile & 1) != wg) { /* the other's turn */
+                at += depths;
+                continue;
+            }
+            if (t->cols <= first) { /* nothing to multiply: hands the stages back */
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages);
                     gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
@@ -4246,13 +4267,12 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             beta = gmm_gemm_beta(&args.p, t->g);
             d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
             whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__RAGGED && beta != 0.0f && whole && t->cols - 64 * wg >= 64) /* the first lots that are added to */
+            if (GMM__RAGGED && beta != 0.0f && whole && t->cols - first >= 64) /* the first lots that are added to */
 #pragma unroll
                 for (u = 0; u < GMM__AHEAD; u++)
 #pragma unroll
-                    for (x = 0; x < GMM__OF(out) / 2 * 2; x++) {
-                        const int r = (u * (GMM__OF(out) / 2 * 2) + x) * 8 + tid / 16;
-                        const int c = t->n0 + 64 * wg + tid % 16 * 4;
+                    for (x = 0; x < GMM__LOT / 8; x++) {
+                        const int r = u * GMM__LOT + x * 8 + tid / 16, c = t->n0 + first + tid % 16 * 4;
                         if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + c * size);
                     }
 #pragma unroll
@@ -4278,7 +4298,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                 const int units = t->units;
 #pragma unroll
                 for (j = 0; j < GMM__OF(mb); j++) {
-                    const int c0 = 64 * (GMM__OF(mb) * wg + j);
+                    const int c0 = first + 64 * j;
                     const int plain = whole && t->cols - c0 >= 64;
                     if (c0 >= t->cols) break;
                     if (alpha != 1.0f) {
@@ -4345,26 +4365,34 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                         const int f4 = w * 4 + lane / 16, left = t->cols - c0 - 4 * (tid % 16);
                         char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
-                        for (u = 0; u < GMM__OF(units); u += GMM__OF(out) / 2) {
-                            const int ahead = u / (GMM__OF(out) / 2) % GMM__AHEAD, room = (turn & 1) * GMM__OF(room);
+                        for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
+                            const int room = (turn & 1) * GMM__OF(room);
+                            /* lots of all columns are counted through: what is read ahead may be of the next 64 */
+                            const int lots = (GMM__OF(units) * 16 + GMM__LOT - 1) / GMM__LOT;
+                            const int lot = j * lots + u * 16 / GMM__LOT, ahead = lot % GMM__AHEAD;
+                            const int then_j = (lot + GMM__AHEAD) / lots, then = (lot + GMM__AHEAD) % lots * GMM__LOT;
+                            const int more = GMM__RAGGED && then_j < GMM__OF(mb) && t->cols - first - 64 * then_j >= 64;
                             const char *const get = mine + room + tid / 16 * 256 +
                                                     (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                            if (u >= units) break;
-                            turn++;
+                            if (u < units) {
+                                turn++;
 #pragma unroll
-                            for (x = 0; x < GMM__OF(out) / 2; x++)
-                                if (u + x < GMM__OF(units)) {
+                                for (x = 0; x < GMM__LOT / 16; x++)
+                                    if (u + x < GMM__OF(units)) {
 #pragma unroll
-                                    for (e = 0; e < 8; e++)
-                                        *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
-                                                   (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
-                                            sum[j][8 * (u + x) + e];
-                                }
-                            gmm_bar_half(wg);
+                                        for (e = 0; e < 8; e++)
+                                            *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                                       (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                                sum[j][8 * (u + x) + e];
+                                    }
+                                gmm_bar_half(wg);
+                            }
                             if (plain) {
+                                const char *const next = d + (then + tid / 16) * pitch +
+                                                         (t->n0 + first + 64 * then_j + 4 * (tid % 16)) * size;
 #pragma unroll
-                                for (x = 0; x < GMM__OF(out) / 2 * 2; x++, to += 8 * pitch) {
-                                    const int r = 16 * u + 8 * x + tid / 16, later = GMM__OF(out) / 2 * 16 * GMM__AHEAD;
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
+                                    const int r = 16 * u + 8 * x + tid / 16;
                                     const float4 f = *(const float4 *)(get + x * 2048);
                                     float v[4];
                                     v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
@@ -4375,14 +4403,14 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                                             const float was = gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e);
                                             v[e] = __fmaf_rn(beta, was, v[e]);
                                         }
-                                        if (GMM__RAGGED && r + later < rows)
-                                            old[ahead][x] = gmm_sm90_peek(size, to + later * pitch);
+                                        if (more && then + 8 * x + tid / 16 < rows)
+                                            old[ahead][x] = gmm_sm90_peek(size, next + 8 * x * pitch);
                                     }
                                     if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
                                 }
                             } else {
 #pragma unroll 1
-                                for (x = 0; x < GMM__OF(out) / 2 * 2; x++, to += 8 * pitch)
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
 #pragma unroll 1
                                     for (e = 0; e < 4 && e < left && 16 * u + 8 * x + tid / 16 < rows; e++) {
                                         float v[4], was[4];
@@ -4405,6 +4433,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 #endif
 }
 #undef GMM__AHEAD
+#undef GMM__LOT
 #undef GMM__RAGGED
 #undef GMM__TB
 #undef GMM__TA

@@ -767,22 +767,23 @@ typedef struct gmm_sm90_args {
 } gmm_sm90_args;
 
 /* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
-   of depth 64, units of 16-bit elements that go out at once, groups that fit) */
+   of depth 64, units of 16-bit elements that go out at once, lots of old values ahead, groups that fit) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 2, 10, 4, 2, 256) \
-    X(128x256, 2, 1, 16, 4, 4, 256) \
-    X(128x160, 1, 2, 10, 5, 4, 256) \
-    X(128x128, 1, 2, 8, 6, 4, 256)
+    X(256x160, 2, 2, 10, 4, 2, 0, 256) \
+    X(128x256, 2, 1, 16, 4, 4, 0, 256) \
+    X(128x176, 1, 2, 11, 5, 4, 0, 256) \
+    X(128x256w, 2, 1, 16, 4, 2, 2, 256) \
+    X(128x128, 2, 1, 8, 4, 4, 4, 256)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 256x160) X(fwd, GMM_F16, f16, 256x160) \
     X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) \
-    X(fwd, GMM_BF16, bf16, 128x160) X(fwd, GMM_F16, f16, 128x160) \
+    X(fwd, GMM_BF16, bf16, 128x176) X(fwd, GMM_F16, f16, 128x176) \
     X(dgrad, GMM_BF16, bf16, 256x160) X(dgrad, GMM_F16, f16, 256x160) \
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
-    X(dgrad, GMM_BF16, bf16, 128x160) X(dgrad, GMM_F16, f16, 128x160) \
-    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256) \
+    X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
+    X(wgrad, GMM_BF16, bf16, 128x256w) X(wgrad, GMM_F16, f16, 128x256w) \
     X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
 
 enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16 };
@@ -794,25 +795,28 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #define GMM__SM90_BOUNDS __launch_bounds__(GMM_SM90_THREADS, 1)
 #endif
 
-/* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, groups. */
-#define GMM__X(tag, teams, mb, units, st, out, groups) \
+/* Shared memory: stages of B and A; per group of threads two rooms for D on its way and `in` for what it is added to;
+   barriers, tiles, groups. */
+#define GMM__X(tag, teams, mb, units, st, out, in, groups) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
-    GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
+    GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_in_, tag) = in, \
+    GMM__CAT(gmm9_groups_, tag) = groups, \
     GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * 8192, \
     GMM__CAT(gmm9_stage_, tag) = (teams) * (mb) * 8192 + (units) * 2048,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
+#define GMM__X(tag, teams, mb, units, st, out, in, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
-    GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
+    GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + (4 + 2 * (in)) * (out) * 2048, \
+    GMM__CAT(gmm9_ring_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + (4 + 2 * (in)) * (out) * 2048 + \
+                                16 * (st) + 8 * GMM_SM90_RING,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, in, groups) GMM__CAT(gmm9_shared_, tag) = \
     GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 1),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_fits_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, in, groups) GMM__CAT(gmm9_fits_, tag) = \
     1 / (GMM__CAT(gmm9_shared_, tag) <= 232448),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
 #undef GMM__X
@@ -982,6 +986,25 @@ GMM__DEVICE float gmm_sm90_seen(gmm_dtype dtype, const uint4 *v, int i) {
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
+/* Begins to copy what `lines` rows of a tile's D from `row` on, and of its columns the 64 from `first` on, hold before
+   they are added to: each thread what it will need, 16 bytes of room for four elements. */
+GMM__DEVICE void gmm_sm90_fetch(const gmm_gemm_args *p, const gmm_sm90_tile *t, int first, int row, int lines,
+                                uint32_t to) {
+    const int size = gmm_kmat_size(&p->d), tid = (int)threadIdx.x & 127;
+    const int64_t pitch = p->d.ld * size;
+    if (t->units > 0 && t->cols - first >= 64 && gmm_gemm_beta(p, t->g) != 0.0f) {
+        const char *d = gmm_kmat_at(&p->d, t->g) + t->m0 * pitch;
+        if ((((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0) {
+            int r = row + tid / 16;
+            d += r * pitch + (t->n0 + first + tid % 16 * 4) * size;
+            for (to += 16 * tid; r < row + lines && r < t->rows; r += 8, d += 8 * pitch, to += 2048)
+                if (size == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(d) : "memory");
+                else asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" : : "r"(to), "l"(d) : "memory");
+        }
+    }
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
 /* Height of tiles of at most `most` units for `rows` rows: the number of tiles. */
 GMM__DEVICE int32_t gmm_sm90_tiles(int32_t rows, int32_t most) { return ((rows + 15) / 16 + most - 1) / most; }
 
@@ -1129,7 +1152,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x160
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
@@ -1137,11 +1160,11 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x160
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 128x256w
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
@@ -1155,7 +1178,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x160
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
@@ -1163,11 +1186,11 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x160
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 128x256w
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
@@ -4094,7 +4117,6 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
 #define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
-#define GMM__AHEAD (GMM__RAGGED ? 3 : 1) /* lots that are read ahead of adding to them */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
@@ -4238,14 +4260,20 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
         const int size = gmm_kmat_size(&args.p.d);
         const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-        uint4 old[GMM__AHEAD][GMM__LOT / 8]; /* of what is added to */
+        const uint32_t ahead = base + GMM__OF(rooms) + (4 + GMM__OF(in) * wg) * GMM__OF(room); /* what is added to */
         uint32_t at = 0, turn = 0, tile = 0;
         int j, u, e, x;
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if (GMM__OF(in)) {
+            gmm_bar_wait(told, 0);
+            for (u = 0; u < GMM__OF(in); u++)
+                gmm_sm90_fetch(&args.p, ring, first, u * GMM__LOT, GMM__LOT, ahead + u * GMM__OF(room));
+        }
         for (;; tile++) {
-            const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING];
+            const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING], *next = &ring[(tile + 1) % GMM_SM90_RING];
             uint32_t depths;
-            int rows, whole;
+            const uint32_t told_next = told + 8 * ((tile + 1) % GMM_SM90_RING), parity_next = (tile + 1) / GMM_SM90_RING & 1;
+            int rows, whole, behind = GMM__OF(in); /* lots of the next tile that are still to be asked for */
             float beta;
             char *d;
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
@@ -4261,20 +4289,17 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                     gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
                     if (lane < (int)pair) gmm_bar_arrive(bars + 16 * s + 8, (uint32_t)lane);
                 }
+                if (GMM__OF(in)) {
+                    gmm_bar_wait(told_next, parity_next);
+                    for (u = 0; u < GMM__OF(in); u++)
+                        gmm_sm90_fetch(&args.p, next, first, u * GMM__LOT, GMM__LOT, ahead + u * GMM__OF(room));
+                }
                 continue;
             }
             rows = t->rows;
             beta = gmm_gemm_beta(&args.p, t->g);
             d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
             whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__RAGGED && beta != 0.0f && whole && t->cols - first >= 64) /* the first lots that are added to */
-#pragma unroll
-                for (u = 0; u < GMM__AHEAD; u++)
-#pragma unroll
-                    for (x = 0; x < GMM__LOT / 8; x++) {
-                        const int r = u * GMM__LOT + x * 8 + tid / 16, c = t->n0 + first + tid % 16 * 4;
-                        if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + c * size);
-                    }
 #pragma unroll
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
@@ -4367,11 +4392,8 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 #pragma unroll
                         for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
                             const int room = (turn & 1) * GMM__OF(room);
-                            /* lots of all columns are counted through: what is read ahead may be of the next 64 */
-                            const int lots = (GMM__OF(units) * 16 + GMM__LOT - 1) / GMM__LOT;
-                            const int lot = j * lots + u * 16 / GMM__LOT, ahead = lot % GMM__AHEAD;
-                            const int then_j = (lot + GMM__AHEAD) / lots, then = (lot + GMM__AHEAD) % lots * GMM__LOT;
-                            const int more = GMM__RAGGED && then_j < GMM__OF(mb) && t->cols - first - 64 * then_j >= 64;
+                            const int lots = GMM__OF(units) * 16 / GMM__LOT, lot = u * 16 / GMM__LOT;
+                            const int slot = GMM__OF(in) ? lot % (GMM__OF(in) + !GMM__OF(in)) * GMM__OF(room) : 0;
                             const char *const get = mine + room + tid / 16 * 256 +
                                                     (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
                             if (u < units) {
@@ -4387,26 +4409,25 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                                     }
                                 gmm_bar_half(wg);
                             }
+                            if (GMM__OF(in)) asm volatile("cp.async.wait_group %0;" : : "n"(GMM__OF(in) - !!GMM__OF(in)) : "memory");
                             if (plain) {
-                                const char *const next = d + (then + tid / 16) * pitch +
-                                                         (t->n0 + first + 64 * then_j + 4 * (tid % 16)) * size;
 #pragma unroll
                                 for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
                                     const int r = 16 * u + 8 * x + tid / 16;
                                     const float4 f = *(const float4 *)(get + x * 2048);
                                     float v[4];
                                     v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                                    if (beta != 0.0f) {
-                                        if (!GMM__RAGGED && r < rows) old[ahead][x] = gmm_sm90_peek(size, to);
+                                    if (r < rows) {
+                                        if (beta != 0.0f) {
+                                            const uint4 old = GMM__OF(in)
+                                                ? *(const uint4 *)(gmm_shared + (ahead - base) + slot + x * 2048 + 16 * tid)
+                                                : gmm_sm90_peek(size, to);
 #pragma unroll
-                                        for (e = 0; e < 4; e++) {
-                                            const float was = gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e);
-                                            v[e] = __fmaf_rn(beta, was, v[e]);
+                                            for (e = 0; e < 4; e++)
+                                                v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old, e), v[e]);
                                         }
-                                        if (more && then + 8 * x + tid / 16 < rows)
-                                            old[ahead][x] = gmm_sm90_peek(size, next + 8 * x * pitch);
+                                        gmm_write4(args.p.d.dtype, to, 4, 1, v);
                                     }
-                                    if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
                                 }
                             } else {
 #pragma unroll 1
@@ -4420,9 +4441,21 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                                         gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
                                     }
                             }
+                            if (GMM__OF(in)) {
+                                const int then = lot + GMM__OF(in);
+                                if (then == lots) gmm_bar_wait(told_next, parity_next);
+                                gmm_sm90_fetch(&args.p, then < lots ? t : next, first, (then < lots ? then : then - lots) * GMM__LOT, GMM__LOT,
+                                               ahead + slot);
+                                behind = 0;
+                            }
                         }
                     }
                 }
+            }
+            if (GMM__OF(in) && behind) {
+                gmm_bar_wait(told_next, parity_next);
+                for (u = 0; u < behind; u++)
+                    gmm_sm90_fetch(&args.p, next, first, u * GMM__LOT, GMM__LOT, ahead + u * GMM__OF(room));
             }
         }
     }
@@ -4432,7 +4465,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
-#undef GMM__AHEAD
 #undef GMM__LOT
 #undef GMM__RAGGED
 #undef GMM__TB

@@ -6967,9 +6967,10 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtyp
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
             const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
             const double multiply = 64.0 * wide * height, move = 256.0 * wide + (16.0 + 32.0 * wide) * height;
-            const double out = wide * height * (f32 ? 750.0 : 160.0); /* fp32 is read and written: bound by memory */
+            /* out to D: half of it where the other group of threads multiplies or sends as well */
+            const double out = wide * height * (f32 ? 1460.0 : k->teams == 2 ? 195.0 : 660.0);
             const double sum = (double)depths * (multiply > move ? multiply : move);
-            const double tile = k->teams == 2 ? sum + out + 400.0 : sum > out ? sum + 200.0 : out + 200.0;
+            const double tile = k->teams == 2 ? sum + out + 400.0 : (1.02 * sum > 0.5 * out ? 1.02 * sum : 0.5 * out) + 200.0;
             const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) * tile;
             if (choice >= 0 && cost >= 0.99 * best) continue;
             best = cost;

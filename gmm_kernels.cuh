@@ -767,23 +767,21 @@ typedef struct gmm_sm90_args {
 } gmm_sm90_args;
 
 /* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
-   of depth 64, units of 16-bit elements that go out at once, half units of old values read ahead, groups that fit) */
+   of depth 64, units of 16-bit elements that go out at once, groups that fit) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 2, 10, 4, 2, 2, 256) \
-    X(128x256, 2, 1, 16, 4, 4, 2, 256) \
-    X(128x192, 1, 2, 12, 5, 2, 2, 256) \
-    X(128x128, 1, 2, 8, 6, 4, 12, 256)
+    X(256x160, 2, 2, 10, 4, 2, 256) \
+    X(128x256, 2, 1, 16, 4, 4, 256) \
+    X(128x176, 1, 2, 11, 5, 4, 256)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 256x160) X(fwd, GMM_F16, f16, 256x160) \
     X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) \
-    X(fwd, GMM_BF16, bf16, 128x192) X(fwd, GMM_F16, f16, 128x192) \
+    X(fwd, GMM_BF16, bf16, 128x176) X(fwd, GMM_F16, f16, 128x176) \
     X(dgrad, GMM_BF16, bf16, 256x160) X(dgrad, GMM_F16, f16, 256x160) \
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
-    X(dgrad, GMM_BF16, bf16, 128x192) X(dgrad, GMM_F16, f16, 128x192) \
-    X(wgrad, GMM_BF16, bf16, 128x192) X(wgrad, GMM_F16, f16, 128x192) \
-    X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
+    X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
+    X(wgrad, GMM_BF16, bf16, 128x176) X(wgrad, GMM_F16, f16, 128x176)
 
 enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16 };
 
@@ -795,25 +793,24 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #endif
 
 /* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, groups. */
-#define GMM__X(tag, teams, mb, units, st, out, in, groups) \
+#define GMM__X(tag, teams, mb, units, st, out, groups) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
-    GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_in_, tag) = in, \
-    GMM__CAT(gmm9_groups_, tag) = groups, \
+    GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
     GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * 8192, \
     GMM__CAT(gmm9_stage_, tag) = (teams) * (mb) * 8192 + (units) * 2048,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, in, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
+#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
     GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, in, groups) GMM__CAT(gmm9_shared_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
     GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 1),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, in, groups) GMM__CAT(gmm9_fits_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_fits_, tag) = \
     1 / (GMM__CAT(gmm9_shared_, tag) <= 232448),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
 #undef GMM__X
@@ -865,14 +862,6 @@ GMM__DEVICE void gmm_tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar,
 GMM__DEVICE void gmm_stmatrix_t(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};"
                  : : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-/* 16 bytes of shared memory, read where it is written here. */
-GMM__DEVICE uint4 gmm_lds16(uint32_t from) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
-    return v;
 }
 
 /* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
@@ -979,13 +968,16 @@ typedef struct gmm_sm90_tile {
     int32_t share;       /* the cluster's other tile has 0 nothing, 1 the same columns, 2 the same rows */
 } gmm_sm90_tile;
 
-/* One element of D as it stands, as a number, and put there. */
-GMM__DEVICE float gmm_sm90_read(gmm_dtype dtype, const char *from) {
-    return dtype == GMM_F32 ? *(const float *)from : gmm_widen(dtype, *(const uint16_t *)from);
+/* Four elements of D as they stand, and one of them as a number. */
+GMM__DEVICE uint4 gmm_sm90_peek(int size, const char *from) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (size == 4) v = *(const uint4 *)from;
+    else *(uint2 *)&v = *(const uint2 *)from;
+    return v;
 }
-GMM__DEVICE void gmm_sm90_write(gmm_dtype dtype, char *to, float v) {
-    if (dtype == GMM_F32) *(float *)to = v;
-    else *(uint16_t *)to = (uint16_t)gmm_pack2(dtype, v, v);
+GMM__DEVICE float gmm_sm90_seen(gmm_dtype dtype, const uint4 *v, int i) {
+    const uint32_t whole = i == 0 ? v->x : i == 1 ? v->y : i == 2 ? v->z : v->w, half = i < 2 ? v->x : v->y;
+    return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
 /* Height of tiles of at most `most` units for `rows` rows: the number of tiles. */
@@ -1135,7 +1127,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x192
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
@@ -1143,13 +1135,11 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x192
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x192
-#include GMM_KERNELS_FILE
-#define GMM__TILE 128x128
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -1161,7 +1151,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x192
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
@@ -1169,13 +1159,11 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x192
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x192
-#include GMM_KERNELS_FILE
-#define GMM__TILE 128x128
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -4099,6 +4087,7 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
+#define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
@@ -4132,38 +4121,6 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int units, float sum[GMM__OF(mb)][8 
     GMM__WGMMA_WAIT(0);
     if (lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
     *at += depths;
-}
-
-/* D = beta D + sum, element by element, `to` being this thread's first row and column: any address, any type, all blocks
-   of 64 columns but the first `skip`. A warp touches whole sectors of fp32. */
-GMM__DEVICE void GMM__PART(gmm9_add_)(const gmm_dtype dtype, int units, int skip, const float sum[GMM__OF(mb)][8 * GMM__OF(units)],
-                                      char *to, uint32_t ld, int rows, int cols, float beta) {
-    const int size = dtype == GMM_F32 ? 4 : 2, mb = GMM__OF(mb), in = GMM__OF(in), steps = 2 * GMM__OF(units) * mb;
-    float old[GMM__OF(in)][4];
-    int i, e;
-#pragma unroll
-    for (i = -in; i < steps; i++) { /* 8 rows of a block of 64 columns */
-        const int row = i / mb * 8, then = (i + in) / mb * 8, slot = (i + in) % in;
-        __syncwarp(); /* keeps loads where they are: registers are few */
-        if (i >= 0 && row < 16 * units && i % mb >= skip) {
-#pragma unroll
-            for (e = 0; e < 4; e++) {
-                const int r = row + e % 2, c = i % mb * 64 + e / 2 * 8;
-                float v = sum[i % mb][row / 2 + e];
-                if (beta != 0.0f) v = __fmaf_rn(beta, old[slot][e], v);
-                if (r < rows && c < cols) gmm_sm90_write(dtype, to + (uint64_t)ld * (uint32_t)(r * size) + c * size, v);
-            }
-        }
-        if (i + in < steps && then < 16 * units && (i + in) % mb >= skip && beta != 0.0f) {
-#pragma unroll
-            for (e = 0; e < 4; e++) {
-                const int r = then + e % 2, c = (i + in) % mb * 64 + e / 2 * 8;
-                old[slot][e] = 0.0f; /* or its register would count as in use from the kernel's start on */
-                if (r < rows && c < cols)
-                    old[slot][e] = gmm_sm90_read(dtype, to + (uint64_t)ld * (uint32_t)(r * size) + c * size);
-            }
-        }
-    }
 }
 #endif
 
@@ -4267,16 +4224,22 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     } else {
         const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), w = warp & 3;
         const int tid = (int)threadIdx.x & 127;
+        char *const mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
         const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
         const uint64_t columns = gmm_wgmma_desc(base + 128 * first, GMM__TB);
         const uint64_t lines = gmm_wgmma_desc(base + GMM__OF(b), GMM__TA);
+        const int size = gmm_kmat_size(&args.p.d);
+        const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
         uint32_t at = 0, turn = 0, tile = 0;
-        int j, u, x;
+        int j, u, e, x;
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         for (;; tile++) {
             const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING];
             uint32_t depths;
+            int rows, whole;
+            float beta;
+            char *d;
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
             depths = gmm_sm90_depths(t->k);
@@ -4292,6 +4255,10 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                 }
                 continue;
             }
+            rows = t->rows;
+            beta = gmm_gemm_beta(&args.p, t->g);
+            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
+            whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
 #pragma unroll
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
@@ -4308,21 +4275,15 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
-            { /* from registers to D */
-                const int size = gmm_kmat_size(&args.p.d), rows = t->rows, units = t->units;
-                const int64_t pitch = args.p.d.ld * size;
-                const float beta = gmm_gemm_beta(&args.p, t->g);
-                char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
-                /* blocks of 64 columns that go out through shared memory */
-                const int quick = size == 2 && beta == 0.0f && (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0
-                                      ? (t->cols - first) / 64 : 0;
-                char *const mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
+            { /* from registers to D, transposed in shared memory */
                 const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
                 const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                       : gmm_kmat_at(&args.p.bias, t->g);
+                const int units = t->units;
 #pragma unroll
                 for (j = 0; j < GMM__OF(mb); j++) {
                     const int c0 = first + 64 * j;
+                    const int plain = whole && t->cols - c0 >= 64;
                     if (c0 >= t->cols) break;
                     if (alpha != 1.0f) {
 #pragma unroll
@@ -4331,29 +4292,28 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                     if (bias) {
                         const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
                         const int c = t->n0 + c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
-                        float low = 0.0f, high = 0.0f;
-                        if (c < args.p.n) low = gmm_sm90_read(args.p.bias.dtype, bias + (int64_t)c * bytes);
-                        if (c + 8 < args.p.n) high = gmm_sm90_read(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes);
+                        float low[4], high[4];
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low);
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high);
 #pragma unroll
                         for (u = 0; u < 8 * GMM__OF(units); u += 4) {
                             const int r = 2 * u + lane % 4 * 2;
                             float s0, s1;
-                            __syncwarp(); /* keeps loads where they are: registers are few */
+                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
                             s0 = row_scale && r < rows ? row_scale[r] : 1.0f;
                             s1 = row_scale && r + 1 < rows ? row_scale[r + 1] : 1.0f;
-                            sum[j][u] = __fmaf_rn(low, s0, sum[j][u]);
-                            sum[j][u + 1] = __fmaf_rn(low, s1, sum[j][u + 1]);
-                            sum[j][u + 2] = __fmaf_rn(high, s0, sum[j][u + 2]);
-                            sum[j][u + 3] = __fmaf_rn(high, s1, sum[j][u + 3]);
+                            sum[j][u] = __fmaf_rn(low[0], s0, sum[j][u]);
+                            sum[j][u + 1] = __fmaf_rn(low[0], s1, sum[j][u + 1]);
+                            sum[j][u + 2] = __fmaf_rn(high[0], s0, sum[j][u + 2]);
+                            sum[j][u + 3] = __fmaf_rn(high[0], s1, sum[j][u + 3]);
                         }
                     }
-                    if (j < quick) { /* transposed in shared memory: rooms hold [row][column] */
+                    if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
                         const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) +
                                              (lane / 16 * 8 + lane % 8) * 128 +
                                              (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-                        const int line = tid / 8, chunk = tid % 8;
-                        const uint32_t get = (uint32_t)__cvta_generic_to_shared(mine) + line * 128 +
-                                             ((chunk ^ (line & 7)) << 4);
+                        const int line = tid / 8, chunk = tid % 8, left = t->cols - c0 - 8 * chunk;
+                        const char *const get = mine + line * 128 + ((chunk ^ (line & 7)) << 4);
                         char *to = d + line * pitch + (t->n0 + c0 + 8 * chunk) * 2;
 #pragma unroll
                         for (u = 0; u < GMM__OF(units); u += GMM__OF(out)) {
@@ -4370,20 +4330,75 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                                                    gmm_pack2(GMM__DTYPE, f[6], f[7]));
                                 }
                             gmm_bar_half(wg);
+                            if (plain) {
 #pragma unroll
-                            for (x = 0; x < GMM__OF(out); x++) v[x] = gmm_lds16(get + room + x * 2048);
+                                for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
 #pragma unroll
-                            for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
-                                if (16 * (u + x) + line < rows) *(uint4 *)to = v[x];
+                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+                                    if (16 * (u + x) + line < rows) *(uint4 *)to = v[x];
+                            } else {
+#pragma unroll 1
+                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+#pragma unroll 1
+                                    for (e = 0; e < 8 && e < left && 16 * (u + x) + line < rows; e++)
+                                        ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
+                            }
+                        }
+                    } else { /* rooms hold sums */
+                        char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
+                        const int f4 = w * 4 + lane / 16, left = t->cols - c0 - 4 * (tid % 16);
+                        char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
+                            const int room = (turn & 1) * GMM__OF(room);
+                            const char *const get = mine + room + tid / 16 * 256 +
+                                                    (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+                            uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
+                            if (u >= units) break;
+                            turn++;
+#pragma unroll
+                            for (x = 0; x < GMM__LOT / 8; x++) {
+                                old[x] = make_uint4(0, 0, 0, 0);
+                                if (plain && beta != 0.0f && 16 * u + 8 * x + tid / 16 < rows)
+                                    old[x] = gmm_sm90_peek(size, to + 8 * x * pitch);
+                            }
+#pragma unroll
+                            for (x = 0; x < GMM__LOT / 16; x++)
+                                if (u + x < GMM__OF(units)) {
+#pragma unroll
+                                    for (e = 0; e < 8; e++)
+                                        *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                                   (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                            sum[j][8 * (u + x) + e];
+                                }
+                            gmm_bar_half(wg);
+                            if (plain) {
+#pragma unroll
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
+                                    const int r = 16 * u + 8 * x + tid / 16;
+                                    const float4 f = *(const float4 *)(get + x * 2048);
+                                    float v[4];
+                                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                                    if (beta != 0.0f)
+#pragma unroll
+                                        for (e = 0; e < 4; e++)
+                                            v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old[x], e), v[e]);
+                                    if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                                }
+                            } else {
+#pragma unroll 1
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
+#pragma unroll 1
+                                    for (e = 0; e < 4 && e < left && 16 * u + 8 * x + tid / 16 < rows; e++) {
+                                        float v[4], was[4];
+                                        v[0] = ((const float *)(get + x * 2048))[e];
+                                        gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
+                                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                        gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
+                                    }
+                            }
                         }
                     }
-                }
-                if (quick < GMM__OF(mb) && first + 64 * quick < t->cols) {
-                    const int r = lane % 4 * 2, c = first + 16 * w + lane / 4;
-                    char *const to = d + r * pitch + (t->n0 + c) * size;
-                    const uint32_t ld = (uint32_t)args.p.d.ld;
-                    if (size == 4) GMM__PART(gmm9_add_)(GMM_F32, units, quick, sum, to, ld, rows - r, t->cols - c, beta);
-                    else GMM__PART(gmm9_add_)(GMM__DTYPE, units, quick, sum, to, ld, rows - r, t->cols - c, beta);
                 }
             }
         }
@@ -4394,6 +4409,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
+#undef GMM__LOT
 #undef GMM__RAGGED
 #undef GMM__TB
 #undef GMM__TA

@@ -148,6 +148,7 @@ GMMDEF uint32_t gmm_version_number(void);
     X(GMM_OP_DEQUANTIZE, dequantize) \
     X(GMM_OP_REQUANTIZE, requantize) \
     X(GMM_OP_SCALE_UPDATE, scale_update) \
+    X(GMM_OP_TRANSPOSE, transpose) \
     X(GMM_OP_OFFSETS, offsets) \
     X(GMM_OP_LINEAR_FWD, linear_fwd) \
     X(GMM_OP_LINEAR_DGRAD, linear_dgrad) \
@@ -842,6 +843,26 @@ GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantiz
 GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
 
+/* The columnwise copy of matrices from their rowwise one, bit for bit: elements transposed, and the scales of their
+   blocks too. For the scalings whose blocks are the same both ways, TENSOR and 128X128, so that one copy suffices to
+   keep and to send.
+   Shapes: src, dst count x [rows, cols]. Elements of dst between rows and its ld are left alone.  Aliasing: none. */
+typedef struct gmm_transposition {
+    uint32_t struct_size;
+    int32_t count;            /* >= 1 */
+    int64_t rows, cols;       /* >= 1 */
+    const gmm_options *options;
+    const gmm_mat *src;       /* ROWWISE */
+    const gmm_mat *dst;       /* COLUMNWISE, of the same dtype and scaling */
+} gmm_transposition;
+
+/* Engine and workspace of GMM_OP_TRANSPOSE.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition *transposition, gmm_info *info);
+
+/* Transposes. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *transposition, void *workspace,
+                                size_t workspace_bytes, gmm_stream stream);
+
 /* dst = the values of a copy, in the order of the source: code times scale in fp32, one rounding at the store. A copy
    that a Hadamard transform went into gives the transformed values.
    Shapes: dst [T, cols] or count x [rows, cols].  dtypes: dst F32, F16 or BF16.  Aliasing: none. */
@@ -1496,6 +1517,7 @@ typedef struct gmm__call {
         gmm_quantization quant;
         gmm_dequantization dequant;
         gmm_scale_update update;
+        gmm_transposition transposition;
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
@@ -5334,6 +5356,39 @@ GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *deq
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
+static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                         const gmm_transposition *transposition, int query) {
+    gmm_transposition *d = &call->d.transposition;
+    const gmm_mat *src = &call->mat[GMM__DY], *dst = &call->mat[GMM__Y];
+    gmm_status s = gmm__open(call, ctx, GMM_OP_TRANSPOSE, function, query);
+    if (s != GMM_OK || (s = gmm__read(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
+        (s = gmm__read_options(call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE)) != GMM_OK)
+        return s;
+    if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128)
+        return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor or 128x128, whose blocks are the same "
+                           "both ways", gmm_scaling_name(src->scaling));
+    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, call->units, call->rows, call->in, GMM_COLUMNWISE);
+    if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as src, %s scaled %s",
+                           gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
+                           gmm_scaling_name(src->scaling));
+    return s;
+}
+
+GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition *transposition, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__transpose_prepare(&call, ctx, "gmm_transpose_query", transposition, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *transposition, void *workspace,
+                                size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__transpose_prepare(&call, ctx, "gmm_transpose", transposition, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream) {
     gmm__call call;
     gmm__plan plan;
@@ -5752,6 +5807,37 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
     gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles, gmm__dequant_task, &job);
     if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, live, call->rows, call->in);
+    return GMM_OK;
+}
+
+/* A tile of 128 x 128, in squares that stay in the nearest cache. */
+static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) {
+    enum { SIDE = 32 };
+    const gmm__call *call = (const gmm__call *)arg;
+    const int64_t down = gmm__ceil_div(call->rows, GMM_TILE), across = gmm__ceil_div(call->in, GMM_TILE);
+    const int64_t u = index / (down * across), i = index / across % down, j = index % across;
+    const gmm__qview from = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview to = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
+    const int64_t r1 = gmm__min_i64(call->rows, (i + 1) * GMM_TILE), c1 = gmm__min_i64(call->in, (j + 1) * GMM_TILE);
+    int64_t r0, c0, r, c;
+    (void)thread;
+    for (r0 = i * GMM_TILE; r0 < r1; r0 += SIDE)
+        for (c0 = j * GMM_TILE; c0 < c1; c0 += SIDE)
+            for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
+                for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
+                    to.data[c * to.ld + r] = from.data[r * from.ld + c];
+    gmm__qview_turn_scales(&from, &to, i, j);
+}
+static int gmm__cpu_plan_transpose(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    (void)stream;
+    gmm__cpu_for(call->ctx, call->units * gmm__ceil_div(call->rows, GMM_TILE) * gmm__ceil_div(call->in, GMM_TILE),
+                 gmm__transpose_task, call);
     return GMM_OK;
 }
 
@@ -6620,6 +6706,27 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(call, e);
 }
 
+static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
+    if (!gmm__mma_plan_quant_units(call, plan)) return 0;
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, 4 * (size_t)call->units * sizeof(void *));
+    return 1;
+}
+static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    gmm__transpose_args a;
+    cudaError_t e;
+    memset(&a, 0, sizeof a);
+    a.units = gmm__units(call);
+    a.rows = call->rows;
+    a.cols = call->in;
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
+    if (e == cudaSuccess)
+        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+    return gmm__cuda_status(call, e);
+}
+
 static int gmm__mma_plan_scale_update(const gmm__call *call, gmm__plan *plan) {
     (void)call;
     (void)plan;
@@ -7407,6 +7514,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 static const gmm__engine_row gmm__engines[] = {
     { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
         GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize), GMM__OP(cpu, requantize), GMM__OP(cpu, scale_update),
+        GMM__OP(cpu, transpose),
         GMM__OP(cpu, offsets),
         GMM__OP(cpu, product), /* linear_fwd */
         GMM__OP(cpu, product), /* linear_dgrad */
@@ -7427,6 +7535,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
         GMM__NO_OP, /* scale_update */
+        GMM__NO_OP, /* transpose */
         GMM__NO_OP, /* offsets */
         GMM__OP(wgmma, product), /* linear_fwd */
         GMM__OP(wgmma, product), /* linear_dgrad */
@@ -7437,6 +7546,7 @@ static const gmm__engine_row gmm__engines[] = {
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
         GMM__OP(mma, quantize), GMM__OP(mma, dequantize), GMM__OP(mma, requantize), GMM__OP(mma, scale_update),
+        GMM__OP(mma, transpose),
         GMM__OP(mma, offsets),
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act_fwd), GMM__OP(mma, act_bwd),
@@ -7455,6 +7565,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
         GMM__NO_OP, /* scale_update */
+        GMM__NO_OP, /* transpose */
         GMM__NO_OP, /* offsets */
         GMM__OP(lt, product), /* linear_fwd */
         GMM__OP(lt, product), /* linear_dgrad */

@@ -3981,7 +3981,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass,
     if (!s && staged && !row) s = gmm__mark_record(g, &d->staged[b->captured], stream);
     if (!s) s = gmm__mark_record(g, &slot->ready, stream);
     gmm__watch_end(g, &slot->watch, slot->ready.outside, several ? &d->gather : NULL, "all_gather", b->name);
-    if (!s && row) s = gmm__gtp_was_read(g, &row->last_use, &row->read, &row->reader, stream);
+    if (!s && row) s = gmm__mark_record(g, &row->ready, stream); /* for a gather into it that is not on this stream */
     if (!s && !several) s = gmm__gtp_was_read(g, &b->in_place, &b->in_place.set, &b->reader, stream);
     g->stats.gathers++;
     g->stats.transposed += row || !several;

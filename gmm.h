@@ -440,8 +440,10 @@ typedef enum gmm_mlp_slot {
 } gmm_mlp_slot;
 
 /* How the products of an MLP are quantized: each quantizes its two factors (x, FC2's input h, w1, w2, dy, FC1's output
-   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Everything else stays as
-   without a recipe: saved values are those of the unquantized dtype, and gradients of biases come from them. */
+   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Weights may come quantized
+   already, in the recipe's dtype and scaling: fwd reads them rowwise, bwd w1.columnwise and w2.columnwise (and w1 if
+   FC1 runs again), which is the same to the bit. Everything else stays as without a recipe: saved values are those of
+   the unquantized dtype, and gradients of biases come from them. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
@@ -455,8 +457,8 @@ typedef struct gmm_mlp_quant {
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
-   dtypes: x, w1, w2, dy share F32, F16 or BF16, which is also the dtype of what is saved; the rest is free as in
-       gmm_linear.  Aliasing: none. */
+   dtypes: x, w1, w2, dy share F32, F16 or BF16, which is also the dtype of what is saved (with `quant`, weights may
+       be quantized copies instead); the rest is free as in gmm_linear.  Aliasing: none. */
 typedef struct gmm_mlp {
     uint32_t struct_size;
     int32_t reserved;       /* 0 */
@@ -3513,6 +3515,41 @@ static gmm_status gmm__mlp_match(gmm__call *call, const char *argument, int give
     return GMM_OK;
 }
 
+/* Reads a weight: floats, or copies that the recipe's quantization of it would make. */
+static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
+                                       int columnwise, int64_t rows, int64_t cols) {
+    const gmm_format *f = &call->recipe.weight;
+    gmm_status s = GMM_OK;
+    char name[32];
+    gmm_mat m;
+    int way;
+    if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
+        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise, call->groups.count, rows, cols,
+                             GMM__FLOATS);
+    if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what quant.recipe makes of "
+                           "weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
+                           gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
+    (void)snprintf(name, sizeof name, "%s.columnwise", argument);
+    for (way = 0; way < 2 && s == GMM_OK; way++) {
+        if (!(way ? columnwise : rowwise)) continue;
+        if (way && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
+        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat, call->groups.count, rows, cols,
+                            way ? GMM_COLUMNWISE : GMM_ROWWISE);
+        if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
+            return gmm__refuse(call, GMM_E_DTYPE, way ? name : argument, "%s scaled %s: must be as the rowwise copy",
+                               gmm_dtype_name(call->mat[role].dtype), gmm_scaling_name(call->mat[role].scaling));
+    }
+    call->mat[role] = m; /* each product reads what it contracts along */
+    call->mat[role].struct_size = 0;
+    return s;
+}
+/* Dtype of what is not quantized. */
+static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
+    const gmm_mat *w = &call->mat[GMM__W2];
+    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
+}
+
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_mlp *mlp, int query) {
     gmm_mlp *d = &call->d.mlp;
@@ -3566,9 +3603,9 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     /* bwd runs FC1 again where fwd kept nothing */
     again = !fwd && c->save == GMM_SAVE_NOTHING;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, 0, call->rows, c->hidden, GMM__FLOATS)) ||
-        (s = gmm__read_mat(call, GMM__W, "w1", d->w1, fwd || again || d->dx, G, F1, c->hidden, GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || again, !fwd && d->dx, F1, c->hidden)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, G, 1, F1, GMM__FLOATS)) ||
-        (s = gmm__read_mat(call, GMM__W2, "w2", d->w2, 1, G, out, c->ffn, GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)), G, 1,
                            out, GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
@@ -3588,11 +3625,14 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     {
         const int roles[] = { GMM__X_, GMM__W, GMM__DY };
         const char *names[] = { "x", "w1", "dy" };
+        const gmm_dtype dtype = gmm__mlp_dtype(call);
         int i;
         for (i = 0; i < 3; i++)
-            if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != call->mat[GMM__W2].dtype)
-                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of w2, %s",
-                                   gmm_dtype_name(call->mat[roles[i]].dtype), gmm_dtype_name(call->mat[GMM__W2].dtype));
+            if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
+                call->mat[roles[i]].scaling == GMM_SCALING_NONE)
+                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of %s, %s",
+                                   gmm_dtype_name(call->mat[roles[i]].dtype), call->mat[GMM__W2].scaling ==
+                                   GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy", gmm_dtype_name(dtype));
     }
     return GMM_OK;
 }
@@ -3610,7 +3650,7 @@ static size_t gmm__round256(size_t bytes) {
 }
 
 static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
-    const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(call->mat[GMM__W2].dtype) / 8);
+    const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(gmm__mlp_dtype(call)) / 8);
     gmm__mlp_buffers b;
     b.z_bytes = gmm__round256(row * (size_t)gmm__mlp_fc1_cols(call));
     b.h_bytes = gmm__round256(row * (size_t)call->config.ffn);
@@ -3658,7 +3698,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
     const gmm__call *call = plan->call;
     const gmm_mlp *d = &call->d.mlp;
     const gmm_mlp_config *c = &call->config;
-    const gmm_dtype dtype = call->mat[GMM__W2].dtype;
+    const gmm_dtype dtype = gmm__mlp_dtype(call);
     const int64_t F1 = gmm__mlp_fc1_cols(call);
 
     memset(t, 0, sizeof *t);
@@ -3816,7 +3856,7 @@ static gmm_status gmm__mlp_product(gmm_context *ctx, const char *function, const
         gmm_format *to = &format[count];
         gmm_layout layout;
         gmm_error why = GMM_ZERO;
-        if (f->role->dtype == GMM_NONE) continue;
+        if (f->role->dtype == GMM_NONE || (*f->place)->scaling != GMM_SCALING_NONE) continue;
         *to = *f->role;
         to->struct_size = 0;
         if (f->direction == GMM_COLUMNWISE) to->row_amax = 0; /* sums run over the rows */

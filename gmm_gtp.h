@@ -232,7 +232,8 @@ typedef struct gmm_gtp_use {
     int32_t reserved;         /* 0 */
 } gmm_gtp_use;
 
-/* Bytes per rank. Padding rows and scales are counted. */
+/* Bytes per rank, as a runtime takes them. Padding rows and scales are counted; alignment, amaxes and workspaces are
+   not. */
 typedef struct gmm_gtp_memory {
     uint32_t struct_size;
     int32_t reserved;
@@ -242,8 +243,10 @@ typedef struct gmm_gtp_memory {
     int64_t gather;     /* gathered operands; also the local transposes that TENSOR and 128X128 need for backward */
     int64_t wgrad;      /* whole gradients before their reduction */
     int64_t reduce;     /* what reductions receive */
-    int64_t total;      /* of the above */
+    int64_t total;      /* of the above, and the stage */
     int64_t whole_weights; /* for comparison: what `weights` would be with gtp_size 1; not in the total */
+    int64_t stage;      /* where parts of ranks arrive that are put side by side (1X128, NV16) or transposed (TENSOR,
+                           128X128): once for all uses, the most that one wants */
 } gmm_gtp_memory;
 
 /* Adds the bytes of one use to *memory; start from GMM_ZERO. *memory is written on success only.
@@ -274,7 +277,7 @@ typedef struct gmm_gtp_forecast {
     double gemm_rate;        /* flop/s that GEMMs of these shapes reach; > 0 */
     double link_rate;        /* bytes/s that a rank receives and sends in a collective; > 0 */
     double latency;          /* of a collective; >= 0 */
-    double memory_rate;      /* bytes/s of the sum into main_grad; 0 = it takes no time */
+    double memory_rate;      /* bytes/s of the sum into main_grad and of transposes; 0 = they take no time */
     gmm_dtype wire;          /* of gradients: F32 or BF16; NONE = F32 */
     gmm_dtype main_grad;     /* F32 or BF16; NONE = F32 */
     int32_t prefetch;        /* bundles gathered ahead; one slot more, of each direction */
@@ -1105,7 +1108,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     gmm_shard s, one;
     gmm_shard_plan p, whole;
     int64_t held = 0, elements = 0, gradient, wire, received;
-    int32_t d, sharded, fits;
+    int32_t d, gtp_size, sharded, fits;
     gmm_status status = GMM_OK;
     const size_t known = gmm__gtp_known(fn, "memory", memory, sizeof *memory, &status, error);
     if (status) return status;
@@ -1141,7 +1144,8 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     if (u.optimizer_ranks == 0) u.optimizer_ranks = 1;
     if (u.optimizer_bytes == 0) u.optimizer_bytes = 12;
 
-    sharded = s.gtp_size > 1;
+    gtp_size = s.gtp_size;
+    sharded = gtp_size > 1;
     s.struct_size = 0; /* now the same weight on one rank */
     s.gtp_size = 1;
     s.gtp_rank = 0;
@@ -1172,8 +1176,22 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
                gmm__gtp_add(&m.wgrad, row, p.padded_rows, u.wgrad_slots) &&
                gmm__gtp_add(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
     }
+    if (fits && sharded) {
+        int64_t stage[2] = {0, 0}; /* by direction, of all ranks */
+        const int64_t *data = p.shard_data_bytes, *scale = p.shard_scale_bytes;
+        const int turned = p.gather_data_bytes[GMM_COLUMNWISE] > 0 && data[GMM_COLUMNWISE] == 0;
+        if (turned) stage[1] = data[GMM_ROWWISE] + (s.scaling == GMM_SCALING_TENSOR ? 0 : scale[GMM_ROWWISE]);
+        if (s.scaling == GMM_SCALING_1X128) stage[0] = scale[GMM_ROWWISE], stage[1] = data[GMM_COLUMNWISE];
+        if (s.scaling == GMM_SCALING_NV16) stage[1] = data[GMM_COLUMNWISE] + scale[GMM_COLUMNWISE];
+        for (d = GMM_ROWWISE; fits && d <= GMM_COLUMNWISE; d++) {
+            int64_t bytes = 0;
+            fits = gmm__gtp_add(&bytes, stage[d], gtp_size, u.bundle);
+            if (u.gather_slots && bytes > m.stage) m.stage = bytes;
+        }
+    }
     m.total = 0;
-    fits = fits && gmm__gtp_add(&m.total, m.weights, 1, 1) && gmm__gtp_add(&m.total, m.main_grads, 1, 1) &&
+    fits = fits && gmm__gtp_add(&m.total, m.stage, 1, 1) && gmm__gtp_add(&m.total, m.weights, 1, 1) &&
+           gmm__gtp_add(&m.total, m.main_grads, 1, 1) &&
            gmm__gtp_add(&m.total, m.optimizer, 1, 1) && gmm__gtp_add(&m.total, m.gather, 1, 1) &&
            gmm__gtp_add(&m.total, m.wgrad, 1, 1) && gmm__gtp_add(&m.total, m.reduce, 1, 1);
     if (!fits)
@@ -1186,8 +1204,14 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
 
 enum { GMM__GTP_STAGES = 4096 };
 
-/* Fills in what a stage takes alone; seconds of its gathers, forward and backward. */
-static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x, double seconds[2],
+/* Seconds of a bundle's gathers, forward and backward, and of the transpose in backward. */
+typedef struct gmm__gtp_alone {
+    double gather[2], turn;
+    int shared, turned; /* both passes read one copy; backward's is made of forward's */
+} gmm__gtp_alone;
+
+/* Fills in what a stage takes alone. */
+static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x, gmm__gtp_alone *a,
                                        gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
@@ -1203,9 +1227,13 @@ static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f
     for (pass = 0; pass < 2; pass++) {
         const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
         const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
-        seconds[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
+        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
     }
-    x->gather = seconds[0];
+    a->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
+    a->turned = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
+    a->turn = a->turned && f->memory_rate > 0
+                  ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate : 0;
+    x->gather = a->gather[0];
     x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * share : 0;
     x->sum = 0;
     if (f->memory_rate > 0) { /* reads the parts, reads and writes main_grad */
@@ -1225,7 +1253,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     static const char fn[] = "gmm_gtp_foresee";
     gmm_gtp_forecast f;
     double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* by place in the pass */
-    double gather_free = 0, reduce_free = 0, now = 0, seconds[2];
+    double gather_free = 0, reduce_free = 0, now = 0;
+    gmm__gtp_alone alone;
     int32_t i, n, slots, pass;
     gmm_status s = gmm__gtp_open(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
@@ -1250,7 +1279,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         if (x.struct_size && x.struct_size != sizeof x)
             return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, (int)i,
                              x.struct_size);
-        if ((s = gmm__gtp_stage_alone(fn, &f, &x, seconds, error)) != GMM_OK) return s;
+        if ((s = gmm__gtp_stage_alone(fn, &f, &x, &alone, error)) != GMM_OK) return s;
     }
     slots = f.prefetch + 1;
     f.compute = f.exposed_gather = f.exposed_reduce = f.gather = f.reduce = 0;
@@ -1259,15 +1288,16 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
             gmm_gtp_stage *x = &stages[pass ? n - 1 - i : i];
             double *exposed = pass ? &x->exposed_backward : &x->exposed_forward, ready = 0;
             const double before = pass ? x->exposed_forward : 0;
-            int there; /* the slots still hold what the pass before has read last, where both read the same bytes */
-            (void)gmm__gtp_stage_alone(fn, &f, x, seconds, NULL);
+            int there; /* the slots still hold what the pass before has read last, if that serves here */
+            (void)gmm__gtp_stage_alone(fn, &f, x, &alone, NULL);
             x->exposed_forward = before;
-            there = i < slots && (pass || f.wrap) && seconds[0] == seconds[1];
+            there = i < slots && (pass ? alone.shared || alone.turned : f.wrap && alone.shared);
             if (!there) {
-                gather_free = gmm__later(gather_free, i >= slots ? released[i - slots] : 0) + seconds[pass];
-                f.gather += seconds[pass];
+                gather_free = gmm__later(gather_free, i >= slots ? released[i - slots] : 0) + alone.gather[pass];
+                f.gather += alone.gather[pass];
                 ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the pass before has hidden it */
             }
+            if (pass && alone.turn > 0) ready = gather_free += alone.turn;
             *exposed = gmm__later(ready - now, 0);
             f.exposed_gather += *exposed;
             now = gmm__later(now, ready) + x->forward; /* or dgrad, which takes as long */
@@ -3219,8 +3249,9 @@ static void gmm__gtp_place(gmm_gtp *g, gmm__gtp_bundle *b) {
                 r->at = at;
                 at += part == GMM__GTP_DATA ? gmm__gtp_align(r->whole) : r->whole;
                 if (d == GMM_COLUMNWISE && w->transposed) { /* the rowwise copy arrives there */
-                    w->route[GMM_ROWWISE][part].stage = stage;
-                    stage += gmm__gtp_align(w->route[GMM_ROWWISE][part].whole);
+                    gmm__route *from = &w->route[GMM_ROWWISE][part];
+                    from->stage = stage;
+                    stage += gmm__gtp_align(from->send * (size_t)to->size);
                 } else if (r->staged) {
                     r->stage = stage;
                     stage += gmm__gtp_align(r->send * (size_t)to->size);

@@ -267,6 +267,19 @@ static void turnaround(int arg) { /* heads and tails that need no gather of thei
     T_CHECK(out.stats[0].exposed == 1, "%lld exposed", (long long)out.stats[0].exposed);
 }
 
+/* B19, B20: what the callback's stream reads of every expert of the bundle has this submit's sum in it, whatever the
+   schedule; gtp_case_check compares it. Row 47. */
+static void b19(int experts) {
+    gtp_case c = plain(2);
+    gtp_result out;
+    c.experts = experts;
+    c.consumes = 2;
+    c.micro = 3;
+    schedules(c, 20, &out);
+    T_CHECK(out.reported == (int64_t)c.steps * c.micro * c.consumes * c.layers * experts, "%lld reported",
+            (long long)out.reported);
+}
+
 static void foreign(int arg) {
     gtp_case a = plain(2), b;
     gtp_result out;
@@ -415,7 +428,7 @@ void tests_gtp_order(void) {
     for (int i = 0; i < 4; i++)
         t_add_host(depths, i, "gtp row31 depths 0 to 3, g=%d%s", 2 + 2 * (i & 1), i & 2 ? ", two shapes" : "");
     for (int i = 1; i <= 3; i += 2) t_add_host(synchronous, i, "gtp row32 B15 synchronous, consumed %d times", i);
-    t_add_host(b4, 0, "gtp B4 B18 two layers, their sums alone");
+    t_add_host(b4, 0, "gtp B4 two layers, their sums alone");
     t_add_host(b7, 1, "gtp B7 row41 shards published by the callback");
     t_add_host(b7, 2, "gtp B8 the same, further ahead");
     t_add_host(b9, 0, "gtp B9 recompute asks nobody");
@@ -426,6 +439,7 @@ void tests_gtp_order(void) {
     for (int i = 1; i <= 2; i++) t_add_host(b12, i, "gtp B12 row34 %d slots for four bundles", i + 1);
     t_add_host(b14, 3, "gtp B14 B17 row37 consumed three times");
     for (int i = 0; i <= 2; i++) t_add_host(b16, i, "gtp B16 row38 backward in another order, depth %d", i);
+    for (int i = 1; i <= 4; i += 3) t_add_host(b19, i, "gtp B19 B20 row47 callbacks behind the sums, %d experts", i);
     t_add_host(b23, 0, "gtp B23 row42 row48 a fence over a gather that nobody wants");
     for (int i = 0; i < 4; i++)
         t_add_host(b30, i, "gtp B30 row28 wire %s, main_grad %s", i & 1 ? "bf16" : "f32", i & 2 ? "bf16" : "f32");

@@ -2775,6 +2775,8 @@ struct gmm_gtp {
     gmm_runtime rt;
     gmm_error error;
     gmm_status broken;
+    const char *calls;           /* the collective that is being called, by rank caller[0] of caller[1]; NULL = none */
+    int32_t caller[2];
     int32_t sealed, live, calling_back, dry;
     int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, link_count;
     int32_t slot_count, wslot_count;
@@ -3394,9 +3396,16 @@ static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
     }
 }
 
+/* Around the calls of a communicator, so that an error names them. */
+static void gmm__gtp_calls(gmm_gtp *g, const gmm__gtp_domain *d, const char *what) {
+    g->calls = what;
+    g->caller[0] = d->rank;
+    g->caller[1] = d->size;
+}
+
 /* Ends the object's life: the text says what failed, for whom, and what the communicator knows. */
 static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, gmm_status status) {
-    char why[320] = "", text[400];
+    char why[320] = "", text[460], calls[64] = "";
     int32_t i;
     for (i = 0; i < g->domain_count && !why[0]; i++) {
         gmm_comm *c[2];
@@ -3411,8 +3420,10 @@ static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, g
     }
     if (!why[0]) (void)snprintf(why, sizeof why, "%.280s", gmm_last_error(g->config.ctx));
     g->broken = status;
-    (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s", fn, name, gmm_status_string(status), why[0] ? ": " : "",
-                   why);
+    if (g->calls)
+        (void)snprintf(calls, sizeof calls, "%s by rank %d of %d: ", g->calls, (int)g->caller[0], (int)g->caller[1]);
+    (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s%s", fn, name, calls, gmm_status_string(status),
+                   why[0] ? ": " : "", why);
     (void)gmm__fail(&g->error, status, "%s", text);
     gmm__gtp_give_up(g, text);
     return status;
@@ -3691,6 +3702,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass)
     slot->graph = g->graph;
     slot->pending = slot->read = 0;
     if (!s) s = gmm__watch_begin(g, &slot->watch, stream);
+    if (!s) gmm__gtp_calls(g, d, "all_gather");
     if (!s) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count; i++)
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
@@ -3702,6 +3714,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass)
             g->stats.gathered_bytes += (int64_t)to->send * (d->size - 1);
         }
     if (!s) s = c->group_end(c->self);
+    if (!s) g->calls = NULL;
     for (i = 0; i < b->count; i++)
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
             const gmm__route *to = &gmm__gtp_member(g, b, i)->route[dir][part];
@@ -4033,6 +4046,7 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
     const size_t size = (size_t)gmm_dtype_bits(d->desc.wire) / 8;
     int32_t i;
     gmm_status s = gmm__watch_begin(g, &b->watch, stream);
+    if (!s) gmm__gtp_calls(g, d, exchange ? "all_to_all" : "reduce_scatter");
     if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count && d->size > 1 && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
@@ -4045,6 +4059,7 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
                                          stream);
     }
     if (!s && d->size > 1) s = c->group_end(c->self);
+    if (!s) g->calls = NULL;
     for (i = 0; i < b->count && !s && !g->dry; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
@@ -4193,9 +4208,11 @@ GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int3
     s = gmm__gtp_use_stream(gtp, d, GMM__GTP_GATHER);
     if (!s) s = gtp->rt.event_record(gtp->rt.self, d->fork[GMM__GTP_GATHER], stream, 0);
     if (!s) s = gtp->rt.stream_wait(gtp->rt.self, d->desc.gather_stream, d->fork[GMM__GTP_GATHER], 0);
+    if (!s) gmm__gtp_calls(gtp, d, "all_reduce_max");
     if (!s) s = d->gather.group_begin(d->gather.self, "amax");
     if (!s) s = d->gather.all_reduce_max(d->gather.self, values, (size_t)count, d->desc.gather_stream);
     if (!s) s = d->gather.group_end(d->gather.self);
+    if (!s) gtp->calls = NULL;
     if (!s) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
     return s ? gmm__gtp_break(gtp, fn, "amax", s) : GMM_OK;
 }

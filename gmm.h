@@ -1312,10 +1312,21 @@ typedef struct gmm_ckpt_move {
 GMMDEF const gmm_ckpt_move *gmm_ckpt_plan_moves(const gmm_ckpt_plan *plan, int64_t *count);
 
 /* Proves that `count` moves (NULL: the plan's own) read and write within bounds and write every byte of every target
-   exactly once, views counting as written.  Errors: GMM_E_NULL, GMM_E_STATE (not so; names the target),
-       GMM_E_MEMORY. */
+   exactly once (of a partial plan: at most once), views counting as written.
+   Errors: GMM_E_NULL, GMM_E_STATE (not so; names the target), GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move *moves, int64_t count,
                                   gmm_error *error);
+
+/* A plan of the caller's own moves: what gmm_gtp_export and gmm_gtp_import are made of. Targets get the storage and
+   offsets that plans give; of each tensor name, dtype, rank and shape are read. Moves are copied, tidied and ordered.
+   They may be COPY, CONVERT, DEQUANT and ZERO, and are checked as gmm_ckpt_verify does. partial 1: bytes of targets may
+   be left to others, and gmm_ckpt_verify asks for none twice only. Of parts, only tables are read.
+   Errors (reason): GMM_E_NULL, GMM_E_ARG (argument), GMM_E_KEY (duplicate_key), GMM_E_DTYPE, GMM_E_OVERFLOW,
+       GMM_E_MEMORY; GMM_E_STATE (argument: what gmm_ckpt_verify finds). */
+GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                         const gmm_ckpt_tensor *targets, int64_t target_count,
+                                         const gmm_ckpt_move *moves, int64_t count, int32_t partial,
+                                         const gmm_allocator *allocator, gmm_ckpt_report *report);
 
 typedef struct gmm_ckpt_cost {
     uint32_t struct_size;
@@ -8426,7 +8437,7 @@ struct gmm_ckpt_plan {
     int64_t *last;       /* [targets] the last move into each; -1 = none */
     gmm__ck_span *spans; /* the source's memory, ascending and disjoint */
     int64_t count, span_count;
-    int32_t part_count;
+    int32_t part_count, partial;
     gmm_ckpt_cost cost;
 };
 
@@ -10660,13 +10671,82 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
             }
             if (status) break;
         }
-        if (!status && sum != gmm__ck_units(d))
+        if (!status && sum != gmm__ck_units(d) && !plan->partial)
             status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: %lld of its %lld elements are written", fn,
                                d->name,
                                (long long)sum, (long long)gmm__ck_units(d));
     }
     gmm__ck_clear(&arena);
     return status;
+}
+
+GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                         const gmm_ckpt_tensor *targets, int64_t target_count,
+                                         const gmm_ckpt_move *moves, int64_t count, int32_t partial,
+                                         const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    static const char fn[] = "gmm_ckpt_plan_of_moves";
+    gmm__ck_build b;
+    gmm_error why = GMM_ZERO;
+    gmm_status status;
+    int64_t i;
+    if (!out) return gmm__ck_null(fn, "out", report);
+    *out = NULL;
+    if (!parts || (!targets && target_count) || (!moves && count))
+        return gmm__ck_null(fn, !parts ? "parts" : !targets && target_count ? "targets" : "moves", report);
+    status = gmm__ck_start(&b, fn, out, allocator, report);
+    if (!status && (part_count < 1 || target_count < 0 || count < 0 || partial < 0 || partial > 1))
+        status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%d parts, %lld targets, %lld moves, partial %d: must be "
+                                ">= 1, >= 0, >= 0, and 0 or 1", (int)part_count, (long long)target_count,
+                                (long long)count, (int)partial);
+    for (i = 0; !status && i < part_count; i++)
+        if (!parts[i].table)
+            status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "parts[%lld].table is NULL", (long long)i);
+    if (!status) {
+        b.source.part_count = part_count;
+        b.parts = (gmm_ckpt_part *)gmm__ck_get(&b.temp, part_count, sizeof *b.parts);
+        if (!b.parts) status = gmm__ck_no_memory(&b);
+        else memcpy(b.parts, parts, (size_t)part_count * sizeof *parts);
+    }
+    for (i = 0; !status && i < target_count; i++) {
+        gmm_ckpt_tensor t = targets[i];
+        int32_t index;
+        if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_I64)
+            status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, t.name, "targets[%lld]: rank %d, dtype %d: must be 0 to %d, "
+                                    "and a dtype", (long long)i, (int)t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
+        else if (!gmm__ck_bytes(&t, &t.bytes))
+            status = gmm__ck_refuse(&b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
+        else status = gmm__ck_new_target(&b, &t, &index);
+    }
+    if (!status) { /* checked before they are tidied, which trusts them */
+        (*out)->parts = b.parts;
+        (*out)->part_count = part_count;
+        (*out)->partial = partial;
+    }
+    for (i = 0; !status && i < count; i++) {
+        gmm_ckpt_move m = moves[i];
+        const char *fault = m.kind == GMM_CKPT_VIEW ? "a view" : m.loops < 1 || m.loops > GMM_CKPT_LOOPS
+                          ? "loops out of range" : NULL;
+        int32_t l;
+        for (l = 0; !fault && l < m.loops; l++)
+            if (m.count[l] < 1 || m.src_step[l] < 0 || m.dst_step[l] < 0) fault = "a count or step out of range";
+        if (m.kind == GMM_CKPT_ZERO) m.src = m.scale = -1;
+        if (!fault) gmm__ck_tidy(&m);
+        if (!fault) fault = gmm__ck_faulty(*out, &m);
+        if (fault) {
+            status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "moves[%lld]: %s", (long long)i, fault);
+            if (report) report->error.status = GMM_E_STATE;
+            status = GMM_E_STATE;
+        } else status = gmm__ck_push(&b, &m);
+    }
+    if (!status) status = gmm__ck_finish(&b, *out);
+    if (!status) {
+        status = gmm_ckpt_verify(*out, NULL, 0, &why);
+        if (status) {
+            (void)gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%.400s", why.text);
+            if (report) report->error.status = status;
+        }
+    }
+    return gmm__ck_end(&b, out, status);
 }
 
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error) {

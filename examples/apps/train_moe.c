@@ -1630,22 +1630,99 @@ static void add_pair(notebook *notes, const char *key, const char *format, ...) 
     notes->pairs[i].value = notes->values[i];
 }
 
-/* The whole of one matrix of a parameter; with shards every rank gets it. */
-static const float *whole_values(const model *m, const param *p, int set, int e, float *room) {
-    const float *held = set_values(p, set) + e * p->held * p->cols;
-    if (!p->sharded) return held;
-    team_gather(m->team, m->rank, held, room, (size_t)(p->held * p->cols) * sizeof *room); /* padding comes last */
-    return room;
+/* Where the targets of a plan go: places in a file that is being written, or in memory. */
+typedef struct places {
+    st_writer *writer;
+    int64_t *begin;
+    char **memory;
+    st_error error;
+} places;
+
+static int place(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
+    places *to = (places *)user;
+    if (to->writer) return !st_write(to->writer, to->begin[target] + offset, from, bytes, &to->error);
+    memcpy(to->memory[target] + offset, from, (size_t)bytes);
+    return 0;
 }
 
+/* Moves this rank's shards of all sharded tensors into the places (`file` NULL), or out of a file that holds them
+   whole. 0 = failed, for to->error. */
+static int move_shards(const model *m, const st_file *file, places *to) {
+    enum { SCRATCH = 1 << 20 };
+    const int64_t room = tensor_count(m);
+    gmm_gtp_item *items = (gmm_gtp_item *)get((size_t)room * sizeof *items);
+    gmm_gtp_stored *stored = (gmm_gtp_stored *)get((size_t)room * sizeof *stored);
+    gmm_shard *shards = (gmm_shard *)get((size_t)m->param_count * 2 * sizeof *shards);
+    char (*names)[NAME_ROOM] = (char (*)[NAME_ROOM])get((size_t)room * sizeof *names);
+    gmm_ckpt_part part = GMM_ZERO;
+    gmm_ckpt_table *table;
+    gmm_ckpt_plan *plan = NULL;
+    gmm_ckpt_run run = GMM_ZERO;
+    gmm_ckpt_report report = GMM_ZERO;
+    gmm_error *error = &report.error;
+    gmm_status status;
+    int64_t n = 0, cursor = 0;
+    status = gmm_ckpt_table_create(&table, NULL, error);
+    if (status) die("%s", error->text);
+    for (int set = 0; set < SETS; set++)
+        for (int i = 0; i < m->param_count; i++) {
+            const param *p = m->params[i];
+            gmm_shard *own = &shards[2 * i], *whole = own + 1;
+            if (!p->sharded) continue;
+            *own = shard_of(m, p);
+            own->dtype = GMM_F32; /* of masters and moments */
+            *whole = *own;
+            whole->gtp_size = whole->gtp_rank = 0;
+            for (int e = 0; e < p->count; e++, n++) {
+                gmm_ckpt_tensor t = GMM_ZERO;
+                const void *values = set_values(p, set) + e * p->held * p->cols;
+                tensor_name(names[n], p, set, e);
+                if (file) values = file->data + st_find(file, names[n])->begin;
+                t.name = names[n];
+                t.dtype = GMM_F32;
+                t.rank = 2;
+                t.shape[0] = file ? p->rows : p->held;
+                t.shape[1] = p->cols;
+                t.bytes = t.shape[0] * t.shape[1] * (int64_t)sizeof(float);
+                if (!status) status = gmm_ckpt_table_add_storage(table, values, t.bytes, &t.storage, error);
+                if (!status) status = gmm_ckpt_table_add(table, &t, &report);
+                stored[n].shard = file ? whole : own;
+                stored[n].data = (int32_t)n;
+                stored[n].scale = -1;
+                items[n].name = names[n];
+                items[n].shard = own;
+                items[n].stored = &stored[n];
+                items[n].stored_count = 1;
+            }
+        }
+    part.table = table;
+    if (!status) status = (file ? gmm_gtp_import : gmm_gtp_export)(&plan, &part, 1, items, n, NULL, &report);
+    run.io.user = to;
+    run.io.write = place;
+    run.scratch = get(SCRATCH);
+    run.scratch_bytes = SCRATCH;
+    if (!status) status = gmm_ckpt_apply(plan, &run, &cursor, error);
+    if (status && !*to->error.text) snprintf(to->error.text, sizeof to->error.text, "%s", error->text);
+    gmm_ckpt_plan_destroy(plan);
+    gmm_ckpt_table_destroy(table);
+    free(run.scratch);
+    free(names);
+    free(shards);
+    free(stored);
+    free(items);
+    return status == GMM_OK;
+}
+
+/* Every rank writes the rows that it holds, rank 0 what all hold alike. */
 static void save_checkpoint(const model *m, const text *t, const char *path) {
-    int64_t count = tensor_count(m), n = 0, at = 0;
+    int64_t count = tensor_count(m), n = 0, at = 0, sharded = 0;
     st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
     char (*names)[NAME_ROOM] = (char (*)[NAME_ROOM])get((size_t)count * sizeof *names);
+    places to = {NULL, NULL, NULL, {""}};
     notebook notes;
-    st_writer writer;
+    st_writer writer, *shared[64];
     st_error error;
-    int ok;
+    int ok, created;
     notes.count = 0;
     add_pair(&notes, "format", "pt");
     add_pair(&notes, "producer", "train_moe 1");
@@ -1671,25 +1748,34 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
                 if (m->params[i]->rows > 1) tensors[n].shape[tensors[n].rank++] = m->params[i]->rows;
                 tensors[n].shape[tensors[n].rank++] = m->params[i]->cols;
             }
-    ok = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
-    if (ok) {
-        for (int set = 0; ok && set < SETS; set++)
-            for (int i = 0; ok && i < m->param_count; i++) { /* a parameter's tensors follow one another */
-                const param *p = m->params[i];
-                const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
-                float *room = p->sharded ? (float *)get((size_t)(p->held * p->cols * m->ranks) * sizeof *room) : NULL;
-                for (int e = 0; ok && e < p->count; e++) {
-                    const float *values = whole_values(m, p, set, e, room);
-                    if (m->rank == 0) ok = st_write(&writer, at, values, bytes, &error);
-                    at += bytes;
-                }
-                free(room);
+    to.begin = (int64_t *)get((size_t)count * sizeof *to.begin);
+    ok = created = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
+    for (int set = 0; ok && set < SETS; set++)
+        for (int i = 0; ok && i < m->param_count; i++) { /* a parameter's tensors follow one another */
+            const param *p = m->params[i];
+            const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
+            for (int e = 0; ok && e < p->count; e++, at += bytes) {
+                if (p->sharded) to.begin[sharded++] = at;
+                else if (m->rank == 0)
+                    ok = st_write(&writer, at, set_values(p, set) + e * p->rows * p->cols, bytes, &error);
             }
-        if (m->rank > 0) ok = 1;
-        else if (ok) ok = st_commit(&writer, &error);
-        else st_abandon(&writer);
+        }
+    if (m->team) {
+        st_writer *own = ok ? &writer : NULL;
+        char done, all[64];
+        team_gather(m->team, m->rank, &own, shared, sizeof own);
+        to.writer = shared[0];
+        if (m->rank == 0 && !ok) to.error = error;
+        done = (char)(to.writer && move_shards(m, NULL, &to));
+        team_gather(m->team, m->rank, &done, all, sizeof done); /* nobody is still writing */
+        for (int r = 0; r < m->ranks; r++) ok = ok && all[r];
+        if (!done) error = to.error; /* each rank knows its own reason */
+        else if (!ok) snprintf(error.text, sizeof error.text, "another rank failed");
     }
+    if (m->rank == 0 && ok) ok = st_commit(&writer, &error);
+    else if (m->rank == 0 && created) st_abandon(&writer);
     if (!ok) die("saving %s: %s", path, error.text);
+    free(to.begin);
     free(names);
     free(tensors);
 }
@@ -1744,6 +1830,8 @@ static uint64_t metadata_number(const st_file *file, const char *path, const cha
 
 static void load_checkpoint(model *m, const text *t, st_file *file, const char *path) {
     char name[NAME_ROOM];
+    places to = {NULL, NULL, NULL, {""}};
+    int64_t sharded = 0;
     if (metadata_number(file, path, "text.bytes", 10) != (uint64_t)t->size ||
         metadata_number(file, path, "text.hash", 16) != hash_text(t))
         die("%s: the checkpoint was trained on another text (of %s bytes, this one has %lld)", path,
@@ -1751,6 +1839,7 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
     if (file->count != tensor_count(m))
         die("%s: the checkpoint holds %lld tensors, its configuration makes %lld", path, (long long)file->count,
             (long long)tensor_count(m));
+    to.memory = (char **)get((size_t)file->count * sizeof *to.memory);
     for (int set = 0; set < SETS; set++)
         for (int i = 0; i < m->param_count; i++)
             for (int e = 0; e < m->params[i]->count; e++) {
@@ -1763,12 +1852,13 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
                     found->shape[found->rank - 1] != p->cols || (p->rows > 1 && found->shape[0] != p->rows))
                     die("%s: %s is not an F32 tensor of %lld x %lld", path, name, (long long)p->rows,
                         (long long)p->cols);
-                if (p->row0 < p->rows)
-                    memcpy(set_values(p, set) + e * p->held * p->cols,
-                           file->data + found->begin + (size_t)(p->row0 * p->cols) * sizeof(float),
-                           (size_t)((p->rows - p->row0 < p->held ? p->rows - p->row0 : p->held) * p->cols) *
-                               sizeof(float));
+                if (p->sharded) to.memory[sharded++] = (char *)(set_values(p, set) + e * p->held * p->cols);
+                else
+                    memcpy(set_values(p, set) + e * p->rows * p->cols, file->data + found->begin,
+                           (size_t)(p->rows * p->cols) * sizeof(float));
             }
+    if (m->team && !move_shards(m, file, &to)) die("%s: %s", path, to.error.text);
+    free(to.memory);
     m->step = (int64_t)metadata_number(file, path, "step", 10);
     m->random = metadata_number(file, path, "random", 16);
     if (m->step < 0 || m->step > opt.steps)

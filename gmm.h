@@ -858,7 +858,7 @@ typedef struct gmm_transposition {
     const gmm_mat *dst;       /* COLUMNWISE, of the same dtype and scaling */
 } gmm_transposition;
 
-/* Engine and workspace of GMM_OP_TRANSPOSE.  Stream, graph: none. Errors: as the operation. */
+/* Engine and workspace of GMM_OP_TRANSPOSE; none for one matrix.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition *transposition, gmm_info *info);
 
 /* Transposes. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
@@ -6757,10 +6757,20 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(call, e);
 }
 
+/* One matrix takes no workspace: its table is an address. */
 static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
-    if (!gmm__mma_plan_quant_units(call, plan)) return 0;
-    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, 4 * (size_t)call->units * sizeof(void *));
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
     return 1;
+}
+static cudaError_t gmm__mma_transpose_mat(const gmm__plan *plan, int role, int slot, gmm_mat *out, gmm_stream stream) {
+    const gmm_mat *m = &plan->call->mat[role];
+    if (plan->call->units > 1 || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+        return gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, role, slot, out, stream);
+    *out = *m;
+    out->data = m->table[0];
+    out->scale = m->scale_table[0];
+    out->table = out->scale_table = NULL;
+    return cudaSuccess;
 }
 static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -6771,8 +6781,8 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     a.units = gmm__units(call);
     a.rows = call->rows;
     a.cols = call->in;
-    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
+    e = gmm__mma_transpose_mat(plan, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_transpose_mat(plan, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
         e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
     return gmm__cuda_status(call, e);

@@ -1100,11 +1100,12 @@ static void memory(int arg) {
 
 /* Forward and backward in one graph, replayed behind new shards each time; rule 5.1, B6: addresses stay. */
 static void graph(int arg) {
-    const format *f = &formats[arg];
+    const format *f = &formats[arg % 64];
+    const int graphs = arg / 64; /* 2: forward and backward apart */
     scene c = scene_of(f, 2, 2);
-    gmm_ranks_graph *made[2];
+    gmm_ranks_graph *made[2][2];
     const void *at[2] = {NULL, NULL};
-    int32_t id[2];
+    int32_t id[2][2];
     c.captured = 1;
     c.prefetch = 1;
     c.steps = 3;
@@ -1116,17 +1117,24 @@ static void graph(int arg) {
                                                      behind each replay, at what its slots hold */
     for (int i = 0; i < 2; i++) {
         rank *r = &W.r[i];
-        T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, i, r->stream[0]), gmm_ranks_error(W.ranks, i));
-        GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->stream[0], &id[i]));
-        for (int pass = 0; pass < 2; pass++)
+        for (int pass = 0; pass < 2; pass++) {
+            const int n = graphs == 2 ? pass : 0;
+            if (graphs == 2 || pass == 0) {
+                T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, i, r->stream[0]), gmm_ranks_error(W.ranks, i));
+                GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->stream[0], &id[i][n]));
+                GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_quantize(r->gtp, r->weight, 1, NULL, r->stream[0]), "captured",
+                            NULL);
+            }
             for (int k = 0; k < 2; k++) {
                 const int l = pass ? 1 - k : k;
                 memset(&r->view[l][pass], 0, sizeof r->view[l][pass]);
                 GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[l], (gmm_gtp_pass)pass, r->stream[0], &r->view[l][pass]));
                 GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[l], (gmm_gtp_pass)pass, r->stream[0]));
             }
-        GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->stream[0]));
-        T_OK_TEXT(gmm_ranks_capture_end(W.ranks, i, r->stream[0], &made[i]), gmm_ranks_error(W.ranks, i));
+            if (graphs == 1 && pass == 0) continue;
+            GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->stream[0]));
+            T_OK_TEXT(gmm_ranks_capture_end(W.ranks, i, r->stream[0], &made[i][n]), gmm_ranks_error(W.ranks, i));
+        }
         GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_quantize(r->gtp, r->weight, 1, NULL, r->stream[0]), "quantization", NULL);
     }
     for (int v = 0; v < c.steps; v++) {
@@ -1134,9 +1142,11 @@ static void graph(int arg) {
             rank *r = &W.r[i];
             const gmm_mat *m = f->f.dtype ? r->view[0][1].mat.columnwise : &r->view[0][1].mat;
             if (v) update(&c, i, v);
-            GTP_OK(r, gmm_gtp_pre_replay(r->gtp, id[i], r->stream[0]));
-            T_OK_TEXT(gmm_ranks_launch(made[i], r->stream[0]), gmm_ranks_error(W.ranks, i));
-            GTP_OK(r, gmm_gtp_post_replay(r->gtp, id[i], r->stream[0]));
+            for (int n = 0; n < graphs; n++) {
+                GTP_OK(r, gmm_gtp_pre_replay(r->gtp, id[i][n], r->stream[0]));
+                T_OK_TEXT(gmm_ranks_launch(made[i][n], r->stream[0]), gmm_ranks_error(W.ranks, i));
+                GTP_OK(r, gmm_gtp_post_replay(r->gtp, id[i][n], r->stream[0]));
+            }
             /* all slots still hold what the graph gathered: two of each direction */
             for (int pass = 0; pass < 2; pass++)
                 for (int l = 0; l < 2; l++) give_look(&c, i, l, (gmm_gtp_pass)pass, v, r->stream[0]);
@@ -1146,7 +1156,8 @@ static void graph(int arg) {
     }
     finish();
     T_CHECK(c.wrong == 0, "%s", c.text);
-    for (int i = 0; i < 2; i++) gmm_ranks_graph_destroy(made[i]);
+    for (int i = 0; i < 2; i++)
+        for (int n = 0; n < graphs; n++) gmm_ranks_graph_destroy(made[i][n]);
     close_world();
 }
 
@@ -1243,12 +1254,13 @@ static void errors(int arg) {
 
 /* row 12: of the rowwise copy the columnwise one that quantization makes; any extents, ld and form, every engine. */
 static void transposes(int arg) {
-    const int block = arg & 1, table = arg >> 1 & 1, count = 3;
+    const int block = arg & 1, table = arg >> 1 & 1;
     gmm_format f = GMM_ZERO;
     f.dtype = arg & 4 ? GMM_E5M2 : GMM_E4M3;
     f.scaling = block ? GMM_SCALING_128X128 : GMM_SCALING_TENSOR;
     f.pow2 = arg >> 3 & 1;
     for (int k = 0; k < 6; k++) {
+        const int count = k == 3 ? 1 : 3; /* one takes no workspace */
         const int64_t rows = k < 2 ? 256 : t_int(1, 300), cols = k == 0 ? 384 : t_int(1, 300);
         const int64_t spare = k % 3 == 1 ? t_int(1, 40) : k % 3 == 2 ? 4 * t_int(0, 9) : 0;
         t_mat src = t_mat_in(GMM_F32, count, rows, cols, T_REALS);
@@ -1293,6 +1305,7 @@ static void transposes(int arg) {
             to.flags = (uint32_t)GMM_MAT_TABLE_ON_HOST;
         }
         T_OK(gmm_transpose_query(T.ctx, &d, &info));
+        T_CHECK(count > 1 || info.workspace_bytes == 0, "workspace for one matrix");
         T_OK(gmm_transpose(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
         want = (char *)t_get(m[1].data, (size_t)(count * l[1].data_bytes));
         scales[1] = (char *)t_get(m[1].scale, (size_t)(count * l[1].scale_bytes));
@@ -1378,7 +1391,8 @@ void tests_gtp_quant(void) {
     for (int i = 0; i < T_COUNT(kinds); i++)
         for (int g = 1; g <= 4; g *= 4) t_add_host(memory, i + 64 * g, "gtp memory as foreseen %s, g %d", kinds[i], g);
     for (int i = 0; i < T_COUNT(few); i++)
-        if (few[i] != 5) t_add_host(graph, few[i], "rule 5.1 B6 gtp graph %s", formats[few[i]].name);
+        for (int n = 1; n <= 2 && few[i] != 5; n++)
+            t_add_host(graph, few[i] + 64 * n, "rule 5.1 B6 gtp %d graphs %s", n, formats[few[i]].name);
     t_add_host(errors, 0, "gtp quantize errors");
     for (int i = 0; i < 16; i++)
         t_add(transposes, i, "row12 transpose %s %s%s%s", i & 4 ? "e5m2" : "e4m3", i & 1 ? "128x128" : "tensor",

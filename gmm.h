@@ -6784,7 +6784,7 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     e = gmm__mma_transpose_mat(plan, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_transpose_mat(plan, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
-        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TURN_PER_SM, INT32_MAX), stream);
     return gmm__cuda_status(call, e);
 }
 

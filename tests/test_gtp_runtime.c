@@ -1878,7 +1878,7 @@ static void graph_mutation(int arg) {
     }
     T_CHECK(needed > waits / 3, "%lld of %lld waits are needed", (long long)needed, (long long)waits);
     if (T.verbose) printf("%lld waits, %lld of them needed\n", (long long)waits, (long long)needed);
-    dropped.drop = 0;
+    dropped.drop = dropped.probes = 0;
     open_world(1, 0, 0);
 }
 

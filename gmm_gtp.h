@@ -2690,6 +2690,8 @@ typedef struct gmm__watch {
     double since;       /* at this time */
     const gmm_comm *comm; /* NULL: a graph */
     const char *what, *name;
+    int32_t replayed;   /* of a graph: behind post_replay, on this stream */
+    gmm_stream stream;
 } gmm__watch;
 
 /* How the shards of one buffer become its gathered form: sent bytes one behind the other are it already, or they are
@@ -4184,6 +4186,9 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) 
         if (what & (uint32_t)GMM_GTP_GRADIENTS) s = gmm__gtp_join(gtp, d, GMM__GTP_REDUCE, stream);
         if (!s && (what & (uint32_t)GMM_GTP_GATHERS)) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
     }
+    for (i = 0; i < gtp->graph_count && !s && !gtp->graph; i++) /* a replay is over as a whole */
+        if (gtp->graph_watch[i].replayed && gtp->graph_watch[i].stream != stream)
+            s = gtp->rt.stream_wait(gtp->rt.self, stream, gtp->graph_end[i], 0);
     for (i = 0; i < gtp->bundle_count && !s && (what & (uint32_t)GMM_GTP_GATHERS); i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];
         b->asked = 0; /* the shards may change from here on */
@@ -4370,6 +4375,8 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     s = gtp->rt.event_record(gtp->rt.self, gtp->graph_end[graph], stream, 0);
     if (s) return gmm__gtp_break(gtp, fn, "graph", s);
     gmm__watch_end(gtp, &gtp->graph_watch[graph], gtp->graph_end[graph], NULL, "replay", "graph");
+    gtp->graph_watch[graph].replayed = 1;
+    gtp->graph_watch[graph].stream = stream;
     for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
         if (!(gtp->graph_use[graph * gtp->bundle_count + i] & GMM__GRAPH_ADDS)) continue;

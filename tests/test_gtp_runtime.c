@@ -1840,9 +1840,14 @@ static double graph_steps(int mode, int prefetch, uint64_t seed) {
                 if (!s) s = gmm_gtp_post_replay(r->gtp, part, r->compute);
             }
             if (step % 2 == 0 || s) continue;
-            s = gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute);
-            if (!s) give(r, update_run, 0, 0, NULL, 1);
-            if (!s) s = gmm_gtp_publish(r->gtp, r->weight, LAYERS + 1, r->compute);
+            {
+                const gmm_stream compute = r->compute;
+                r->compute = r->side[2]; /* the optimizer has a stream of its own */
+                s = gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute);
+                if (!s) give(r, update_run, 0, 0, NULL, 1);
+                if (!s) s = gmm_gtp_publish(r->gtp, r->weight, LAYERS + 1, r->compute);
+                r->compute = compute;
+            }
         }
     if (!s) s = gmm_ranks_run(W.ranks);
     if (gmm_ranks_races(W.ranks, NULL) > 0 || s) seen = NAN;

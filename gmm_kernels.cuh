@@ -1921,6 +1921,11 @@ typedef struct gmm__dequant_args {
     const int32_t *tiles;
 } gmm__dequant_args;
 
+typedef struct gmm__transpose_args {
+    gmm_mat src, dst; /* tables in device memory */
+    int64_t units, rows, cols;
+} gmm__transpose_args;
+
 /* Rows [live, rows) of `bytes` at `pitch` become zeros. */
 typedef struct gmm__quant_tail_args {
     uint8_t *data;
@@ -2362,6 +2367,44 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
     }
 }
 
+/* Tiles of 128 x 128 bytes, turned in shared memory. Words where both sides allow them. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
+    __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
+    uint8_t *codes = (uint8_t *)tile;
+    const int64_t down = gmm__ceil_div(a.rows, GMM_TILE), across = gmm__ceil_div(a.cols, GMM_TILE);
+    const int32_t lane = gmm__lane();
+    int64_t item;
+    for (item = blockIdx.x; item < a.units * down * across; item += gridDim.x) {
+        const int64_t u = item / (down * across), i = item / across % down, j = item % across;
+        const gmm__qview from = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
+        const gmm__qview to = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
+        const uint8_t *src = from.data + i * GMM_TILE * from.ld + j * GMM_TILE;
+        uint8_t *dst = to.data + j * GMM_TILE * to.ld + i * GMM_TILE;
+        const int32_t m = (int32_t)(a.rows - i * GMM_TILE < GMM_TILE ? a.rows - i * GMM_TILE : (int64_t)GMM_TILE);
+        const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
+        const int words_in = (((uintptr_t)src | (uintptr_t)from.ld) & 3) == 0 && n % 4 == 0;
+        const int words_out = (((uintptr_t)dst | (uintptr_t)to.ld) & 3) == 0 && m % 4 == 0;
+        int32_t l, k;
+        for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
+            if (words_in) {
+                if (4 * lane < n)
+                    tile[l * (GMM__QUANT_CODES / 4) + lane] = *(const uint32_t *)(src + l * from.ld + 4 * lane);
+            } else
+                for (k = lane; k < n; k += 32) codes[l * GMM__QUANT_CODES + k] = src[l * from.ld + k];
+        __syncthreads();
+        for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
+            if (words_out) {
+                uint32_t word = 0;
+                for (k = 0; k < 4 && 4 * lane < m; k++)
+                    word |= (uint32_t)codes[(4 * lane + k) * GMM__QUANT_CODES + l] << 8 * k;
+                if (4 * lane < m) *(uint32_t *)(dst + l * to.ld + 4 * lane) = word;
+            } else
+                for (k = lane; k < m; k += 32) dst[l * to.ld + k] = codes[k * GMM__QUANT_CODES + l];
+        if (threadIdx.x == 0) gmm__qview_turn_scales(&from, &to, i, j);
+        __syncthreads();
+    }
+}
+
 typedef struct gmm__update_args {
     float *history, *scale;
     int64_t stride;
@@ -2482,6 +2525,15 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
         e = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params,
                              GMM__QUANT_TILE, stream);
     return e;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t most, cudaStream_t stream) {
+    const int64_t items = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
+    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
+    void *params[1];
+    params[0] = (void *)(uintptr_t)a;
+    return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,
+                            stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {

@@ -158,6 +158,16 @@ def shards_save_and_resume(t):
 
 
 @case
+def sharded_recipes(t):
+    """Ranks that keep and gather experts as a recipe quantizes them train what one rank trains, to the bit."""
+    for recipe, ranks in ("fp8-delayed", "2"), ("fp8-current", "4"), ("fp8-block", "2"), ("mxfp8", "4"), ("nvfp4", "2"):
+        same = ["--recipe", recipe, "--micro-batches", ranks, "--threads", "1", "--save-policy",
+                "nothing" if ranks == "4" else "preact"]
+        alone = t.train("alone.safetensors", *same)
+        assert digest(t.train("ranks.safetensors", *same, "--gtp", ranks)) == digest(alone), recipe
+
+
+@case
 def biases_and_blocks(t):
     source = t.train("b.safetensors", "--bias")
     before = read(source)

@@ -191,6 +191,21 @@ static size_t render_scale(const format *f, int columnwise, int64_t row0, int64_
     }
 }
 
+/* The columnwise copy that is made of a rowwise one, of logical rows: elements with zeros up to `padded`, or scales. */
+static size_t render_turned(const format *f, int scales, int64_t padded, unsigned salt, unsigned char *to) {
+    unsigned char *from = (unsigned char *)t_host((size_t)(up(f->rows, 128) * up(f->cols, 128)));
+    const int64_t lines = scales ? up(f->cols, 128) / 128 : f->cols, size = scales ? 4 : 1;
+    const int64_t along = scales ? up(f->rows, 128) / 128 : f->rows;
+    const int64_t pitch = scales ? up(along, 4) : padded, ld = scales ? up(lines, 4) : f->cols;
+    if (scales) (void)render_scale(f, 0, 0, f->rows, salt, from);
+    else (void)render_data(f, 0, 0, f->rows, salt, from);
+    memset(to, 0, (size_t)(lines * pitch * size));
+    for (int64_t l = 0; l < lines; l++)
+        for (int64_t i = 0; i < along; i++)
+            memcpy(to + (l * pitch + i) * size, from + (i * ld + l) * size, (size_t)size);
+    return (size_t)(lines * pitch * size);
+}
+
 static gmm_shard shard_of(const format *f, int g, int rank) {
     gmm_shard s = GMM_ZERO;
     s.dtype = f->dtype;
@@ -253,9 +268,11 @@ static void transport(int arg) {
     }
     for (int round = 0; round < 6; round++) {
         const gmm_gtp_pass pass = round % 2 ? GMM_GTP_BACKWARD : GMM_GTP_FORWARD;
-        const int one_copy = f->scaling == GMM_SCALING_NONE || f->scaling == GMM_SCALING_TENSOR ||
-                             f->scaling == GMM_SCALING_128X128;
-        const int kind = pass == GMM_GTP_BACKWARD && !one_copy;
+        const int tensor = f->scaling == GMM_SCALING_TENSOR;
+        const int kind = pass == GMM_GTP_BACKWARD && f->scaling != GMM_SCALING_NONE;
+        const int turned = kind && (tensor || f->scaling == GMM_SCALING_128X128);
+        /* scales whose pitch depends on the rows have that of the logical ones */
+        const int pitched = f->scaling == (kind ? GMM_SCALING_NV16 : GMM_SCALING_1X128);
         gmm_gtp_view v[MOST];
         const unsigned salt = round >= 4 ? 7 : 0;
         memset(v, 0, sizeof v);
@@ -275,19 +292,22 @@ static void transport(int arg) {
             const int64_t unit = gmm_gtp_unit(f->scaling), padded = g > 1 ? up(f->rows, unit * g) : f->rows;
             for (int e = 0; e < 2; e++) {
                 unsigned char *want = (unsigned char *)t_host((size_t)(up(padded, 128) * up(f->cols, 128) * 4));
-                size_t bytes = render_data(f, kind, 0, padded, (unsigned)e + salt, want);
-                const gmm_mat *m = &v[i].mat;
+                const unsigned code = (unsigned)e + salt;
+                size_t bytes = turned ? render_turned(f, 0, padded, code, want) : render_data(f, kind, 0, padded, code,
+                                                                                              want);
+                const gmm_mat *m = kind ? v[i].mat.columnwise : &v[i].mat;
                 const int64_t bits = gmm_dtype_bits(f->dtype);
                 const unsigned char *data = m->table ? (unsigned char *)m->table[e]
                                                      : (unsigned char *)m->data + e * m->group_stride * bits / 8;
                 const unsigned char *scale = m->scale_table ? (unsigned char *)m->scale_table[e] : NULL;
                 t_same("elements", data, want, bytes);
-                bytes = render_scale(f, kind, 0, padded, (unsigned)e + salt, want);
+                bytes = turned && !tensor ? render_turned(f, 1, 0, code, want)
+                                          : render_scale(f, kind, 0, pitched ? f->rows : padded, code, want);
+                if (tensor) memcpy(want, ((gmm_gtp_weight *)W.r[i].user)[e].scale[0], bytes = 4);
                 if (!m->scale_table && m->scale) scale = (unsigned char *)m->scale + (size_t)e * bytes;
                 if (bytes) t_same("scales", scale, want, bytes);
-                if (f->scaling == GMM_SCALING_TENSOR)
-                    T_CHECK(scale == (unsigned char *)((gmm_gtp_weight *)W.r[i].user)[e].scale[0], "the local scale");
             }
+            T_CHECK(!kind || (!v[i].mat.data && !v[i].mat.table), "a forward with it is refused");
             T_CHECK(v[i].rows == f->rows && v[i].cols == f->cols && v[i].count == 2, "shape");
             T_CHECK(v[i].version == (round >= 4), "version %lld", (long long)v[i].version);
             GTP_OK(&W.r[i], gmm_gtp_release(W.r[i].gtp, 0, pass, W.r[i].compute));

@@ -2753,6 +2753,8 @@ typedef struct gmm__watch {
     double since;       /* at this time */
     const gmm_comm *comm; /* NULL: a graph */
     const char *what, *name;
+    int32_t replayed;   /* of a graph: behind post_replay, on this stream */
+    gmm_stream stream;
 } gmm__watch;
 
 /* How the shards of one buffer become its gathered form: sent bytes one behind the other are it already, or they are
@@ -4539,9 +4541,19 @@ static gmm_status gmm__gtp_join(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm_s
     return s ? s : g->rt.stream_wait(g->rt.self, stream, d->join[which], 0);
 }
 
+/* `stream` waits for replays on other streams: each is over as a whole. */
+static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < g->graph_count && !s && !g->graph; i++)
+        if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
+            s = g->rt.stream_wait(g->rt.self, stream, g->graph_end[i], 0);
+    return s;
+}
+
 /* `stream` waits for all reads of shards. */
 static gmm_status gmm__gtp_fence_gathers(gmm_gtp *g, gmm_stream stream) {
-    gmm_status s = GMM_OK;
+    gmm_status s = gmm__gtp_fence_replays(g, stream);
     int32_t i;
     for (i = 0; i < g->domain_count && !s; i++) s = gmm__gtp_join(g, &g->domains[i], GMM__GTP_GATHER, stream);
     for (i = 0; i < g->bundle_count && !s; i++) {
@@ -4563,7 +4575,8 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) 
                          (unsigned)what);
     for (i = 0; i < gtp->domain_count && !s && (what & (uint32_t)GMM_GTP_GRADIENTS); i++)
         s = gmm__gtp_join(gtp, &gtp->domains[i], GMM__GTP_REDUCE, stream);
-    if (!s && (what & (uint32_t)GMM_GTP_GATHERS)) s = gmm__gtp_fence_gathers(gtp, stream);
+    if (!s) s = what & (uint32_t)GMM_GTP_GATHERS ? gmm__gtp_fence_gathers(gtp, stream)
+                                                 : gmm__gtp_fence_replays(gtp, stream);
     return s ? gmm__gtp_break(gtp, fn, "all domains", s) : GMM_OK;
 }
 
@@ -4882,6 +4895,8 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     s = gtp->rt.event_record(gtp->rt.self, gtp->graph_end[graph], stream, 0);
     if (s) return gmm__gtp_break(gtp, fn, "graph", s);
     gmm__watch_end(gtp, &gtp->graph_watch[graph], gtp->graph_end[graph], NULL, "replay", "graph");
+    gtp->graph_watch[graph].replayed = 1;
+    gtp->graph_watch[graph].stream = stream;
     for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
         if (!(gtp->graph_use[graph * gtp->bundle_count + i] & GMM__GRAPH_ADDS)) continue;

@@ -534,20 +534,157 @@ static void ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t coun
     ((model *)((rank *)user)->user)->reported += count;
 }
 
-static void model_make(rank *r, int captured, int wgrad_slots) {
+/* A communicator that counts, and tells on which streams it works. */
+typedef struct counting { gmm_comm inner; int64_t groups, gathers, scatters; } counting;
+static void worked(gmm_stream stream);
+static gmm_status n_begin(void *s, const char *what) {
+    ((counting *)s)->groups++;
+    return ((counting *)s)->inner.group_begin(((counting *)s)->inner.self, what);
+}
+static gmm_status n_end(void *s) { return ((counting *)s)->inner.group_end(((counting *)s)->inner.self); }
+static gmm_status n_gather(void *s, const void *a, void *b, size_t n, gmm_stream t) {
+    ((counting *)s)->gathers++;
+    worked(t);
+    return ((counting *)s)->inner.all_gather(((counting *)s)->inner.self, a, b, n, t);
+}
+static gmm_status n_scatter(void *s, const void *a, void *b, size_t n, gmm_dtype d, gmm_stream t) {
+    ((counting *)s)->scatters++;
+    worked(t);
+    return ((counting *)s)->inner.reduce_scatter(((counting *)s)->inner.self, a, b, n, d, t);
+}
+static gmm_status n_poll(void *s, gmm_error *e) {
+    return ((counting *)s)->inner.poll(((counting *)s)->inner.self, e);
+}
+static void n_give_up(void *s, const char *why) { ((counting *)s)->inner.give_up(((counting *)s)->inner.self, why); }
+static gmm_comm counting_of(counting *c, const gmm_comm *inner) {
+    gmm_comm out = *inner;
+    memset(c, 0, sizeof *c);
+    c->inner = *inner;
+    out.self = c;
+    out.group_begin = n_begin;
+    out.group_end = n_end;
+    out.all_gather = n_gather;
+    out.reduce_scatter = n_scatter;
+    out.all_to_all = NULL; /* not called */
+    out.all_reduce_max = NULL;
+    out.poll = n_poll;
+    out.give_up = n_give_up;
+    return out;
+}
+
+/* Rank 0's waits, counted from 1, of which one is left out (-1 = none). With `probes` a record behind work or behind a
+   wait writes a place of its own, which whoever waits for it reads before his stream's next work or record: the checker
+   then tells whether other waits imply it. */
+enum { PROBES = 8192 };
+static struct dropped {
+    gmm_runtime beneath;
+    int64_t waits, drop;
+    int probes, places, events;
+    gmm_event event[256], awaited[64];
+    int place[256], pending, newest[8], busy[8]; /* of streams: the last place, -1 = none; something to record */
+    gmm_stream waiter[64], stream[8];
+    counting comm[2];
+    char memory[PROBES];
+} dropped;
+static gmm_status probe_run(const void *argument, gmm_stream stream) {
+    (void)argument;
+    (void)stream;
+    return GMM_OK;
+}
+static int number_of(gmm_stream stream) {
+    int i = 0;
+    while (i < 8 && dropped.stream[i] && dropped.stream[i] != stream) i++;
+    if (i == 8) abort();
+    if (!dropped.stream[i]) dropped.newest[i] = -1;
+    dropped.stream[i] = stream;
+    return i;
+}
+static void worked(gmm_stream stream) {
+    if (dropped.probes) dropped.busy[number_of(stream)] = 1;
+}
+static gmm_status probe(void *self, gmm_event event, gmm_stream stream, int writes) {
+    const int at = number_of(stream);
+    gmm_range range = GMM_ZERO;
+    gmm_work w = GMM_ZERO;
+    int i = 0;
+    while (i < dropped.events && dropped.event[i] != event) i++;
+    if (i == dropped.events && !writes) return GMM_OK; /* never recorded */
+    if (i == T_COUNT(dropped.event) || dropped.places == PROBES) abort();
+    if (i == dropped.events) dropped.event[dropped.events++] = event;
+    if (writes) {
+        const int fresh = dropped.busy[at];
+        if (fresh) dropped.newest[at] = dropped.places++;
+        dropped.busy[at] = 0;
+        dropped.place[i] = dropped.newest[at];
+        if (!fresh) return GMM_OK;
+    }
+    if (dropped.place[i] < 0) return GMM_OK;
+    range.data = &dropped.memory[dropped.place[i]];
+    range.bytes = 1;
+    range.writes = writes;
+    w.name = "probe";
+    w.function = probe_run;
+    w.ranges = &range;
+    w.range_count = 1;
+    return dropped.beneath.run(self, &w, stream);
+}
+static gmm_status read_places(void *self, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int left = 0;
+    for (int i = 0; i < dropped.pending; i++)
+        if (dropped.waiter[i] != stream) {
+            dropped.waiter[left] = dropped.waiter[i];
+            dropped.awaited[left++] = dropped.awaited[i];
+        } else if (!s) s = probe(self, dropped.awaited[i], stream, 0);
+    dropped.pending = left;
+    return s;
+}
+static gmm_status d_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
+    if (dropped.probes) {
+        if (dropped.pending == T_COUNT(dropped.waiter)) abort();
+        dropped.waiter[dropped.pending] = stream;
+        dropped.awaited[dropped.pending++] = event;
+        worked(stream);
+    }
+    return ++dropped.waits == dropped.drop ? GMM_OK : dropped.beneath.stream_wait(self, stream, event, flags);
+}
+static gmm_status d_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
+    gmm_status s = read_places(self, stream);
+    if (!s && dropped.probes) s = probe(self, event, stream, 1);
+    return s ? s : dropped.beneath.event_record(self, event, stream, flags);
+}
+static gmm_status d_run(void *self, const gmm_work *work, gmm_stream stream) {
+    const gmm_status s = read_places(self, stream);
+    worked(stream);
+    return s ? s : dropped.beneath.run(self, work, stream);
+}
+
+static void model_make(rank *r, int captured, int prefetch) {
     model *m = (model *)t_host(sizeof *m);
     gmm_gtp_config config = config_of(r);
     gmm_gtp_domain d = domain_of(r, 0, 1), one = domain_of(r, -1, -1);
     gmm_gtp_chain c = GMM_ZERO;
+    gmm_comm comm[2];
     int32_t list[LAYERS + 1];
     r->user = m;
+    if (r->index == 0 && dropped.drop) {
+        dropped.beneath = r->rt;
+        r->rt.stream_wait = d_wait;
+        r->rt.event_record = d_record;
+        r->rt.run = d_run;
+    }
     m->counter = (int64_t *)t_host(sizeof(int64_t));
     m->seen = (double *)t_host(2 * sizeof(double));
     config.hooks.user = r;
     config.hooks.need = need;
     config.hooks.ready = ready;
+    if (r->index == 0 && dropped.drop) {
+        comm[0] = counting_of(&dropped.comm[0], d.gather);
+        comm[1] = counting_of(&dropped.comm[1], d.reduce);
+        d.gather = &comm[0];
+        d.reduce = &comm[1];
+    }
     begin(r, &config);
-    d.wgrad_slots = wgrad_slots;
     one.reduce_stream = r->side[3];
     GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
     GTP_OK(r, gmm_gtp_add_domain(r->gtp, &one, &r->domain[1]));
@@ -575,7 +712,7 @@ static void model_make(rank *r, int captured, int wgrad_slots) {
     }
     c.bundles = list;
     c.count = LAYERS + 1;
-    c.prefetch = 1;
+    c.prefetch = prefetch;
     c.captured = captured;
     for (int l = 0; l <= LAYERS; l++) list[l] = r->bundle[l];
     GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, &m->forward));
@@ -622,7 +759,7 @@ static void graphs(int arg) {
         for (int i = 0; i < g; i++) {
             rank *r = &W.r[i];
             model *m;
-            model_make(r, captured, 2);
+            model_make(r, captured, 1);
             m = (model *)r->user;
             if (!captured) continue;
             GTP_OK(r, gmm_gtp_dry_run(r->gtp, 1)); /* B21, B22: a warm-up leaves main_grad alone */
@@ -706,7 +843,7 @@ static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
     gmm_ranks_graph *graph = NULL;
     (void)arg;
     open_world(2, 0, 200);
-    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 2);
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 1);
     r = &W.r[0];
     GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_capture_begin(r->gtp, r->compute, &id), "not capturing", NULL);
     T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
@@ -740,7 +877,7 @@ static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
     close_world();
 
     open_world(2, 0, 200); /* B27: a bundle of eager chains has no place in a graph */
-    for (int i = 0; i < 2; i++) model_make(&W.r[i], 0, 2);
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 0, 1);
     r = &W.r[0];
     T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
     GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
@@ -1450,41 +1587,6 @@ static void drawn_shards(int arg) {
     close_world();
 }
 
-/* A communicator that counts, and a runtime that does. */
-typedef struct counting { gmm_comm inner; int64_t groups, gathers, scatters; } counting;
-static gmm_status n_begin(void *s, const char *what) {
-    ((counting *)s)->groups++;
-    return ((counting *)s)->inner.group_begin(((counting *)s)->inner.self, what);
-}
-static gmm_status n_end(void *s) { return ((counting *)s)->inner.group_end(((counting *)s)->inner.self); }
-static gmm_status n_gather(void *s, const void *a, void *b, size_t n, gmm_stream t) {
-    ((counting *)s)->gathers++;
-    return ((counting *)s)->inner.all_gather(((counting *)s)->inner.self, a, b, n, t);
-}
-static gmm_status n_scatter(void *s, const void *a, void *b, size_t n, gmm_dtype d, gmm_stream t) {
-    ((counting *)s)->scatters++;
-    return ((counting *)s)->inner.reduce_scatter(((counting *)s)->inner.self, a, b, n, d, t);
-}
-static gmm_status n_poll(void *s, gmm_error *e) {
-    return ((counting *)s)->inner.poll(((counting *)s)->inner.self, e);
-}
-static void n_give_up(void *s, const char *why) { ((counting *)s)->inner.give_up(((counting *)s)->inner.self, why); }
-static gmm_comm counting_of(counting *c, const gmm_comm *inner) {
-    gmm_comm out = *inner;
-    memset(c, 0, sizeof *c);
-    c->inner = *inner;
-    out.self = c;
-    out.group_begin = n_begin;
-    out.group_end = n_end;
-    out.all_gather = n_gather;
-    out.reduce_scatter = n_scatter;
-    out.all_to_all = NULL; /* not called */
-    out.all_reduce_max = NULL;
-    out.poll = n_poll;
-    out.give_up = n_give_up;
-    return out;
-}
-
 /* Row 17: n experts are one group call each way, in distinct places of one packed operand. */
 static void many_experts(int n) {
     static counting count[2];
@@ -1589,7 +1691,7 @@ static void no_allocations(int arg) {
         beneath[0] = r->rt;
         r->rt.event_create = made_event;
         r->rt.stream_create = made_stream;
-        model_make(r, arg, 2);
+        model_make(r, arg, 1);
     }
     T_CHECK(made.allocations > 0 && made.events > 0, "nothing is counted");
     before = made;
@@ -1638,7 +1740,7 @@ static void stable_addresses(int arg) {
     memset(first, 0, sizeof first);
     memset(graph, 0, sizeof graph);
     open_world(2, 71, 500);
-    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 2);
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 1);
     for (int round = 0; round < 4; round++) { /* 0 and 3: eager; 1 and 2: captured */
         for (int i = 0; i < 2; i++) {
             rank *r = &W.r[i];
@@ -1691,6 +1793,183 @@ static void stable_addresses(int arg) {
     close_world();
 }
 
+/* Every wait of rank 0 in captures and around replays is left out in turn: the checker, the capture or what was read
+   notices. An eager prefetch goes before, which nobody acquires; what a graph prefetches for the next is handed on. */
+static gmm_status graph_forward(rank *r) {
+    gmm_status s = GMM_OK;
+    for (int l = 0; l <= LAYERS && !s; l++) {
+        gmm_gtp_view v = GMM_ZERO;
+        s = gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute, &v);
+        if (!s) give(r, look_run, l, 0, &v.mat, 0);
+        if (!s) s = gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute);
+    }
+    return s;
+}
+static gmm_status graph_backward(rank *r) {
+    gmm_status s = GMM_OK;
+    for (int l = LAYERS; l >= 0 && !s; l--) {
+        gmm_gtp_view v = GMM_ZERO, w = GMM_ZERO;
+        gmm_gtp_gradient g = GMM_ZERO;
+        s = gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute, &v);
+        if (!s) give(r, look_run, l, 1, &v.mat, 0);
+        if (!s) s = gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute);
+        if (!s) s = gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &w);
+        if (!s) give(r, grad_run, l, 1, &w.mat, 1);
+        g.scale = 1;
+        if (!s) s = gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute);
+    }
+    return s;
+}
+/* Two steps of two micro-batches in graphs; mode 1: one, 2: two, 3: forward in one, backward eager. What both ranks
+   have read, or NAN where something was noticed. */
+static double graph_steps(int mode, int prefetch, uint64_t seed) {
+    gmm_ranks_graph *graph[2][2];
+    gmm_status s = GMM_OK;
+    double seen = 0;
+    memset(graph, 0, sizeof graph);
+    open_world(2, seed, 300);
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, prefetch);
+    finish();
+    dropped.waits = dropped.events = dropped.places = dropped.pending = 0;
+    memset(dropped.stream, 0, sizeof dropped.stream);
+    memset(dropped.busy, 0, sizeof dropped.busy);
+    for (int i = 0; i < 2 && !s; i++) {
+        rank *r = &W.r[i];
+        for (int part = 0; part < (mode == 2 ? 2 : 1) && !s; part++) {
+            int32_t id = -1;
+            if (!part) s = gmm_gtp_prefetch(r->gtp, r->bundle[2], GMM_GTP_FORWARD);
+            if (!s) s = gmm_ranks_capture_begin(W.ranks, i, r->compute);
+            if (!s) s = gmm_gtp_capture_begin(r->gtp, r->compute, &id);
+            if (!s && part == 0) s = graph_forward(r);
+            if (!s && (part == 1 || mode == 1)) s = graph_backward(r);
+            if (!s) s = gmm_gtp_capture_end(r->gtp, r->compute);
+            if (!s && i == 0) s = read_places(r->rt.self, r->compute);
+            if (!s) s = gmm_ranks_capture_end(W.ranks, i, r->compute, &graph[i][part]);
+        }
+    }
+    for (int step = 0; step < 4 && !s; step++)
+        for (int i = 0; i < 2 && !s; i++) {
+            rank *r = &W.r[i];
+            for (int part = 0; part < (mode == 1 ? 1 : 2) && !s; part++) {
+                if (part == 1 && mode == 3) {
+                    s = graph_backward(r);
+                    continue;
+                }
+                s = gmm_gtp_pre_replay(r->gtp, part, r->compute);
+                if (!s) s = gmm_ranks_launch(graph[i][part], r->compute);
+                if (!s) s = gmm_gtp_post_replay(r->gtp, part, r->compute);
+            }
+            if (step % 2 == 0 || s) continue;
+            {
+                const gmm_stream compute = r->compute;
+                r->compute = r->side[2]; /* the optimizer has a stream of its own */
+                s = gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute);
+                if (!s) give(r, update_run, 0, 0, NULL, 1);
+                if (!s) s = gmm_gtp_publish(r->gtp, r->weight, LAYERS + 1, r->compute);
+                r->compute = compute;
+            }
+        }
+    if (!s) s = gmm_ranks_run(W.ranks);
+    if (gmm_ranks_races(W.ranks, NULL) > 0 || s) seen = NAN;
+    for (int i = 0; i < 2; i++) {
+        const model *m = (const model *)W.r[i].user;
+        seen += m->seen[0] + 3 * m->seen[1];
+    }
+    if (s) {
+        for (int i = 0; i < 2; i++) W.comm[0][i].give_up(W.comm[0][i].self, "the case is over");
+        for (int i = 0; i < 2; i++) W.comm[1][i].give_up(W.comm[1][i].self, "the case is over");
+    }
+    for (int i = 0; i < 2; i++)
+        for (int part = 0; part < 2; part++) gmm_ranks_graph_destroy(graph[i][part]);
+    return seen;
+}
+static void graph_mutation(int arg) {
+    const int mode = arg % 4, prefetch = arg / 4;
+    double whole;
+    int64_t waits, needed = 0;
+    dropped.drop = -1;
+    dropped.probes = 0;
+    whole = graph_steps(mode, prefetch, 1);
+    waits = dropped.waits;
+    T_CHECK(whole == whole && waits > 20, "%lld waits", (long long)waits);
+    for (dropped.drop = 1; dropped.drop <= waits; dropped.drop++) {
+        int noticed[2] = {0, 0};
+        for (dropped.probes = 0; dropped.probes < 2; dropped.probes++)
+            for (uint64_t seed = 1; seed <= 3; seed++)
+                noticed[dropped.probes] += graph_steps(mode, prefetch, seed) != whole;
+        needed += noticed[1] > 0;
+        T_CHECK(noticed[0] == (noticed[1] ? 3 : 0), "wait %lld of %lld: %d of 3 schedules show it, %d with probes",
+                (long long)dropped.drop, (long long)waits, noticed[0], noticed[1]);
+    }
+    T_CHECK(needed > waits / 3, "%lld of %lld waits are needed", (long long)needed, (long long)waits);
+    if (T.verbose) printf("%lld waits, %lld of them needed\n", (long long)waits, (long long)needed);
+    dropped.drop = dropped.probes = 0;
+    open_world(1, 0, 0);
+}
+
+/* Experts of a bundle published from two streams: the gather waits for both. A submit that is synchronous orders the
+   caller's stream behind the sum; the largest amax is ordered with what wrote and reads it. */
+static void ordered_callers(int arg) {
+    float *main_grad[2][2];
+    static const float values[60] = {1};
+    gmm_shard_plan plan[2][2];
+    open_world(2, 81 + (uint64_t)arg, 500);
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        gmm_gtp_domain d = domain_of(r, 0, 1);
+        gmm_gtp_gradient in = GMM_ZERO;
+        gmm_gtp_view v = GMM_ZERO;
+        float *amax = (float *)aligned(60 * sizeof *amax, 0);
+        d.synchronous = 1;
+        if (arg == 0) {
+            const gmm_gtp_config config = config_of(r);
+            gmm_shard s = GMM_ZERO;
+            int32_t ids[2];
+            void *data[2];
+            begin(r, &config);
+            GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+            s.dtype = GMM_F32;
+            s.rows = 24;
+            s.cols = 5;
+            s.gtp_size = 2;
+            s.gtp_rank = i;
+            s.unit = 2;
+            for (int e = 0; e < 2; e++) {
+                const gmm_gtp_weight w = weight_of(&s, e, "expert");
+                data[e] = w.data[0];
+                GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &ids[e]));
+            }
+            GTP_OK(r, gmm_gtp_add_bundle(r->gtp, 0, ids, 2, "experts", &r->bundle[0]));
+            bind(r, 1);
+            for (int e = 0; e < 2; e++) {
+                const gmm_stream own = r->compute;
+                r->compute = e ? r->side[3] : own;
+                give_floats(r, data[e], values, 60);
+                GTP_OK(r, gmm_gtp_publish(r->gtp, &ids[e], 1, r->compute));
+                r->compute = own;
+            }
+            GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v));
+            GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute));
+            continue;
+        }
+        declare(r, 1, &d, main_grad[i], plan[i]);
+        if (arg == 1) {
+            GTP_OK(r, gmm_gtp_wgrad(r->gtp, 0, r->compute, &v));
+            give_floats(r, v.mat.data, values, 60);
+            in.scale = 1;
+            in.add = GMM_GTP_SET;
+            GTP_OK(r, gmm_gtp_submit(r->gtp, 0, &in, r->compute));
+            give_floats(r, main_grad[i][0], values, (size_t)(plan[i][0].shard_rows * 5)); /* no fence */
+        } else {
+            give_floats(r, amax, values, 60);
+            GTP_OK(r, gmm_gtp_amax(r->gtp, 0, amax, 60, r->compute));
+            give_floats(r, amax, values, 60);
+        }
+    }
+    finish();
+    close_world();
+}
+
 void tests_gtp_runtime(void) {
     static const int sizes[] = {1, 2, 4};
     static const char *const modes[] = {"none", "one graph", "two graphs", "a graph, then none"};
@@ -1702,9 +1981,15 @@ void tests_gtp_runtime(void) {
                        (long long)formats[i].rows, (long long)formats[i].cols, sizes[k]);
     for (int i = 0; i < 4; i++) t_add_host(scales, i, "gtp %s S11 scale %d", i ? "B33 row26" : "S1 row59", i);
     t_add_host(amax, 0, "gtp S2 amax of all shards");
+    t_add_host(ordered_callers, 0, "gtp row44 shards published from two streams");
+    t_add_host(ordered_callers, 1, "gtp row32 row44 a synchronous submit needs no fence");
+    t_add_host(ordered_callers, 2, "gtp S2 row44 amax in the order of a stream");
     for (int k = 1; k < 3; k++)
         for (int i = 1; i < 4; i++)
             t_add_host(graphs, sizes[k] * 4 + i, "gtp B21 B22 B28 S10 row50 row52 %s g=%d", modes[i], sizes[k]);
+    for (int i = 1; i < 4; i++)
+        for (int k = 1; k < 4; k += 2)
+            t_add_host(graph_mutation, k * 4 + i, "gtp row44 each wait of graphs left out, %s, depth %d", modes[i], k);
     t_add_host(capture_rules, 0, "gtp B24 B25 B27 row51 capture rules");
     t_add_host(poll, 0, "gtp poll finds what hangs");
     t_add_host(declarations, 0, "gtp B2 row18 declarations");

@@ -148,6 +148,7 @@ GMMDEF uint32_t gmm_version_number(void);
     X(GMM_OP_DEQUANTIZE, dequantize) \
     X(GMM_OP_REQUANTIZE, requantize) \
     X(GMM_OP_SCALE_UPDATE, scale_update) \
+    X(GMM_OP_TRANSPOSE, transpose) \
     X(GMM_OP_OFFSETS, offsets) \
     X(GMM_OP_LINEAR_FWD, linear_fwd) \
     X(GMM_OP_LINEAR_DGRAD, linear_dgrad) \
@@ -441,8 +442,10 @@ typedef enum gmm_mlp_slot {
 } gmm_mlp_slot;
 
 /* How the products of an MLP are quantized: each quantizes its two factors (x, FC2's input h, w1, w2, dy, FC1's output
-   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Everything else stays as
-   without a recipe: saved values are those of the unquantized dtype, and gradients of biases come from them. */
+   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Weights may come quantized
+   already, in the recipe's dtype and scaling: fwd reads them rowwise, bwd w1.columnwise and w2.columnwise (and w1 if
+   FC1 runs again), which is the same to the bit. Everything else stays as without a recipe: saved values are those of
+   the unquantized dtype, and gradients of biases come from them. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
@@ -456,8 +459,8 @@ typedef struct gmm_mlp_quant {
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
-   dtypes: x, w1, w2, dy share F32, F16 or BF16, which is also the dtype of what is saved; the rest is free as in
-       gmm_linear.  Aliasing: none. */
+   dtypes: x, w1, w2, dy share F32, F16 or BF16, which is also the dtype of what is saved (with `quant`, weights may
+       be quantized copies instead); the rest is free as in gmm_linear.  Aliasing: none. */
 typedef struct gmm_mlp {
     uint32_t struct_size;
     int32_t reserved;       /* 0 */
@@ -843,6 +846,26 @@ GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantiz
    Stream, graph, errors: as gmm_quantize. */
 GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
+
+/* The columnwise copy of matrices from their rowwise one, bit for bit: elements transposed, and the scales of their
+   blocks too. For the scalings whose blocks are the same both ways, TENSOR and 128X128, so that one copy suffices to
+   keep and to send.
+   Shapes: src, dst count x [rows, cols]. Elements of dst between rows and its ld are left alone.  Aliasing: none. */
+typedef struct gmm_transposition {
+    uint32_t struct_size;
+    int32_t count;            /* >= 1 */
+    int64_t rows, cols;       /* >= 1 */
+    const gmm_options *options;
+    const gmm_mat *src;       /* ROWWISE */
+    const gmm_mat *dst;       /* COLUMNWISE, of the same dtype and scaling */
+} gmm_transposition;
+
+/* Engine and workspace of GMM_OP_TRANSPOSE; none for one matrix.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition *transposition, gmm_info *info);
+
+/* Transposes. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *transposition, void *workspace,
+                                size_t workspace_bytes, gmm_stream stream);
 
 /* dst = the values of a copy, in the order of the source: code times scale in fp32, one rounding at the store. A copy
    that a Hadamard transform went into gives the transformed values.
@@ -1291,10 +1314,21 @@ typedef struct gmm_ckpt_move {
 GMMDEF const gmm_ckpt_move *gmm_ckpt_plan_moves(const gmm_ckpt_plan *plan, int64_t *count);
 
 /* Proves that `count` moves (NULL: the plan's own) read and write within bounds and write every byte of every target
-   exactly once, views counting as written.  Errors: GMM_E_NULL, GMM_E_STATE (not so; names the target),
-       GMM_E_MEMORY. */
+   exactly once (of a partial plan: at most once), views counting as written.
+   Errors: GMM_E_NULL, GMM_E_STATE (not so; names the target), GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move *moves, int64_t count,
                                   gmm_error *error);
+
+/* A plan of the caller's own moves: what gmm_gtp_export and gmm_gtp_import are made of. Targets get the storage and
+   offsets that plans give; of each tensor name, dtype, rank and shape are read. Moves are copied, tidied and ordered.
+   They may be COPY, CONVERT, DEQUANT and ZERO, and are checked as gmm_ckpt_verify does. partial 1: bytes of targets may
+   be left to others, and gmm_ckpt_verify asks for none twice only. Of parts, only tables are read.
+   Errors (reason): GMM_E_NULL, GMM_E_ARG (argument), GMM_E_KEY (duplicate_key), GMM_E_DTYPE, GMM_E_OVERFLOW,
+       GMM_E_MEMORY; GMM_E_STATE (argument: what gmm_ckpt_verify finds). */
+GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                         const gmm_ckpt_tensor *targets, int64_t target_count,
+                                         const gmm_ckpt_move *moves, int64_t count, int32_t partial,
+                                         const gmm_allocator *allocator, gmm_ckpt_report *report);
 
 typedef struct gmm_ckpt_cost {
     uint32_t struct_size;
@@ -1498,6 +1532,7 @@ typedef struct gmm__call {
         gmm_quantization quant;
         gmm_dequantization dequant;
         gmm_scale_update update;
+        gmm_transposition transposition;
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
@@ -3495,6 +3530,41 @@ static gmm_status gmm__mlp_match(gmm__call *call, const char *argument, int give
     return GMM_OK;
 }
 
+/* Reads a weight: floats, or copies that the recipe's quantization of it would make. */
+static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
+                                       int columnwise, int64_t rows, int64_t cols) {
+    const gmm_format *f = &call->recipe.weight;
+    gmm_status s = GMM_OK;
+    char name[32];
+    gmm_mat m;
+    int way;
+    if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
+        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise, call->groups.count, rows, cols,
+                             GMM__FLOATS);
+    if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what quant.recipe makes of "
+                           "weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
+                           gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
+    (void)snprintf(name, sizeof name, "%s.columnwise", argument);
+    for (way = 0; way < 2 && s == GMM_OK; way++) {
+        if (!(way ? columnwise : rowwise)) continue;
+        if (way && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
+        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat, call->groups.count, rows, cols,
+                            way ? GMM_COLUMNWISE : GMM_ROWWISE);
+        if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
+            return gmm__refuse(call, GMM_E_DTYPE, way ? name : argument, "%s scaled %s: must be as the rowwise copy",
+                               gmm_dtype_name(call->mat[role].dtype), gmm_scaling_name(call->mat[role].scaling));
+    }
+    call->mat[role] = m; /* each product reads what it contracts along */
+    call->mat[role].struct_size = 0;
+    return s;
+}
+/* Dtype of what is not quantized. */
+static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
+    const gmm_mat *w = &call->mat[GMM__W2];
+    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
+}
+
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_mlp *mlp, int query) {
     gmm_mlp *d = &call->d.mlp;
@@ -3548,9 +3618,9 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     /* bwd runs FC1 again where fwd kept nothing */
     again = !fwd && c->save == GMM_SAVE_NOTHING;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, 0, call->rows, c->hidden, GMM__FLOATS)) ||
-        (s = gmm__read_mat(call, GMM__W, "w1", d->w1, fwd || again || d->dx, G, F1, c->hidden, GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || again, !fwd && d->dx, F1, c->hidden)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, G, 1, F1, GMM__FLOATS)) ||
-        (s = gmm__read_mat(call, GMM__W2, "w2", d->w2, 1, G, out, c->ffn, GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)), G, 1,
                            out, GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
@@ -3570,11 +3640,14 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     {
         const int roles[] = { GMM__X_, GMM__W, GMM__DY };
         const char *names[] = { "x", "w1", "dy" };
+        const gmm_dtype dtype = gmm__mlp_dtype(call);
         int i;
         for (i = 0; i < 3; i++)
-            if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != call->mat[GMM__W2].dtype)
-                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of w2, %s",
-                                   gmm_dtype_name(call->mat[roles[i]].dtype), gmm_dtype_name(call->mat[GMM__W2].dtype));
+            if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
+                call->mat[roles[i]].scaling == GMM_SCALING_NONE)
+                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of %s, %s",
+                                   gmm_dtype_name(call->mat[roles[i]].dtype), call->mat[GMM__W2].scaling ==
+                                   GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy", gmm_dtype_name(dtype));
     }
     return GMM_OK;
 }
@@ -3592,7 +3665,7 @@ static size_t gmm__round256(size_t bytes) {
 }
 
 static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
-    const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(call->mat[GMM__W2].dtype) / 8);
+    const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(gmm__mlp_dtype(call)) / 8);
     gmm__mlp_buffers b;
     b.z_bytes = gmm__round256(row * (size_t)gmm__mlp_fc1_cols(call));
     b.h_bytes = gmm__round256(row * (size_t)call->config.ffn);
@@ -3640,7 +3713,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
     const gmm__call *call = plan->call;
     const gmm_mlp *d = &call->d.mlp;
     const gmm_mlp_config *c = &call->config;
-    const gmm_dtype dtype = call->mat[GMM__W2].dtype;
+    const gmm_dtype dtype = gmm__mlp_dtype(call);
     const int64_t F1 = gmm__mlp_fc1_cols(call);
 
     memset(t, 0, sizeof *t);
@@ -3798,7 +3871,7 @@ static gmm_status gmm__mlp_product(gmm_context *ctx, const char *function, const
         gmm_format *to = &format[count];
         gmm_layout layout;
         gmm_error why = GMM_ZERO;
-        if (f->role->dtype == GMM_NONE) continue;
+        if (f->role->dtype == GMM_NONE || (*f->place)->scaling != GMM_SCALING_NONE) continue;
         *to = *f->role;
         to->struct_size = 0;
         if (f->direction == GMM_COLUMNWISE) to->row_amax = 0; /* sums run over the rows */
@@ -5338,6 +5411,39 @@ GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *deq
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
+static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                         const gmm_transposition *transposition, int query) {
+    gmm_transposition *d = &call->d.transposition;
+    const gmm_mat *src = &call->mat[GMM__DY], *dst = &call->mat[GMM__Y];
+    gmm_status s = gmm__open(call, ctx, GMM_OP_TRANSPOSE, function, query);
+    if (s != GMM_OK || (s = gmm__read(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
+        (s = gmm__read_options(call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE)) != GMM_OK)
+        return s;
+    if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128)
+        return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor or 128x128, whose blocks are the same "
+                           "both ways", gmm_scaling_name(src->scaling));
+    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, call->units, call->rows, call->in, GMM_COLUMNWISE);
+    if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as src, %s scaled %s",
+                           gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
+                           gmm_scaling_name(src->scaling));
+    return s;
+}
+
+GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition *transposition, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__transpose_prepare(&call, ctx, "gmm_transpose_query", transposition, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *transposition, void *workspace,
+                                size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__transpose_prepare(&call, ctx, "gmm_transpose", transposition, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream) {
     gmm__call call;
     gmm__plan plan;
@@ -5756,6 +5862,37 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
     gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles, gmm__dequant_task, &job);
     if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, live, call->rows, call->in);
+    return GMM_OK;
+}
+
+/* A tile of 128 x 128, in squares that stay in the nearest cache. */
+static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) {
+    enum { SIDE = 32 };
+    const gmm__call *call = (const gmm__call *)arg;
+    const int64_t down = gmm__ceil_div(call->rows, GMM_TILE), across = gmm__ceil_div(call->in, GMM_TILE);
+    const int64_t u = index / (down * across), i = index / across % down, j = index % across;
+    const gmm__qview from = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview to = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
+    const int64_t r1 = gmm__min_i64(call->rows, (i + 1) * GMM_TILE), c1 = gmm__min_i64(call->in, (j + 1) * GMM_TILE);
+    int64_t r0, c0, r, c;
+    (void)thread;
+    for (r0 = i * GMM_TILE; r0 < r1; r0 += SIDE)
+        for (c0 = j * GMM_TILE; c0 < c1; c0 += SIDE)
+            for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
+                for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
+                    to.data[c * to.ld + r] = from.data[r * from.ld + c];
+    gmm__qview_turn_scales(&from, &to, i, j);
+}
+static int gmm__cpu_plan_transpose(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    (void)stream;
+    gmm__cpu_for(call->ctx, call->units * gmm__ceil_div(call->rows, GMM_TILE) * gmm__ceil_div(call->in, GMM_TILE),
+                 gmm__transpose_task, call);
     return GMM_OK;
 }
 
@@ -6624,6 +6761,37 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(call, e);
 }
 
+/* One matrix takes no workspace: its table is an address. */
+static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
+    return 1;
+}
+static cudaError_t gmm__mma_transpose_mat(const gmm__plan *plan, int role, int slot, gmm_mat *out, gmm_stream stream) {
+    const gmm_mat *m = &plan->call->mat[role];
+    if (plan->call->units > 1 || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+        return gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, role, slot, out, stream);
+    *out = *m;
+    out->data = m->table[0];
+    out->scale = m->scale_table[0];
+    out->table = out->scale_table = NULL;
+    return cudaSuccess;
+}
+static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    gmm__transpose_args a;
+    cudaError_t e;
+    memset(&a, 0, sizeof a);
+    a.units = gmm__units(call);
+    a.rows = call->rows;
+    a.cols = call->in;
+    e = gmm__mma_transpose_mat(plan, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_transpose_mat(plan, GMM__Y, 2, &a.dst, stream);
+    if (e == cudaSuccess)
+        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TURN_PER_SM, INT32_MAX), stream);
+    return gmm__cuda_status(call, e);
+}
+
 static int gmm__mma_plan_scale_update(const gmm__call *call, gmm__plan *plan) {
     (void)call;
     (void)plan;
@@ -7418,6 +7586,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 static const gmm__engine_row gmm__engines[] = {
     { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
         GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize), GMM__OP(cpu, requantize), GMM__OP(cpu, scale_update),
+        GMM__OP(cpu, transpose),
         GMM__OP(cpu, offsets),
         GMM__OP(cpu, product), /* linear_fwd */
         GMM__OP(cpu, product), /* linear_dgrad */
@@ -7438,6 +7607,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
         GMM__NO_OP, /* scale_update */
+        GMM__NO_OP, /* transpose */
         GMM__NO_OP, /* offsets */
         GMM__OP(wgmma, product), /* linear_fwd */
         GMM__OP(wgmma, product), /* linear_dgrad */
@@ -7448,6 +7618,7 @@ static const gmm__engine_row gmm__engines[] = {
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
         GMM__OP(mma, quantize), GMM__OP(mma, dequantize), GMM__OP(mma, requantize), GMM__OP(mma, scale_update),
+        GMM__OP(mma, transpose),
         GMM__OP(mma, offsets),
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act_fwd), GMM__OP(mma, act_bwd),
@@ -7466,6 +7637,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
         GMM__NO_OP, /* scale_update */
+        GMM__NO_OP, /* transpose */
         GMM__NO_OP, /* offsets */
         GMM__OP(lt, product), /* linear_fwd */
         GMM__OP(lt, product), /* linear_dgrad */
@@ -8286,7 +8458,7 @@ struct gmm_ckpt_plan {
     int64_t *last;       /* [targets] the last move into each; -1 = none */
     gmm__ck_span *spans; /* the source's memory, ascending and disjoint */
     int64_t count, span_count;
-    int32_t part_count;
+    int32_t part_count, partial;
     gmm_ckpt_cost cost;
 };
 
@@ -10520,13 +10692,82 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
             }
             if (status) break;
         }
-        if (!status && sum != gmm__ck_units(d))
+        if (!status && sum != gmm__ck_units(d) && !plan->partial)
             status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: %lld of its %lld elements are written", fn,
                                d->name,
                                (long long)sum, (long long)gmm__ck_units(d));
     }
     gmm__ck_clear(&arena);
     return status;
+}
+
+GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                         const gmm_ckpt_tensor *targets, int64_t target_count,
+                                         const gmm_ckpt_move *moves, int64_t count, int32_t partial,
+                                         const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    static const char fn[] = "gmm_ckpt_plan_of_moves";
+    gmm__ck_build b;
+    gmm_error why = GMM_ZERO;
+    gmm_status status;
+    int64_t i;
+    if (!out) return gmm__ck_null(fn, "out", report);
+    *out = NULL;
+    if (!parts || (!targets && target_count) || (!moves && count))
+        return gmm__ck_null(fn, !parts ? "parts" : !targets && target_count ? "targets" : "moves", report);
+    status = gmm__ck_start(&b, fn, out, allocator, report);
+    if (!status && (part_count < 1 || target_count < 0 || count < 0 || partial < 0 || partial > 1))
+        status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%d parts, %lld targets, %lld moves, partial %d: must be "
+                                ">= 1, >= 0, >= 0, and 0 or 1", (int)part_count, (long long)target_count,
+                                (long long)count, (int)partial);
+    for (i = 0; !status && i < part_count; i++)
+        if (!parts[i].table)
+            status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "parts[%lld].table is NULL", (long long)i);
+    if (!status) {
+        b.source.part_count = part_count;
+        b.parts = (gmm_ckpt_part *)gmm__ck_get(&b.temp, part_count, sizeof *b.parts);
+        if (!b.parts) status = gmm__ck_no_memory(&b);
+        else memcpy(b.parts, parts, (size_t)part_count * sizeof *parts);
+    }
+    for (i = 0; !status && i < target_count; i++) {
+        gmm_ckpt_tensor t = targets[i];
+        int32_t index;
+        if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_I64)
+            status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, t.name, "targets[%lld]: rank %d, dtype %d: must be 0 to %d, "
+                                    "and a dtype", (long long)i, (int)t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
+        else if (!gmm__ck_bytes(&t, &t.bytes))
+            status = gmm__ck_refuse(&b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
+        else status = gmm__ck_new_target(&b, &t, &index);
+    }
+    if (!status) { /* checked before they are tidied, which trusts them */
+        (*out)->parts = b.parts;
+        (*out)->part_count = part_count;
+        (*out)->partial = partial;
+    }
+    for (i = 0; !status && i < count; i++) {
+        gmm_ckpt_move m = moves[i];
+        const char *fault = m.kind == GMM_CKPT_VIEW ? "a view" : m.loops < 1 || m.loops > GMM_CKPT_LOOPS
+                          ? "loops out of range" : NULL;
+        int32_t l;
+        for (l = 0; !fault && l < m.loops; l++)
+            if (m.count[l] < 1 || m.src_step[l] < 0 || m.dst_step[l] < 0) fault = "a count or step out of range";
+        if (m.kind == GMM_CKPT_ZERO) m.src = m.scale = -1;
+        if (!fault) gmm__ck_tidy(&m);
+        if (!fault) fault = gmm__ck_faulty(*out, &m);
+        if (fault) {
+            status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "moves[%lld]: %s", (long long)i, fault);
+            if (report) report->error.status = GMM_E_STATE;
+            status = GMM_E_STATE;
+        } else status = gmm__ck_push(&b, &m);
+    }
+    if (!status) status = gmm__ck_finish(&b, *out);
+    if (!status) {
+        status = gmm_ckpt_verify(*out, NULL, 0, &why);
+        if (status) {
+            (void)gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%.400s", why.text);
+            if (report) report->error.status = status;
+        }
+    }
+    return gmm__ck_end(&b, out, status);
 }
 
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error) {

@@ -14,9 +14,9 @@
  *     gmm_gtp_plan(&shard, &plan, NULL);  // plan.shard_rows, plan.row0, plan.shard_data_bytes[GMM_ROWWISE]
  *
  * CONTENTS
- *     1  Shard plans      4  Seeds               7  CPU ranks           10  Licence
- *     2  Extents          5  Memory, forecast    8  Runtime
- *     3  Process grids    6  Communicators       9  Implementation
+ *     1  Shard plans      4  Seeds               7  CPU ranks           10  Implementation
+ *     2  Extents          5  Memory, forecast    8  Runtime             11  Licence
+ *     3  Process grids    6  Communicators       9  Checkpoints
  *
  * CONFIGURATION (beside gmm_quant.h's and gmm.h's; define where GMM_IMPLEMENTATION is)
  *     GMM_WITH_CPU_RANKS   CPU ranks, which need POSIX threads (pthread.h, -pthread). Without it gmm_ranks_create is
@@ -43,8 +43,8 @@
  *
  *     A gradient scale is never derived from a group size: where gradients are reduced, it is an argument in fp32.
  *
- * Thread safety: sections 1 to 5 are pure or write only through their arguments. Communicators and the runtime serve
- * one thread at a time each. Only CPU ranks, and runtimes where they make events, allocate.
+ * Thread safety: sections 1 to 5 and 9 are pure or write only through their arguments. Communicators and the runtime
+ * serve one thread at a time each. Only CPU ranks, runtimes where they make events, and checkpoint plans allocate.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -232,7 +232,8 @@ typedef struct gmm_gtp_use {
     int32_t reserved;         /* 0 */
 } gmm_gtp_use;
 
-/* Bytes per rank. Padding rows and scales are counted. */
+/* Bytes per rank, as a runtime takes them. Padding rows and scales are counted; alignment, amaxes and workspaces are
+   not. */
 typedef struct gmm_gtp_memory {
     uint32_t struct_size;
     int32_t reserved;
@@ -242,8 +243,10 @@ typedef struct gmm_gtp_memory {
     int64_t gather;     /* gathered operands; also the local transposes that TENSOR and 128X128 need for backward */
     int64_t wgrad;      /* whole gradients before their reduction */
     int64_t reduce;     /* what reductions receive */
-    int64_t total;      /* of the above */
+    int64_t total;      /* of the above, and the stage */
     int64_t whole_weights; /* for comparison: what `weights` would be with gtp_size 1; not in the total */
+    int64_t stage;      /* where parts of ranks arrive that are put side by side (1X128, NV16) or transposed (TENSOR,
+                           128X128): once for all uses, the most that one wants */
 } gmm_gtp_memory;
 
 /* Adds the bytes of one use to *memory; start from GMM_ZERO. *memory is written on success only.
@@ -274,7 +277,7 @@ typedef struct gmm_gtp_forecast {
     double gemm_rate;        /* flop/s that GEMMs of these shapes reach; > 0 */
     double link_rate;        /* bytes/s that a rank receives and sends in a collective; > 0 */
     double latency;          /* of a collective; >= 0 */
-    double memory_rate;      /* bytes/s of the sum into main_grad; 0 = it takes no time */
+    double memory_rate;      /* bytes/s of the sum into main_grad and of transposes; 0 = they take no time */
     gmm_dtype wire;          /* of gradients: F32 or BF16; NONE = F32 */
     gmm_dtype main_grad;     /* F32 or BF16; NONE = F32 */
     int32_t prefetch;        /* bundles gathered ahead; one slot more, of each direction */
@@ -406,9 +409,12 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it run
                used again, and an outdated one never. Addresses depend on bundle and pass alone, for ever after bind.
    Shards      Whoever writes shards first makes his stream wait for the gathers that read them (fence), and publishes
                them afterwards.
-   Formats     Elements and scales of quantized shards move as they are: quantized once, where they are published.
+   Formats     Elements and scales of quantized shards move as they are: quantized once, where they are published
+               (gmm_gtp_quantize), in the directions that the format stores; which one is gathered is a matter of the
+               pass alone. What arrives is what one rank would have made of the whole matrix, bit for bit, and is put
+               where it stays in one step.
    g = 1       No communicator is called: views are the shards. Gradients go through the same buffers, since scale and
-               accumulation are the same.
+               accumulation are the same. TENSOR and 128X128 are transposed for backward on the caller's stream.
    Graphs      Between capture_begin and capture_end acquire, release, wgrad, submit and fence may be called, nothing
                else; chains say beforehand which bundles are captured. Content of slots passes from one graph to the
                next only if it was prefetched for it; graphs are then replayed in the order of their capture.
@@ -443,7 +449,7 @@ typedef struct gmm_gtp_config {
     uint32_t struct_size;
     int32_t domains, weights, bundles, chains, graphs; /* the most that will be declared; domains 0 = 1 */
     int32_t timeout_ms;         /* of a collective that has begun, see gmm_gtp_poll; 0 = 10000 */
-    gmm_context *ctx;           /* for sums; with CPU ranks one that nobody else uses */
+    gmm_context *ctx;           /* for sums and quantization; with CPU ranks one that nobody else uses */
     const gmm_runtime *runtime; /* copied; NULL = that of ctx */
     gmm_gtp_hooks hooks;
 } gmm_gtp_config;
@@ -477,12 +483,15 @@ typedef struct gmm_gtp_weight {
     const gmm_shard *shard;     /* copied; its group is the domain's */
     void *data[2];              /* the shard by gmm_direction, as gmm_gtp_plan sizes it; [COLUMNWISE] NULL where the
                                    plan has 0 bytes. Padding rows are zeros */
-    void *scale[2];             /* its scales, COMPACT; TENSOR: one value, the same on all ranks */
+    void *scale[2];             /* its scales, COMPACT; TENSOR: one value in [ROWWISE], the same on all ranks */
     float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle stand one behind the
-                                   other in the order of experts */
+                                   other in the order of experts. TENSOR: where gmm_gtp_quantize leaves it, or NULL */
     void *main_grad;            /* [shard_rows, local_cols], dense; NULL = frozen, on all ranks alike */
     gmm_dtype main_grad_dtype;  /* F32 or BF16 */
     int32_t reserved;
+    const gmm_format *format;   /* how gmm_gtp_quantize makes a quantized shard, copied; NULL = the caller makes it.
+                                   Scales in COMPACT order; not stochastic, hadamard or row_amax, whose bits would
+                                   depend on where shards end */
 } gmm_gtp_weight;
 
 typedef struct gmm_gtp_chain {
@@ -495,10 +504,12 @@ typedef struct gmm_gtp_chain {
     int32_t captured;           /* 1: for graphs; may be run without one before, to warm up */
 } gmm_gtp_chain;
 
-/* Matrices of a bundle in the order of expert indices: a packed operand if all have one shape and the bundle was
-   gathered, otherwise a host table of addresses that stays as it is. `mat` goes into gmm_linear.w or gmm_grad.mat as
-   it is: rows are logical, padding lies behind them. Backward has the columnwise copy of formats that store one (1X128,
-   MX32, NV16), and the rowwise one of the others. */
+/* Matrices of a bundle in the order of expert indices: a packed operand if all have one shape and lie evenly,
+   otherwise a host table of addresses that stays as it is. `mat` goes into gmm_linear.w, gmm_mlp.w1 or w2, or
+   gmm_grad.mat as it is: rows are logical, padding lies behind them. In backward a quantized mat has its columnwise
+   copy alone, in mat.columnwise, which dgrad reads: of formats that store one (1X128, MX32, NV16) the gathered one, of
+   TENSOR and 128X128 a transpose of the rowwise one, made here. Scales and amaxes of tensors are those that were there
+   when the bundle was gathered. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
     int32_t count;
@@ -520,7 +531,9 @@ typedef struct gmm_gtp_gradient {
                                    buffer of gmm_gtp_wgrad; not written. NULL = the buffer. A table is on the host */
 } gmm_gtp_gradient;
 
-/* Bytes of a domain's two memory blocks, for windows of the two communicators. Aligned to 256. */
+/* Bytes of a domain's two memory blocks, for windows of the two communicators. Aligned to 256. The first holds the
+   gather slots, a stage in which the parts of ranks arrive where they must be put side by side or transposed, and what
+   gmm_gtp_quantize needs. */
 typedef struct gmm_gtp_need {
     uint32_t struct_size;
     int32_t gather_slots, wgrad_slots;
@@ -540,6 +553,7 @@ typedef struct gmm_gtp_statistics {
     int64_t prefetches;
     int64_t outdated;           /* prefetches thrown away because newer shards were published */
     int64_t busy;               /* prefetches left out because the slot was in use */
+    int64_t transposed;         /* of the gathers: found the rowwise copy there (g = 1: the shard), and transposed it */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
     uint64_t calls;             /* hash over all calls so far that ranks must make alike */
@@ -583,6 +597,28 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
 /* The shards of these weights are new: what `stream` was given so far wrote them. Gathers wait for that.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
+
+/* Makes quantized shards of rows in a wider dtype, and publishes them: waits for gathers as gmm_gtp_fence does, finds
+   the amax of tensors that have one (TENSOR unless delayed, NV16) over all ranks of the domain in one packed reduction,
+   and writes elements, scales and amax in every direction that the plan stores. Weights without a scaling are
+   converted. Collective: all ranks name the same weights in the same order. The bits are those that one rank would make
+   of the whole matrix, whatever the number of ranks.
+   Shapes: from [count] matrices [shard_rows, local_cols], dense, padding rows zeros. */
+typedef struct gmm_gtp_quantization {
+    uint32_t struct_size;
+    gmm_dtype dtype;            /* of the rows: F32, F16 or BF16 */
+    const void *const *from;    /* [count] addresses, on the host */
+    const float *scale;         /* [count] delayed: quantization scales, in the context's memory; NULL = ones */
+    float *amax;                /* [count] delayed: raised to what any rank sees, in the context's memory; NULL = not
+                                   wanted */
+    const gmm_comm *also;       /* further ranks that share the amaxes, such as tensor-parallel ones; NULL = none. It is
+                                   called on the domain's gather stream, or on `stream` where a domain has one rank */
+} gmm_gtp_quantization;
+
+/* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
+       without a format), GMM_E_COMM. */
+GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t count,
+                                   const gmm_gtp_quantization *quantization, gmm_stream stream);
 
 /* Gathers a bundle before it is asked for, as chains do: the head of the first chain behind an optimizer step. Does
    nothing while its slot is in use.  Errors: as gmm_gtp_acquire. */
@@ -642,12 +678,66 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
 /* The counts so far. Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out);
 
+/* ------------------------------------------------------------------------------------------------ 9 Checkpoints --- */
+
+/* Shards to and from checkpoints by logical rows, as plans of strided moves (gmm.h, Checkpoints): built from shapes
+   alone, every error found before a byte moves, verified, applied through memory or callbacks, resumable.
+
+       gmm_gtp_export    what ranks hold -> the logical weights, of which every rank writes its own rows
+       gmm_gtp_import    logical weights, or the shards of other TP and GTP sizes -> the shards of one rank
+
+   Logical     The logical weight [rows, cols] is the shard of TP size 1 and GTP size 1: its sections one behind the
+               other, without padding. A shard's rows are those of its extents. Padding leaves no process, and is
+               written as zeros.
+   What        Any array in the layout of a shard: the weight, its fp32 main weight, optimizer moments. Those of a
+               quantized weight are described by the same shard with dtype F32, scaling NONE and the weight's unit.
+               Neither a runtime nor main_grad is read or needed; whoever imports publishes.
+   Quantized   From and to one format and direction elements and scales are copied as they are, where every boundary
+               falls on a block: no value is quantized twice. 128X128 blocks may also become floats, at any boundary;
+               what a boundary cuts is imported so, into 16 bits, and quantized again.
+   Tables      Elements of a shard are [rows, cols] as gmm_layout_of stores them, transposed copies as [cols, rows].
+               Scales are COMPACT, with its padding or without it (as export writes them); TENSOR has one value, which
+               rank 0 of TP and GTP exports. The global amax of NV16 is the caller's. */
+
+/* What a table has of a weight. Arrays of these have no struct_size. */
+typedef struct gmm_gtp_stored {
+    const gmm_shard *shard; /* which rows and columns, and their format */
+    int32_t part;           /* the table */
+    int32_t data, scale;    /* its tensors; scale -1 = none */
+    int32_t reserved;       /* 0 */
+} gmm_gtp_stored;
+
+/* One weight, or one copy of a quantized one. Arrays of these have no struct_size. */
+typedef struct gmm_gtp_item {
+    const char *name;             /* of the target's elements, */
+    const char *scale_name;       /* and of its scales; NULL where the format has none */
+    const gmm_shard *shard;       /* import: the target. export: the weight and its stored format, of any rank */
+    gmm_direction direction;      /* of quantized copies, on both sides */
+    int32_t stored_count;
+    const gmm_gtp_stored *stored; /* import: together all that the target wants. export: what this process writes.
+                                     All cut alike; what several hold is read from the first */
+} gmm_gtp_item;
+
+/* Plans the items: targets are their elements and scales, in the order of items. Parts (only their tables are read),
+   shards and names are read during the call; tables must outlive the plan, which gmm_ckpt_plan_destroy frees. Export
+   plans are partial (gmm_ckpt_plan_of_moves): a single process may give every rank's shards, or each only its own.
+   *out is NULL after a failure.
+   Errors (reason): GMM_E_NULL; GMM_E_ARG (argument; also of gmm_gtp_plan); GMM_E_KEY (shape: a weight or tensor of
+       other extents; missing_index: rows that nothing holds; duplicate_key), GMM_E_DTYPE (dtype), GMM_E_CONFIG
+       (not_divisible: a boundary that cuts a block), GMM_E_OVERFLOW, GMM_E_MEMORY. */
+GMMDEF gmm_status gmm_gtp_export(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                 const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
+                                 gmm_ckpt_report *report);
+GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                 const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
+                                 gmm_ckpt_report *report);
+
 #ifdef __cplusplus
 }
 #endif
 #endif /* GMM_MOE_GTP_H_INCLUDED */
 
-/* --------------------------------------------------------------------------------------------- 9 Implementation --- */
+/* ------------------------------------------------------------------------------------------- 10 Implementation --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE
@@ -1072,7 +1162,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     gmm_shard s, one;
     gmm_shard_plan p, whole;
     int64_t held = 0, elements = 0, gradient, wire, received;
-    int32_t d, sharded, fits;
+    int32_t d, gtp_size, sharded, fits;
     gmm_status status = GMM_OK;
     const size_t known = gmm__gtp_known(fn, "memory", memory, sizeof *memory, &status, error);
     if (status) return status;
@@ -1108,7 +1198,8 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     if (u.optimizer_ranks == 0) u.optimizer_ranks = 1;
     if (u.optimizer_bytes == 0) u.optimizer_bytes = 12;
 
-    sharded = s.gtp_size > 1;
+    gtp_size = s.gtp_size;
+    sharded = gtp_size > 1;
     s.struct_size = 0; /* now the same weight on one rank */
     s.gtp_size = 1;
     s.gtp_rank = 0;
@@ -1139,8 +1230,22 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
                gmm__gtp_add(&m.wgrad, row, p.padded_rows, u.wgrad_slots) &&
                gmm__gtp_add(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
     }
+    if (fits && sharded) {
+        int64_t stage[2] = {0, 0}; /* by direction, of all ranks */
+        const int64_t *data = p.shard_data_bytes, *scale = p.shard_scale_bytes;
+        const int turned = p.gather_data_bytes[GMM_COLUMNWISE] > 0 && data[GMM_COLUMNWISE] == 0;
+        if (turned) stage[1] = data[GMM_ROWWISE] + (s.scaling == GMM_SCALING_TENSOR ? 0 : scale[GMM_ROWWISE]);
+        if (s.scaling == GMM_SCALING_1X128) stage[0] = scale[GMM_ROWWISE], stage[1] = data[GMM_COLUMNWISE];
+        if (s.scaling == GMM_SCALING_NV16) stage[1] = data[GMM_COLUMNWISE] + scale[GMM_COLUMNWISE];
+        for (d = GMM_ROWWISE; fits && d <= GMM_COLUMNWISE; d++) {
+            int64_t bytes = 0;
+            fits = gmm__gtp_add(&bytes, stage[d], gtp_size, u.bundle);
+            if (u.gather_slots && bytes > m.stage) m.stage = bytes;
+        }
+    }
     m.total = 0;
-    fits = fits && gmm__gtp_add(&m.total, m.weights, 1, 1) && gmm__gtp_add(&m.total, m.main_grads, 1, 1) &&
+    fits = fits && gmm__gtp_add(&m.total, m.stage, 1, 1) && gmm__gtp_add(&m.total, m.weights, 1, 1) &&
+           gmm__gtp_add(&m.total, m.main_grads, 1, 1) &&
            gmm__gtp_add(&m.total, m.optimizer, 1, 1) && gmm__gtp_add(&m.total, m.gather, 1, 1) &&
            gmm__gtp_add(&m.total, m.wgrad, 1, 1) && gmm__gtp_add(&m.total, m.reduce, 1, 1);
     if (!fits)
@@ -1153,8 +1258,14 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
 
 enum { GMM__GTP_STAGES = 4096 };
 
-/* Fills in what a stage takes alone; seconds of its gathers, forward and backward. */
-static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x, double seconds[2],
+/* Seconds of a bundle's gathers, forward and backward, and of the transpose in backward. */
+typedef struct gmm__gtp_alone {
+    double gather[2], turn;
+    int shared, turned; /* both passes read one copy; backward's is made of forward's */
+} gmm__gtp_alone;
+
+/* Fills in what a stage takes alone. */
+static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x, gmm__gtp_alone *a,
                                        gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
@@ -1170,9 +1281,13 @@ static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f
     for (pass = 0; pass < 2; pass++) {
         const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
         const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
-        seconds[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
+        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
     }
-    x->gather = seconds[0];
+    a->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
+    a->turned = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
+    a->turn = a->turned && f->memory_rate > 0
+                  ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate : 0;
+    x->gather = a->gather[0];
     x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * share : 0;
     x->sum = 0;
     if (f->memory_rate > 0) { /* reads the parts, reads and writes main_grad */
@@ -1192,7 +1307,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     static const char fn[] = "gmm_gtp_foresee";
     gmm_gtp_forecast f;
     double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* by place in the pass */
-    double gather_free = 0, reduce_free = 0, now = 0, seconds[2];
+    double gather_free = 0, reduce_free = 0, now = 0;
+    gmm__gtp_alone alone;
     int32_t i, n, slots, pass;
     gmm_status s = gmm__gtp_open(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
@@ -1217,7 +1333,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         if (x.struct_size && x.struct_size != sizeof x)
             return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, (int)i,
                              x.struct_size);
-        if ((s = gmm__gtp_stage_alone(fn, &f, &x, seconds, error)) != GMM_OK) return s;
+        if ((s = gmm__gtp_stage_alone(fn, &f, &x, &alone, error)) != GMM_OK) return s;
     }
     slots = f.prefetch + 1;
     f.compute = f.exposed_gather = f.exposed_reduce = f.gather = f.reduce = 0;
@@ -1226,15 +1342,16 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
             gmm_gtp_stage *x = &stages[pass ? n - 1 - i : i];
             double *exposed = pass ? &x->exposed_backward : &x->exposed_forward, ready = 0;
             const double before = pass ? x->exposed_forward : 0;
-            int there; /* the slots still hold what the pass before has read last, where both read the same bytes */
-            (void)gmm__gtp_stage_alone(fn, &f, x, seconds, NULL);
+            int there; /* the slots still hold what the pass before has read last, if that serves here */
+            (void)gmm__gtp_stage_alone(fn, &f, x, &alone, NULL);
             x->exposed_forward = before;
-            there = i < slots && (pass || f.wrap) && seconds[0] == seconds[1];
+            there = i < slots && (pass ? alone.shared || alone.turned : f.wrap && alone.shared);
             if (!there) {
-                gather_free = gmm__later(gather_free, i >= slots ? released[i - slots] : 0) + seconds[pass];
-                f.gather += seconds[pass];
+                gather_free = gmm__later(gather_free, i >= slots ? released[i - slots] : 0) + alone.gather[pass];
+                f.gather += alone.gather[pass];
                 ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the pass before has hidden it */
             }
+            if (pass && alone.turn > 0) ready = gather_free += alone.turn;
             *exposed = gmm__later(ready - now, 0);
             f.exposed_gather += *exposed;
             now = gmm__later(now, ready) + x->forward; /* or dgrad, which takes as long */
@@ -2636,15 +2753,18 @@ typedef struct gmm__watch {
     double since;       /* at this time */
     const gmm_comm *comm; /* NULL: a graph */
     const char *what, *name;
+    int32_t replayed;   /* of a graph: behind post_replay, on this stream */
+    gmm_stream stream;
 } gmm__watch;
 
 /* How the shards of one buffer become its gathered form: sent bytes one behind the other are it already, or they are
-   staged, and every rank's rows are put side by side. */
+   staged, and every rank's columns are put side by side, as far as the whole reaches. */
 typedef struct gmm__route {
-    size_t send, whole;          /* bytes of a rank, of the gathered buffer */
-    size_t at, stage;            /* offsets in the slot; stage: of staged ones */
+    size_t send, whole;          /* bytes of a rank (0 = not sent), of the gathered buffer */
+    size_t at, stage;            /* offsets in the slot, in the stage; of a transposed weight's rowwise copy, too */
+    size_t even;                 /* bytes that an operation expects from matrix to matrix */
     int32_t staged, reserved;
-    size_t width, height, src_pitch, dst_pitch;
+    size_t width, limit, height, src_pitch, dst_pitch; /* limit: bytes of a row that ranks fill */
 } gmm__route;
 
 enum { GMM__GTP_ROW, GMM__GTP_COL, GMM__GTP_REC, GMM__GTP_CLASSES }; /* what slots hold; REC: rowwise, of recompute */
@@ -2654,8 +2774,11 @@ typedef struct gmm__gtp_weight {
     gmm_gtp_weight desc;
     gmm_shard shard;
     gmm_shard_plan plan;
+    gmm_format format;           /* dtype NONE = none */
     gmm__route route[2][2];      /* [direction][DATA, SCALE] */
+    int64_t ld[2];               /* of a gathered copy; 0 = the default */
     int32_t bundle;              /* -1 = none yet */
+    int32_t transposed;          /* the columnwise copy is made of the rowwise one */
     size_t grad_at;              /* offset in the gradient buffer */
 } gmm__gtp_weight;
 
@@ -2691,6 +2814,8 @@ typedef struct gmm__gtp_bundle {
     int32_t wslot;
     uint32_t held;                 /* a bit per pass */
     int64_t version;
+    gmm_mat columnwise;            /* what views of backward point to */
+    size_t amax_at[2];             /* NV16: offset in a slot, by direction */
     size_t slot_bytes[GMM__GTP_CLASSES], grad_bytes;
     gmm__mark published, done, in_place; /* in_place: the last release of unsharded weights */
     gmm_stream reader;
@@ -2709,6 +2834,10 @@ typedef struct gmm__gtp_domain {
     int32_t joined[2];           /* the capture that the streams have joined, counted from 1 */
     int32_t used[2];             /* a fence has something to wait for */
     size_t gather_bytes, reduce_bytes, recv_at, work_at, work_bytes;
+    size_t stage_at[2], stage_bytes[2]; /* outside of graphs, and in them: gathers follow one another there */
+    gmm__mark staged[2];
+    size_t amax_at, cast_at, cast_bytes; /* of gmm_gtp_quantize: amaxes of the domain's weights, workspace */
+    gmm__mark cast;
     char *gather_base, *reduce_base;
     void *window[2];
     gmm_event fork[2], join[2];
@@ -2721,6 +2850,8 @@ struct gmm_gtp {
     gmm_runtime rt;
     gmm_error error;
     gmm_status broken;
+    const char *calls;           /* the collective that is being called, by rank caller[0] of caller[1]; NULL = none */
+    int32_t caller[2];
     int32_t sealed, live, calling_back, dry;
     int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, link_count;
     int32_t slot_count, wslot_count;
@@ -2902,42 +3033,82 @@ static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *per)
     }
 }
 
-/* How the data and scales of one direction travel. */
-static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, int direction, gmm__route *data,
-                                  gmm__route *scale, gmm_error *error) {
-    gmm_layout part = GMM_ZERO, whole = GMM_ZERO;
-    size_t bits;
+/* How the data and scales of one direction travel. What is put together here gets the pitch that operations expect of
+   the logical rows (scales) or take as ld (elements, padding included); what arrives in its final order keeps its
+   padding behind it. */
+static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, int direction, gmm__gtp_weight *w,
+                                  gmm_error *error) {
+    gmm__route *data = &w->route[direction][GMM__GTP_DATA], *scale = &w->route[direction][GMM__GTP_SCALE];
+    gmm_layout part = GMM_ZERO, whole = GMM_ZERO, logical = GMM_ZERO;
+    const size_t bits = (size_t)gmm_dtype_bits(s->dtype);
+    const int sent = p->shard_data_bytes[direction] > 0;
     gmm_status status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->shard_rows,
                                       p->local_cols, &part, error);
     if (!status) status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction,
                                         p->padded_rows, p->local_cols, &whole, error);
+    if (!status) status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction,
+                                        p->local_rows, p->local_cols, &logical, error);
     if (status) return status;
     memset(data, 0, sizeof *data);
     memset(scale, 0, sizeof *scale);
-    bits = (size_t)gmm_dtype_bits(s->dtype);
-    data->send = (size_t)part.data_bytes;
     data->whole = (size_t)whole.data_bytes;
+    scale->whole = (size_t)whole.scale_bytes;
+    scale->even = (size_t)logical.scale_bytes;
+    if (part.transposed) w->ld[direction] = whole.data_cols;
+    w->transposed |= !sent;
+    if (!sent) { /* all made here */
+        scale->whole = scale->even;
+        return GMM_OK;
+    }
+    data->send = (size_t)part.data_bytes;
     if (part.transposed) {
         data->staged = 1;
         data->width = data->src_pitch = (size_t)part.data_cols * bits / 8;
-        data->dst_pitch = (size_t)whole.data_cols * bits / 8;
+        data->limit = data->dst_pitch = (size_t)whole.data_cols * bits / 8;
         data->height = (size_t)part.data_rows;
     }
     if (s->scaling != GMM_SCALING_NONE && s->scaling != GMM_SCALING_TENSOR) {
         const size_t bytes = (size_t)gmm_dtype_bits(part.scale_dtype) / 8;
         int64_t per = 1;
         const int along_rows = gmm__gtp_scale_axis(s->scaling, direction, &per);
-        scale->whole = (size_t)whole.scale_bytes;
         if (along_rows) scale->send = (size_t)(p->shard_rows / per) * (size_t)part.scale_cols * bytes;
         else {
+            scale->whole = scale->even;
             scale->send = (size_t)part.scale_bytes;
             scale->staged = 1;
             scale->width = (size_t)(p->shard_rows / per) * bytes;
+            scale->limit = (size_t)((p->local_rows + per - 1) / per) * bytes;
             scale->src_pitch = (size_t)part.scale_cols * bytes;
-            scale->dst_pitch = (size_t)whole.scale_cols * bytes;
+            scale->dst_pitch = (size_t)logical.scale_cols * bytes;
             scale->height = (size_t)part.scale_rows;
         }
     }
+    return GMM_OK;
+}
+
+/* The format of a weight that gmm_gtp_quantize makes. */
+static gmm_status gmm__gtp_format(const char *fn, gmm__gtp_weight *w, gmm_error *error) {
+    gmm_format *f = &w->format;
+    gmm_error why = GMM_ZERO;
+    gmm_status s;
+    if (!w->desc.format) return GMM_OK;
+    s = gmm__gtp_open(fn, "weight->format", w->desc.format, f, sizeof *f, error);
+    w->desc.format = NULL; /* the copy is what counts */
+    if (s) return s;
+    f->struct_size = 0;
+    s = gmm_format_validate(f, &why);
+    if (s) return gmm__fail(error, s, "%s: '%s': format: %.300s", fn, w->desc.name, why.text);
+    if (w->shard.scaling == GMM_SCALING_NONE && f->dtype == GMM_NONE) return GMM_OK;
+    if (f->dtype != w->shard.dtype || f->scaling != w->shard.scaling)
+        return gmm__fail(error, GMM_E_DTYPE, "%s: '%s': format is %s scaled %s, the shard %s scaled %s", fn,
+                         w->desc.name, gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling),
+                         gmm_dtype_name(w->shard.dtype), gmm_scaling_name(w->shard.scaling));
+    if (f->order != GMM_SCALES_COMPACT || f->stochastic || f->hadamard || f->row_amax)
+        return gmm__fail(error, GMM_E_CONFIG, "%s: '%s': format has order %d, stochastic %d, hadamard 0x%x, row_amax "
+                         "%d: shards take none of them", fn, w->desc.name, (int)f->order, (int)f->stochastic,
+                         (unsigned)f->hadamard, (int)f->row_amax);
+    if (f->scaling == GMM_SCALING_NV16 && !w->desc.amax)
+        return gmm__fail(error, GMM_E_NULL, "%s: '%s': amax is NULL, which nv16 is made with", fn, w->desc.name);
     return GMM_OK;
 }
 
@@ -2963,11 +3134,10 @@ GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight,
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': scale[%d] is NULL: a shard in %s has %lld bytes there",
                              fn, w.desc.name, d, gmm_scaling_name(w.shard.scaling),
                              (long long)w.plan.shard_scale_bytes[d]);
-        if (w.plan.shard_data_bytes[d] > 0)
-            s = gmm__gtp_routes(&w.shard, &w.plan, d, &w.route[d][GMM__GTP_DATA], &w.route[d][GMM__GTP_SCALE],
-                                &gtp->error);
+        if (w.plan.gather_data_bytes[d] > 0) s = gmm__gtp_routes(&w.shard, &w.plan, d, &w, &gtp->error);
         if (s) return s;
     }
+    if ((s = gmm__gtp_format(fn, &w, &gtp->error)) != GMM_OK) return s;
     if (w.desc.main_grad && w.desc.main_grad_dtype != GMM_F32 && w.desc.main_grad_dtype != GMM_BF16)
         return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': main_grad_dtype is %s: must be f32 or bf16", fn,
                          w.desc.name, gmm_dtype_name(w.desc.main_grad_dtype));
@@ -3015,6 +3185,18 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
             w->shard.scaling != gtp->weights[weights[0]].shard.scaling)
             return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': '%s' differs in dtype or scaling from '%s'", fn, name,
                              w->desc.name, gtp->weights[weights[0]].desc.name);
+        if (w->format.e4m3_256 != gtp->weights[weights[0]].format.e4m3_256)
+            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' has e4m3_256 %d, '%s' has not", fn, name,
+                             w->desc.name, (int)w->format.e4m3_256, gtp->weights[weights[0]].desc.name);
+        if (w->shard.scaling == GMM_SCALING_NV16)
+            for (k = 0; k < count; k++) {
+                const gmm__gtp_weight *x = &gtp->weights[weights[k]];
+                if ((x->desc.expert == 0 && !x->desc.amax != !w->desc.amax) ||
+                    (x->desc.expert == 0 && w->desc.amax && w->desc.amax != x->desc.amax + w->desc.expert))
+                    return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': amax of '%s' is at %p: must be %d values "
+                                     "behind that of expert 0, at %p", fn, name, w->desc.name, (void *)w->desc.amax,
+                                     (int)w->desc.expert, (void *)x->desc.amax);
+            }
     }
     b = &gtp->bundles[gtp->bundle_count];
     memset(b, 0, sizeof *b);
@@ -3099,33 +3281,47 @@ static gmm__gtp_weight *gmm__gtp_member(gmm_gtp *g, const gmm__gtp_bundle *b, in
 /* What the slot of a pass holds. */
 static int gmm__gtp_class(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
     if (pass == GMM_GTP_RECOMPUTE) return GMM__GTP_REC;
-    return pass == GMM_GTP_BACKWARD && gmm__gtp_member(g, b, 0)->plan.shard_data_bytes[GMM_COLUMNWISE] > 0
+    return pass == GMM_GTP_BACKWARD && gmm__gtp_member(g, b, 0)->plan.gather_data_bytes[GMM_COLUMNWISE] > 0
                ? GMM__GTP_COL : GMM__GTP_ROW;
 }
 static int gmm__gtp_class_direction(int kind) { return kind == GMM__GTP_COL ? GMM_COLUMNWISE : GMM_ROWWISE; }
 
-/* Places of a bundle's parts in its slots: data, scales as gmm_layout_of places groups, then what is staged. */
+/* Whether a pass reads a buffer: of one rank, only what is made of the shards. */
+static int gmm__gtp_buffered(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
+    return g->domains[b->domain].size > 1 ||
+           (gmm__gtp_class(g, b, pass) == GMM__GTP_COL && gmm__gtp_member(g, b, 0)->transposed);
+}
+
+/* Places of a bundle's parts: in its slots data, scales as gmm_layout_of places groups, amaxes; in the stage what is
+   put side by side, or transposed. */
 static void gmm__gtp_place(gmm_gtp *g, gmm__gtp_bundle *b) {
+    gmm__gtp_domain *to = &g->domains[b->domain];
     int d;
     int32_t i, part;
     for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
-        size_t at = 0;
+        size_t at = 0, stage = 0;
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
             for (i = 0; i < b->count; i++) {
-                gmm__route *r = &gmm__gtp_member(g, b, i)->route[d][part];
+                gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+                gmm__route *r = &w->route[d][part];
                 r->at = at;
                 at += part == GMM__GTP_DATA ? gmm__gtp_align(r->whole) : r->whole;
+                if (d == GMM_COLUMNWISE && w->transposed) { /* the rowwise copy arrives there */
+                    gmm__route *from = &w->route[GMM_ROWWISE][part];
+                    from->stage = stage;
+                    stage += gmm__gtp_align(from->send * (size_t)to->size);
+                } else if (r->staged) {
+                    r->stage = stage;
+                    stage += gmm__gtp_align(r->send * (size_t)to->size);
+                }
             }
             at = gmm__gtp_align(at);
         }
-        for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++)
-            for (i = 0; i < b->count; i++) {
-                gmm__route *r = &gmm__gtp_member(g, b, i)->route[d][part];
-                if (!r->staged) continue;
-                r->stage = at;
-                at += gmm__gtp_align(r->send * (size_t)g->domains[b->domain].size);
-            }
+        b->amax_at[d] = at;
+        if (gmm__gtp_member(g, b, 0)->shard.scaling == GMM_SCALING_NV16)
+            at += gmm__gtp_align((size_t)b->count * sizeof(float));
         b->slot_bytes[d == GMM_COLUMNWISE ? GMM__GTP_COL : GMM__GTP_ROW] = at;
+        if (to->size > 1 && stage > to->stage_bytes[b->captured]) to->stage_bytes[b->captured] = stage;
     }
     b->slot_bytes[GMM__GTP_REC] = b->chain[GMM_GTP_RECOMPUTE] < 0 ? 0 : b->slot_bytes[GMM__GTP_ROW];
     b->grad_bytes = 0;
@@ -3251,9 +3447,87 @@ static gmm_status gmm__gtp_sum_run(const void *argument, gmm_stream stream) {
     return gmm_accumulate(s.ctx, &s.d, s.workspace, s.workspace_bytes, stream);
 }
 
+/* The making of one weight's shard. */
+typedef struct gmm__gtp_cast {
+    gmm_context *ctx;
+    gmm_quantization d;
+    gmm_conversion plain;      /* of a weight without a scaling */
+    gmm_format format;
+    gmm_mat src, copy[2];
+    int32_t wanted[2];
+    void *workspace;
+    size_t workspace_bytes;
+} gmm__gtp_cast;
+
+static gmm__gtp_cast gmm__gtp_cast_of(gmm_gtp *g, const gmm__gtp_weight *w, gmm_dtype dtype, const void *from) {
+    gmm__gtp_cast c;
+    int d;
+    memset(&c, 0, sizeof c);
+    c.ctx = g->config.ctx;
+    c.src = gmm_mat_packed(dtype, from);
+    c.format = w->format;
+    c.d.count = 1;
+    c.d.rows = c.plain.rows = w->plan.shard_rows;
+    c.d.cols = c.plain.cols = w->plan.local_cols;
+    for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
+        c.wanted[d] = w->plan.shard_data_bytes[d] > 0;
+        c.copy[d] = gmm_mat_quantized(&c.format, (gmm_direction)d, w->desc.data[d], w->desc.scale[d], NULL);
+    }
+    if (w->shard.scaling == GMM_SCALING_NONE) c.copy[GMM_ROWWISE] = gmm_mat_packed(w->shard.dtype, w->desc.data[0]);
+    return c;
+}
+/* Its pointers, once it stands where it is used. */
+static void gmm__gtp_cast_point(gmm__gtp_cast *c) {
+    c->d.format = &c->format;
+    c->d.src = c->plain.src = &c->src;
+    c->d.rowwise = c->wanted[GMM_ROWWISE] ? &c->copy[GMM_ROWWISE] : NULL;
+    c->d.columnwise = c->wanted[GMM_COLUMNWISE] ? &c->copy[GMM_COLUMNWISE] : NULL;
+    c->plain.dst = &c->copy[GMM_ROWWISE];
+}
+static gmm_status gmm__gtp_cast_run(const void *argument, gmm_stream stream) {
+    gmm__gtp_cast c = *(const gmm__gtp_cast *)argument;
+    gmm__gtp_cast_point(&c);
+    if (c.format.dtype == GMM_NONE) return gmm_convert(c.ctx, &c.plain, NULL, 0, stream);
+    return gmm_quantize(c.ctx, &c.d, c.workspace, c.workspace_bytes, stream);
+}
+/* Whether one amax of the whole tensor decides about its scale. */
+static int gmm__gtp_by_amax(const gmm__gtp_weight *w) {
+    return w->format.dtype != GMM_NONE && (w->shard.scaling == GMM_SCALING_NV16 ||
+                                           (w->shard.scaling == GMM_SCALING_TENSOR && !w->format.delayed));
+}
+
+/* What quantizing wants for workspace: the most of the domain's weights, whatever the dtype of the rows. */
+static gmm_status gmm__gtp_size_cast(gmm_gtp *g, const char *fn, gmm__gtp_domain *d, const gmm__gtp_weight *w) {
+    static const gmm_dtype dtypes[] = {GMM_F32, GMM_F16, GMM_BF16};
+    int i;
+    for (i = 0; i < 3 && w->format.dtype != GMM_NONE; i++) {
+        gmm__gtp_cast c = gmm__gtp_cast_of(g, w, dtypes[i], NULL);
+        gmm_info info = GMM_ZERO;
+        gmm_status s;
+        gmm__gtp_cast_point(&c);
+        s = gmm_quantize_query(g->config.ctx, GMM_OP_QUANTIZE, &c.d, &info);
+        if (s) return gmm__fail(&g->error, s, "%s: '%s': %.400s", fn, w->desc.name, gmm_last_error(g->config.ctx));
+        if (info.workspace_bytes > d->cast_bytes) d->cast_bytes = info.workspace_bytes;
+    }
+    return GMM_OK;
+}
+
+/* The transposing of one weight's rowwise copy. */
+typedef struct gmm__gtp_turn {
+    gmm_context *ctx;
+    gmm_transposition d;
+    gmm_mat src, dst;
+} gmm__gtp_turn;
+static gmm_status gmm__gtp_turn_run(const void *argument, gmm_stream stream) {
+    gmm__gtp_turn t = *(const gmm__gtp_turn *)argument;
+    t.d.src = &t.src;
+    t.d.dst = &t.dst;
+    return gmm_transpose(t.ctx, &t.d, NULL, 0, stream);
+}
+
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
     static const char fn[] = "gmm_gtp_seal";
-    int32_t i, k;
+    int32_t i, k, n;
     int pass;
     gmm_status s = gmm__gtp_declare(gtp, fn, "", 0, 1, gtp);
     if (s) return s;
@@ -3267,6 +3541,7 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
             const gmm__gtp_weight *w = gmm__gtp_member(gtp, b, k);
             gmm__gtp_sum sum = gmm__gtp_sum_of(gtp, d, w);
             gmm_info info = GMM_ZERO;
+            if ((s = gmm__gtp_size_cast(gtp, fn, d, w)) != GMM_OK) return s;
             if (!w->desc.main_grad) continue;
             sum.d.x = &sum.x;
             sum.d.y = &sum.y;
@@ -3280,15 +3555,14 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
     for (i = 0; i < gtp->chain_count; i++) /* slots in the order of the chains, */
         for (k = 0; k < gtp->chains[i].count; k++) {
             gmm__gtp_bundle *b = &gtp->bundles[gtp->links[gtp->chains[i].first + k]];
-            if (gtp->domains[b->domain].size > 1)
+            if (gmm__gtp_buffered(gtp, b, gtp->chains[i].pass))
                 gmm__gtp_take_slot(gtp, b, gmm__gtp_class(gtp, b, gtp->chains[i].pass));
             if (gtp->chains[i].pass == GMM_GTP_BACKWARD) gmm__gtp_take_wslot(gtp, b);
         }
     for (i = 0; i < gtp->bundle_count; i++) { /* then for who is in none */
         gmm__gtp_bundle *b = &gtp->bundles[i];
-        gmm__gtp_domain *d = &gtp->domains[b->domain];
-        for (pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD && d->size > 1; pass++)
-            gmm__gtp_take_slot(gtp, b, gmm__gtp_class(gtp, b, pass));
+        for (pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++)
+            if (gmm__gtp_buffered(gtp, b, pass)) gmm__gtp_take_slot(gtp, b, gmm__gtp_class(gtp, b, pass));
         gmm__gtp_take_wslot(gtp, b);
     }
     for (i = 0; i < gtp->domain_count; i++) {
@@ -3297,6 +3571,16 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         for (k = 0; k < gtp->bundle_count; k++)
             if (gtp->bundles[k].domain == i && gtp->bundles[k].trainable && gtp->bundles[k].grad_bytes > most)
                 most = gtp->bundles[k].grad_bytes;
+        for (k = 0; k < 2; k++) {
+            d->stage_at[k] = d->gather_bytes;
+            d->gather_bytes += gmm__gtp_align(d->stage_bytes[k]);
+        }
+        d->amax_at = d->gather_bytes;
+        for (k = 0, n = 0; k < gtp->weight_count; k++)
+            n += gtp->bundles[gtp->weights[k].bundle].domain == i && gmm__gtp_by_amax(&gtp->weights[k]);
+        d->gather_bytes += gmm__gtp_align((size_t)n * sizeof(float));
+        d->cast_at = d->gather_bytes;
+        d->gather_bytes += gmm__gtp_align(d->cast_bytes);
         d->recv_at = d->reduce_bytes; /* one suffices: reductions follow one another on their stream */
         if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__gtp_align(most);
         d->work_at = d->reduce_bytes;
@@ -3340,9 +3624,16 @@ static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
     }
 }
 
+/* Around the calls of a communicator, so that an error names them. */
+static void gmm__gtp_calls(gmm_gtp *g, const gmm__gtp_domain *d, const char *what) {
+    g->calls = what;
+    g->caller[0] = d->rank;
+    g->caller[1] = d->size;
+}
+
 /* Ends the object's life: the text says what failed, for whom, and what the communicator knows. */
 static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, gmm_status status) {
-    char why[320] = "", text[400];
+    char why[320] = "", text[460], calls[64] = "";
     int32_t i;
     for (i = 0; i < g->domain_count && !why[0]; i++) {
         gmm_comm *c[2];
@@ -3357,8 +3648,10 @@ static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, g
     }
     if (!why[0]) (void)snprintf(why, sizeof why, "%.280s", gmm_last_error(g->config.ctx));
     g->broken = status;
-    (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s", fn, name, gmm_status_string(status), why[0] ? ": " : "",
-                   why);
+    if (g->calls)
+        (void)snprintf(calls, sizeof calls, "%s by rank %d of %d: ", g->calls, (int)g->caller[0], (int)g->caller[1]);
+    (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s%s", fn, name, calls, gmm_status_string(status),
+                   why[0] ? ": " : "", why);
     (void)gmm__fail(&g->error, status, "%s", text);
     gmm__gtp_give_up(g, text);
     return status;
@@ -3428,6 +3721,8 @@ static gmm_status gmm__gtp_events(gmm_gtp *g) {
         for (k = 0; k < 2; k++) {
             if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].fork[k]);
             if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].join[k]);
+            if (!s) s = gmm__mark_create(g, &g->domains[i].staged[k]);
+            if (!s && k) s = gmm__mark_create(g, &g->domains[i].cast);
         }
     for (i = 0; i < g->bundle_count; i++) {
         gmm__gtp_bundle *b = &g->bundles[i];
@@ -3465,6 +3760,8 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
             const gmm_comm *c = k ? &d->reduce : &d->gather;
             GMM__DESTROY(d->fork[k]);
             GMM__DESTROY(d->join[k]);
+            GMM__UNMARK(d->staged[k]);
+            if (k) GMM__UNMARK(d->cast);
             if (d->window[k] && !gtp->broken) {
                 const gmm_status t = c->window_remove(c->self, d->window[k]);
                 if (!s) s = t;
@@ -3617,54 +3914,179 @@ static void gmm__gtp_ask(gmm_gtp *g, gmm__gtp_bundle *b) {
     }
 }
 
-/* Gathers a bundle into its slot. */
-static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
-    gmm__gtp_bundle *b = &g->bundles[bundle];
-    gmm__gtp_domain *d = &g->domains[b->domain];
-    gmm__gtp_slot *slot = &g->slots[b->slot[pass]];
-    const int dir = gmm__gtp_class_direction(slot->kind);
-    const gmm_stream stream = d->desc.gather_stream;
+/* Bytes of `size` per weight, from where each weight has them to places one behind the other: one copy where the
+   sources follow one another too. */
+static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, char *dst, size_t size, int scale,
+                                       gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i, n;
+    for (i = 0; i < b->count && !s; i += n) {
+        const gmm_gtp_weight *first = &gmm__gtp_member(g, b, i)->desc;
+        const char *src = (const char *)(scale ? first->scale[GMM_ROWWISE] : first->amax);
+        for (n = 1; i + n < b->count; n++) {
+            const gmm_gtp_weight *w = &gmm__gtp_member(g, b, i + n)->desc;
+            if ((const char *)(scale ? w->scale[GMM_ROWWISE] : w->amax) != src + (size_t)n * size) break;
+        }
+        s = g->rt.copy(g->rt.self, dst + (size_t)i * size, src, (size_t)n * size, stream);
+    }
+    return s;
+}
+
+/* The collective: every part of one direction of a bundle to its place in the slot, or in the stage. */
+static gmm_status gmm__gtp_send(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, int all_staged, char *slot, char *stage,
+                                gmm_stream stream) {
+    const gmm__gtp_domain *d = &g->domains[b->domain];
     const gmm_comm *c = &d->gather;
-    gmm_runtime *rt = &g->rt;
-    int32_t i, part, r;
-    gmm_status s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
-    if (g->graph) g->graph_use[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
-    else if (!s) s = gmm__mark_wait(g, &b->published, stream);
-    if (!s) s = gmm__mark_wait(g, &slot->last_use, stream);
-    if (!s && slot->ready.graph != g->graph) s = gmm__mark_wait(g, &slot->ready, stream);
-    slot->bundle = bundle;
-    slot->version = b->version;
-    slot->graph = g->graph;
-    slot->pending = slot->read = 0;
-    if (!s) s = gmm__watch_begin(g, &slot->watch, stream);
-    if (!s) s = c->group_begin(c->self, b->name);
+    int32_t i, part;
+    gmm_status s;
+    gmm__gtp_calls(g, d, "all_gather");
+    s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count; i++)
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
             const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
             const gmm__route *to = &w->route[dir][part];
             if (s || !to->send) continue;
             s = c->all_gather(c->self, part == GMM__GTP_DATA ? w->desc.data[dir] : w->desc.scale[dir],
-                              slot->base + (to->staged ? to->stage : to->at), to->send, stream);
+                              all_staged || to->staged ? stage + to->stage : slot + to->at, to->send, stream);
             g->stats.gathered_bytes += (int64_t)to->send * (d->size - 1);
         }
     if (!s) s = c->group_end(c->self);
+    if (!s) g->calls = NULL;
+    return s;
+}
+
+/* Puts what has arrived where it stays, straight: ranks side by side, zeros behind them. */
+static gmm_status gmm__gtp_settle(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, char *slot, const char *stage,
+                                  gmm_stream stream) {
+    const int32_t size = g->domains[b->domain].size;
+    gmm_runtime *rt = &g->rt;
+    gmm_status s = GMM_OK;
+    int32_t i, part, r;
     for (i = 0; i < b->count; i++)
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
             const gmm__route *to = &gmm__gtp_member(g, b, i)->route[dir][part];
-            const size_t filled = to->staged ? to->width * (size_t)d->size : 0;
-            const size_t rows = to->staged ? to->height * to->dst_pitch : to->send * (size_t)d->size;
-            char *dst = slot->base + to->at;
-            for (r = 0; r < d->size && to->staged && !s; r++) /* straight to where they end up */
-                s = rt->copy2d(rt->self, dst + (size_t)r * to->width, to->dst_pitch,
-                               slot->base + to->stage + (size_t)r * to->send, to->src_pitch, to->width, to->height,
+            const size_t rows = to->staged ? to->height * to->dst_pitch : to->send * (size_t)size;
+            char *dst = slot + to->at;
+            if (!to->send) continue;
+            for (r = 0; r < size && to->staged && !s; r++) {
+                const size_t at = (size_t)r * to->width, left = at < to->limit ? to->limit - at : 0;
+                if (left)
+                    s = rt->copy2d(rt->self, dst + at, to->dst_pitch, stage + to->stage + (size_t)r * to->send,
+                                   to->src_pitch, left < to->width ? left : to->width, to->height, stream);
+            }
+            if (!s && to->staged && to->limit < to->dst_pitch)
+                s = rt->fill2d(rt->self, dst + to->limit, to->dst_pitch, 0, to->dst_pitch - to->limit, to->height,
                                stream);
-            if (!s && to->staged && filled < to->dst_pitch)
-                s = rt->fill2d(rt->self, dst + filled, to->dst_pitch, 0, to->dst_pitch - filled, to->height, stream);
             if (!s && rows < to->whole) s = rt->fill(rt->self, dst + rows, 0, to->whole - rows, stream);
         }
+    return s;
+}
+
+/* Makes the columnwise copies in a slot of rowwise ones: of a slot, of the stage, or (both NULL) of the shards. */
+static gmm_status gmm__gtp_transpose(gmm_gtp *g, const gmm__gtp_bundle *b, char *slot, const char *row,
+                                     const char *stage, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < b->count && !s; i++) {
+        const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+        const gmm__route *data = w->route[GMM_ROWWISE], *scale = data + 1, *to = w->route[GMM_COLUMNWISE];
+        const size_t local = (size_t)w->plan.local_rows, pitch = (size_t)w->plan.padded_rows;
+        const int tensor = w->shard.scaling == GMM_SCALING_TENSOR;
+        gmm__gtp_turn t;
+        gmm_range ranges[4];
+        gmm_work work;
+        memset(&t, 0, sizeof t);
+        memset(&work, 0, sizeof work);
+        memset(ranges, 0, sizeof ranges);
+        t.ctx = g->config.ctx;
+        t.d.count = 1;
+        t.d.rows = w->plan.local_rows;
+        t.d.cols = w->plan.local_cols;
+        t.src.dtype = t.dst.dtype = w->shard.dtype;
+        t.src.scaling = t.dst.scaling = w->shard.scaling;
+        t.src.data = row ? (void *)(uintptr_t)(row + data->at) : stage ? (void *)(uintptr_t)(stage + data->stage)
+                                                                        : w->desc.data[GMM_ROWWISE];
+        t.src.scale = row ? (void *)(uintptr_t)(row + scale->at)
+                          : stage && !tensor ? (void *)(uintptr_t)(stage + scale->stage) : w->desc.scale[GMM_ROWWISE];
+        t.dst.data = slot + to[GMM__GTP_DATA].at;
+        t.dst.scale = slot + to[GMM__GTP_SCALE].at;
+        t.dst.ld = w->plan.padded_rows;
+        ranges[0].data = t.src.data;
+        ranges[0].bytes = local * (size_t)w->plan.local_cols;
+        ranges[1].data = t.src.scale;
+        ranges[1].bytes = tensor ? sizeof(float) : scale->even;
+        ranges[2].data = t.dst.data;
+        ranges[2].bytes = pitch * (size_t)w->plan.local_cols;
+        ranges[3].data = t.dst.scale;
+        ranges[3].bytes = to[GMM__GTP_SCALE].whole;
+        ranges[2].writes = ranges[3].writes = 1;
+        work.name = "transpose";
+        work.function = gmm__gtp_turn_run;
+        work.argument = &t;
+        work.argument_bytes = sizeof t;
+        work.ranges = ranges;
+        work.range_count = 4;
+        s = g->rt.run(g->rt.self, &work, stream);
+        if (!s && local < pitch)
+            s = g->rt.fill2d(g->rt.self, (char *)t.dst.data + local, pitch, 0, pitch - local,
+                             (size_t)w->plan.local_cols, stream);
+    }
+    return s;
+}
+
+/* `stream` has read what the mark stands for the last use of: one event then stands for all readers. */
+static gmm_status gmm__gtp_was_read(gmm_gtp *g, gmm__mark *mark, int *read, gmm_stream *reader, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    if (*read && *reader != stream) s = gmm__mark_wait(g, mark, stream);
+    if (!s) s = gmm__mark_record(g, mark, stream);
+    *read = 1;
+    *reader = stream;
+    return s;
+}
+
+/* Gathers a bundle into its slot. With one rank, `stream` transposes the shards. */
+static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
+    gmm__gtp_bundle *b = &g->bundles[bundle];
+    gmm__gtp_domain *d = &g->domains[b->domain];
+    gmm__gtp_slot *slot = &g->slots[b->slot[pass]], *row = NULL;
+    const gmm__gtp_weight *first = gmm__gtp_member(g, b, 0);
+    const int dir = gmm__gtp_class_direction(slot->kind);
+    const int turn = first->transposed && dir == GMM_COLUMNWISE, several = d->size > 1;
+    const int staged = several && (turn || first->route[dir][0].staged || first->route[dir][1].staged);
+    char *stage = d->gather_base + d->stage_at[b->captured];
+    gmm_status s = GMM_OK;
+    if (several) {
+        stream = d->desc.gather_stream;
+        s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
+        if (turn && gmm__gtp_has(g, &g->slots[b->slot[GMM_GTP_FORWARD]], bundle))
+            row = &g->slots[b->slot[GMM_GTP_FORWARD]];
+    }
+    if (g->graph) g->graph_use[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
+    else if (!s) s = gmm__mark_wait(g, &b->published, stream);
+    if (!s) s = gmm__mark_wait(g, &slot->last_use, stream);
+    if (!s && slot->ready.graph != g->graph) s = gmm__mark_wait(g, &slot->ready, stream);
+    if (!s && row) s = gmm__mark_wait(g, &row->ready, stream);
+    if (!s && staged && !row) s = gmm__mark_wait(g, &d->staged[b->captured], stream);
+    slot->bundle = bundle;
+    slot->version = b->version;
+    slot->graph = g->graph;
+    slot->pending = slot->read = 0;
+    if (!s) s = gmm__watch_begin(g, &slot->watch, stream);
+    if (!s && several && !row) s = gmm__gtp_send(g, b, turn ? (int)GMM_ROWWISE : dir, turn, slot->base, stage, stream);
+    if (!s && !turn) s = gmm__gtp_settle(g, b, dir, slot->base, stage, stream);
+    if (!s && turn)
+        s = gmm__gtp_transpose(g, b, slot->base, row ? row->base : NULL, several && !row ? stage : NULL, stream);
+    if (!s && !turn && first->shard.scaling == GMM_SCALING_TENSOR)
+        s = gmm__gtp_copy_values(g, b, slot->base + first->route[dir][GMM__GTP_SCALE].at, sizeof(float), 1, stream);
+    if (!s && first->shard.scaling == GMM_SCALING_NV16 && first->desc.amax)
+        s = gmm__gtp_copy_values(g, b, slot->base + b->amax_at[dir], sizeof(float), 0, stream);
+    if (!s && staged && !row) s = gmm__mark_record(g, &d->staged[b->captured], stream);
     if (!s) s = gmm__mark_record(g, &slot->ready, stream);
-    gmm__watch_end(g, &slot->watch, slot->ready.outside, c, "all_gather", b->name);
+    gmm__watch_end(g, &slot->watch, slot->ready.outside, several ? &d->gather : NULL, "all_gather", b->name);
+    if (!s && row) s = gmm__mark_record(g, &row->ready, stream); /* for a gather into it that is not on this stream */
+    if (!s && !several) s = gmm__gtp_was_read(g, &b->in_place, &b->in_place.set, &b->reader, stream);
     g->stats.gathers++;
+    g->stats.transposed += row || !several;
     return s;
 }
 
@@ -3672,7 +4094,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass)
 static gmm_status gmm__gtp_gather_ahead(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_slot *slot;
-    if (b->slot[pass] < 0) return GMM_OK;
+    if (b->slot[pass] < 0 || g->domains[b->domain].size == 1) return GMM_OK;
     slot = &g->slots[b->slot[pass]];
     if (slot->holders && slot->bundle != bundle) {
         g->stats.busy++;
@@ -3691,7 +4113,7 @@ static gmm_status gmm__gtp_gather_ahead(gmm_gtp *g, int32_t bundle, gmm_gtp_pass
     g->stats.outdated += slot->pending == 1;
     g->stats.prefetches++;
     {
-        const gmm_status s = gmm__gtp_gather(g, bundle, pass);
+        const gmm_status s = gmm__gtp_gather(g, bundle, pass, NULL);
         slot->pending = 1;
         return s;
     }
@@ -3738,16 +4160,29 @@ static gmm_gtp_view gmm__gtp_view_of(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_d
     v.mat.amax = w->desc.amax;
     return v;
 }
-static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
+static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass) {
     const gmm__gtp_weight *w = gmm__gtp_member(g, b, 0);
-    const int dir = gmm__gtp_class_direction(gmm__gtp_class(g, b, pass));
+    const int dir = gmm__gtp_class_direction(gmm__gtp_class(g, b, pass)), slot = b->slot[pass];
     void *const *data = g->table[pass] + b->first;
-    /* scales of one value per tensor stand where each weight has them, so only a table reaches them */
-    const int packed = b->count == 1 || (b->slot[pass] >= 0 && b->uniform && w->shard.scaling != GMM_SCALING_TENSOR);
+    const gmm__route *scale = &w->route[dir][GMM__GTP_SCALE];
+    const int packed = b->count == 1 || (slot >= 0 && b->uniform && scale->whole == scale->even);
     const int64_t bits = gmm_dtype_bits(w->shard.dtype);
     gmm_gtp_view v = gmm__gtp_view_of(g, b, w->shard.dtype, w->shard.scaling, data, g->scales[pass] + b->first, packed,
-                                      (int64_t)gmm__gtp_align(w->route[dir][GMM__GTP_DATA].whole) * 8 / bits, 0);
-    v.slot = b->slot[pass];
+                                      (int64_t)gmm__gtp_align(w->route[dir][GMM__GTP_DATA].whole) * 8 / bits,
+                                      slot >= 0 ? w->ld[dir] : 0);
+    if (w->format.e4m3_256) v.mat.flags |= (uint32_t)GMM_MAT_E4M3_256;
+    if (slot >= 0 && w->shard.scaling == GMM_SCALING_NV16 && w->desc.amax)
+        v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_at[dir]);
+    v.slot = slot;
+    if (dir == GMM_COLUMNWISE) { /* what asks for a rowwise copy is refused */
+        b->columnwise = v.mat;
+        v.mat.data = v.mat.scale = NULL;
+        v.mat.table = v.mat.scale_table = NULL;
+        v.mat.amax = NULL;
+        v.mat.flags = 0;
+        v.mat.ld = v.mat.group_stride = 0;
+        v.mat.columnwise = &b->columnwise;
+    }
     return v;
 }
 
@@ -3786,7 +4221,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
         } else {
             gtp->stats.exposed++;
             gtp->stats.outdated += slot->pending == 1;
-            s = gmm__gtp_gather(gtp, bundle, pass);
+            s = gmm__gtp_gather(gtp, bundle, pass, stream);
         }
         if (!s) s = gmm__mark_wait(gtp, &slot->ready, stream);
         slot->pending = 0;
@@ -3806,26 +4241,16 @@ GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     static const char fn[] = "gmm_gtp_release";
     gmm__gtp_bundle *b;
     gmm__gtp_slot *slot;
-    gmm__mark *mark;
-    gmm_stream reader;
-    int read;
     gmm_status s = gmm__gtp_open_pass(gtp, fn, bundle, pass);
     if (s) return s;
     b = &gtp->bundles[bundle];
     if (!(b->held >> pass & 1u))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is not acquired for pass %d", fn, b->name, (int)pass);
     slot = b->slot[pass] >= 0 ? &gtp->slots[b->slot[pass]] : NULL;
-    mark = slot ? &slot->last_use : &b->in_place;
-    reader = slot ? slot->reader : b->reader;
-    read = slot ? slot->read : b->in_place.set;
-    if (read && reader != stream) s = gmm__mark_wait(gtp, mark, stream); /* one event then stands for both readers */
-    if (!s) s = gmm__mark_record(gtp, mark, stream);
+    s = slot ? gmm__gtp_was_read(gtp, &slot->last_use, &slot->read, &slot->reader, stream)
+             : gmm__gtp_was_read(gtp, &b->in_place, &b->in_place.set, &b->reader, stream);
     b->held &= ~(1u << pass);
-    if (slot) {
-        slot->holders &= ~(1u << pass);
-        slot->read = 1;
-        slot->reader = stream;
-    } else b->reader = stream;
+    if (slot) slot->holders &= ~(1u << pass);
     return s ? gmm__gtp_break(gtp, fn, b->name, s) : GMM_OK;
 }
 
@@ -3851,26 +4276,38 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     return GMM_OK;
 }
 
-GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
-    static const char fn[] = "gmm_gtp_publish";
-    int32_t i, k;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_IN_CALLBACK | GMM__GTP_NO_CAPTURE);
-    if (s) return s;
+/* Checks a list of weights. */
+static gmm_status gmm__gtp_list(gmm_gtp *g, const char *fn, const int32_t *weights, int32_t count) {
+    int32_t i;
     if (!weights || count < 0)
-        return gmm__fail(&gtp->error, weights ? GMM_E_ARG : GMM_E_NULL, "%s: weights is %s, count %d", fn,
+        return gmm__fail(&g->error, weights ? GMM_E_ARG : GMM_E_NULL, "%s: weights is %s, count %d", fn,
                          weights ? "given" : "NULL", (int)count);
     for (i = 0; i < count; i++)
-        if (weights[i] < 0 || weights[i] >= gtp->weight_count)
-            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: weights[%d] is %d: there are %d", fn, (int)i,
-                             (int)weights[i], (int)gtp->weight_count);
+        if (weights[i] < 0 || weights[i] >= g->weight_count)
+            return gmm__fail(&g->error, GMM_E_ARG, "%s: weights[%d] is %d: there are %d", fn, (int)i, (int)weights[i],
+                             (int)g->weight_count);
+    return GMM_OK;
+}
+static gmm_status gmm__gtp_published(gmm_gtp *g, const int32_t *weights, int32_t count, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i, k;
     for (i = 0; i < count && !s; i++) {
-        gmm__gtp_bundle *b = &gtp->bundles[gtp->weights[weights[i]].bundle];
-        for (k = 0; k < i && gtp->weights[weights[k]].bundle != gtp->weights[weights[i]].bundle; k++) { }
+        gmm__gtp_bundle *b = &g->bundles[g->weights[weights[i]].bundle];
+        for (k = 0; k < i && g->weights[weights[k]].bundle != g->weights[weights[i]].bundle; k++) { }
         if (k < i) continue; /* a bundle is published once */
-        if (b->published.set) s = gmm__mark_wait(gtp, &b->published, stream); /* of other weights, on other streams */
-        if (!s) s = gmm__mark_record(gtp, &b->published, stream);
+        if (b->published.set) s = gmm__mark_wait(g, &b->published, stream); /* of other weights, on other streams */
+        if (!s) s = gmm__mark_record(g, &b->published, stream);
         b->version++;
     }
+    return s;
+}
+
+GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_publish";
+    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_IN_CALLBACK | GMM__GTP_NO_CAPTURE);
+    if (!s) s = gmm__gtp_list(gtp, fn, weights, count);
+    if (s) return s;
+    s = gmm__gtp_published(gtp, weights, count, stream);
     return s ? gmm__gtp_break(gtp, fn, "shards", s) : GMM_OK;
 }
 
@@ -3979,6 +4416,7 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
     const size_t size = (size_t)gmm_dtype_bits(d->desc.wire) / 8;
     int32_t i;
     gmm_status s = gmm__watch_begin(g, &b->watch, stream);
+    if (!s) gmm__gtp_calls(g, d, exchange ? "all_to_all" : "reduce_scatter");
     if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count && d->size > 1 && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
@@ -3991,6 +4429,7 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
                                          stream);
     }
     if (!s && d->size > 1) s = c->group_end(c->self);
+    if (!s) g->calls = NULL;
     for (i = 0; i < b->count && !s && !g->dry; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
@@ -4102,6 +4541,30 @@ static gmm_status gmm__gtp_join(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm_s
     return s ? s : g->rt.stream_wait(g->rt.self, stream, d->join[which], 0);
 }
 
+/* `stream` waits for replays on other streams: each is over as a whole. */
+static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < g->graph_count && !s && !g->graph; i++)
+        if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
+            s = g->rt.stream_wait(g->rt.self, stream, g->graph_end[i], 0);
+    return s;
+}
+
+/* `stream` waits for all reads of shards. */
+static gmm_status gmm__gtp_fence_gathers(gmm_gtp *g, gmm_stream stream) {
+    gmm_status s = gmm__gtp_fence_replays(g, stream);
+    int32_t i;
+    for (i = 0; i < g->domain_count && !s; i++) s = gmm__gtp_join(g, &g->domains[i], GMM__GTP_GATHER, stream);
+    for (i = 0; i < g->bundle_count && !s; i++) {
+        gmm__gtp_bundle *b = &g->bundles[i];
+        b->asked = 0; /* the shards may change from here on */
+        if (!g->graph || b->in_place.graph == g->graph)
+            s = gmm__mark_wait(g, &b->in_place, stream); /* shards that were read as they are */
+    }
+    return s;
+}
+
 GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_fence";
     int32_t i;
@@ -4110,18 +4573,36 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) 
     if (what == 0 || (what & ~(uint32_t)GMM_GTP_ALL))
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: what is 0x%x: must be an OR of GMM_GTP_GATHERS and GRADIENTS", fn,
                          (unsigned)what);
-    for (i = 0; i < gtp->domain_count && !s; i++) {
-        gmm__gtp_domain *d = &gtp->domains[i];
-        if (what & (uint32_t)GMM_GTP_GRADIENTS) s = gmm__gtp_join(gtp, d, GMM__GTP_REDUCE, stream);
-        if (!s && (what & (uint32_t)GMM_GTP_GATHERS)) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
-    }
-    for (i = 0; i < gtp->bundle_count && !s && (what & (uint32_t)GMM_GTP_GATHERS); i++) {
-        gmm__gtp_bundle *b = &gtp->bundles[i];
-        b->asked = 0; /* the shards may change from here on */
-        if (!gtp->graph || b->in_place.graph == gtp->graph)
-            s = gmm__mark_wait(gtp, &b->in_place, stream); /* shards that were read as they are */
-    }
+    for (i = 0; i < gtp->domain_count && !s && (what & (uint32_t)GMM_GTP_GRADIENTS); i++)
+        s = gmm__gtp_join(gtp, &gtp->domains[i], GMM__GTP_REDUCE, stream);
+    if (!s) s = what & (uint32_t)GMM_GTP_GATHERS ? gmm__gtp_fence_gathers(gtp, stream)
+                                                 : gmm__gtp_fence_replays(gtp, stream);
     return s ? gmm__gtp_break(gtp, fn, "all domains", s) : GMM_OK;
+}
+
+/* Raises values to the largest of a domain's ranks, and of further ones. */
+static gmm_status gmm__gtp_raise(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm *also, float *values, int32_t count,
+                                 gmm_stream stream) {
+    const int several = d->size > 1;
+    const gmm_stream on = several ? d->desc.gather_stream : stream;
+    gmm_status s = GMM_OK;
+    int k;
+    if (count == 0 || (!several && !also)) return GMM_OK;
+    if (several) {
+        s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
+        if (!s) s = g->rt.event_record(g->rt.self, d->fork[GMM__GTP_GATHER], stream, 0);
+        if (!s) s = g->rt.stream_wait(g->rt.self, on, d->fork[GMM__GTP_GATHER], 0);
+    }
+    for (k = 0; k < 2 && !s; k++) {
+        const gmm_comm *c = k ? also : several ? &d->gather : NULL;
+        if (!c) continue;
+        gmm__gtp_calls(g, d, "all_reduce_max");
+        s = c->group_begin(c->self, "amax");
+        if (!s) s = c->all_reduce_max(c->self, values, (size_t)count, on);
+        if (!s) s = c->group_end(c->self);
+        if (!s) g->calls = NULL;
+    }
+    return s || !several ? s : gmm__gtp_join(g, d, GMM__GTP_GATHER, stream);
 }
 
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream) {
@@ -4135,15 +4616,130 @@ GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int3
     if (!values && count) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: values is NULL", fn);
     d = &gtp->domains[domain];
     gmm__gtp_hash(gtp, 4, domain, 0);
-    if (d->size == 1 || count == 0) return GMM_OK;
-    s = gmm__gtp_use_stream(gtp, d, GMM__GTP_GATHER);
-    if (!s) s = gtp->rt.event_record(gtp->rt.self, d->fork[GMM__GTP_GATHER], stream, 0);
-    if (!s) s = gtp->rt.stream_wait(gtp->rt.self, d->desc.gather_stream, d->fork[GMM__GTP_GATHER], 0);
-    if (!s) s = d->gather.group_begin(d->gather.self, "amax");
-    if (!s) s = d->gather.all_reduce_max(d->gather.self, values, (size_t)count, d->desc.gather_stream);
-    if (!s) s = d->gather.group_end(d->gather.self);
-    if (!s) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
+    s = gmm__gtp_raise(gtp, d, NULL, values, count, stream);
     return s ? gmm__gtp_break(gtp, fn, "amax", s) : GMM_OK;
+}
+
+/* Has the amax of one weight found (phase AMAX), or its shard written. `at`: its place in the call. */
+static gmm_status gmm__gtp_enqueue_cast(gmm_gtp *g, const gmm__gtp_weight *w, const gmm_gtp_quantization *q,
+                                        int32_t at, float *amax, gmm_quant_phase phase, gmm_stream stream) {
+    const gmm__gtp_domain *d = &g->domains[g->bundles[w->bundle].domain];
+    const size_t elements = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
+    gmm__gtp_cast c = gmm__gtp_cast_of(g, w, q->dtype, q->from[at]);
+    gmm_range ranges[8];
+    gmm_work work;
+    int32_t n = 0;
+    int k;
+    memset(ranges, 0, sizeof ranges);
+    memset(&work, 0, sizeof work);
+    c.d.phase = phase;
+    c.d.scale = w->format.delayed && q->scale ? q->scale + at : NULL;
+    c.copy[GMM_ROWWISE].amax = c.copy[GMM_COLUMNWISE].amax = amax;
+    c.workspace = d->gather_base + d->cast_at;
+    c.workspace_bytes = d->cast_bytes;
+    ranges[n].data = c.src.data;
+    ranges[n++].bytes = elements * (size_t)gmm_dtype_bits(q->dtype) / 8;
+    for (k = GMM_ROWWISE; k <= GMM_COLUMNWISE && phase != GMM_QUANT_AMAX; k++) {
+        ranges[n].data = c.wanted[k] ? w->desc.data[k] : NULL;
+        ranges[n].bytes = (size_t)w->plan.shard_data_bytes[k];
+        ranges[n++].writes = 1;
+        ranges[n].data = c.wanted[k] ? w->desc.scale[k] : NULL;
+        ranges[n].bytes = (size_t)w->plan.shard_scale_bytes[k];
+        ranges[n++].writes = 1;
+    }
+    ranges[n].data = amax;
+    ranges[n].bytes = amax ? sizeof *amax : 0;
+    ranges[n++].writes = phase != GMM_QUANT_CAST;
+    ranges[n].data = c.d.scale;
+    ranges[n++].bytes = c.d.scale ? sizeof(float) : 0;
+    if (w->format.dtype != GMM_NONE) {
+        ranges[n].data = c.workspace;
+        ranges[n].bytes = c.workspace_bytes;
+        ranges[n++].writes = 1;
+    }
+    work.name = phase == GMM_QUANT_AMAX ? "amax of a shard" : "quantize a shard";
+    work.function = gmm__gtp_cast_run;
+    work.argument = &c;
+    work.argument_bytes = sizeof c;
+    work.ranges = ranges;
+    work.range_count = n;
+    return g->rt.run(g->rt.self, &work, stream);
+}
+
+/* What gmm_gtp_quantize can find wrong before it begins. */
+static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t *weights, int32_t count,
+                                      const gmm_gtp_quantization *q) {
+    int32_t i, k;
+    if (q->dtype != GMM_F32 && q->dtype != GMM_F16 && q->dtype != GMM_BF16)
+        return gmm__fail(&g->error, GMM_E_DTYPE, "%s: dtype is %s: must be f32, f16 or bf16", fn,
+                         gmm_dtype_name(q->dtype));
+    if (!q->from && count) return gmm__fail(&g->error, GMM_E_NULL, "%s: from is NULL", fn);
+    if (((uintptr_t)q->scale | (uintptr_t)q->amax) % sizeof(float))
+        return gmm__fail(&g->error, GMM_E_ALIGN, "%s: scale %p and amax %p must be aligned to 4 bytes", fn,
+                         (const void *)q->scale, (void *)q->amax);
+    if (q->also && q->also->struct_size && q->also->struct_size != sizeof *q->also)
+        return gmm__fail(&g->error, GMM_E_VERSION, "%s: also->struct_size is %u: must be 0 or %u", fn,
+                         q->also->struct_size, (unsigned)sizeof *q->also);
+    for (i = 0; i < count; i++) {
+        const gmm__gtp_weight *w = &g->weights[weights[i]];
+        for (k = 0; k < i; k++)
+            if (weights[k] == weights[i])
+                return gmm__fail(&g->error, GMM_E_ARG, "%s: '%s' is named twice", fn, w->desc.name);
+        if (!q->from[i]) return gmm__fail(&g->error, GMM_E_NULL, "%s: from[%d] ('%s') is NULL", fn, (int)i,
+                                          w->desc.name);
+        if ((uintptr_t)q->from[i] % (uintptr_t)(gmm_dtype_bits(q->dtype) / 8))
+            return gmm__fail(&g->error, GMM_E_ALIGN, "%s: from[%d] at %p is not aligned to its %s elements", fn, (int)i,
+                             q->from[i], gmm_dtype_name(q->dtype));
+        if (w->shard.scaling != GMM_SCALING_NONE && w->format.dtype == GMM_NONE)
+            return gmm__fail(&g->error, GMM_E_CONFIG, "%s: '%s' was declared without a format", fn, w->desc.name);
+    }
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t count,
+                                   const gmm_gtp_quantization *quantization, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_quantize";
+    gmm_gtp_quantization q;
+    int32_t i, k, n, pass;
+    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    if (!s) s = gmm__gtp_open(fn, "quantization", quantization, &q, sizeof q, &gtp->error);
+    if (!s) s = gmm__gtp_list(gtp, fn, weights, count);
+    if (!s) s = gmm__gtp_check_cast(gtp, fn, weights, count, &q);
+    if (s) return s;
+    gmm__gtp_hash(gtp, 5, count, 0);
+    s = gmm__gtp_fence_gathers(gtp, stream);
+    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__mark_wait(gtp, &gtp->domains[k].cast, stream);
+    for (pass = 0; pass < 2 && !s; pass++) /* amaxes, reduced once for each domain; then shards */
+        for (k = 0; k < gtp->domain_count && !s; k++) {
+            gmm__gtp_domain *d = &gtp->domains[k];
+            float *values = (float *)(void *)(d->gather_base + d->amax_at);
+            for (i = 0, n = 0; i < count && !s; i++) {
+                const gmm__gtp_weight *w = &gtp->weights[weights[i]];
+                const int by_amax = gmm__gtp_by_amax(w);
+                if (gtp->bundles[w->bundle].domain != k) continue;
+                if (by_amax) {
+                    s = gmm__gtp_enqueue_cast(gtp, w, &q, i, values + n, pass ? GMM_QUANT_CAST : GMM_QUANT_AMAX,
+                                              stream);
+                    if (!s && pass && w->desc.amax)
+                        s = gtp->rt.copy(gtp->rt.self, w->desc.amax, values + n, sizeof(float), stream);
+                    n++;
+                } else if (pass) {
+                    s = gmm__gtp_enqueue_cast(gtp, w, &q, i, w->format.delayed && q.amax ? q.amax + i : NULL,
+                                              GMM_QUANT_ALL, stream);
+                }
+            }
+            if (!s && !pass) s = gmm__gtp_raise(gtp, d, q.also, values, n, stream);
+            for (i = 0; i < count && pass && q.amax && !s; i += n ? n : 1) { /* delayed: runs of neighbours */
+                for (n = 0; i + n < count; n++) {
+                    const gmm__gtp_weight *w = &gtp->weights[weights[i + n]];
+                    if (!w->format.delayed || gtp->bundles[w->bundle].domain != k) break;
+                }
+                s = gmm__gtp_raise(gtp, d, q.also, q.amax + i, n, stream);
+            }
+        }
+    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__mark_record(gtp, &gtp->domains[k].cast, stream);
+    if (!s) s = gmm__gtp_published(gtp, weights, count, stream);
+    return s ? gmm__gtp_break(gtp, fn, "shards", s) : GMM_OK;
 }
 
 /* One watched collective: over, or for how long. */
@@ -4299,6 +4895,8 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     s = gtp->rt.event_record(gtp->rt.self, gtp->graph_end[graph], stream, 0);
     if (s) return gmm__gtp_break(gtp, fn, "graph", s);
     gmm__watch_end(gtp, &gtp->graph_watch[graph], gtp->graph_end[graph], NULL, "replay", "graph");
+    gtp->graph_watch[graph].replayed = 1;
+    gtp->graph_watch[graph].stream = stream;
     for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
         if (!(gtp->graph_use[graph * gtp->bundle_count + i] & GMM__GRAPH_ADDS)) continue;
@@ -4322,12 +4920,464 @@ GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *
     return GMM_OK;
 }
 
+/* ......................................................................................... Checkpoints: moves ... */
+
+/* How one array of a copy lies: units of per[0] rows by per[1] columns of the matrix, `step` apart along either;
+   extents count units, padding included. */
+typedef struct gmm__gtp_array {
+    gmm_dtype dtype;
+    int32_t lead;     /* axis of the matrix along which rows of the array follow one another */
+    int64_t per[2], step[2], extent[2];
+    int64_t shape[2]; /* of its tensor */
+} gmm__gtp_array;
+
+/* One side of an item: the shard with defaults, its plan, extents and arrays. */
+typedef struct gmm__gtp_side {
+    gmm_shard shard;
+    gmm_shard_plan plan;
+    gmm__gtp_array array[2]; /* [DATA, SCALE] */
+    gmm_extent *extents;
+    int32_t count;
+} gmm__gtp_side;
+
+typedef struct gmm__gtp_planner {
+    const char *fn;
+    const char *key;             /* the item at work */
+    int exports;
+    const gmm_ckpt_part *parts;
+    int32_t part_count;
+    gmm_allocator allocator;
+    gmm_ckpt_report *report;
+    gmm_ckpt_tensor *targets;
+    int64_t target_count;
+    gmm_ckpt_move *moves;
+    size_t move_count, move_room;
+    gmm_extent *extents[2];      /* of the target, of what is stored */
+    int32_t room[2];
+} gmm__gtp_planner;
+
+static gmm_status gmm__gtp_refuse(gmm__gtp_planner *p, gmm_status status, gmm_ckpt_reason reason, const char *format,
+                                  ...) {
+    char text[360];
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    if (!p->report) return status;
+    p->report->reason = reason;
+    (void)snprintf(p->report->key, sizeof p->report->key, "%s", p->key ? p->key : "");
+    return gmm__fail(&p->report->error, status, "%s: %s%.100s%s%s", p->fn, p->key ? "\"" : "", p->key ? p->key : "",
+                     p->key ? "\": " : "", text);
+}
+
+static void *gmm__gtp_alloc(gmm__gtp_planner *p, size_t bytes) {
+    return p->allocator.alloc ? p->allocator.alloc(p->allocator.user, bytes) : GMM_MALLOC(bytes);
+}
+static void gmm__gtp_free(gmm__gtp_planner *p, void *memory) {
+    if (!memory) return;
+    if (p->allocator.release) p->allocator.release(p->allocator.user, memory);
+    else GMM_FREE(memory);
+}
+
+/* Rows and columns of the matrix to one scale of a copy. */
+static void gmm__gtp_scale_per(gmm_scaling scaling, gmm_direction direction, int64_t per[2]) {
+    const int64_t block = scaling == GMM_SCALING_MX32 ? 32 : scaling == GMM_SCALING_NV16 ? 16 : 128;
+    per[0] = per[1] = scaling == GMM_SCALING_128X128 ? 128 : 1;
+    per[direction == GMM_ROWWISE] = block;
+}
+
+/* The arrays of the side's copy, as memory has them: scales padded. */
+static gmm_status gmm__gtp_arrays(gmm__gtp_planner *p, gmm__gtp_side *side, gmm_direction direction) {
+    const gmm_shard *s = &side->shard;
+    const gmm_direction d = s->scaling == GMM_SCALING_NONE ? GMM_ROWWISE : direction;
+    gmm__gtp_array *data = &side->array[GMM__GTP_DATA], *scale = &side->array[GMM__GTP_SCALE];
+    gmm_layout l = GMM_ZERO;
+    gmm_error why = GMM_ZERO;
+    const gmm_status status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, d, side->plan.shard_rows,
+                                            side->plan.local_cols, &l, &why);
+    const int64_t pack = gmm_dtype_bits(s->dtype) < 8 ? 8 / gmm_dtype_bits(s->dtype) : 1;
+    int64_t unused = 0;
+    int lead;
+    if (status) return gmm__gtp_refuse(p, status, GMM_CKPT_DTYPE, "%.300s", why.text);
+    memset(side->array, 0, sizeof side->array);
+    data->dtype = s->dtype;
+    data->shape[0] = l.data_rows;
+    data->shape[1] = l.data_cols;
+    data->lead = lead = l.transposed;
+    data->per[lead] = 1;
+    data->per[!lead] = pack;
+    data->extent[lead] = l.data_rows;
+    data->extent[!lead] = l.data_cols / pack;
+    data->step[lead] = data->extent[!lead];
+    data->step[!lead] = 1;
+    if (s->scaling == GMM_SCALING_NONE) return GMM_OK;
+    scale->dtype = l.scale_dtype;
+    if (s->scaling == GMM_SCALING_TENSOR) {
+        scale->dtype = GMM_F32;
+        scale->shape[0] = scale->shape[1] = 1;
+        return GMM_OK;
+    }
+    gmm__gtp_scale_per(s->scaling, d, scale->per);
+    scale->lead = lead = !gmm__gtp_scale_axis(s->scaling, (int)d, &unused);
+    scale->shape[0] = l.scale_rows;
+    scale->shape[1] = l.scale_cols;
+    scale->extent[lead] = l.scale_rows;
+    scale->extent[!lead] = l.scale_cols;
+    scale->step[lead] = l.scale_cols;
+    scale->step[!lead] = 1;
+    return GMM_OK;
+}
+
+/* Takes an array for one without padding. */
+static void gmm__gtp_unpad(const gmm__gtp_side *side, gmm__gtp_array *a) {
+    a->extent[0] = gmm__ceil_div(side->plan.shard_rows, a->per[0]);
+    a->extent[1] = gmm__ceil_div(side->plan.local_cols, a->per[1]);
+    a->shape[0] = a->extent[a->lead];
+    a->shape[1] = a->step[a->lead] = a->extent[!a->lead];
+}
+
+/* Opens a side; `which` of the extents' room it takes. */
+static gmm_status gmm__gtp_open_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int which,
+                                     gmm__gtp_side *side) {
+    gmm_error why = GMM_ZERO;
+    gmm_status status = gmm__gtp_solve(p->fn, shard, &side->shard, &side->plan, &why);
+    if (status) {
+        const size_t skip = strlen(p->fn) + 2; /* the name comes again */
+        return gmm__gtp_refuse(p, status, GMM_CKPT_ARGUMENT, "%.300s", strlen(why.text) > skip ? why.text + skip : "");
+    }
+    side->shard.struct_size = 0;
+    status = gmm_gtp_extents(&side->shard, NULL, 0, &side->count, NULL);
+    if (!status && side->count > p->room[which]) {
+        gmm__gtp_free(p, p->extents[which]);
+        p->room[which] = 0;
+        p->extents[which] = (gmm_extent *)gmm__gtp_alloc(p, (size_t)side->count * sizeof *side->extents);
+        if (!p->extents[which]) return gmm__gtp_refuse(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+        p->room[which] = side->count;
+    }
+    side->extents = p->extents[which];
+    if (!status && side->count)
+        status = gmm_gtp_extents(&side->shard, side->extents, side->count, &side->count, NULL);
+    return status ? status : gmm__gtp_arrays(p, side, direction);
+}
+
+static gmm_status gmm__gtp_push(gmm__gtp_planner *p, const gmm_ckpt_move *m) {
+    if (p->move_count == p->move_room) {
+        const size_t room = p->move_room ? 2 * p->move_room : 64;
+        gmm_ckpt_move *more = (gmm_ckpt_move *)gmm__gtp_alloc(p, room * sizeof *more);
+        if (!more) return gmm__gtp_refuse(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+        if (p->move_count) memcpy(more, p->moves, p->move_count * sizeof *more);
+        gmm__gtp_free(p, p->moves);
+        p->moves = more;
+        p->move_room = room;
+    }
+    p->moves[p->move_count++] = *m;
+    return GMM_OK;
+}
+
+/* Units of a box along one axis: where they begin, and how many. 0 if a boundary cuts one: only the end of everything
+   may lie inside. */
+static int gmm__gtp_units(int64_t at, int64_t length, int64_t all, int64_t per, int64_t *first, int64_t *count) {
+    *first = at / per;
+    *count = gmm__ceil_div(length, per);
+    return at % per == 0 && (length % per == 0 || at + length == all);
+}
+
+/* Moves one box of an array: rows at src[0] and dst[0] of the two sides, columns at src[1] and dst[1]. */
+static gmm_status gmm__gtp_box(gmm__gtp_planner *p, const gmm_gtp_stored *from, const gmm__gtp_side *s,
+                               const gmm__gtp_side *d, int32_t target, int part, const int64_t src[2],
+                               const int64_t dst[2], const int64_t length[2]) {
+    const gmm__gtp_array *a = &s->array[part], *b = &d->array[part];
+    const int64_t all[2][2] = {{s->plan.valid_rows, s->plan.local_cols}, {d->plan.valid_rows, d->plan.local_cols}};
+    gmm_ckpt_move m = GMM_ZERO;
+    int k;
+    m.kind = part == GMM__GTP_SCALE || a->dtype == b->dtype ? GMM_CKPT_COPY : GMM_CKPT_CONVERT;
+    if (s->shard.scaling != d->shard.scaling) {
+        m.kind = GMM_CKPT_DEQUANT;
+        m.scaling = s->shard.scaling;
+    }
+    m.part = from->part;
+    m.src = part == GMM__GTP_DATA ? from->data : from->scale;
+    m.scale = m.kind == GMM_CKPT_DEQUANT ? from->scale : -1;
+    m.dst = target;
+    m.loops = 2;
+    for (k = 0; k < 2; k++) {
+        int64_t begin[2], count[2];
+        if (!gmm__gtp_units(src[k], length[k], all[0][k], a->per[k], &begin[0], &count[0]) ||
+            !gmm__gtp_units(dst[k], length[k], all[1][k], b->per[k], &begin[1], &count[1]))
+            return gmm__gtp_refuse(p, GMM_E_CONFIG, GMM_CKPT_NOT_DIVISIBLE, "%lld %s from %lld of what is stored to "
+                                   "%lld of the target cut blocks of %lld in %s: import into 16 bits, and quantize",
+                                   (long long)length[k], k ? "columns" : "rows", (long long)src[k], (long long)dst[k],
+                                   (long long)a->per[k], gmm_scaling_name(s->shard.scaling));
+        m.src_at += begin[0] * a->step[k];
+        m.dst_at += begin[1] * b->step[k];
+        m.count[k] = count[1];
+        m.src_step[k] = a->step[k];
+        m.dst_step[k] = b->step[k];
+    }
+    return gmm__gtp_push(p, &m);
+}
+
+/* Zeros what lies behind the valid units of a target: whole rows of units, then the rest of the others. */
+static gmm_status gmm__gtp_zeros(gmm__gtp_planner *p, const gmm__gtp_side *d, int32_t target, int part) {
+    const gmm__gtp_array *a = &d->array[part];
+    const int64_t used[2] = {gmm__ceil_div(d->plan.valid_rows, a->per[0]),
+                             gmm__ceil_div(d->plan.local_cols, a->per[1])};
+    int k, l;
+    for (k = 0; k < 2; k++) {
+        gmm_ckpt_move m = GMM_ZERO;
+        gmm_status status;
+        m.kind = GMM_CKPT_ZERO;
+        m.src = m.scale = -1;
+        m.dst = target;
+        m.dst_at = used[k] * a->step[k];
+        m.loops = 2;
+        for (l = 0; l < 2; l++) {
+            m.count[l] = l == k ? a->extent[l] - used[l] : k == 0 ? a->extent[l] : used[l];
+            m.dst_step[l] = a->step[l];
+        }
+        if (m.count[0] < 1 || m.count[1] < 1) continue;
+        status = gmm__gtp_push(p, &m);
+        if (status) return status;
+    }
+    return GMM_OK;
+}
+
+/* Whether two shards are of one weight, as far as rows and columns go. */
+static int gmm__gtp_same_weight(const gmm_shard *a, const gmm_shard *b) {
+    int32_t i;
+    if (a->rows != b->rows || a->cols != b->cols || a->sections != b->sections) return 0;
+    for (i = 0; i < a->sections; i++)
+        if (a->section_rows[i] != b->section_rows[i]) return 0;
+    return 1;
+}
+
+/* Checks one stored shard against its tensors and the target. */
+static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item *item, int32_t j, gmm__gtp_side *s,
+                                        const gmm__gtp_side *d) {
+    const gmm_gtp_stored *x = &item->stored[j];
+    const gmm_scaling scaling = s->shard.scaling;
+    const int dequant = scaling != d->shard.scaling;
+    const gmm_ckpt_tensor *t;
+    int64_t n = 0;
+    int part;
+    if (!gmm__gtp_same_weight(&s->shard, &d->shard))
+        return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d] is of a weight of %lld x %lld in %d sections, "
+                               "not of %lld x %lld in %d with these rows", (int)j, (long long)s->shard.rows,
+                               (long long)s->shard.cols, (int)s->shard.sections, (long long)d->shard.rows,
+                               (long long)d->shard.cols, (int)d->shard.sections);
+    if (dequant ? scaling != GMM_SCALING_128X128 || d->shard.scaling != GMM_SCALING_NONE || item->direction
+                : scaling != GMM_SCALING_NONE && s->shard.dtype != d->shard.dtype)
+        return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d] is %s %s, which does not become %s %s by "
+                               "copies: import into 16 bits, and quantize", (int)j, gmm_dtype_name(s->shard.dtype),
+                               gmm_scaling_name(scaling), gmm_dtype_name(d->shard.dtype),
+                               gmm_scaling_name(d->shard.scaling));
+    if (x->reserved || x->part < 0 || x->part >= p->part_count)
+        return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d]: part %d of %d, reserved %d: must be in "
+                               "range, and 0", (int)j, (int)x->part, (int)p->part_count, (int)x->reserved);
+    for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
+        gmm__gtp_array *a = &s->array[part];
+        const int32_t index = part == GMM__GTP_DATA ? x->data : x->scale;
+        int64_t units = 1;
+        int32_t k;
+        if (part == GMM__GTP_SCALE && scaling == GMM_SCALING_NONE) break;
+        t = gmm_ckpt_table_tensors(p->parts[x->part].table, &n);
+        if (index < 0 || index >= n)
+            return gmm__gtp_refuse(p, part == GMM__GTP_SCALE && index < 0 ? GMM_E_KEY : GMM_E_ARG,
+                                   part == GMM__GTP_SCALE && index < 0 ? GMM_CKPT_SCALE_MISSING : GMM_CKPT_ARGUMENT,
+                                   "stored[%d].%s is %d: part %d has %lld tensors", (int)j, part ? "scale" : "data",
+                                   (int)index, (int)x->part, (long long)n);
+        t += index;
+        if (t->dtype != a->dtype)
+            return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d]: \"%.60s\" is %s, its shard %s", (int)j,
+                                   t->name, gmm_dtype_name(t->dtype), gmm_dtype_name(a->dtype));
+        for (k = 0; k < t->rank; k++) units *= t->shape[k];
+        if (scaling == GMM_SCALING_TENSOR && part == GMM__GTP_SCALE && units == 1) continue;
+        if (part == GMM__GTP_SCALE && scaling != GMM_SCALING_TENSOR &&
+            (t->rank != 2 || t->shape[0] != a->shape[0] || t->shape[1] != a->shape[1]))
+            gmm__gtp_unpad(s, a);
+        if (t->rank != 2 || t->shape[0] != a->shape[0] || t->shape[1] != a->shape[1])
+            return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d]: \"%.60s\" is not [%lld, %lld], as its "
+                                   "shard %d of %d, TP %d of %d, has it", (int)j, t->name, (long long)a->shape[0],
+                                   (long long)a->shape[1], (int)s->shard.gtp_rank, (int)s->shard.gtp_size,
+                                   (int)s->shard.tp_rank, (int)s->shard.tp_size);
+        if (dequant && part == GMM__GTP_SCALE && a->shape[1] != gmm__ceil_div(s->plan.local_cols, 128))
+            return gmm__gtp_refuse(p, GMM_E_CONFIG, GMM_CKPT_NOT_DIVISIBLE, "stored[%d]: scales with padded columns "
+                                   "cannot be dequantized: export them first", (int)j);
+    }
+    return GMM_OK;
+}
+
+/* All that one stored shard has of the target; *moved counts elements. */
+static gmm_status gmm__gtp_meet(gmm__gtp_planner *p, const gmm_gtp_stored *from, const gmm__gtp_side *s,
+                                const gmm__gtp_side *d, int32_t target, int64_t *moved) {
+    const int scaled = d->shard.scaling != GMM_SCALING_NONE;
+    const int64_t c0 = s->plan.col0 > d->plan.col0 ? s->plan.col0 : d->plan.col0;
+    const int64_t send = s->plan.col0 + s->plan.local_cols, dend = d->plan.col0 + d->plan.local_cols;
+    int64_t src[2], dst[2], length[2];
+    int32_t i, j;
+    int part;
+    length[1] = (send < dend ? send : dend) - c0;
+    if (length[1] <= 0) return GMM_OK;
+    src[1] = c0 - s->plan.col0;
+    dst[1] = c0 - d->plan.col0;
+    for (i = 0; i < d->count; i++)
+        for (j = 0; j < s->count; j++) {
+            const gmm_extent *a = &s->extents[j], *b = &d->extents[i];
+            const int64_t begin = a->begin > b->begin ? a->begin : b->begin, end = a->end < b->end ? a->end : b->end;
+            if (a->section != b->section || begin >= end) continue;
+            src[0] = a->shard_row + begin - a->begin;
+            dst[0] = b->shard_row + begin - b->begin;
+            length[0] = end - begin;
+            *moved += length[0] * length[1];
+            for (part = GMM__GTP_DATA; part <= (scaled ? GMM__GTP_SCALE : GMM__GTP_DATA); part++) {
+                gmm_status status;
+                if (part == GMM__GTP_SCALE && d->shard.scaling == GMM_SCALING_TENSOR) break;
+                status = gmm__gtp_box(p, from, s, d, target + part, part, src, dst, length);
+                if (status) return status;
+            }
+        }
+    return GMM_OK;
+}
+
+static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *item, int64_t index) {
+    gmm__gtp_side d, s, first;
+    gmm_shard whole;
+    gmm_status status;
+    int32_t j, k, target = (int32_t)p->target_count;
+    int64_t moved = 0;
+    int part, scaled, scale_moved = 0;
+    memset(&d, 0, sizeof d);
+    memset(&first, 0, sizeof first);
+    p->key = item->name;
+    if (!item->name || !item->shard || !item->stored || item->stored_count < 1 || (int)item->direction < GMM_ROWWISE ||
+        item->direction > GMM_COLUMNWISE)
+        return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[%lld]: name, shard and stored must be given, "
+                               "stored_count %d be >= 1, direction %d a gmm_direction", (long long)index,
+                               (int)item->stored_count, (int)item->direction);
+    status = gmm__gtp_open_side(p, item->shard, item->direction, 0, &d);
+    if (!status && p->exports) { /* the logical weight */
+        whole = d.shard;
+        whole.tp_size = whole.gtp_size = 1;
+        whole.tp_rank = whole.gtp_rank = 0;
+        status = gmm__gtp_open_side(p, &whole, item->direction, 0, &d);
+        if (!status && d.shard.scaling > GMM_SCALING_TENSOR) gmm__gtp_unpad(&d, &d.array[GMM__GTP_SCALE]);
+    }
+    if (status) return status;
+    scaled = d.shard.scaling != GMM_SCALING_NONE;
+    if (!item->scale_name != !scaled)
+        return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[%lld].scale_name is %s: %s has %s scales",
+                               (long long)index, item->scale_name ? "given" : "NULL",
+                               gmm_scaling_name(d.shard.scaling), scaled ? "" : "no");
+    for (part = GMM__GTP_DATA; part <= scaled; part++) {
+        gmm_ckpt_tensor *t = &p->targets[p->target_count++];
+        memset(t, 0, sizeof *t);
+        t->name = part ? item->scale_name : item->name;
+        t->dtype = d.array[part].dtype;
+        t->rank = 2;
+        memcpy(t->shape, d.array[part].shape, sizeof d.array[part].shape);
+    }
+    for (j = 0; j < item->stored_count && !status; j++) {
+        const gmm_gtp_stored *x = &item->stored[j];
+        status = gmm__gtp_open_side(p, x->shard, item->direction, 1, &s);
+        if (!status) status = gmm__gtp_check_stored(p, item, j, &s, &d);
+        if (status) return status;
+        if (j == 0) first = s;
+        if (s.shard.tp_cut != first.shard.tp_cut || s.shard.tp_size != first.shard.tp_size ||
+            s.shard.gtp_size != first.shard.gtp_size || s.plan.shard_rows != first.plan.shard_rows)
+            return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d] is cut over TP %d, GTP %d into %lld "
+                                   "rows, stored[0] over %d, %d into %lld: must be alike", (int)j,
+                                   (int)s.shard.tp_size, (int)s.shard.gtp_size, (long long)s.plan.shard_rows,
+                                   (int)first.shard.tp_size, (int)first.shard.gtp_size,
+                                   (long long)first.plan.shard_rows);
+        for (k = 0; k < j; k++) { /* the same rows and columns, from before */
+            const gmm_shard *o = item->stored[k].shard;
+            if (o->gtp_rank == s.shard.gtp_rank && (s.shard.tp_cut == GMM_TP_WHOLE || o->tp_rank == s.shard.tp_rank))
+                break;
+        }
+        if (k < j) continue;
+        if (d.shard.scaling == GMM_SCALING_TENSOR && !scale_moved &&
+            (!p->exports || (s.shard.gtp_rank == 0 && (s.shard.tp_rank == 0 || s.shard.tp_cut == GMM_TP_WHOLE)))) {
+            gmm_ckpt_move m = GMM_ZERO;
+            m.kind = GMM_CKPT_COPY;
+            m.part = x->part;
+            m.src = x->scale;
+            m.dst = target + GMM__GTP_SCALE;
+            m.scale = -1;
+            m.loops = 1;
+            m.count[0] = m.src_step[0] = m.dst_step[0] = 1;
+            status = gmm__gtp_push(p, &m);
+            scale_moved = 1;
+        }
+        if (!status) status = gmm__gtp_meet(p, x, &s, &d, target, &moved);
+    }
+    if (status || p->exports) return status;
+    if (moved != d.plan.valid_rows * d.plan.local_cols)
+        return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_MISSING_INDEX, "what is stored holds %lld of the %lld elements "
+                               "of shard %d of %d, TP %d of %d: a rank's part is missing", (long long)moved,
+                               (long long)(d.plan.valid_rows * d.plan.local_cols), (int)d.shard.gtp_rank,
+                               (int)d.shard.gtp_size, (int)d.shard.tp_rank, (int)d.shard.tp_size);
+    for (part = GMM__GTP_DATA; part <= scaled && !status; part++)
+        if (part == GMM__GTP_DATA || d.shard.scaling != GMM_SCALING_TENSOR)
+            status = gmm__gtp_zeros(p, &d, target + part, part);
+    return status;
+}
+
+static gmm_status gmm__gtp_checkpoint(const char *fn, int exports, gmm_ckpt_plan **out, const gmm_ckpt_part *parts,
+                                      int32_t part_count, const gmm_gtp_item *items, int64_t count,
+                                      const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    gmm__gtp_planner p;
+    gmm_status status = GMM_OK;
+    int64_t i;
+    memset(&p, 0, sizeof p);
+    if (report) memset(report, 0, sizeof *report);
+    p.fn = fn;
+    p.exports = exports;
+    p.parts = parts;
+    p.part_count = part_count;
+    p.report = report;
+    if (out) *out = NULL;
+    if (!out || !parts || (!items && count))
+        return gmm__gtp_refuse(&p, GMM_E_NULL, GMM_CKPT_ARGUMENT, "%s is NULL", !out ? "out" : !parts ? "parts"
+                                                                                                  : "items");
+    if (part_count < 1 || count < 0 || count > INT32_MAX / 2)
+        return gmm__gtp_refuse(&p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "part_count %d, count %lld: must be >= 1, and 0 to "
+                               "2^30 - 1", (int)part_count, (long long)count);
+    if (allocator && !allocator->alloc != !allocator->release)
+        return gmm__gtp_refuse(&p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "allocator: both functions or none");
+    for (i = 0; i < part_count; i++)
+        if (!parts[i].table)
+            return gmm__gtp_refuse(&p, GMM_E_NULL, GMM_CKPT_ARGUMENT, "parts[%lld].table is NULL", (long long)i);
+    if (allocator) p.allocator = *allocator;
+    p.targets = (gmm_ckpt_tensor *)gmm__gtp_alloc(&p, (size_t)(2 * count + 1) * sizeof *p.targets);
+    if (!p.targets) return gmm__gtp_refuse(&p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+    for (i = 0; i < count && !status; i++) status = gmm__gtp_plan_item(&p, &items[i], i);
+    if (!status)
+        status = gmm_ckpt_plan_of_moves(out, parts, part_count, p.targets, p.target_count, p.moves,
+                                        (int64_t)p.move_count, exports, allocator, report);
+    gmm__gtp_free(&p, p.targets);
+    gmm__gtp_free(&p, p.moves);
+    gmm__gtp_free(&p, p.extents[0]);
+    gmm__gtp_free(&p, p.extents[1]);
+    return status;
+}
+
+GMMDEF gmm_status gmm_gtp_export(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                 const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
+                                 gmm_ckpt_report *report) {
+    return gmm__gtp_checkpoint("gmm_gtp_export", 1, out, parts, part_count, items, count, allocator, report);
+}
+GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                 const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
+                                 gmm_ckpt_report *report) {
+    return gmm__gtp_checkpoint("gmm_gtp_import", 0, out, parts, part_count, items, count, allocator, report);
+}
+
 #ifdef __cplusplus
 }
 #endif
 #endif /* GMM_IMPLEMENTATION */
 
-/* ------------------------------------------------------------------------------------------------- 10 Licence ---
+/* ------------------------------------------------------------------------------------------------- 11 Licence ---
  * MIT License, text in the file LICENSE of the repository and below.
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated

@@ -1901,7 +1901,8 @@ enum {
     GMM__QUANT_CODES = GMM_TILE + 4, /* bytes from row to row of codes that wait to be turned */
     GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
     GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
-    GMM__QUANT_PER_SM = 3
+    GMM__QUANT_PER_SM = 3,
+    GMM__TURN_PER_SM = 4
 };
 
 typedef struct gmm__quant_args {
@@ -1928,6 +1929,11 @@ typedef struct gmm__dequant_args {
     const int64_t *offsets;
     const int32_t *tiles;
 } gmm__dequant_args;
+
+typedef struct gmm__transpose_args {
+    gmm_mat src, dst; /* tables in device memory */
+    int64_t units, rows, cols;
+} gmm__transpose_args;
 
 /* Rows [live, rows) of `bytes` at `pitch` become zeros. */
 typedef struct gmm__quant_tail_args {
@@ -2370,6 +2376,66 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
     }
 }
 
+/* Rows 4 q to 4 q + 3 of a tile, 4 bytes of each per lane, become words of 4 rows: those of one column stand side by
+   side, and the lanes of a warp in different banks. */
+GMM__DEVICE void gmm__turn_quad(const uint32_t v[4], int32_t q, uint32_t *tile) {
+    const uint32_t a = __byte_perm(v[0], v[1], 0x5140), b = __byte_perm(v[2], v[3], 0x5140);
+    const uint32_t c = __byte_perm(v[0], v[1], 0x7362), d = __byte_perm(v[2], v[3], 0x7362);
+    const uint32_t x[4] = { __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x5410),
+                            __byte_perm(c, d, 0x7632) };
+    const int32_t lane = gmm__lane();
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 4; i++) {
+        const int32_t j = (i + lane / 8) & 3;
+        tile[(4 * lane + j) * (GMM__QUANT_CODES / 4) + q] = j & 2 ? (j & 1 ? x[3] : x[2]) : j & 1 ? x[1] : x[0];
+    }
+}
+
+/* Tiles of 128 x 128 bytes, turned in shared memory; by words where both sides allow them. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
+    __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
+    uint8_t *codes = (uint8_t *)tile;
+    const int64_t down = gmm__ceil_div(a.rows, GMM_TILE), across = gmm__ceil_div(a.cols, GMM_TILE);
+    const int32_t lane = gmm__lane();
+    int64_t item;
+    for (item = blockIdx.x; item < a.units * down * across; item += gridDim.x) {
+        const int64_t u = item / (down * across), i = item / across % down, j = item % across;
+        const gmm__qview from = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
+        const gmm__qview to = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
+        const uint8_t *src = from.data + i * GMM_TILE * from.ld + j * GMM_TILE;
+        uint8_t *dst = to.data + j * GMM_TILE * to.ld + i * GMM_TILE;
+        const int32_t m = (int32_t)(a.rows - i * GMM_TILE < GMM_TILE ? a.rows - i * GMM_TILE : (int64_t)GMM_TILE);
+        const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
+        const int words = (((uintptr_t)src | (uintptr_t)from.ld | (uintptr_t)dst | (uintptr_t)to.ld) & 3) == 0 &&
+                          (m | n) % 4 == 0;
+        int32_t l, k;
+        if (words) {
+            uint32_t v[GMM_TILE / 4 / GMM__QUANT_WARPS][4];
+#pragma unroll
+            for (l = 0; l < GMM_TILE / 4 / GMM__QUANT_WARPS; l++)
+#pragma unroll
+                for (k = 0; k < 4; k++) {
+                    const int32_t row = 4 * (l * GMM__QUANT_WARPS + gmm__warp()) + k;
+                    v[l][k] = row < m && 4 * lane < n ? *(const uint32_t *)(src + row * from.ld + 4 * lane) : 0u;
+                }
+#pragma unroll
+            for (l = 0; l < GMM_TILE / 4 / GMM__QUANT_WARPS; l++)
+                gmm__turn_quad(v[l], l * GMM__QUANT_WARPS + gmm__warp(), tile);
+        } else
+            for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
+                for (k = lane; k < n; k += 32) codes[k * GMM__QUANT_CODES + l] = src[l * from.ld + k];
+        __syncthreads();
+        for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
+            if (!words)
+                for (k = lane; k < m; k += 32) dst[l * to.ld + k] = codes[l * GMM__QUANT_CODES + k];
+            else if (4 * lane < m)
+                *(uint32_t *)(dst + l * to.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
+        if (threadIdx.x == 0) gmm__qview_turn_scales(&from, &to, i, j);
+        __syncthreads();
+    }
+}
+
 typedef struct gmm__update_args {
     float *history, *scale;
     int64_t stride;
@@ -2490,6 +2556,15 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
         e = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params,
                              GMM__QUANT_TILE, stream);
     return e;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t most, cudaStream_t stream) {
+    const int64_t items = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
+    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
+    void *params[1];
+    params[0] = (void *)(uintptr_t)a;
+    return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,
+                            stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {

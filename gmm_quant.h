@@ -1460,6 +1460,17 @@ GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int w
                      : gmm_e4m3_to_f32(v->scale[i]);
     return whole ? ((const float *)v->scale)[i] : 1.0f;
 }
+/* Scales of the tile of 128 x 128 that is the i-th down and the j-th across, from a rowwise copy into the columnwise
+   one of the same blocks (TENSOR, 128X128); with the last tile down, the padding behind its line. */
+GMM__HD void gmm__qview_turn_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j) {
+    const int tensor = to->scaling == GMM_SCALING_TENSOR;
+    int64_t k;
+    if (tensor && (i || j)) return;
+    ((float *)(void *)to->scale)[tensor ? 0 : gmm__qview_scale(to, j * 128, i)] =
+        ((const float *)(const void *)from->scale)[tensor ? 0 : gmm__qview_scale(from, i * 128, j)];
+    if (tensor || i + 1 < gmm__ceil_div(to->along, 128)) return;
+    for (k = i + 1; k % 4; k++) ((float *)(void *)to->scale)[gmm__qview_scale(to, j * 128, k)] = 0.0f;
+}
 /* One dequantized element; NaN as it is on every machine. */
 GMM__HD float gmm__qview_value(float code, float factor) {
     const float v = gmm__fmul(code, factor);

@@ -62,14 +62,14 @@ void device_reset(void) {
 }
 
 void device_put(void *device, const void *host, size_t bytes) {
-    if (bytes) (void)cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice);
+    if (bytes) (void)cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, D.stream);
 }
 void device_get(void *host, const void *device, size_t bytes) {
-    if (bytes) (void)cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost);
+    if (bytes) (void)cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, D.stream);
+    (void)cudaStreamSynchronize(D.stream);
 }
 void device_set(void *device, int byte, size_t bytes) {
-    if (bytes) (void)cudaMemset(device, byte, bytes);
-    (void)cudaDeviceSynchronize(); /* the stream does not wait for the default stream */
+    if (bytes) (void)cudaMemsetAsync(device, byte, bytes, D.stream);
 }
 
 const char *device_wait(void) {

@@ -15,6 +15,8 @@ void device_close(void);
 void *device_alloc(size_t bytes, size_t alignment, int huge);
 void device_reset(void);
 
+/* Put and set come before what the stream takes later; another stream has to wait for device_wait. The host's memory is
+   free for other use on return. */
 void device_put(void *device, const void *host, size_t bytes);
 void device_get(void *host, const void *device, size_t bytes);
 void device_set(void *device, int byte, size_t bytes);

@@ -35,6 +35,7 @@ static struct {
     uint64_t seed, random;
     double worst; /* largest share of a bound in the running case */
     long allocations;
+    int times;
 } H;
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
@@ -252,20 +253,21 @@ static t_block *t_find(const void *user) {
 }
 
 /* Inputs are read-only: by page protection on the host, by their hash on a GPU. */
-static void t_protect(t_block *b, int protection) {
+static void t_protect(const t_block *b, int protection) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (!b->device && b->map_bytes > 2 * page && mprotect(b->map + page, b->map_bytes - 2 * page, protection)) abort();
+}
+/* From here on `b` is one; `whole` holds all that it holds, or is NULL. */
+static void t_freeze(t_block *b, const void *whole) {
+    b->readonly = 1;
+    t_protect(b, PROT_READ);
     if (b->device) {
-        b->hash = 0;
-        if (protection == PROT_READ) {
-            void *copy = malloc(b->bytes + 1);
-            if (!copy) abort();
-            t_download(copy, b->user, b->bytes);
-            b->hash = t_hash(copy, b->bytes, 1);
-            free(copy);
-        }
-        return;
+        void *copy = whole ? NULL : malloc(b->bytes + 1);
+        if (!whole && !copy) abort();
+        if (copy) t_download(copy, b->user, b->bytes);
+        b->hash = t_hash(whole ? whole : copy, b->bytes, 1);
+        free(copy);
     }
-    if (b->map_bytes > 2 * page && mprotect(b->map + page, b->map_bytes - 2 * page, protection)) abort();
 }
 
 void *t_host(size_t bytes) {
@@ -293,8 +295,7 @@ void *t_workspace(size_t bytes) {
 void *t_in(const void *host, size_t bytes) {
     void *p = t_alloc(bytes);
     t_upload(p, host, bytes);
-    blocks.item[blocks.count - 1].readonly = 1;
-    t_protect(&blocks.item[blocks.count - 1], PROT_READ);
+    t_freeze(&blocks.item[blocks.count - 1], host);
     return p;
 }
 
@@ -306,7 +307,7 @@ void t_upload(void *device, const void *host, size_t bytes) {
     else
 #endif
         if (bytes) memcpy(device, host, bytes);
-    if (b && b->readonly) t_protect(b, PROT_READ);
+    if (b && b->readonly) t_freeze(b, device == b->user && bytes == b->bytes ? host : NULL);
 }
 void t_download(void *host, const void *device, size_t bytes) {
 #ifdef HAVE_CUDA
@@ -445,17 +446,20 @@ gmm_context *t_context(const gmm_config *config) {
 static int64_t t_span(const t_mat *m) { return m->rows ? (m->rows - 1) * m->ld + m->cols : 0; }
 
 void t_mat_put(t_mat *m) {
-    const int64_t size = ref_bytes(m->dtype), span = t_span(m);
-    for (int64_t g = 0; g < m->count; g++) {
-        unsigned char *image = (unsigned char *)malloc((size_t)(span * size) + 1);
-        if (!image) abort();
-        memset(image, 0xFF, (size_t)(span * size));
+    const int64_t size = ref_bytes(m->dtype), whole = m->form == T_PACKED ? m->count : 1;
+    const int64_t elements = whole > 0 ? (whole - 1) * m->stride + t_span(m) : 0;
+    unsigned char *image = (unsigned char *)malloc((size_t)(elements * size) + 1);
+    if (!image) abort();
+    for (int64_t g = 0; g < m->count; g++) { /* packed ones go as one, so that their gaps are written, too */
+        const int64_t first = whole > 1 ? g * m->stride : 0;
+        if (first == 0) memset(image, 0xFF, (size_t)(elements * size));
         for (int64_t r = 0; r < m->rows; r++)
             for (int64_t c = 0; c < m->cols; c++)
-                ref_store(m->dtype, image, r * m->ld + c, m->v[(g * m->rows + r) * m->cols + c]);
-        t_upload(m->table[g], image, (size_t)(span * size));
-        free(image);
+                ref_store(m->dtype, image, first + r * m->ld + c, m->v[(g * m->rows + r) * m->cols + c]);
+        if (m->form != T_PACKED) t_upload(m->table[g], image, (size_t)(elements * size));
+        else if (g + 1 == m->count) t_upload(m->data, image, (size_t)(elements * size));
     }
+    free(image);
 }
 
 /* As far as the size is divisible; addresses in a table on a GPU are multiples of 16 bytes. */
@@ -483,24 +487,16 @@ t_mat t_mat_make(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, int
     if (form == T_PACKED) {
         m.data = t_alloc((size_t)(((count - 1) * m.stride + t_span(&m)) * size));
         for (int64_t g = 0; g < count; g++) m.table[g] = (char *)m.data + g * m.stride * size;
-        if (fill != T_POISON) {
-            t_block *b = &blocks.item[blocks.count - 1];
-            b->readonly = 1;
-            t_protect(b, PROT_READ);
-        }
+        if (fill != T_POISON) blocks.item[blocks.count - 1].readonly = 1;
     } else { /* a random order of allocation makes a random order of addresses */
         for (int64_t i = 0; i < count; i++) {
             int64_t g = t_int(0, count - 1);
             while (m.table[g]) g = (g + 1) % count;
             m.table[g] = t_alloc_aligned((size_t)(t_span(&m) * size), t_alignment(t_span(&m) * size, form));
-            if (fill != T_POISON) {
-                t_block *b = &blocks.item[blocks.count - 1];
-                b->readonly = 1;
-                t_protect(b, PROT_READ);
-            }
+            if (fill != T_POISON) blocks.item[blocks.count - 1].readonly = 1;
         }
     }
-    if (fill != T_POISON) t_mat_put(&m);
+    if (fill != T_POISON) t_mat_put(&m); /* the inputs become read-only there */
     if (form == T_PACKED) m.mat = gmm_mat_packed(dtype, m.data);
     else if (form == T_TABLE) {
         void *const *table = (void *const *)t_in(m.table, (size_t)count * sizeof *m.table);
@@ -662,6 +658,7 @@ static void t_injected(int arg) {
 
 static void t_run(const t_case *c) {
     struct timespec start, end;
+    double seconds;
     int left;
     H.running = c->name;
     H.message[0] = 0;
@@ -681,13 +678,13 @@ static void t_run(const t_case *c) {
         printf("FAIL [%s] %s: %s\n", H.engine_name, c->name, H.message);
     }
     t_free_all();
+    (void)timespec_get(&end, TIME_UTC);
+    seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
     if (T.verbose && left == 0) {
-        (void)timespec_get(&end, TIME_UTC);
-        printf("ok   [%s] %s (%.3f s", H.engine_name, c->name,
-               (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec));
+        printf("ok   [%s] %s (%.3f s", H.engine_name, c->name, seconds);
         if (H.worst > 0.0) printf(", %.1f%% of the bound", 100.0 * H.worst);
         printf(")\n");
-    }
+    } else if (H.times) printf("%8.3f s [%s] %s\n", seconds, H.engine_name, c->name);
     fflush(stdout);
 }
 
@@ -728,9 +725,9 @@ static int t_gpus(void) {
 
 static const char t_usage[] =
     "usage: tests [--list] [--filter SUBSTRING] [--seed N] [--engine NAME] [--threads N] [--cpu-level N]\n"
-    "             [--part I/N] [--verbose] [--inject-failure]\n"
+    "             [--part I/N] [--verbose] [--times] [--inject-failure]\n"
     "Runs the cases whose names hold SUBSTRING, on every engine present or on the one named; with --part one of N\n"
-    "parts of them, so that N processes share the work.\n";
+    "parts of them, so that N processes share the work; with --times the seconds of each are printed.\n";
 
 static long t_number(const char *flag, const char *text) {
     char *end = NULL;
@@ -751,6 +748,7 @@ int main(int argc, char **argv) {
         const char *flag = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(flag, "--list")) list = 1;
         else if (!strcmp(flag, "--verbose")) T.verbose = 1;
+        else if (!strcmp(flag, "--times")) H.times = 1;
         else if (!strcmp(flag, "--inject-failure")) inject = 1;
         else if (!strcmp(flag, "--filter") && value) filter = argv[++i];
         else if (!strcmp(flag, "--engine") && value) engine = argv[++i];

@@ -68,6 +68,9 @@ void device_get(void *host, const void *device, size_t bytes) {
     if (bytes) (void)cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, D.stream);
     (void)cudaStreamSynchronize(D.stream);
 }
+void device_copy(void *to, const void *from, size_t bytes) {
+    if (bytes) (void)cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, D.stream);
+}
 void device_set(void *device, int byte, size_t bytes) {
     if (bytes) (void)cudaMemsetAsync(device, byte, bytes, D.stream);
 }
@@ -93,10 +96,7 @@ const char *device_end_capture(void **graph) {
     *graph = run;
     return text(e);
 }
-const char *device_replay(void *graph) {
-    cudaError_t e = cudaGraphLaunch((cudaGraphExec_t)graph, D.stream);
-    return e == cudaSuccess ? device_wait() : cudaGetErrorString(e);
-}
+const char *device_replay(void *graph) { return text(cudaGraphLaunch((cudaGraphExec_t)graph, D.stream)); }
 void device_graph_free(void *graph) {
     if (graph) (void)cudaGraphExecDestroy((cudaGraphExec_t)graph);
 }

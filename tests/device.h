@@ -15,10 +15,11 @@ void device_close(void);
 void *device_alloc(size_t bytes, size_t alignment, int huge);
 void device_reset(void);
 
-/* Put and set come before what the stream takes later; another stream has to wait for device_wait. The host's memory is
-   free for other use on return. */
+/* Put, copy and set come before what the stream takes later, and for another stream after device_wait; the host's memory
+   is free for other use on return. Get waits for the stream. */
 void device_put(void *device, const void *host, size_t bytes);
 void device_get(void *host, const void *device, size_t bytes);
+void device_copy(void *to, const void *from, size_t bytes);
 void device_set(void *device, int byte, size_t bytes);
 
 /* Waits for the stream; NULL, or the text of the error it found. */
@@ -28,7 +29,7 @@ const char *device_wait(void);
 void device_look(void);
 const unsigned char *device_seen(const void *device);
 
-/* Captures what is enqueued in between as a graph; replays it and waits. NULL, or the text of an error. */
+/* Captures what is enqueued in between as a graph; enqueues it again. NULL, or the text of an error. */
 const char *device_begin_capture(void);
 const char *device_end_capture(void **graph);
 const char *device_replay(void *graph);

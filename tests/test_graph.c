@@ -171,7 +171,7 @@ static gmm_status layer_run(layer *l) {
 }
 
 enum { OUTPUTS = 9 };
-typedef struct bits { void *at[OUTPUTS]; size_t bytes[OUTPUTS]; } bits;
+typedef struct bits { const void *at[OUTPUTS]; size_t bytes[OUTPUTS]; } bits;
 static const char *const names[OUTPUTS] = { "out", "dx",  "dlogits",    "dw1",     "dw2",
                                             "db1", "db2", "drow_probs", "aux_loss" };
 static bits layer_bits(const layer *l) {
@@ -185,11 +185,32 @@ static bits layer_bits(const layer *l) {
     b.at[8] = t_get(l->route.aux_loss, b.bytes[8] = sizeof(float));
     return b;
 }
+/* The same copied to `to` in device memory, without waiting; the number of bytes. */
+static size_t layer_keep(const layer *l, unsigned char *to, bits *b) {
+    const t_mat *mats[7] = { &l->out, &l->dx, &l->dlogits, &l->dw1, &l->dw2, &l->db1, &l->db2 };
+    const size_t sizes[2] = { ROWS * sizeof(float), sizeof(float) };
+    const void *const rest[2] = { l->drow_probs, l->route.aux_loss };
+    size_t used = 0;
+    for (int i = 0; i < OUTPUTS; i++) {
+        const int64_t count = i < 7 && mats[i]->form != T_PACKED ? mats[i]->count : 1;
+        const size_t all = i < 7 ? (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols * ref_bytes(mats[i]->dtype))
+                                 : sizes[i - 7];
+        b->at[i] = to + used;
+        b->bytes[i] = all;
+        for (int64_t g = 0; g < count && to; g++)
+            device_copy(to + used + g * (int64_t)(all / (size_t)count), i < 7 ? mats[i]->table[g] : rest[i - 7],
+                        all / (size_t)count);
+        used += all;
+    }
+    return used;
+}
 static void layer_poison(const layer *l) {
     const t_mat *mats[7] = { &l->out, &l->dx, &l->dlogits, &l->dw1, &l->db1, &l->db2, &l->y };
     for (int i = 0; i < 7; i++)
         t_poison(mats[i]->data, 0xFF,
                  (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols * ref_bytes(mats[i]->dtype)));
+    for (int64_t g = 0; g < l->dw2.count; g++)
+        t_poison(l->dw2.table[g], 0xFF, (size_t)(l->dw2.rows * l->dw2.cols * ref_bytes(l->dw2.dtype)));
     t_poison(l->drow_probs, 0xFF, ROWS * sizeof(float));
     t_poison(l->workspace, 0xFF, l->workspace_bytes);
 }
@@ -215,10 +236,17 @@ static void wait_for(const char *what, const char *why) { T_CHECK(!why, "%s: %s"
 
 /* rows 53, 54: one captured forward and backward of the layer, replayed with other routings, equals eager calls */
 static void replay_layer(int arg) {
-    const int rounds = T.verbose ? 1000 : 30;
+    enum { BATCH = 10 };
+    const int rounds = T.many ? 1000 : 30;
     layer l;
+    bits at[BATCH][2];
+    unsigned char *kept, *seen;
+    size_t bytes;
     void *graph = NULL;
     layer_build(&l, (gmm_dtype)arg, 0);
+    bytes = layer_keep(&l, NULL, &at[0][0]);
+    kept = (unsigned char *)t_alloc(2 * BATCH * bytes);
+    seen = (unsigned char *)t_host(2 * BATCH * bytes);
     wait_for("begin", device_begin_capture());
     {
         const gmm_status s = layer_run(&l);
@@ -226,15 +254,22 @@ static void replay_layer(int arg) {
         T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
     }
     for (int i = 0; i < rounds; i++) {
-        bits eager, replayed;
+        const int k = i % BATCH;
         layer_reroute(&l, i % 3);
         layer_poison(&l);
-        T_OK(layer_run(&l));
-        eager = layer_bits(&l);
+        T_CHECK(layer_run(&l) == GMM_OK, "%s", gmm_last_error(T.ctx));
+        (void)layer_keep(&l, kept + (size_t)(2 * k) * bytes, &at[k][0]);
         layer_poison(&l);
         wait_for("replay", device_replay(graph));
-        replayed = layer_bits(&l);
-        layer_same("replay", &eager, &replayed);
+        (void)layer_keep(&l, kept + (size_t)(2 * k + 1) * bytes, &at[k][1]);
+        if (k + 1 < BATCH && i + 1 < rounds) continue;
+        t_wait();
+        t_check_guards();
+        t_download(seen, kept, (size_t)(2 * (k + 1)) * bytes);
+        for (int j = 0; j <= 2 * k + 1; j++)
+            for (int o = 0; o < OUTPUTS; o++)
+                at[j / 2][j % 2].at[o] = seen + ((const unsigned char *)at[j / 2][j % 2].at[o] - kept);
+        for (int j = 0; j <= k; j++) layer_same("replay", &at[j][0], &at[j][1]);
     }
     device_graph_free(graph);
 }

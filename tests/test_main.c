@@ -588,7 +588,7 @@ void t_near(const char *what, const double *got, const double *want, const doubl
 
 void t_same(const char *what, const void *a, const void *b, size_t bytes) {
     const unsigned char *p = (const unsigned char *)a, *q = (const unsigned char *)b;
-    for (size_t i = 0; i < bytes; i++)
+    for (size_t i = 0; bytes && memcmp(p, q, bytes) && i < bytes; i++)
         if (p[i] != q[i]) T_FAIL("%s: byte %zu of %zu differs: %02x and %02x", what, i, bytes, p[i], q[i]);
 }
 
@@ -725,9 +725,10 @@ static int t_gpus(void) {
 
 static const char t_usage[] =
     "usage: tests [--list] [--filter SUBSTRING] [--seed N] [--engine NAME] [--threads N] [--cpu-level N]\n"
-    "             [--part I/N] [--verbose] [--times] [--inject-failure]\n"
+    "             [--part I/N] [--verbose] [--times] [--long] [--inject-failure]\n"
     "Runs the cases whose names hold SUBSTRING, on every engine present or on the one named; with --part one of N\n"
-    "parts of them, so that N processes share the work; with --times the seconds of each are printed.\n";
+    "parts of them, so that N processes share the work; with --times the seconds of each are printed; with --long\n"
+    "graphs are replayed 10000 times.\n";
 
 static long t_number(const char *flag, const char *text) {
     char *end = NULL;
@@ -749,6 +750,7 @@ int main(int argc, char **argv) {
         if (!strcmp(flag, "--list")) list = 1;
         else if (!strcmp(flag, "--verbose")) T.verbose = 1;
         else if (!strcmp(flag, "--times")) H.times = 1;
+        else if (!strcmp(flag, "--long")) T.many = 1;
         else if (!strcmp(flag, "--inject-failure")) inject = 1;
         else if (!strcmp(flag, "--filter") && value) filter = argv[++i];
         else if (!strcmp(flag, "--engine") && value) engine = argv[++i];

@@ -272,6 +272,7 @@ static void capture(int arg) {
         OK(rt.fill(rt.self, in, i, N, other));
         OK(rt.event_record(rt.self, ready, other, 0));
         went("replay", device_replay(graph));
+        t_wait();
         OK(rt.stream_wait(rt.self, other, done, 0));
         OK(rt.copy(rt.self, last, out, N, other));
         OK(rt.stream_sync(rt.self, other));

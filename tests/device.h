@@ -35,4 +35,11 @@ const char *device_end_capture(void **graph);
 const char *device_replay(void *graph);
 void device_graph_free(void *graph);
 
+/* What a block of device_stamp's kernel saw: the GPU's clock in nanoseconds, and its multiprocessor. */
+typedef struct device_stamp { uint64_t begin, end, processor; } device_stamp;
+/* Enqueues `blocks` blocks that each take a multiprocessor's whole shared memory if `whole`, stay for `nanoseconds`, and
+   then write their stamps. NULL, or the text of an error. */
+const char *device_stamps(gmm_stream stream, device_stamp *to, int blocks, int whole, uint64_t nanoseconds);
+int device_processors(void);
+
 #endif

@@ -290,6 +290,84 @@ static void limits(int arg) {
     }
 }
 
+/* row 56: multiprocessors beyond the limit are free. While the product runs, another stream gets a block onto each of
+   them, several times after one another, all of which ends before the product does. A block takes a multiprocessor's
+   whole shared memory, so that it finds no place beside the product's blocks. */
+static void freed(int arg) {
+    enum { ROWS_ = 24576, WIDE = 4096, TURNS = 8 };
+    const gmm_op op = (gmm_op)(GMM_OP_LINEAR_FWD + arg);
+    const int64_t size = ROWS_;
+    const int processors = device_processors(), beside = processors / 4 / 2 * 2;
+    const gmm_mat a = gmm_mat_packed(GMM_BF16, t_sparse((size_t)ROWS_ * WIDE * 2));
+    const gmm_mat b = gmm_mat_packed(GMM_BF16, t_sparse((size_t)ROWS_ * WIDE * 2));
+    const gmm_mat w = gmm_mat_packed(GMM_BF16, t_sparse((size_t)WIDE * WIDE * 2));
+    device_stamp *stamps = (device_stamp *)t_alloc((size_t)(2 + TURNS * beside) * sizeof *stamps);
+    const device_stamp *seen, *before, *after;
+    gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
+        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad };
+    gmm_groups groups = GMM_ZERO;
+    gmm_options options = GMM_ZERO;
+    gmm_grad grad = GMM_ZERO;
+    gmm_linear d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_runtime rt = GMM_ZERO;
+    gmm_stream other;
+    gmm_event began;
+    gmm_status status[6];
+    const char *why[2 + TURNS];
+    void *ws;
+    groups.count = 1;
+    groups.capacity = ROWS_;
+    groups.splits = t_in(&size, sizeof size);
+    groups.dtype = GMM_I64;
+    options.sm_limit = processors - beside;
+    grad.mat = &w;
+    d.groups = &groups;
+    d.options = &options;
+    d.in_features = d.out_features = WIDE;
+    d.x = &a;
+    d.w = &w;
+    d.y = &b;
+    d.dy = arg == 2 ? &b : &a;
+    d.dx = &b;
+    d.dw = &grad;
+    T_OK(gmm_linear_query(T.ctx, op, &d, &info));
+    ws = t_workspace(info.workspace_bytes);
+    T_OK(gmm_runtime_of(T.ctx, &rt));
+    T_OK(run[arg](T.ctx, &d, ws, info.workspace_bytes, T.stream)); /* loads the code */
+    status[0] = rt.stream_create(rt.self, 0, &other);
+    status[1] = rt.event_create(rt.self, &began);
+    why[0] = device_stamps(other, stamps, 1, 0, 0);
+    t_wait();
+    why[0] = device_stamps(T.stream, stamps, 1, 0, 0);
+    status[2] = rt.event_record(rt.self, began, T.stream, 0);
+    status[3] = run[arg](T.ctx, &d, ws, info.workspace_bytes, T.stream);
+    why[1] = device_stamps(T.stream, stamps + 1, 1, 0, 0);
+    status[4] = rt.stream_wait(rt.self, other, began, 0);
+    for (int t = 0; t < TURNS; t++) /* the first turn is there to let the product begin */
+        why[2 + t] = device_stamps(other, stamps + 2 + t * beside, t ? beside : 1, t != 0, t ? 10000 : 100000);
+    t_wait();
+    status[5] = rt.stream_sync(rt.self, other);
+    for (int i = 0; i < 6; i++) T_CHECK(status[i] == GMM_OK, "call %d: %s", i, gmm_last_error(T.ctx));
+    for (int i = 0; i < 2 + TURNS; i++) wait_for("stamps", why[i]);
+    T_CHECK(rt.event_destroy(rt.self, began) == GMM_OK && rt.stream_destroy(rt.self, other) == GMM_OK, "destroy");
+    seen = (const device_stamp *)t_get(stamps, (size_t)(2 + TURNS * beside) * sizeof *stamps);
+    before = seen;
+    after = seen + 1;
+    for (int t = 1; t < TURNS; t++) {
+        unsigned char taken[1024] = { 0 };
+        for (int i = 0; i < beside; i++) {
+            const device_stamp *s = seen + 2 + t * beside + i;
+            T_CHECK(s->begin > before->end && s->end < after->begin,
+                    "turn %d, block %d: from %lld to %lld ns of a product that took %lld ns", t, i,
+                    (long long)(s->begin - before->end), (long long)(s->end - before->end),
+                    (long long)(after->begin - before->end));
+            T_CHECK(s->processor < sizeof taken && !taken[s->processor]++, "two blocks on multiprocessor %d",
+                    (int)s->processor);
+        }
+    }
+}
+
 /* row 53: linear operations alone, with splits from all empty to full, faulty ones between good ones */
 static void replay_linear(int arg) {
     enum { G = 5, CAPACITY = 300, K = 72, N = 56 };
@@ -421,6 +499,8 @@ void tests_graph(void) {
         t_add_gpu(replay_layer, (int)dtypes[i], "row53 row54 graph of a whole layer, other routings %s", name);
         t_add_gpu(limits, (int)dtypes[i], "row56 sm_limit leaves the bits of a layer %s", name);
     }
+    for (int i = 0; i < 3; i++)
+        t_add_gpu(freed, i, "row56 sm_limit frees multiprocessors %s", gmm_op_name((gmm_op)(GMM_OP_LINEAR_FWD + i)));
     t_add_gpu(host_sizes, 0, "row55 host sizes while capturing");
 }
 #else

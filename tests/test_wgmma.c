@@ -373,7 +373,8 @@ static void replays(int arg) {
         if (k + 1 < BATCH && i + 1 < rounds) continue;
         t_wait();
         t_download(seen, kept, (size_t)(2 * (k + 1)) * all);
-        for (int j = 0; j <= k; j++) t_same("replay", seen + (size_t)(2 * j) * all, seen + (size_t)(2 * j + 1) * all, all);
+        for (int j = 0; j <= k; j++)
+            t_same("replay", seen + (size_t)(2 * j) * all, seen + (size_t)(2 * j + 1) * all, all);
     }
     t_check_guards();
     device_graph_free(graph);

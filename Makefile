@@ -69,7 +69,7 @@ all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_p
 run: $(B)/train_moe
 	$(Q)$(B)/train_moe $(ARGS)
 
-##   test                   build and run the tests; ARGS="--list", "--filter=..." and others go to build/gmm_tests
+##   test                   build and run the tests; ARGS="--list", "--filter NAME" and others go to build/gmm_tests
 test: $(B)/gmm_tests
 	$(Q)$(B)/gmm_tests $(ARGS)
 

@@ -724,11 +724,11 @@ static int t_gpus(void) {
 }
 
 static const char t_usage[] =
-    "usage: tests [--list] [--filter SUBSTRING] [--seed N] [--engine NAME] [--threads N] [--cpu-level N]\n"
-    "             [--part I/N] [--verbose] [--times] [--long] [--inject-failure]\n"
-    "Runs the cases whose names hold SUBSTRING, on every engine present or on the one named; with --part one of N\n"
-    "parts of them, so that N processes share the work; with --times the seconds of each are printed; with --long\n"
-    "graphs are replayed 10000 times.\n";
+    "usage: tests [--list] [--filter SUBSTRING]... [--seed N] [--engine NAME] [--threads N] [--cpu-level N]\n"
+    "             [--arena MIB] [--part I/N] [--verbose] [--times] [--long] [--inject-failure]\n"
+    "Runs the cases whose names hold SUBSTRING, or one of several, on every engine present or on the one named.\n"
+    "--part: one of N parts of them, so that N processes share the work. --times: prints the seconds of each.\n"
+    "--long: graphs are replayed 10000 times. --arena: GPU memory for buffers, 4096 by default.\n";
 
 static long t_number(const char *flag, const char *text) {
     char *end = NULL;
@@ -740,11 +740,19 @@ static long t_number(const char *flag, const char *text) {
     return n;
 }
 
+static int t_wanted(const char *name, const char *const *filters, int count) {
+    for (int i = 0; i < count; i++)
+        if (strstr(name, filters[i])) return 1;
+    return count == 0;
+}
+
 int main(int argc, char **argv) {
-    const char *filter = "", *engine = NULL;
-    long cpu_level = 0, part = 1, parts = 1;
+    enum { FILTERS = 64 };
+    const char *filters[FILTERS], *engine = NULL;
+    long cpu_level = 0, part = 1, parts = 1, arena = 4096;
+    int filter_count = 0;
     int list = 0, inject = 0, ran = 0, known = 0, gpu = 0;
-    T.verbose = 0;
+    (void)arena; /* for GPUs */
     for (int i = 1; i < argc; i++) {
         const char *flag = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(flag, "--list")) list = 1;
@@ -752,12 +760,13 @@ int main(int argc, char **argv) {
         else if (!strcmp(flag, "--times")) H.times = 1;
         else if (!strcmp(flag, "--long")) T.many = 1;
         else if (!strcmp(flag, "--inject-failure")) inject = 1;
-        else if (!strcmp(flag, "--filter") && value) filter = argv[++i];
+        else if (!strcmp(flag, "--filter") && value && filter_count < FILTERS) filters[filter_count++] = argv[++i];
         else if (!strcmp(flag, "--engine") && value) engine = argv[++i];
         else if (!strcmp(flag, "--part") && value && sscanf(value, "%ld/%ld", &part, &parts) == 2 && part >= 1 &&
                  part <= parts)
             i++;
         else if (!strcmp(flag, "--seed")) H.seed = (uint64_t)t_number(flag, value), i++;
+        else if (!strcmp(flag, "--arena")) arena = t_number(flag, value), i++;
         else if (!strcmp(flag, "--threads")) T.threads = (int)t_number(flag, value), i++;
         else if (!strcmp(flag, "--cpu-level")) cpu_level = t_number(flag, value), i++;
         else {
@@ -770,7 +779,7 @@ int main(int argc, char **argv) {
     t_register();
     if (list) {
         for (size_t i = 0; i < H.count; i++)
-            if (strstr(H.cases[i].name, filter)) printf("%s\n", H.cases[i].name);
+            if (t_wanted(H.cases[i].name, filters, filter_count)) printf("%s\n", H.cases[i].name);
         free(H.cases);
         return 0;
     }
@@ -795,7 +804,8 @@ int main(int argc, char **argv) {
         ran = 1;
     }
     for (size_t i = 0; i < H.count; i++)
-        if (H.cases[i].where == T_HOST_ONLY && (long)i % parts == part - 1 && strstr(H.cases[i].name, filter))
+        if (H.cases[i].where == T_HOST_ONLY && (long)i % parts == part - 1 &&
+            t_wanted(H.cases[i].name, filters, filter_count))
             t_run(&H.cases[i]), ran = 1;
     for (size_t e = 0; e < sizeof t_engines / sizeof t_engines[0]; e++) {
         gmm_error error = GMM_ZERO;
@@ -817,7 +827,7 @@ int main(int argc, char **argv) {
 #ifdef HAVE_CUDA
         if (T.gpu) {
             const char *why;
-            T.stream = device_open((size_t)4 << 30, &why);
+            T.stream = device_open((size_t)arena << 20, &why);
             if (!T.stream) {
                 fprintf(stderr, "tests: no GPU memory for %s: %s\n", H.engine_name, why);
                 return 2;
@@ -832,7 +842,7 @@ int main(int argc, char **argv) {
         else
             for (size_t i = 0; i < H.count; i++) {
                 const int where = H.cases[i].where;
-                if ((long)i % parts == part - 1 && strstr(H.cases[i].name, filter) &&
+                if ((long)i % parts == part - 1 && t_wanted(H.cases[i].name, filters, filter_count) &&
                     (where == T_ANY_ENGINE || (T.gpu && (where == T_GPU_ENGINE || (where == T_GPU_ONCE && !gpu)))))
                     t_run(&H.cases[i]), ran = 1;
             }
@@ -849,8 +859,8 @@ int main(int argc, char **argv) {
     free(blocks.item);
     if (spare.map) (void)munmap(spare.map, spare.bytes);
     if (!ran) {
-        fprintf(stderr, "tests: no case%s%s%s%s\n", *filter ? " matches " : "", filter, engine ? " on engine " : "",
-                engine ? engine : "");
+        fprintf(stderr, "tests: no case%s%s%s%s\n", filter_count ? " matches " : "", filter_count ? filters[0] : "",
+                engine ? " on engine " : "", engine ? engine : "");
         return 2;
     }
     t_total();

@@ -58,7 +58,7 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test test-parts test-files examples bench gpu-report sanitize check fuzz help install clean FORCE
+.PHONY: all run test test-parts test-files examples bench probes gpu-report sanitize check fuzz help install clean FORCE
 
 ##
 ## Targets
@@ -98,6 +98,11 @@ bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(P)/matplotlib
 	then python3 tests/bench/plot.py $(BENCH_JSON) $(B); fi; fi
 CPU_ARGS := --json --size=% --rounds=% --threads=%
 BENCH_JSON := $(or $(patsubst --json=%,%,$(filter --json=%,$(ARGS))),$(B)/gpu_bench.json)
+
+##   probes                 what this GPU's memory, launches and tensor cores do, beside what was predicted of an H200
+probes: $(B)/probes
+	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }
+	$(Q)$<
 
 ##   gpu-report             the tests and the GPU benchmark on this GPU, written to tests/results/<GPU>.txt
 gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
@@ -299,6 +304,10 @@ $(B)/gpu_bench.run: tests/bench/gpu_bench.cu tests/bench/peers.py $(B)/gmm.o $(P
 	$(Q)if test -s $@ && test -s $(P)/torch; then \
 	$(CC) -shared $(LDFLAGS) -o $(B)/libgmm_bench.so $(B)/gpu_bench.o $(B)/gmm.o @$(P)/openmp @$(P)/cublas \
 	@$(P)/cuda.link -lm && echo 'python3 tests/bench/peers.py $(B)/libgmm_bench.so "$$@"' > $@; fi
+$(B)/probes: tests/bench/probes.cu $(CUDA_LINK)
+	@mkdir -p $(@D); : > $@; if test -s $(CUDA_LINK); then printf '  %-5s  %s\n' NVCC $<; fi
+	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); \
+	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g -o $@ $<; fi
 $(EXAMPLES): $(B)/%: $(B)/obj/%.o $(B)/gmm.o
 	$(call say,LINK,$@)
 	$(LINK_C) -lm

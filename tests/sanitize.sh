@@ -67,7 +67,8 @@ END
     if [ $status = 0 ] && grep -q '^[1-9][0-9]* passed, 0 failed' "$log.log"; then word=ok
     elif [ $status = 124 ]; then word=limit
     else word=FAIL; fi
-    printf '%-5s  %-9s  %3d s  %d cases\n' $word "$tool" $(($(date +%s) - begin)) "$(grep -c '^ *[0-9.]* s \[' "$log.log")"
+    printf '%-5s  %-9s  %3d s  %d cases\n' $word "$tool" $(($(date +%s) - begin)) \
+        "$(grep -c '^ *[0-9.]* s \[' "$log.log")"
     [ $word = ok ] || tail -n 8 "$log.log" | sed 's/^/        /'
 }
 each=$((JOBS / $#))

@@ -120,6 +120,36 @@ static void feature_edges(int arg) {
         }
 }
 
+/* How many elements of fp32 results both engines give the same bits, on reals. */
+static void agreement(int arg) {
+    static const int64_t sizes[][5] = {{64, 128, 8, 16, 32}, {3, 277, 1, 0, 517}};
+    int64_t other = 0, all = 0;
+    double most = 0.0;
+    for (int i = 0; i < 2; i++) {
+        lin_spec s = spec_of(arg, 5, sizes[i]);
+        lin_run r;
+        const float *a, *b;
+        s.out = GMM_F32;
+        s.fill = T_REALS;
+        s.K = 1032;
+        s.N = 520;
+        build(&r, &s);
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+        a = (const float *)t_mat_bits(&r.out);
+        restore(&r);
+        demand(&r, GMM_ENGINE_MMA);
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+        b = (const float *)t_mat_bits(&r.out);
+        for (int64_t k = 0; k < r.out.count * r.out.rows * r.out.cols; k++, all++)
+            if (memcmp(a + k, b + k, sizeof *a)) {
+                other++;
+                if (fabs((double)a[k] - (double)b[k]) > most) most = fabs((double)a[k] - (double)b[k]);
+            }
+    }
+    if (T.verbose)
+        printf("     %lld of %lld elements differ, by %.3g at most\n", (long long)other, (long long)all, most);
+}
+
 static void splits(int arg) {
     static const int64_t sizes[][6] = {{0, 40, 9, 1, 600, 0}, {5, 0, 0, 2, 8, 0}, {700, 7, 3, 2, 0, 31}, {0}};
     for (int i = 0; i < 4; i++)
@@ -561,6 +591,7 @@ void tests_wgmma(void) {
         for (int k = 0; k < 6; k++)
             t_add_gpu_once(edges, 6 * i + k, "wgmma groups of %d to %d rows %s %s", edge[k], edge[k] + 130, op, dtype);
         t_add_gpu_once(feature_edges, i, "wgmma tails of features %s %s", op, dtype);
+        t_add_gpu_once(agreement, i, "wgmma and mma on reals %s %s", op, dtype);
         t_add_gpu_once(splits, i, "wgmma empty groups, splits, tails %s %s", op, dtype);
         t_add_gpu_once(forms, i, "wgmma strides and tables %s %s", op, dtype);
         t_add_gpu_once(odd_d, i, "wgmma results at odd addresses %s %s", op, dtype);

@@ -116,7 +116,7 @@ gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.memory,power.limit --format=csv; \
 	} > $$file; \
 	rm -f $(B)/gpu-report.*.log; pids=; for part in $(REPORT_PARTS); do \
-	$(B)/gmm_tests --part $$part/$(words $(REPORT_PARTS)) --threads 1 --long > $(B)/gpu-report.$$part.log 2>&1 & pids="$$pids $$!"; done; \
+	$(B)/gmm_tests --part $$part/$(words $(REPORT_PARTS)) --threads 1 --rounds 10000 > $(B)/gpu-report.$$part.log 2>&1 & pids="$$pids $$!"; done; \
 	for pid in $$pids; do wait $$pid || status=1; done; \
 	{ echo; echo 'Tests'; cat $(B)/gpu-report.*.log | grep -E '^ *FAIL|not tested'; \
 	tail -q -n 1 $(B)/gpu-report.*.log | awk '{ p += $$1; f += $$3; s += $$5; n += NF == 6 } \

@@ -1843,6 +1843,11 @@ GMM__DEVICE uint32_t gmm__glu_from(uint32_t i, uint32_t ffn, uint32_t block, int
     return (run & 1u) * ffn + (run >> 1) * block + (i - run * block);
 }
 
+/* Warps that share a row whose products are added up: all of a block, or one. */
+static __host__ __device__ __forceinline__ GMM__UNUSED int32_t gmm__act_team(int32_t ffn) {
+    return ffn > (GMM__ELEM_WARPS - 1) * GMM__ELEM_SPAN ? GMM__ELEM_WARPS : 1;
+}
+
 /* Takes element i of eight from one place. */
 GMM__DEVICE void gmm__gather(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__eight *r) {
     if (m->dtype == GMM_F32) r->w[i] = ((const uint32_t *)m->data)[row * m->ld + col];
@@ -3049,7 +3054,8 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__ro
     dtype = gmm__k_common(gmm__k_common(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
-    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows, a.dprob ? 1 : gmm__k_parts(a.ffn), room, &a, stream);
+    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows,
+                              a.dprob ? (int64_t)gmm__act_team(a.ffn) : gmm__k_parts(a.ffn), room, &a, stream);
 }
 
 /* Warps per block and blocks of the routing kernels; *shared is 0 where the arrays need `scratch`. */
@@ -3775,20 +3781,21 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
 }
 #undef GMM__SPANS
 
-/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a warp takes whole rows, and its lanes add in an order
-   that depends on ffn and the dtypes alone. */
+/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a row is taken by one warp or, from as many spans on as a
+   block has warps, by a block; its lanes add in an order that depends on ffn and the dtypes alone. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 7 : 5)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     gmm_early();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    gmm__walk w = gmm__walk_begin(a.dprob ? 1 : parts, 1);
+    const uint32_t team = a.dprob ? (uint32_t)gmm__act_team(a.ffn) : parts; /* warps of a row */
+    __shared__ float sums[GMM__ELEM_WARPS];
+    gmm__walk w = gmm__walk_begin(team, 1);
     for (; w.row < rows; gmm__walk_next(&w)) {
         const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
-        const uint32_t end = a.dprob ? parts : w.part + 1;
         float sum = 0.0f;
         uint32_t part;
-        for (part = w.part; part < end; part++) {
+        for (part = w.part; part < parts; part += team) {
             const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
@@ -3812,10 +3819,16 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
             if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, w.row, &q, da, db);
             if (a.y.data) gmm__store8(GMM__FIXED, &a.y, w.row, &q, f);
         }
-        if (a.dprob) {
-            sum = gmm__warp_sum(sum);
-            if (gmm__lane() == 0) a.dprob[w.row] = sum;
+        if (!a.dprob) continue;
+        sum = gmm__warp_sum(sum);
+        if (team > 1) { /* the block's */
+            int32_t i;
+            if (gmm__lane() == 0) sums[gmm__warp()] = sum;
+            __syncthreads();
+            for (i = 0, sum = 0.0f; i < GMM__ELEM_WARPS; i++) sum += sums[i];
+            __syncthreads();
         }
+        if (w.part == 0 && gmm__lane() == 0) a.dprob[w.row] = sum;
     }
 }
 

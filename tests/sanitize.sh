@@ -19,30 +19,34 @@ row08 wgrad f16
 row08 bgrad bf16
 row39 act swiglu bf16 17x64
 row39 act swiglu f32 13x100
+row39 act swiglu bf16 21x1160
 row39 act split forms
 row42 mlp inference
 row46 mlp equals three calls bf16
 row49 mlp delayed wgrad f32
-route ties
+route ties E7
 route bwd parts
-permute map bf16
-permute fwd bf16
-permute any row_of bf16
-permute bwd bf16
-permute unpermute fwd bf16
-permute unpermute bwd bf16
+permute map bf16 bf16 T33
+permute fwd bf16 bf16 T33
+permute fwd bf16 bf16 T50 H1032
+permute any row_of bf16 bf16 T9
+permute bwd bf16 bf16 T33
+permute unpermute fwd bf16 bf16 T33
+permute unpermute fwd bf16 bf16 T50 H1032
+permute unpermute bwd bf16 bf16 T33
+permute unpermute bwd bf16 bf16 T50 H1032
 row17 permute wild maps
 pad 300 groups
-pad then unpad
+pad then unpad, split form 0
 glu interleave bf16
-glu interleave packed
+glu interleave packed and tables 0
 small accumulate order
 small accumulate beta 0
 small convert f32 to bf16
 small convert f16 to f16
 gmm_offsets sum one over
 runtime
-cublaslt empty groups
+cublaslt empty groups, splits, tails linear_fwd bf16
 wgmma empty groups, splits, tails linear_fwd bf16
 wgmma empty groups, splits, tails linear_dgrad f16
 wgmma empty groups, splits, tails linear_wgrad bf16
@@ -62,7 +66,7 @@ $(cases | awk "NR % $each == $number % $each")
 END
     begin=$(date +%s)
     timeout "$LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-        "$B/gmm_tests" --engine mma --arena 256 --threads 1 --times "$@" > "$log.log" 2>&1
+        "$B/gmm_tests" --engine mma --arena 512 --threads 1 --rounds 20 --times "$@" > "$log.log" 2>&1
     status=$?
     if [ $status = 0 ] && grep -q '^[1-9][0-9]* passed, 0 failed' "$log.log"; then word=ok
     elif [ $status = 124 ]; then word=limit

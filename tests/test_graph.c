@@ -237,7 +237,7 @@ static void wait_for(const char *what, const char *why) { T_CHECK(!why, "%s: %s"
 /* rows 53, 54: one captured forward and backward of the layer, replayed with other routings, equals eager calls */
 static void replay_layer(int arg) {
     enum { BATCH = 10 };
-    const int rounds = T.many ? 1000 : 30;
+    const int rounds = (T.rounds + 9) / 10;
     layer l;
     bits at[BATCH][2];
     unsigned char *kept, *seen;

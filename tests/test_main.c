@@ -725,10 +725,11 @@ static int t_gpus(void) {
 
 static const char t_usage[] =
     "usage: tests [--list] [--filter SUBSTRING]... [--seed N] [--engine NAME] [--threads N] [--cpu-level N]\n"
-    "             [--arena MIB] [--part I/N] [--verbose] [--times] [--long] [--inject-failure]\n"
+    "             [--arena MIB] [--part I/N] [--verbose] [--times] [--rounds N] [--inject-failure]\n"
     "Runs the cases whose names hold SUBSTRING, or one of several, on every engine present or on the one named.\n"
     "--part: one of N parts of them, so that N processes share the work. --times: prints the seconds of each.\n"
-    "--long: graphs are replayed 10000 times. --arena: GPU memory for buffers, 4096 by default.\n";
+    "--rounds: replays of a graph, 300 by default, of a whole layer's a tenth. --arena: GPU memory for buffers, 4096\n"
+    "by default.\n";
 
 static long t_number(const char *flag, const char *text) {
     char *end = NULL;
@@ -753,12 +754,13 @@ int main(int argc, char **argv) {
     int filter_count = 0;
     int list = 0, inject = 0, ran = 0, known = 0, gpu = 0;
     (void)arena; /* for GPUs */
+    T.rounds = 300;
     for (int i = 1; i < argc; i++) {
         const char *flag = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(flag, "--list")) list = 1;
         else if (!strcmp(flag, "--verbose")) T.verbose = 1;
         else if (!strcmp(flag, "--times")) H.times = 1;
-        else if (!strcmp(flag, "--long")) T.many = 1;
+        else if (!strcmp(flag, "--rounds")) T.rounds = (int)t_number(flag, value), i++;
         else if (!strcmp(flag, "--inject-failure")) inject = 1;
         else if (!strcmp(flag, "--filter") && value && filter_count < FILTERS) filters[filter_count++] = argv[++i];
         else if (!strcmp(flag, "--engine") && value) engine = argv[++i];

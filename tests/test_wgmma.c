@@ -55,7 +55,8 @@ static void restore(lin_run *r) {
         }
 }
 
-/* Integers: exact, and in every bit what MMA computes. Reals: within the bound, and the same bits again. */
+/* Integers: exact. Reals: within the bound, and the same bits again. Both: in every bit what MMA computes, which adds
+   up in the same steps. */
 static void both(lin_spec s) {
     for (int i = 0; i < 2; i++) {
         lin_run r;
@@ -65,10 +66,12 @@ static void both(lin_spec s) {
         T_OK(t_linear(T.ctx, s.op, &r.d));
         lin_check(&r);
         first = t_mat_bits(&r.out);
-        restore(&r);
-        demand(&r, i ? GMM_ENGINE_WGMMA : GMM_ENGINE_MMA);
-        T_OK(t_linear(T.ctx, s.op, &r.d));
-        t_same(i ? "second call" : "MMA", first, t_mat_bits(&r.out), out_bytes(&r));
+        for (int again = 0; again <= i; again++) {
+            restore(&r);
+            demand(&r, again ? GMM_ENGINE_WGMMA : GMM_ENGINE_MMA);
+            T_OK(t_linear(T.ctx, s.op, &r.d));
+            t_same(again ? "second call" : "MMA", first, t_mat_bits(&r.out), out_bytes(&r));
+        }
     }
 }
 
@@ -118,36 +121,6 @@ static void feature_edges(int arg) {
             s.N = 16 + (arg / 2 == 1 ? 0 : n + edge);
             both(s);
         }
-}
-
-/* How many elements of fp32 results both engines give the same bits, on reals. */
-static void agreement(int arg) {
-    static const int64_t sizes[][5] = {{64, 128, 8, 16, 32}, {3, 277, 1, 0, 517}};
-    int64_t other = 0, all = 0;
-    double most = 0.0;
-    for (int i = 0; i < 2; i++) {
-        lin_spec s = spec_of(arg, 5, sizes[i]);
-        lin_run r;
-        const float *a, *b;
-        s.out = GMM_F32;
-        s.fill = T_REALS;
-        s.K = 1032;
-        s.N = 520;
-        build(&r, &s);
-        T_OK(t_linear(T.ctx, s.op, &r.d));
-        a = (const float *)t_mat_bits(&r.out);
-        restore(&r);
-        demand(&r, GMM_ENGINE_MMA);
-        T_OK(t_linear(T.ctx, s.op, &r.d));
-        b = (const float *)t_mat_bits(&r.out);
-        for (int64_t k = 0; k < r.out.count * r.out.rows * r.out.cols; k++, all++)
-            if (memcmp(a + k, b + k, sizeof *a)) {
-                other++;
-                if (fabs((double)a[k] - (double)b[k]) > most) most = fabs((double)a[k] - (double)b[k]);
-            }
-    }
-    if (T.verbose)
-        printf("     %lld of %lld elements differ, by %.3g at most\n", (long long)other, (long long)all, most);
 }
 
 static void splits(int arg) {
@@ -325,7 +298,7 @@ static void alone(int arg) {
 /* Replays of one graph of the three products with random splits equal eager calls. */
 static void replays(int arg) {
     enum { G = 6, CAPACITY = 300, K = 72, N = 56, BATCH = 50 };
-    const int rounds = T.many ? 10000 : 500;
+    const int rounds = T.rounds;
     const gmm_dtype dtype = (gmm_dtype)arg;
     const t_mat x = t_mat_in(dtype, 1, CAPACITY, K, T_REALS), dy = t_mat_in(dtype, 1, CAPACITY, N, T_REALS);
     const t_mat w = t_mat_make(dtype, G, N, K, 0, 0, T_TABLE, T_REALS);
@@ -591,7 +564,6 @@ void tests_wgmma(void) {
         for (int k = 0; k < 6; k++)
             t_add_gpu_once(edges, 6 * i + k, "wgmma groups of %d to %d rows %s %s", edge[k], edge[k] + 130, op, dtype);
         t_add_gpu_once(feature_edges, i, "wgmma tails of features %s %s", op, dtype);
-        t_add_gpu_once(agreement, i, "wgmma and mma on reals %s %s", op, dtype);
         t_add_gpu_once(splits, i, "wgmma empty groups, splits, tails %s %s", op, dtype);
         t_add_gpu_once(forms, i, "wgmma strides and tables %s %s", op, dtype);
         t_add_gpu_once(odd_d, i, "wgmma results at odd addresses %s %s", op, dtype);

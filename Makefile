@@ -58,7 +58,7 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test test-parts test-files examples bench gpu-report sanitize check fuzz help install clean FORCE
+.PHONY: all run test test-parts test-files examples bench probes gpu-report sanitize check fuzz help install clean FORCE
 
 ##
 ## Targets
@@ -69,7 +69,7 @@ all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_p
 run: $(B)/train_moe
 	$(Q)$(B)/train_moe $(ARGS)
 
-##   test                   build and run the tests; ARGS="--list", "--filter=..." and others go to build/gmm_tests
+##   test                   build and run the tests; ARGS="--list", "--filter NAME" and others go to build/gmm_tests
 test: $(B)/gmm_tests
 	$(Q)$(B)/gmm_tests $(ARGS)
 
@@ -99,6 +99,11 @@ bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(P)/matplotlib
 CPU_ARGS := --json --size=% --rounds=% --threads=%
 BENCH_JSON := $(or $(patsubst --json=%,%,$(filter --json=%,$(ARGS))),$(B)/gpu_bench.json)
 
+##   probes                 what this GPU's memory, launches and tensor cores do, beside what was predicted of an H200
+probes: $(B)/probes
+	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }
+	$(Q)$<
+
 ##   gpu-report             the tests and the GPU benchmark on this GPU, written to tests/results/<GPU>.txt
 gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	$(Q)test -s $(B)/gpu_bench.run || { echo 'gpu-report: no GPU, or no cuBLAS'; exit 1; }
@@ -111,7 +116,7 @@ gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.memory,power.limit --format=csv; \
 	} > $$file; \
 	rm -f $(B)/gpu-report.*.log; pids=; for part in $(REPORT_PARTS); do \
-	$(B)/gmm_tests --part $$part/$(words $(REPORT_PARTS)) > $(B)/gpu-report.$$part.log 2>&1 & pids="$$pids $$!"; done; \
+	$(B)/gmm_tests --part $$part/$(words $(REPORT_PARTS)) --threads 1 --rounds 10000 > $(B)/gpu-report.$$part.log 2>&1 & pids="$$pids $$!"; done; \
 	for pid in $$pids; do wait $$pid || status=1; done; \
 	{ echo; echo 'Tests'; cat $(B)/gpu-report.*.log | grep -E '^ *FAIL|not tested'; \
 	tail -q -n 1 $(B)/gpu-report.*.log | awk '{ p += $$1; f += $$3; s += $$5; n += NF == 6 } \
@@ -125,7 +130,7 @@ sanitize: $(B)/gmm_tests
 	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }
 	$(Q)B=$(B) sh tests/sanitize.sh $(ARGS)
 
-REPORT_PARTS := 1 2 3 4 5 6 7 8
+REPORT_PARTS := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 REPORT_ARGS := --ms=100 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad
 
 ##   check                  header and build checks, then the tests under ASan and UBSan
@@ -299,6 +304,10 @@ $(B)/gpu_bench.run: tests/bench/gpu_bench.cu tests/bench/peers.py $(B)/gmm.o $(P
 	$(Q)if test -s $@ && test -s $(P)/torch; then \
 	$(CC) -shared $(LDFLAGS) -o $(B)/libgmm_bench.so $(B)/gpu_bench.o $(B)/gmm.o @$(P)/openmp @$(P)/cublas \
 	@$(P)/cuda.link -lm && echo 'python3 tests/bench/peers.py $(B)/libgmm_bench.so "$$@"' > $@; fi
+$(B)/probes: tests/bench/probes.cu $(CUDA_LINK)
+	@mkdir -p $(@D); : > $@; if test -s $(CUDA_LINK); then printf '  %-5s  %s\n' NVCC $<; fi
+	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); \
+	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g -o $@ $<; fi
 $(EXAMPLES): $(B)/%: $(B)/obj/%.o $(B)/gmm.o
 	$(call say,LINK,$@)
 	$(LINK_C) -lm

@@ -1484,6 +1484,7 @@ struct gmm_context {
     int32_t threads;   /* CPU engine */
     int32_t cpu_level; /* 1 plain, 2 AVX2, 3 AVX-512 */
     int32_t capability;/* CUDA: 90 for compute capability 9.0 */
+    int32_t early;     /* CUDA: kernels may be launched before their predecessor has ended */
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
     const char *wgmma_lacks;                        /* why it serves nothing; NULL = it does */
@@ -5946,6 +5947,10 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
         gmm__reserve(plan, part, (size_t)call->groups.count * sizeof(void *));
 }
 
+/* Whether a call's kernels may be launched early. Not where multiprocessors are to be left alone: no block of the next
+   launch may wait on those. */
+static int gmm__mma_early(const gmm__call *call) { return call->ctx->early && call->options.sm_limit == 0; }
+
 /* Enqueues the offsets and tiles of a call. */
 static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
                                    gmm_stream stream) {
@@ -5981,7 +5986,7 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
         args.groups.dtype = GMM_I64;
         args.groups.row_align = 0;
     }
-    return gmm__cuda_status(call, gmm_launch_offsets(&args, stream));
+    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_early(call), stream));
 }
 
 /* A call's operand as kernels address it. A host table is copied to `part` of the workspace. */
@@ -6181,17 +6186,16 @@ enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int
 enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
 enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
 
-/* Blocks that kernels may start. */
-static int64_t gmm__mma_blocks(const gmm__call *call) {
+static gmm__room gmm__mma_room(const gmm__call *call, int32_t blocks) {
     const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
-    return gmm__grid(processors, call->options.sm_limit, GMM__ELEM_PER_SM, INT32_MAX);
+    gmm__room room;
+    room.most = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
+    room.early = gmm__mma_early(call);
+    return room;
 }
-
-/* The same for kernels that stream rows. */
-static int64_t gmm__mma_stream(const gmm__call *call) {
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
-    return gmm__grid(processors, call->options.sm_limit, GMM__ELEM_STREAM, INT32_MAX);
-}
+/* What kernels may take, and those that stream rows. */
+static gmm__room gmm__mma_blocks(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_PER_SM); }
+static gmm__room gmm__mma_stream(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_STREAM); }
 
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     const gmm_mat *m = &call->mat[role];
@@ -6288,7 +6292,7 @@ static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
     gmm__reserve(plan, GMM__ROUTE_SUMS,
                  gmm__mma_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call)));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -6307,7 +6311,7 @@ static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
 
 static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call)));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -6496,7 +6500,7 @@ static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int pa
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
-    const int64_t most = gmm__mma_stream(call);
+    const gmm__room room = gmm__mma_stream(call);
     gmm__glu_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -6509,10 +6513,10 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     a.cols = d->cols;
     a.block = d->block;
     a.inverse = d->inverse;
-    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, most, stream));
+    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, room, stream));
     e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC, &a.src_table, stream);
     if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST, &a.dst_table, stream);
-    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, most, stream);
+    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, room, stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -7790,7 +7794,7 @@ static int32_t gmm__cpu_best_level(void) {
 
 #ifdef __CUDACC__
 /* Whether a device is there and runs this build's kernels. */
-static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_error *error) {
+static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, int32_t *early, gmm_error *error) {
     struct cudaFuncAttributes attributes;
     int count = 0, major = 0, minor = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
@@ -7820,6 +7824,7 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_
     if (e != cudaSuccess)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.device: %d has compute capability %d.%d, and this "
                          "build holds no kernel for it: %s", (int)c->device, major, minor, cudaGetErrorString(e));
+    *early = attributes.ptxVersion >= 90; /* kernels that were compiled for less cannot wait */
     return GMM_OK;
 }
 #endif
@@ -7827,7 +7832,7 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error) {
     gmm_config c = GMM_ZERO;
     gmm_context *ctx;
-    int32_t threads = 1, capability = 0;
+    int32_t threads = 1, capability = 0, early = 0;
     const int32_t level = gmm__cpu_best_level();
 
     if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_create: out is NULL");
@@ -7846,7 +7851,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
                          (int)c.space);
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA) {
-        const gmm_status s = gmm__cuda_probe(&c, &capability, error);
+        const gmm_status s = gmm__cuda_probe(&c, &capability, &early, error);
         if (s != GMM_OK) return s;
     }
 #else
@@ -7886,6 +7891,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     ctx->threads = threads;
     ctx->cpu_level = c.cpu_level ? c.cpu_level : level;
     ctx->capability = capability;
+    ctx->early = early;
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA) gmm__wgmma_open(ctx);
 #endif

@@ -18,8 +18,10 @@
  *
  * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
  * capacities alone; those on Hopper need sm_90a and are compiled empty elsewhere. Launchers take plain argument
- * structs, enqueue on the stream, and return cudaError_t. They keep no state. Products: every output element
- * accumulates in the order of k, whatever the tile, the grid or the other groups; no floating-point atomics.
+ * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels are launched
+ * early (gmm_early): they take their places while their predecessor in the stream ends, and wait for all of it.
+ * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; no
+ * floating-point atomics.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -148,6 +150,34 @@ GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i
     } while (passed == 32);
 }
 
+/* Kernels that are launched early: from compute capability 9.0 on they may take their places while the last blocks of
+   the kernel before them in the stream run, which saves the time between the two. They wait for all of it here, before
+   they read or write anything. */
+GMM__DEVICE void gmm_early(void) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+
+static GMM__UNUSED cudaError_t gmm_launch_early(const void *kernel, int early, unsigned blocks, unsigned threads,
+                                                size_t shared, const void *args, cudaStream_t stream) {
+    cudaLaunchConfig_t config = GMM_ZERO;
+    cudaLaunchAttribute attribute;
+    void *params[1];
+    memset(&attribute, 0, sizeof attribute);
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    params[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernelExC(&config, kernel, params);
+}
+
 /* ....................................................................................... Values from the host ... */
 
 /* Writes up to GMM_COPY_VALUES words that travel as kernel parameters, so that the host array may change at once and a
@@ -214,6 +244,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     int64_t rows = 0, tiles = 0, total;
     uint32_t fault = 0;
     int32_t first;
+    gmm_early();
     if (tid == 0) {
         args.offsets[0] = 0;
         if (args.tiles) args.tiles[0] = 0;
@@ -1364,12 +1395,10 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *to, const void *from, int64
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int early, cudaStream_t stream) {
     const int64_t warps = ((int64_t)args->groups.count + 31) / 32, most = GMM_OFFSETS_THREADS / 32;
     const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < most ? warps : most);
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_split_offsets, dim3(1), dim3(threads), params, 0, stream);
+    return gmm_launch_early((const void *)gmm_split_offsets, early, 1, threads, 0, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
@@ -1545,6 +1574,12 @@ typedef struct gmm__copy_args {
     void *dst;
     int64_t rows, cols, src_ld, dst_ld;
 } gmm__copy_args;
+
+/* What a call leaves its kernels: blocks of a grid at most, and whether they may be launched early. */
+typedef struct gmm__room {
+    int64_t most;
+    int32_t early;
+} gmm__room;
 
 /* ..................................................................................................... Elements ... */
 
@@ -1814,6 +1849,11 @@ GMM__DEVICE uint32_t gmm__glu_from(uint32_t i, uint32_t ffn, uint32_t block, int
     const uint32_t half = i >= ffn, run = i / block;
     if (inverse) return (uint32_t)gmm__act_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
     return (run & 1u) * ffn + (run >> 1) * block + (i - run * block);
+}
+
+/* Warps that share a row whose products are added up: all of a block, or one. */
+static __host__ __device__ __forceinline__ GMM__UNUSED int32_t gmm__act_team(int32_t ffn) {
+    return ffn > (GMM__ELEM_WARPS - 1) * GMM__ELEM_SPAN ? GMM__ELEM_WARPS : 1;
 }
 
 /* Takes element i of eight from one place. */
@@ -2586,6 +2626,7 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
 
 /* y = beta y + scale (start + x_0 + x_1 + ...). Two spans per task, so that two accesses or more are under way. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
+    gmm_early();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < a.rows; gmm__walk_next(&w)) {
@@ -2633,6 +2674,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
 
 /* dst = src in another float dtype. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
+    gmm_early();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
     gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < a.rows; gmm__walk_next(&w)) {
@@ -2698,6 +2740,7 @@ GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
 
 /* A warp routes a token after the other; with losses, ROUTE_CHUNK of them, whose loss terms it adds up. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
+    gmm_early();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int64_t chunk = a.sums ? GMM__ROUTE_CHUNK : 1, chunks = (a.tokens + chunk - 1) / chunk;
     const int32_t lane = gmm__lane();
@@ -2756,6 +2799,7 @@ typedef struct gmm__fold_args {
 } gmm__fold_args;
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_constant__ gmm__fold_args a) {
+    gmm_early();
     __shared__ float part[GMM__ELEM_WARPS][32];
     const int64_t tiles = (a.cols + 31) / 32, folds = (a.rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
     int64_t i;
@@ -2779,6 +2823,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_co
 
 /* One warp: prefix sums of the counts, and the losses from the sums over all tokens. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gmm__route_args a) {
+    gmm_early();
     const int32_t lane = gmm__lane();
     int32_t base;
     int64_t begin = 0;
@@ -2802,6 +2847,7 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gm
 /* A warp per token. w[e] = score times its gradient: then every score in a denominator meets one in a numerator, and no
    quotient of small numbers is left. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
+    gmm_early();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int32_t lane = gmm__lane();
     const float aux = a.aux != 0.0f ? (a.dloss ? a.dloss[0] : 1.0f) * a.aux : 0.0f;
@@ -2866,6 +2912,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
 
 /* Slots per expert of each chunk. Integer atomics: the order of arrival does not matter. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid_constant__ gmm__map_args a) {
+    gmm_early();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED; /* else the launcher has zeroed a.counts */
@@ -2894,6 +2941,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid
 
 /* A warp per expert: prefix sums over the chunks, in place; totals into starts. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_constant__ gmm__map_args a) {
+    gmm_early();
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     int64_t e;
     for (e = (int64_t)blockIdx.x * GMM__ELEM_WARPS + gmm__warp(); e < a.experts;
@@ -2913,6 +2961,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_
 
 /* One warp: where each expert starts, how many rows it gets, and whether all fit. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ gmm__map_args a) {
+    gmm_early();
     int64_t begin = 0;
     int32_t base, over = 0;
     for (base = 0; base < a.experts; base += 32) {
@@ -2933,6 +2982,7 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ 
 
 /* A warp (= block) per chunk: ranks 32 slots at a time, in their order. */
 GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__ gmm__map_args a) {
+    gmm_early();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED;
@@ -2966,6 +3016,7 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
 
 /* dprobs of each slot from the gradient of its row's probability; dropped slots get 0. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     const int64_t slots = a.tokens * a.topk, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     int64_t i;
     for (i = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + threadIdx.x; i < slots; i += stride) {
@@ -2976,25 +3027,20 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
 
 /* .................................................................................................... Launchers ... */
 
-/* Grids have `most` blocks at most, and kernels loop. Results do not depend on it. */
-static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, int64_t most, int32_t threads,
+/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_early. */
+static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__room room, int32_t threads,
                                              size_t shared, const void *args, cudaStream_t stream) {
-    void *list[1];
-    dim3 grid, block;
-    if (blocks > most) blocks = most;
+    if (blocks > room.most) blocks = room.most;
     if (blocks < 1) blocks = 1;
-    grid.x = (unsigned)blocks;
-    block.x = (unsigned)threads;
-    list[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel(kernel, grid, block, list, shared, stream);
+    return gmm_launch_early(kernel, room.early, (unsigned)blocks, (unsigned)threads, shared, args, stream);
 }
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */
-static GMM__UNUSED cudaError_t gmm__k_launch_walk(const void *kernel, int64_t rows, int64_t parts, int64_t most,
+static GMM__UNUSED cudaError_t gmm__k_launch_walk(const void *kernel, int64_t rows, int64_t parts, gmm__room room,
                                                   const void *args, cudaStream_t stream) {
     if (rows <= 0 || parts <= 0) return cudaSuccess;
     if (rows > INT32_MAX || parts > INT32_MAX) return cudaErrorInvalidValue;
-    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, most, GMM__ELEM_BLOCK, 0, args, stream);
+    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, room, GMM__ELEM_BLOCK, 0, args, stream);
 }
 
 /* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
@@ -3070,7 +3116,7 @@ static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
                                                     : GMM__GLU_ELEMENT;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* of a warp */
@@ -3079,11 +3125,11 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, int64_t
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
-    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), most, &a,
+    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), room, &a,
                               stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     gmm__k_act_layout(&a);
@@ -3091,7 +3137,8 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, int64_t
     dtype = gmm__k_common(gmm__k_common(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
-    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows, a.dprob ? 1 : gmm__k_parts(a.ffn), most, &a, stream);
+    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows,
+                              a.dprob ? (int64_t)gmm__act_team(a.ffn) : gmm__k_parts(a.ffn), room, &a, stream);
 }
 
 /* Warps per block and blocks of the routing kernels; *shared is 0 where the arrays need `scratch`. */
@@ -3123,7 +3170,7 @@ static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts)
     return (size_t)all * (size_t)(experts + (int64_t)1) * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
@@ -3133,8 +3180,8 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int6
     if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
     if (status == cudaSuccess && a.tokens > 0) {
         const int64_t tasks = a.sums ? rows : a.tokens;
-        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, most),
-                               most, warps * 32, shared, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, room.most),
+                               room, warps * 32, shared, &a, stream);
     }
     if (a.tokens == 0) a.sums = NULL;
     while (status == cudaSuccess && a.sums && rows > 1) {
@@ -3144,22 +3191,22 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int6
         fold.rows = rows;
         fold.cols = a.experts + (int64_t)1;
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), most,
+        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), room,
                                GMM__ELEM_BLOCK, 0, &fold, stream);
         a.sums = fold.out;
     }
     if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss))
-        status = gmm__k_launch((const void *)gmm_route_finish, 1, 1, 32, 0, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_finish, 1, room, 32, 0, &a, stream);
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
     if (a.tokens == 0) return cudaSuccess;
     if (shared) a.scratch = NULL;
-    return gmm__k_launch((const void *)gmm_route_gradient, gmm__route_blocks(a.tokens, warps, shared, most), most,
+    return gmm__k_launch((const void *)gmm_route_gradient, gmm__route_blocks(a.tokens, warps, shared, room.most), room,
                          warps * 32, shared, &a, stream);
 }
 
@@ -3167,7 +3214,7 @@ static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) 
     return (size_t)((slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK) * (size_t)experts * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__room room, cudaStream_t stream) {
     const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
     const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     cudaError_t status = cudaSuccess;
@@ -3175,15 +3222,15 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, int64_
     if (status == cudaSuccess && !shared && chunks > 0)
         status = cudaMemsetAsync(a->counts, 0, gmm__map_counts_bytes(a->slots, a->experts), stream);
     if (status == cudaSuccess && chunks > 0)
-        status = gmm__k_launch((const void *)gmm_permute_count, chunks, most, GMM__ELEM_BLOCK, shared, a,
+        status = gmm__k_launch((const void *)gmm_permute_count, chunks, room, GMM__ELEM_BLOCK, shared, a,
                                stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, most,
+        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, room,
                                GMM__ELEM_BLOCK, 0, a, stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_starts, 1, 1, 32, 0, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_starts, 1, room, 32, 0, a, stream);
     if (status == cudaSuccess && chunks > 0 && (a->row_of || a->slot_of))
-        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, most, 32, shared, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, room, 32, shared, a, stream);
     return status;
 }
 
@@ -3199,7 +3246,7 @@ static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t 
 }
 
 /* dst[r] = src[token of r]; row_probs. With row_of, tokens are read once; with one expert per token they are anyway. */
-static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__room room, cudaStream_t stream) {
     gmm__permute_args a = *args;
     const uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.hidden);
     const int tokens = a.row_of && a.topk > 1;
@@ -3208,7 +3255,7 @@ static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args
     gmm__k_in_units(&a.src, &a.dst, &a.hidden, bytes);
     runs = gmm__k_runs(a.hidden);
     if (tokens) rows = a.tokens > a.capacity / 32 / runs ? a.tokens : a.capacity / 32 / runs + 1;
-    return gmm__k_launch_walk(kernel, a.capacity > 0 ? rows : 0, runs, most, &a, stream);
+    return gmm__k_launch_walk(kernel, a.capacity > 0 ? rows : 0, runs, room, &a, stream);
 }
 
 /* Row of the precision table, and which columns a lane takes. */
@@ -3218,46 +3265,49 @@ static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
 }
 
 /* dst[t] = sum over slots of (probs) src[row]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, gmm__room room,
+                                                    cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), most, &a, stream);
+    return gmm__k_launch_walk(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), room, &a, stream);
 }
 
 /* dst[r] = (probs) src[token of r]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, gmm__room room,
+                                                    cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, most, &a,
+    return gmm__k_launch_walk(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, room, &a,
                               stream);
 }
 
 /* dprobs[slot] = src[token] . dst[row]; both are read. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, gmm__room room,
+                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, most, &a, stream);
+    return gmm__k_launch_walk(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, room, &a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__room room, cudaStream_t stream) {
     const int64_t slots = a->tokens * a->topk;
     if (slots == 0) return cudaSuccess;
     return gmm__k_launch((const void *)gmm_gather_probs, (slots + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK,
-                         most, GMM__ELEM_BLOCK, 0, a, stream);
+                         room, GMM__ELEM_BLOCK, 0, a, stream);
 }
 
 /* Row j of group g of dst is row j of group g of src, or zeros where src has no such row. */
-static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__room room, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
     const void *kernel = gmm__k_pick_pad(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
     gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
     /* without rows there still are sizes and faults */
-    return gmm__k_launch_walk(kernel, a.rows > 0 ? a.rows : 1, gmm__k_runs(a.cols), most, &a, stream);
+    return gmm__k_launch_walk(kernel, a.rows > 0 ? a.rows : 1, gmm__k_runs(a.cols), room, &a, stream);
 }
 
 /* The 2 ffn rows of each of `count` matrices move. Tables: elements of device tables are aligned to the dtype only. */
-static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.cols);
@@ -3271,11 +3321,11 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, int64_
     gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
     a.src_stride = a.src_stride * size / bytes;
     a.dst_stride = a.dst_stride * size / bytes;
-    return gmm__k_launch_walk(kernel, a.count * 2 * a.ffn, gmm__k_runs(a.cols), most, &a, stream);
+    return gmm__k_launch_walk(kernel, a.count * 2 * a.ffn, gmm__k_runs(a.cols), room, &a, stream);
 }
 
 /* The 2 ffn columns of one matrix of `count` rows move. */
-static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
@@ -3283,7 +3333,7 @@ static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, int
     if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
     a.ffn = a.ffn * size / bytes;
     gmm__k_in_units(&a.src, &a.dst, &a.block, bytes);
-    return gmm__k_launch_walk(kernel, a.count, gmm__k_runs(2 * a.ffn), most, &a, stream);
+    return gmm__k_launch_walk(kernel, a.count, gmm__k_runs(2 * a.ffn), room, &a, stream);
 }
 
 /* A matrix without gaps is one long row. */
@@ -3301,7 +3351,8 @@ static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {
     return (char *)m->data + col * gmm__k_bytes(m->dtype);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, gmm__room room,
+                                                 cudaStream_t stream) {
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t left;
@@ -3310,7 +3361,7 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
         if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
         if (a.cols > left) a.cols = left;
-        status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, most, &a,
+        status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room, &a,
                                     stream);
         for (j = 0; j < a.count; j++) a.addends[j] += a.cols * gmm__k_bytes(a.x.dtype);
         a.y.data = gmm__k_column(&a.y, a.cols);
@@ -3319,7 +3370,7 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm__room room, cudaStream_t stream) {
     gmm__convert_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t left;
@@ -3335,12 +3386,12 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, int
         copy.cols = a.cols;
         copy.src_ld = a.src.ld;
         copy.dst_ld = a.dst.ld;
-        return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), most, &copy, stream);
+        return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), room, &copy, stream);
     }
     for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
         if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
         if (a.cols > left) a.cols = left;
-        status = gmm__k_launch_walk((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, most, &a,
+        status = gmm__k_launch_walk((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room, &a,
                                     stream);
         a.src.data = gmm__k_column(&a.src, a.cols);
         a.dst.data = gmm__k_column(&a.dst, a.cols);
@@ -3777,6 +3828,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
 /* y = p f(x) */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
+    gmm_early();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     gmm__walk w = gmm__walk_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
     for (; w.row < rows; gmm__walk_next(&w)) {
@@ -3812,19 +3864,21 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
 }
 #undef GMM__SPANS
 
-/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a warp takes whole rows, and its lanes add in an order
-   that depends on ffn and the dtypes alone. */
+/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a row is taken by one warp or, from as many spans on as a
+   block has warps, by a block; its lanes add in an order that depends on ffn and the dtypes alone. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 7 : 5)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
+    gmm_early();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    gmm__walk w = gmm__walk_begin(a.dprob ? 1 : parts, 1);
+    const uint32_t team = a.dprob ? (uint32_t)gmm__act_team(a.ffn) : parts; /* warps of a row */
+    __shared__ float sums[GMM__ELEM_WARPS];
+    gmm__walk w = gmm__walk_begin(team, 1);
     for (; w.row < rows; gmm__walk_next(&w)) {
         const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
-        const uint32_t end = a.dprob ? parts : w.part + 1;
         float sum = 0.0f;
         uint32_t part;
-        for (part = w.part; part < end; part++) {
+        for (part = w.part; part < parts; part += team) {
             const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
@@ -3848,10 +3902,16 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
             if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, w.row, &q, da, db);
             if (a.y.data) gmm__store8(GMM__FIXED, &a.y, w.row, &q, f);
         }
-        if (a.dprob) {
-            sum = gmm__warp_sum(sum);
-            if (gmm__lane() == 0) a.dprob[w.row] = sum;
+        if (!a.dprob) continue;
+        sum = gmm__warp_sum(sum);
+        if (team > 1) { /* the block's */
+            int32_t i;
+            if (gmm__lane() == 0) sums[gmm__warp()] = sum;
+            __syncthreads();
+            for (i = 0, sum = 0.0f; i < GMM__ELEM_WARPS; i++) sum += sums[i];
+            __syncthreads();
         }
+        if (w.part == 0 && gmm__lane() == 0) a.dprob[w.row] = sum;
     }
 }
 
@@ -3861,6 +3921,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 /* out[t] = sum over slots of (probs) rows[row], in slot order. Where the rows stand is read one batch ahead. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     gmm__walk w = gmm__walk_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
     float sum[8], p[4], next_p[4];
     int32_t row[4], next_row[4], i = 0, j, k;
@@ -3907,6 +3968,7 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 /* drows[r] = (probs) dout[token of r]; zeros in padding. Two spans per task. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
     gmm__walk w = gmm__walk_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
@@ -3937,6 +3999,7 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
 /* dprobs[slot] = dout[token] . rows[row]: a warp per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     gmm__walk w = gmm__walk_begin(a.topk, 1);
     for (; w.row < a.tokens; gmm__walk_next(&w)) {
         const int64_t slot = (int64_t)w.row * a.topk + w.part;
@@ -4007,6 +4070,7 @@ GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, 
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
+    gmm_early();
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.rows; gmm__walk_next(&w))
         GMM__NAME(gmm__copy_run)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
@@ -4015,6 +4079,7 @@ GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
     gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
@@ -4032,6 +4097,7 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
    padding for one, come last: a warp looks for them among 32. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     const int64_t runs = (a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
@@ -4076,6 +4142,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
+    gmm_early();
     const int64_t live = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : live;
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     if (blockIdx.x == 0) {
@@ -4100,6 +4167,7 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
+    gmm_early();
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.count * 2 * a.ffn; gmm__walk_next(&w)) {
         const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
@@ -4113,6 +4181,7 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
+    gmm_early();
     gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.count; gmm__walk_next(&w)) {
         const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;

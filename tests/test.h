@@ -46,6 +46,7 @@ typedef struct t_state {
     int gpu;             /* 1: device memory is not host memory */
     int threads;         /* --threads, 0 = default */
     int verbose;
+    int rounds;          /* --rounds: replays of a graph; of a whole layer's a tenth */
     long allocations;    /* calls of the counted allocator so far; T_OK requires that operations make none */
 } t_state;
 extern t_state T;

@@ -55,7 +55,8 @@ static void restore(lin_run *r) {
         }
 }
 
-/* Integers: exact, and in every bit what MMA computes. Reals: within the bound, and the same bits with every tile. */
+/* Integers: exact. Reals: within the bound. Both: the same bits with every tile, and in every bit what MMA computes,
+   which adds up in the same steps. */
 static void both(lin_spec s) {
     for (int i = 0; i < 2; i++) {
         lin_run r;
@@ -71,7 +72,6 @@ static void both(lin_spec s) {
             T_OK(t_linear(T.ctx, s.op, &r.d));
             t_same("another tile", first, t_mat_bits(&r.out), out_bytes(&r));
         }
-        if (i) continue;
         restore(&r);
         demand(&r, GMM_ENGINE_MMA);
         T_OK(t_linear(T.ctx, s.op, &r.d));
@@ -302,9 +302,10 @@ static void alone(int arg) {
     }
 }
 
-/* 10 000 replays of one graph of the three products with random splits equal eager calls. */
+/* Replays of one graph of the three products with random splits equal eager calls. */
 static void replays(int arg) {
-    enum { G = 6, CAPACITY = 300, K = 72, N = 56, ROUNDS = 10000 };
+    enum { G = 6, CAPACITY = 300, K = 72, N = 56, BATCH = 50 };
+    const int rounds = T.rounds;
     const gmm_dtype dtype = (gmm_dtype)arg;
     const t_mat x = t_mat_in(dtype, 1, CAPACITY, K, T_REALS), dy = t_mat_in(dtype, 1, CAPACITY, N, T_REALS);
     const t_mat w = t_mat_make(dtype, G, N, K, 0, 0, T_TABLE, T_REALS);
@@ -318,9 +319,9 @@ static void replays(int arg) {
     gmm_grad grad = GMM_ZERO;
     gmm_linear d = GMM_ZERO;
     gmm_status s = GMM_OK;
-    size_t workspace_bytes = 0, bytes[3];
+    size_t workspace_bytes = 0, bytes[3], all = 0;
     int64_t splits[G];
-    unsigned char *bits[2][3];
+    unsigned char *kept, *seen; /* outputs of a batch: eager, replayed, by turns */
     void *workspace, *graph = NULL;
     const char *why;
     groups.count = G;
@@ -346,8 +347,10 @@ static void replays(int arg) {
         if (s != GMM_OK) t_skip("this GPU or build has no WGMMA engine: %s", gmm_last_error(T.ctx));
         if (info.workspace_bytes > workspace_bytes) workspace_bytes = info.workspace_bytes;
         bytes[op] = (size_t)(outs[op]->count * outs[op]->rows * outs[op]->cols * ref_bytes(outs[op]->dtype));
-        for (int pass = 0; pass < 2; pass++) bits[pass][op] = (unsigned char *)t_host(bytes[op]);
+        all += bytes[op];
     }
+    kept = (unsigned char *)t_alloc(2 * BATCH * all);
+    seen = (unsigned char *)t_host(2 * BATCH * all);
     workspace = t_workspace(workspace_bytes);
     memset(splits, 0, sizeof splits);
     t_upload((void *)(uintptr_t)groups.splits, splits, sizeof splits);
@@ -356,7 +359,8 @@ static void replays(int arg) {
     for (int op = 0; op < 3 && s == GMM_OK; op++) s = run[op](T.ctx, &d, workspace, workspace_bytes, T.stream);
     why = device_end_capture(&graph);
     T_CHECK(!why && s == GMM_OK, "capture: %s %s", why ? why : "", gmm_last_error(T.ctx));
-    for (int i = 0; i < ROUNDS; i++) {
+    for (int i = 0; i < rounds; i++) {
+        const int k = i % BATCH;
         int64_t left = CAPACITY;
         for (int g = 0; g < G; g++) {
             splits[g] = t_int(0, 3) ? t_int(0, t_int(0, left)) : 0;
@@ -364,6 +368,7 @@ static void replays(int arg) {
         }
         t_upload((void *)(uintptr_t)groups.splits, splits, sizeof splits);
         for (int pass = 0; pass < 2; pass++) {
+            unsigned char *to = kept + (size_t)(2 * k + pass) * all;
             for (int op = 0; op < 3; op++) t_poison(outs[op]->data, 0xFF, bytes[op]);
             if (pass) {
                 why = device_replay(graph);
@@ -372,11 +377,14 @@ static void replays(int arg) {
                 for (int op = 0; op < 3 && s == GMM_OK; op++)
                     s = run[op](T.ctx, &d, workspace, workspace_bytes, T.stream);
                 T_CHECK(s == GMM_OK, "%s", gmm_last_error(T.ctx));
-                t_wait();
             }
-            for (int op = 0; op < 3; op++) t_download(bits[pass][op], outs[op]->data, bytes[op]);
+            for (int op = 0; op < 3; to += bytes[op++]) device_copy(to, outs[op]->data, bytes[op]);
         }
-        for (int op = 0; op < 3; op++) t_same("replay", bits[0][op], bits[1][op], bytes[op]);
+        if (k + 1 < BATCH && i + 1 < rounds) continue;
+        t_wait();
+        t_download(seen, kept, (size_t)(2 * (k + 1)) * all);
+        for (int j = 0; j <= k; j++)
+            t_same("replay", seen + (size_t)(2 * j) * all, seen + (size_t)(2 * j + 1) * all, all);
     }
     t_check_guards();
     device_graph_free(graph);
@@ -600,7 +608,7 @@ void tests_wgmma(void) {
         t_add_gpu_once(alone, i, "wgmma group alone, other tiles, sm_limit, hint, capacity %s %s", op, dtype);
         t_add_gpu_once(tiles, i, "wgmma tiles by option %s %s", op, dtype);
         if (i < 2) t_add_gpu_once(biases, i, "wgmma bias %s", dtype);
-        if (i < 2) t_add_gpu_once(replays, (int)lin_dtype(1 + i), "wgmma 10000 replays of a graph %s", dtype);
+        if (i < 2) t_add_gpu_once(replays, (int)lin_dtype(1 + i), "wgmma replays of a graph %s", dtype);
         if (i < 4) t_add_gpu_once(device_table, i, "wgmma odd address in a device table %s %s", op, dtype);
     }
     for (int i = 0; i < 3; i++) t_add_gpu_once(choice, i, "wgmma query and log %s", gmm_op_name(products[i]));

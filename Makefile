@@ -15,6 +15,7 @@ endif
 NVCC ?=
 CUDA_HOME ?=
 GPU ?=
+NCCL_HOME ?=
 CONFIG ?= release
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -160,13 +161,14 @@ help:
 ##   V=1                    show commands        WERROR=1  warnings are errors
 ##   CC=gcc CXX=g++         compilers            CFLAGS=, CXXFLAGS=, LDFLAGS= are added to ours
 ##   NVCC=, CUDA_HOME=      CUDA compiler; empty: the one in PATH or in /usr/local/cuda
+##   NCCL_HOME=             folder with include/nccl.h and lib/libnccl.so; empty: where the compiler looks
 ##   GPU=                   sm_90a, sm_80, ...: build the CUDA engines for it; none: CPU only; empty: what is here
 ##   PREFIX=/usr/local      where to install     DESTDIR=  staging folder
 ##   What the machine has is tried once and kept in build/probe; `make clean` forgets it.
 
 # ---- What this machine has, found by trying it. Each probe leaves compiler flags, or an empty file.
 
-TOOLS := CC=$(CC) CXX=$(CXX) NVCC=$(NVCC) CUDA_HOME=$(CUDA_HOME) GPU=$(GPU)
+TOOLS := CC=$(CC) CXX=$(CXX) NVCC=$(NVCC) CUDA_HOME=$(CUDA_HOME) GPU=$(GPU) NCCL_HOME=$(NCCL_HOME)
 FLAGS := $(CC) $(ALL_CFLAGS) | $(CXX) $(ALL_CXXFLAGS) | $(ALL_LDFLAGS)
 
 # A file that changes with its text only, so that other settings rebuild what they concern.
@@ -230,10 +232,21 @@ $(P)/cublaslt: $(P)/nvcc
 	@: > $@; if test -s $<; then printf '#include <cublasLt.h>\nint main() { return !cublasLtGetVersion(); }\n' > $@.cu; \
 	if "$$(cat $<)" -o $@.try $@.cu -lcublasLt >/dev/null 2>&1; then echo '-lcublasLt' > $@; echo '  probe  cuBLASLt: yes'; \
 	else echo '-DGMM_NO_CUBLASLT' > $@; echo '  probe  cuBLASLt: no'; fi; rm -f $@.try $@.cu; fi
-$(P)/cuda.link: $(P)/gpu $(P)/cublaslt
+# NCCL, for communicators between GPUs: what the linker takes, and in .cflags what the compilers do.
+NCCL_INCLUDE := $(if $(NCCL_HOME),-isystem $(NCCL_HOME)/include)
+NCCL_LIBRARY := $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Wl$(comma)-rpath$(comma)$(NCCL_HOME)/lib) -lnccl
+$(P)/nccl: $(P)/gpu
+	@: > $@; : > $@.cflags; if test -s $<; then i=$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/include; \
+	if printf '#include <nccl.h>\nint main(void) { int v; return ncclGetVersion(&v); }\n' | \
+	$(CC) -x c -isystem $$i $(NCCL_INCLUDE) -o $@.try - $(NCCL_LIBRARY) -Wl,--allow-shlib-undefined >/dev/null 2>&1; then \
+	echo '$(NCCL_LIBRARY)' > $@; echo '-DHAVE_NCCL $(NCCL_INCLUDE)' > $@.cflags; fi; rm -f $@.try; \
+	if test -s $@; then echo '  probe  NCCL: yes'; else echo '  probe  NCCL: no'; fi; fi
+$(P)/nccl.cflags: $(P)/nccl
+	@:
+$(P)/cuda.link: $(P)/gpu $(P)/cublaslt $(P)/nccl
 	@if test -s $<; then d=$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/lib64; \
 	l=; if grep -q lcublasLt $(P)/cublaslt; then l="-lcublasLt -Wl,-rpath,$$d "; fi; \
-	echo "-L$$d $$l-lcudart_static -ldl -lrt -lpthread -lstdc++"; fi > $@
+	echo "-L$$d $$l$$(cat $(P)/nccl) -lcudart_static -ldl -lrt -lpthread -lstdc++"; fi > $@
 $(P)/cublas: $(P)/cuda.link
 	@: > $@; if test -s $<; then d=$$(sed 's/^-L\([^ ]*\).*/\1/' $<); \
 	f="-L$$d -Wl,-rpath,$$d -lcublas -lcublasLt"; \
@@ -254,9 +267,10 @@ $(P)/none: $(P)/tools
 
 # The sanitized build holds the CPU engine alone.
 CUDA_CFLAGS := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.cflags)
+NCCL_CFLAGS := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/nccl.cflags)
 CUDA_LINK := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.link)
 RESPONSES := $(P)/openmp $(P)/pthread $(P)/pthread.cflags $(P)/cjson.cflags $(P)/openblas.cflags $(P)/cudaheaders \
-	$(CUDA_CFLAGS)
+	$(CUDA_CFLAGS) $(NCCL_CFLAGS)
 C_RESPONSES := $(RESPONSES:%=@%)
 
 # ---- Rules
@@ -271,7 +285,8 @@ $(B)/gmm.o: examples/vendoring/gmm.c examples/vendoring/gmm.cu $(B)/flags $(RESP
 	else printf '  %-5s  %s\n' CC $<; fi
 	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); o=$$(cat $(P)/openmp); \
 	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I. -MMD -MP -MF $(@:.o=.d) \
-	$$(cat $(P)/cublaslt $(P)/pthread.cflags) -c -o $@ examples/vendoring/gmm.cu; \
+	$$(cat $(P)/cublaslt $(P)/pthread.cflags) $$(sed 's/HAVE_NCCL/GMM_WITH_NCCL/' $(P)/nccl.cflags) \
+	-c -o $@ examples/vendoring/gmm.cu; \
 	else $(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<; fi
 
 $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)

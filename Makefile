@@ -16,6 +16,7 @@ NVCC ?=
 CUDA_HOME ?=
 GPU ?=
 NCCL_HOME ?=
+NCCL_TESTS ?=
 CONFIG ?= release
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -59,7 +60,7 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test test-parts test-files examples bench gpu-report sanitize check fuzz help install clean FORCE
+.PHONY: all run test test-parts test-files examples bench bench-gtp gpu-report sanitize check fuzz help install clean FORCE
 
 ##
 ## Targets
@@ -99,6 +100,16 @@ bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(P)/matplotlib
 	then python3 tests/bench/plot.py $(BENCH_JSON) $(B); fi; fi
 CPU_ARGS := --json --size=% --rounds=% --threads=%
 BENCH_JSON := $(or $(patsubst --json=%,%,$(filter --json=%,$(ARGS))),$(B)/gpu_bench.json)
+
+##   bench-gtp              gathers and reductions of GTP alone and beside GEMMs, on the GPUs of this host, over NCCL and
+##                          peer copies, and a timeline of a step; ARGS="--shapes=dsv3 --ways=nccl,peer copies" and
+##                          others; with NCCL_TESTS= (a folder of nccl-tests' programs) their figures too
+bench-gtp: $(B)/gtp_bench $(P)/matplotlib
+	$(Q)test -s $< || { echo 'bench-gtp: no GPU, or no NCCL'; exit 1; }
+	$(Q)$< --json=$(B)/gtp_bench.json $(ARGS)
+	$(Q)if test -s $(P)/matplotlib; then python3 tests/bench/plot.py $(B)/gtp_bench.json $(B); fi
+	$(Q)if test -n "$(NCCL_TESTS)"; then for t in all_gather reduce_scatter alltoall; do \
+	"$(NCCL_TESTS)/$${t}_perf" -b 8M -e 512M -f 4 -g $$(nvidia-smi -L | wc -l) || exit 1; done; fi
 
 ##   gpu-report             the tests and the GPU benchmark on this GPU, written to tests/results/<GPU>.txt
 gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
@@ -314,6 +325,11 @@ $(B)/gpu_bench.run: tests/bench/gpu_bench.cu tests/bench/peers.py $(B)/gmm.o $(P
 	$(Q)if test -s $@ && test -s $(P)/torch; then \
 	$(CC) -shared $(LDFLAGS) -o $(B)/libgmm_bench.so $(B)/gpu_bench.o $(B)/gmm.o @$(P)/openmp @$(P)/cublas \
 	@$(P)/cuda.link -lm && echo 'python3 tests/bench/peers.py $(B)/libgmm_bench.so "$$@"' > $@; fi
+$(B)/gtp_bench: tests/bench/gtp_bench.cu $(B)/gmm.o $(P)/nccl
+	@: > $@; if test -s $(P)/nccl; then printf '  %-5s  %s\n' NVCC $<; fi
+	$(Q)if test -s $(P)/nccl; then g=$$(cat $(P)/gpu); $$(cat $(P)/nvcc) $(NVCC_FLAGS) $$(cat $(P)/nccl.cflags) \
+	-gencode arch=compute_$${g#sm_},code=$$g -I. -c -o $@.o $< && \
+	$(CC) $(LDFLAGS) -o $@ $@.o $(B)/gmm.o @$(P)/openmp @$(P)/cuda.link -lm; fi
 $(EXAMPLES): $(B)/%: $(B)/obj/%.o $(B)/gmm.o
 	$(call say,LINK,$@)
 	$(LINK_C) -lm

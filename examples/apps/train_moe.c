@@ -6,9 +6,10 @@
  * and norm, output layer, softmax. Weights are fp32 masters with a copy in the compute dtype; gradients accumulate in
  * fp32 main_grad over micro-batches; AdamW with gradient clipping, warm-up and cosine decay.
  *
- * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N CPU ranks, a
- * thread each: gathered before they are read, reduced behind the backward. Every rank takes its share of the
- * micro-batches; with as many of these as ranks, the result is that of one rank to the bit.
+ * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N ranks, a thread
+ * each, on as many GPUs (by peer copies) or on the CPU: gathered before they are read, reduced behind the backward.
+ * Every rank takes its share of the micro-batches; with as many of these as ranks, the result is that of one rank to
+ * the bit.
  *
  *     train_moe --help
  *
@@ -117,7 +118,7 @@ static option options[] = {
      0},
     {"save-policy", OPTION_CHOICE, 0, &opt.save_policy, "preact", 0, 0, "preact|act|nothing", "kept for backward", 0},
     {"delay-wgrad", OPTION_SWITCH, 0, &opt.delay_wgrad, "0", 0, 1, "", "queue the experts' weight gradients", 0},
-    {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many CPU ranks (threads); 0 = none", 0},
+    {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many GPUs, or CPU ranks; 0 = none", 0},
     {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "write a checkpoint (safetensors) at the end", 0},
     {"save-every", OPTION_INTEGER, 0, &opt.save_every, "0", 0, 1e9, "", "and after every so many steps", 0},
     {"resume", OPTION_TEXT, 0, &opt.resume, "", 0, 0, "", "continue from a checkpoint", 0},
@@ -347,6 +348,14 @@ static memory memory_of(gmm_engine engine) {
     return m;
 }
 
+static int gpu_count(void) {
+    int devices = 0;
+#ifdef HAVE_CUDA
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+#endif
+    return devices;
+}
+
 /* An operand: `at` is what gmm gets, `host` what host code uses; on the CPU both are the same address. */
 typedef struct buffer { void *at, *host; size_t bytes; } buffer;
 
@@ -378,22 +387,23 @@ static float *floats(const buffer *b) { return (float *)b->host; }
 /* What the ranks of a process share. */
 typedef struct team {
     gmm_ranks *ranks;
-    int size;
+    int size, gpus;          /* gpus: a rank computes on the GPU of its number, gather and reduce go between GPUs */
     gmm_comm gather[64], reduce[64], control[64]; /* by rank; control: what the program itself exchanges */
 } team;
 
-static team team_make(int size) {
+static team team_make(int size, int gpus) {
     gmm_ranks_config config = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     int32_t all[64];
     team t;
     memset(&t, 0, sizeof t);
     t.size = size;
+    t.gpus = gpus;
     for (int i = 0; i < size; i++) all[i] = i;
     config.ranks = size;
     config.timeout_ms = 600000; /* ranks share the processors, and one may evaluate for long */
     if (gmm_ranks_create(&config, &t.ranks, &error)) die("--gtp: %s", error.text);
-    if (gmm_ranks_comms(t.ranks, all, size, t.gather) || gmm_ranks_comms(t.ranks, all, size, t.reduce) ||
+    if ((!gpus && (gmm_ranks_comms(t.ranks, all, size, t.gather) || gmm_ranks_comms(t.ranks, all, size, t.reduce))) ||
         gmm_ranks_comms(t.ranks, all, size, t.control))
         die("--gtp: no memory for communicators");
     return t;
@@ -441,6 +451,7 @@ static double random_unit(uint64_t *state) { return (double)(random_next(state) 
 typedef struct param {
     char name[96];
     int count, indexed;      /* indexed: the names of the matrices end in their index */
+    int packed;              /* the matrices stand in one block */
     int decay, glu, sharded, opens; /* opens: the micro-batch is this rank's first of a step */
     int64_t rows, cols;
     int64_t row0, held;      /* rows of each matrix that this rank holds, padding included; all but in a shard */
@@ -487,7 +498,8 @@ typedef struct model {
     uint64_t random;
     const team *team;         /* NULL = one rank, nothing sharded */
     int rank, ranks;
-    gmm_context *gtp_ctx;     /* of the runtime's sums, which run on any rank's thread */
+    gmm_context *gtp_ctx;     /* CPU ranks: of the runtime's sums, which run on any rank's thread */
+    gmm_comm peers[2];        /* GPUs: for gathers and reductions */
     gmm_gtp *gtp;
 } model;
 
@@ -567,12 +579,13 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
                         gmm_dtype dtype, double mean, double deviation, int sharded) {
     param *p = (param *)get(sizeof *p);
     size_t n;
-    int packed = !indexed || !strcmp(opt.weights, "packed");
+    const int packed = !indexed || !strcmp(opt.weights, "packed");
     if (m->param_count == (int)(sizeof m->params / sizeof m->params[0])) die("too many layers");
     m->params[m->param_count++] = p;
     snprintf(p->name, sizeof p->name, "%s", name);
     p->count = count;
     p->indexed = indexed;
+    p->packed = packed;
     p->rows = rows;
     p->cols = cols;
     p->dtype = dtype;
@@ -610,13 +623,12 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
 /* Gives FC1's weight or bias a second set of buffers in halves. */
 static void param_interleave(model *m, param *p) {
     size_t n = (size_t)(p->rows * p->cols);
-    int packed = !p->w.table;
     if (m->mlp.act.interleave == 0) return;
     p->glu = 1;
-    p->weight_halves = parts_make(&m->mem, p->count, n * dtype_bytes(p->dtype), packed);
-    p->grad_halves = parts_make(&m->mem, p->count, n * sizeof(float), packed);
-    p->w_halves = parts_mat(p->weight_halves, p->count, p->dtype, packed);
-    p->g_halves = parts_mat(p->grad_halves, p->count, GMM_F32, packed);
+    p->weight_halves = parts_make(&m->mem, p->count, n * dtype_bytes(p->dtype), p->packed);
+    p->grad_halves = parts_make(&m->mem, p->count, n * sizeof(float), p->packed);
+    p->w_halves = parts_mat(p->weight_halves, p->count, p->dtype, p->packed);
+    p->g_halves = parts_mat(p->grad_halves, p->count, GMM_F32, p->packed);
 }
 
 static void glu_move(model *m, const param *p, int inverse, gmm_mat src, gmm_mat dst) {
@@ -690,7 +702,7 @@ static void params_publish(model *m) {
             char *to = (char *)p->weight_halves[c / chunks].host + (size_t)from * dtype_bytes(p->dtype);
             store_row(p->dtype, to, p->master + c / chunks * n + from, n - from < CHUNK ? n - from : CHUNK);
         }
-        parts_copy(&m->mem, p->weight_halves, p->count, !p->w.table, buffer_push);
+        parts_copy(&m->mem, p->weight_halves, p->count, p->packed, buffer_push);
         if (p->glu) glu_move(m, p, 0, p->w_halves, p->w);
         if (p->sharded) check_gtp(m, gmm_gtp_publish(m->gtp, p->ids, p->count, NULL));
     }
@@ -754,10 +766,10 @@ static void params_update(model *m) {
     if (m->gtp) check_gtp(m, gmm_gtp_fence(m->gtp, GMM_GTP_ALL, NULL));
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        for (int e = 0; m->team && !p->sharded && e < p->count; e++)
-            team_sum_floats(m->team, m->rank, floats(&p->grad[e]), p->rows * p->cols);
         if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
-        parts_copy(&m->mem, p->grad_halves, p->count, !p->w.table, buffer_pull);
+        parts_copy(&m->mem, p->grad_halves, p->count, p->packed, buffer_pull);
+        for (int e = 0; m->team && !p->sharded && e < p->count; e++)
+            team_sum_floats(m->team, m->rank, floats(&p->grad_halves[e]), p->rows * p->cols);
         squares += gradient_squares(m, p);
     }
     norm = sqrt(squares) / (double)opt.batch;
@@ -1293,6 +1305,24 @@ static void write_log(void *user, gmm_log_level level, const char *message) {
     else snprintf(m->place, sizeof m->place, "%s", message);
 }
 
+/* The host's all-gather, by which GPUs find each other's memory. */
+static gmm_status exchange(void *user, const void *mine, void *all, size_t bytes) {
+    const model *m = (const model *)user;
+    team_gather(m->team, m->rank, mine, all, bytes);
+    return GMM_OK;
+}
+static void peers_open(model *m) {
+    gmm_peers_config config = GMM_ZERO;
+    gmm_error error;
+    config.rank = m->rank;
+    config.size = m->ranks;
+    config.ctx = m->ctx;
+    config.exchange = exchange;
+    config.user = m;
+    for (int i = 0; i < 2; i++)
+        if (gmm_peers_open(&config, &m->peers[i], &error)) die("--gtp: %s", error.text);
+}
+
 /* Declares the sharded parameters to the GTP runtime: a bundle each, read in the order of the model. */
 static void model_shard(model *m) {
     gmm_config plain = GMM_ZERO;
@@ -1304,8 +1334,10 @@ static void model_shard(model *m) {
     int32_t id, bundles[2][4096], count = 0, chain[2];
     size_t bytes = 0;
     plain.threads = 1;
-    if (gmm_create(&m->gtp_ctx, &plain, &error)) die("--gtp: %s", error.text);
-    if (gmm_ranks_runtime(m->team->ranks, m->rank, &runtime)) die("--gtp: no runtime");
+    if (m->team->gpus) peers_open(m);
+    else if (gmm_create(&m->gtp_ctx, &plain, &error)) die("--gtp: %s", error.text);
+    if (m->team->gpus ? gmm_runtime_of(m->ctx, &runtime) : gmm_ranks_runtime(m->team->ranks, m->rank, &runtime))
+        die("--gtp: no runtime");
     if (runtime.stream_create(runtime.self, 0, &domain.gather_stream) ||
         runtime.stream_create(runtime.self, 0, &domain.reduce_stream))
         die("--gtp: %s", gmm_ranks_error(m->team->ranks, m->rank));
@@ -1314,12 +1346,12 @@ static void model_shard(model *m) {
         config.weights += m->params[i]->sharded ? m->params[i]->count : 0;
     }
     config.chains = 2;
-    config.ctx = m->gtp_ctx;
+    config.ctx = m->team->gpus ? m->ctx : m->gtp_ctx;
     config.runtime = &runtime;
     if (gmm_gtp_query(&config, &bytes, &error) || gmm_gtp_init(get(bytes), bytes, &config, &m->gtp, &error))
         die("--gtp: %s", error.text);
-    domain.gather = &m->team->gather[m->rank];
-    domain.reduce = &m->team->reduce[m->rank];
+    domain.gather = m->team->gpus ? &m->peers[0] : &m->team->gather[m->rank];
+    domain.reduce = m->team->gpus ? &m->peers[1] : &m->team->reduce[m->rank];
     domain.wgrad_slots = opt.delay_wgrad ? 2 * (int32_t)opt.layers + 2 : 2;
     check_gtp(m, gmm_gtp_add_domain(m->gtp, &domain, &id));
     for (int i = 0; i < m->param_count; i++) {
@@ -1369,7 +1401,7 @@ static void model_make(model *m, const team *t, int rank) {
     m->team = t;
     m->rank = rank;
     m->ranks = t ? t->size : 1;
-    m->mem = t ? cpu_memory : memory_of(engine_of(opt.engine));
+    m->mem = t && !t->gpus ? cpu_memory : memory_of(engine_of(opt.engine));
     m->dtype = dtype_of(opt.dtype);
     m->random = (uint64_t)opt.seed;
     m->tokens = tokens = opt.batch / opt.micro_batches;
@@ -1380,6 +1412,7 @@ static void model_make(model *m, const team *t, int rank) {
 #endif
     config.engine = engine_of(opt.engine);
     config.space = m->mem.space;
+    config.device = t && t->gpus ? rank : 0;
     config.threads = (int32_t)opt.threads;
     config.log.user = m;
     config.log.level = GMM_LOG_INFO;
@@ -1898,7 +1931,8 @@ static void describe(const model *m, const text *t) {
     if (m->team) {
         gmm_gtp_need need = GMM_ZERO;
         (void)gmm_gtp_memory_need(m->gtp, 0, &need);
-        printf("gtp: %d ranks; %.0f kB of gather buffers and %.0f kB of gradient buffers each\n", m->ranks,
+        printf("gtp: %d ranks on %s; %.0f kB of gather buffers and %.0f kB of gradient buffers each\n", m->ranks,
+               m->team->gpus ? "GPUs" : "the CPU",
                1e-3 * (double)need.gather_bytes, 1e-3 * (double)need.reduce_bytes);
     }
     printf("training: %lld steps of %lld tokens in %lld micro-batches\n", (long long)opt.steps, (long long)opt.batch,
@@ -1978,6 +2012,9 @@ static void *work(void *argument) {
     int64_t n = t->size - t->train;
     double held_out, bigram_loss, *load = (double *)get((size_t)(opt.layers * opt.experts + 1) * sizeof *load);
     const int quiet = opt.quiet || j->rank > 0;
+#ifdef HAVE_CUDA
+    if (j->team && j->team->gpus) cuda_check(cudaSetDevice(j->rank));
+#endif
     model_make(m, j->team, j->rank);
     if (*opt.resume) load_checkpoint(m, t, j->checkpoint, opt.resume);
     if (!quiet) describe(m, t);
@@ -2006,15 +2043,25 @@ static void *work(void *argument) {
         printf("held-out %.4f nats/byte, bigram %.4f nats/byte\n", held_out, bigram_loss);
     }
     if (m->gtp) check_gtp(m, gmm_gtp_fini(m->gtp));
+    for (int i = 0; i < 2; i++) gmm_peers_close(&m->peers[i]);
     gmm_destroy(m->gtp_ctx);
     gmm_destroy(m->ctx);
     return NULL;
 }
 
+/* CPU threads of a rank: one where ranks compute on the CPU, else its share for AdamW. */
+static int threads_of_rank(void) {
+    int threads = 1;
+#ifdef _OPENMP
+    if (engine_of(opt.engine) != GMM_ENGINE_CPU) threads = omp_get_num_procs() / (int)opt.gtp;
+#endif
+    return threads > 1 ? threads : 1;
+}
+
 /* A thread per rank. */
 static void work_together(const text *t, st_file *checkpoint) {
 #ifdef GMM_WITH_CPU_RANKS
-    team together = team_make((int)opt.gtp);
+    team together = team_make((int)opt.gtp, memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA);
     pthread_t threads[64];
     job jobs[64];
     for (int i = 0; i < together.size; i++) {
@@ -2041,9 +2088,11 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (opt.gtp) {
-        if (engine_of(opt.engine) == GMM_ENGINE_AUTO) opt.engine = "cpu";
-        if (engine_of(opt.engine) != GMM_ENGINE_CPU) die("--gtp runs on CPU ranks, not with --engine %s", opt.engine);
-        if (!opt.threads) opt.threads = 1; /* of each rank */
+        const int gpus = gpu_count();
+        if (engine_of(opt.engine) == GMM_ENGINE_AUTO && gpus < opt.gtp) opt.engine = "cpu";
+        if (engine_of(opt.engine) != GMM_ENGINE_CPU && gpus < opt.gtp)
+            die("--gtp %lld with --engine %s needs as many GPUs, there are %d", (long long)opt.gtp, opt.engine, gpus);
+        if (!opt.threads) opt.threads = threads_of_rank(); /* of each rank */
         if (opt.micro_batches % opt.gtp && !option_of(&opt.micro_batches)->given) opt.micro_batches = opt.gtp;
     }
     if (memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();

@@ -1,8 +1,8 @@
 /* gtp_bench - what gathers and reductions of weights cost beside the GEMMs that they serve, on the GPUs of one host: a
-   thread per GPU runs a chain of grouped linear layers through the GTP runtime over NCCL and peer copies. Exposed is the
-   time of a layer minus that of the same layer with communicators that do nothing, in the steady state, where the last
-   layer's gather hides behind the one before like all others; as a share of t_ref, NCCL's time of that collective alone
-   in one plain call. What the numbers mean: NOTES.md. */
+   thread per GPU runs a chain of grouped linear layers through the GTP runtime over NCCL and peer copies. Exposed is
+   the time of a layer minus that of the same layer with communicators that do nothing, in the steady state, where the
+   first layer's gather hides behind the last layer like all others; as a share of t_ref, NCCL's time of that
+   collective alone in one plain call. What the numbers mean: NOTES.md. */
 #include "gmm_gtp.h"
 
 #include <cuda_runtime.h>
@@ -36,7 +36,7 @@ static void die(const char *what, const char *why) {
 #define CU(call) do { cudaError_t e_ = (call); if (e_) die(#call, cudaGetErrorString(e_)); } while (0)
 #define NC(call) do { ncclResult_t e_ = (call); if (e_) die(#call, ncclGetErrorString(e_)); } while (0)
 
-/* ------------------------------------------------------------------------------------------------------- Meetings --- */
+/* ------------------------------------------------------------------------------------------------------ Meetings --- */
 
 static struct hub {
     pthread_mutex_t mutex;
@@ -63,7 +63,7 @@ static gmm_status meet(void *user, const void *mine, void *all, size_t bytes) {
     return GMM_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- Ranks --- */
+/* --------------------------------------------------------------------------------------------------------- Ranks --- */
 
 typedef struct span { cudaEvent_t begin, end; int kind, layer; } span;
 struct rank;
@@ -334,13 +334,14 @@ static void undeclare(rank *r) {
     r->gtp = NULL;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- Steps --- */
+/* --------------------------------------------------------------------------------------------------------- Steps --- */
 
 static void gemm(rank *r, int op, const gmm_mat *w, int layer) {
     gmm_groups g;
     gmm_options o;
     gmm_linear d = linear_of(r, &g, &o);
-    gmm_mat x = gmm_mat_packed(GMM_BF16, r->x), y = gmm_mat_packed(GMM_BF16, r->y), dy = gmm_mat_packed(GMM_BF16, r->dy);
+    gmm_mat x = gmm_mat_packed(GMM_BF16, r->x), y = gmm_mat_packed(GMM_BF16, r->y);
+    gmm_mat dy = gmm_mat_packed(GMM_BF16, r->dy);
     gmm_grad grad = GMM_ZERO;
     span *s = open_span(r, K_GEMM, layer, r->compute);
     d.x = &x;
@@ -496,8 +497,8 @@ static int wanted(const char *list, const char *name) {
 static void collectives(rank *r) {
     static const size_t MIB[] = {8, 32, 128, 512};
     if (r->index == 0)
-        printf("\nAlone, ms (bus GB/s); one call of so many MiB in all, our gather also in 8 parts\n%-20s %6s %16s %16s %16s "
-               "%16s\n", "communicator", "MiB", "all-gather", "in 8 parts", "all-to-all", "reduce-scatter");
+        printf("\nAlone, ms (bus GB/s); one call of so many MiB in all, our gather also in 8 parts\n"
+               "%-20s %6s %16s %16s %16s %16s\n", "communicator", "MiB", "all-gather", "in 8 parts", "all-to-all", "reduce-scatter");
     for (int w = -1; w < WAYS; w++) {
         void *window[2] = {NULL, NULL};
         buffers b;
@@ -585,8 +586,8 @@ static void sums(rank *r) {
                 CU(cudaEventElapsedTime(&copy, e[0], e[1]));
                 CU(cudaEventElapsedTime(&add, e[1], e[2]));
             }
-            printf("%s of %d parts in %s: %.0f GB/s, %.2f of a copy's %.0f GB/s\n", bf16 ? "   and" : "\nSum into main_grad",
-                   H.size, bf16 ? "bf16" : "fp32", bytes * 20 / add * 1e-6,
+            printf("%s of %d parts in %s: %.0f GB/s, %.2f of a copy's %.0f GB/s\n",
+                   bf16 ? "   and" : "\nSum into main_grad", H.size, bf16 ? "bf16" : "fp32", bytes * 20 / add * 1e-6,
                    bytes / add / ((double)values * 8 / copy), (double)values * 8 * 20 / copy * 1e-6);
         }
         CU(cudaFree(parts));
@@ -701,7 +702,7 @@ static void chains(rank *r) {
     if (r->index == 0)
         printf("\n%s: %d layers of %d experts %lld x %lld, %lld tokens a rank, %d ranks. t_ref: all-gather of %.0f MB "
                "%.3f ms, reduce-scatter fp32 %.3f, bf16 %.3f\n"
-               "per layer, ms, and without communication; exposed in ms and %% of t_ref; slower: GEMMs by their events\n"
+               "per layer, ms, and without communication; exposed: ms and %% of t_ref; slower: GEMMs by their events\n"
                "%-18s %4s %2s | %7s %7s %14s %6s | %7s %7s %s\n", s->name, r->layers, s->experts, (long long)s->n,
                (long long)s->k, (long long)s->tokens, H.size, (double)whole * 2e-6, ref_gather, ref_scatter,
                ref_scatter16, "communicator", "sms", "pf", "forward", "without", "exposed", "slower", "backward",
@@ -744,8 +745,8 @@ static void chains(rank *r) {
                 x[1] = b2[1].step - b2[2].step;
                 x[2] = b2[0].step - b2[1].step;
                 if (r->index == 0) {
-                    printf("%-18s %4d %2d | %7.3f %7.3f %7.3f (%3.0f%%) %5.1f%% | %7.3f %7.3f gather %7.3f (%3.0f%%) reduce "
-                           "%7.3f (%3.0f%%)\n", WAY[w], r->limit ? r->limit : 132, r->depth, f[0].step, f[1].step, x[0],
+                    printf("%-18s %4d %2d | %7.3f %7.3f %7.3f (%3.0f%%) %5.1f%% | %7.3f %7.3f gather %7.3f (%3.0f%%) "
+                           "reduce %7.3f (%3.0f%%)\n", WAY[w], r->limit ? r->limit : 132, r->depth, f[0].step, f[1].step, x[0],
                            x[0] / ref_gather * 100, (f[0].gemm / f[1].gemm - 1) * 100, b2[0].step, b2[2].step, x[1],
                            x[1] / ref_gather * 100, x[2], x[2] / wire * 100);
                     fflush(stdout);
@@ -822,13 +823,15 @@ int main(int argc, char **argv) {
         else if (!strncmp(argv[i], "--json=", 7)) O.json = argv[i] + 7;
         else if (!strcmp(argv[i], "--forward")) O.backward = 0;
         else {
-            printf("usage: gtp_bench [--shapes=dsv3,dsv3/8k,small] [--ways=LIST] [--layers=4] [--steps=12] [--ranks=N]\n"
-                   "                 [--forward] [--json=FILE]\nways: nccl, nccl windows, nccl copy engines, peer copies\n");
+            printf("usage: gtp_bench [--shapes=dsv3,dsv3/8k,small] [--ways=LIST] [--layers=4] [--steps=12]\n"
+                   "                 [--ranks=N] [--forward] [--json=FILE]\n"
+                   "ways: nccl, nccl windows, nccl copy engines, peer copies\n");
             return strcmp(argv[i], "--help") != 0;
         }
     }
     if (!nvls || strcmp(nvls, "0")) die("NCCL_NVLS_ENABLE", "must be 0: NVLink multicast stays off");
-    if (O.layers < 3 || O.layers > LAYERS || O.steps < 1 || O.steps > STEPS) die("--layers, --steps", "3 to 8, 1 to 24");
+    if (O.layers < 3 || O.layers > LAYERS || O.steps < 1 || O.steps > STEPS)
+        die("--layers, --steps", "3 to 8, 1 to 24");
     CU(cudaGetDeviceCount(&count));
     H.size = O.ranks ? O.ranks : count > RANKS ? (int)RANKS : count;
     if (H.size < 2 || H.size > count) {

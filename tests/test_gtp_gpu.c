@@ -44,7 +44,7 @@ typedef struct gpu_result {
     double seconds[RANKS];  /* from the first wait for the silent rank to the error */
 } gpu_result;
 
-/* ------------------------------------------------------------------------------------ Threads and their meetings --- */
+/* ------------------------------------------------------------------------------- Threads and their meetings --- */
 
 typedef struct hub {
     pthread_mutex_t mutex;
@@ -78,7 +78,7 @@ static gmm_status meet(void *user, const void *mine, void *all, size_t bytes) {
     return h->broken ? GMM_E_COMM : GMM_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ One rank --- */
+/* ------------------------------------------------------------------------------------------------- One rank --- */
 
 typedef struct rank {
     const gpu_case *c;
@@ -467,7 +467,7 @@ static int report(rank *r) {
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------- Communicators --- */
+/* -------------------------------------------------------------------------------------------- Communicators --- */
 
 /* NCCL's take seconds to make, so all cases share them: a pair for each way and rank. */
 #ifdef HAVE_NCCL
@@ -616,7 +616,7 @@ static int need_gpus(via via) {
     return n;
 }
 
-/* --------------------------------------------------------------------------------------------------------- Cases --- */
+/* ---------------------------------------------------------------------------------------------------- Cases --- */
 
 static gpu_case plain(void) {
     gpu_case c;

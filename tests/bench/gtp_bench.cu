@@ -36,7 +36,7 @@ static void die(const char *what, const char *why) {
 #define CU(call) do { cudaError_t e_ = (call); if (e_) die(#call, cudaGetErrorString(e_)); } while (0)
 #define NC(call) do { ncclResult_t e_ = (call); if (e_) die(#call, ncclGetErrorString(e_)); } while (0)
 
-/* ------------------------------------------------------------------------------------------------------ Meetings --- */
+/* ------------------------------------------------------------------------------------------------- Meetings --- */
 
 static struct hub {
     pthread_mutex_t mutex;
@@ -63,7 +63,7 @@ static gmm_status meet(void *user, const void *mine, void *all, size_t bytes) {
     return GMM_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------------- Ranks --- */
+/* ---------------------------------------------------------------------------------------------------- Ranks --- */
 
 typedef struct span { cudaEvent_t begin, end; int kind, layer; } span;
 struct rank;
@@ -334,7 +334,7 @@ static void undeclare(rank *r) {
     r->gtp = NULL;
 }
 
-/* --------------------------------------------------------------------------------------------------------- Steps --- */
+/* ---------------------------------------------------------------------------------------------------- Steps --- */
 
 static void gemm(rank *r, int op, const gmm_mat *w, int layer) {
     gmm_groups g;
@@ -498,7 +498,8 @@ static void collectives(rank *r) {
     static const size_t MIB[] = {8, 32, 128, 512};
     if (r->index == 0)
         printf("\nAlone, ms (bus GB/s); one call of so many MiB in all, our gather also in 8 parts\n"
-               "%-20s %6s %16s %16s %16s %16s\n", "communicator", "MiB", "all-gather", "in 8 parts", "all-to-all", "reduce-scatter");
+               "%-20s %6s %16s %16s %16s %16s\n", "communicator", "MiB", "all-gather", "in 8 parts", "all-to-all",
+               "reduce-scatter");
     for (int w = -1; w < WAYS; w++) {
         void *window[2] = {NULL, NULL};
         buffers b;
@@ -745,9 +746,10 @@ static void chains(rank *r) {
                 x[1] = b2[1].step - b2[2].step;
                 x[2] = b2[0].step - b2[1].step;
                 if (r->index == 0) {
-                    printf("%-18s %4d %2d | %7.3f %7.3f %7.3f (%3.0f%%) %5.1f%% | %7.3f %7.3f gather %7.3f (%3.0f%%) "
-                           "reduce %7.3f (%3.0f%%)\n", WAY[w], r->limit ? r->limit : 132, r->depth, f[0].step, f[1].step, x[0],
-                           x[0] / ref_gather * 100, (f[0].gemm / f[1].gemm - 1) * 100, b2[0].step, b2[2].step, x[1],
+                    printf("%-18s %4d %2d | %7.3f %7.3f %7.3f (%3.0f%%) %5.1f%% | ", WAY[w], r->limit ? r->limit : 132,
+                           r->depth, f[0].step, f[1].step, x[0], x[0] / ref_gather * 100,
+                           (f[0].gemm / f[1].gemm - 1) * 100);
+                    printf("%7.3f %7.3f gather %7.3f (%3.0f%%) reduce %7.3f (%3.0f%%)\n", b2[0].step, b2[2].step, x[1],
                            x[1] / ref_gather * 100, x[2], x[2] / wire * 100);
                     fflush(stdout);
                     if (json)

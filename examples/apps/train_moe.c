@@ -7,9 +7,9 @@
  * fp32 main_grad over micro-batches; AdamW with gradient clipping, warm-up and cosine decay.
  *
  * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N ranks, a thread
- * each, on as many GPUs (by peer copies) or on the CPU: gathered before they are read, reduced behind the backward.
- * Every rank takes its share of the micro-batches; with as many of these as ranks, the result is that of one rank to
- * the bit.
+ * each (with --processes a process), on as many GPUs (by peer copies) or on the CPU: gathered before they are read,
+ * reduced behind the backward. Every rank takes its share of the micro-batches; with as many of these as ranks, the
+ * result is that of one rank to the bit.
  *
  *     train_moe --help
  *
@@ -20,6 +20,9 @@
  */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
+#endif
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE 1 /* MAP_ANONYMOUS */
 #endif
 #ifdef HAVE_CUDA
 #include <cuda_runtime.h>
@@ -41,6 +44,10 @@
 
 #ifdef GMM_WITH_CPU_RANKS
 #include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #endif
 
 #include "gmm.h"
@@ -74,7 +81,7 @@ static void *get(size_t bytes) {
 static struct settings {
     int64_t context, embed, hidden, ffn, layers, experts, topk, interleave, normalize, bias;
     int64_t seed, steps, batch, micro_batches, stop_at, save_every, eval_tokens, sample, threads;
-    int64_t delay_wgrad, gtp, quiet, help;
+    int64_t delay_wgrad, gtp, processes, quiet, help;
     const char *act, *score, *dtype, *recipe, *engine, *weights, *save_policy;
     const char *data, *save, *resume, *svg;
     double aux, lr, dropout;
@@ -119,6 +126,7 @@ static option options[] = {
     {"save-policy", OPTION_CHOICE, 0, &opt.save_policy, "preact", 0, 0, "preact|act|nothing", "kept for backward", 0},
     {"delay-wgrad", OPTION_SWITCH, 0, &opt.delay_wgrad, "0", 0, 1, "", "queue the experts' weight gradients", 0},
     {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many GPUs, or CPU ranks; 0 = none", 0},
+    {"processes", OPTION_SWITCH, 0, &opt.processes, "0", 0, 1, "", "--gtp on GPUs: a process per rank", 0},
     {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "write a checkpoint (safetensors) at the end", 0},
     {"save-every", OPTION_INTEGER, 0, &opt.save_every, "0", 0, 1e9, "", "and after every so many steps", 0},
     {"resume", OPTION_TEXT, 0, &opt.resume, "", 0, 0, "", "continue from a checkpoint", 0},
@@ -384,14 +392,67 @@ static float *floats(const buffer *b) { return (float *)b->host; }
 
 /* ----------------------------------------------------------------------------------------------------- 4 Ranks --- */
 
-/* What the ranks of a process share. */
+/* Where ranks that are processes meet. */
+typedef struct meeting meeting;
+
+/* What the ranks share. */
 typedef struct team {
     gmm_ranks *ranks;
+    meeting *meeting;        /* NULL = ranks are threads */
     int size, gpus;          /* gpus: a rank computes on the GPU of its number, gather and reduce go between GPUs */
     gmm_comm gather[64], reduce[64], control[64]; /* by rank; control: what the program itself exchanges */
 } team;
 
-static team team_make(int size, int gpus) {
+#ifdef GMM_WITH_CPU_RANKS
+enum { MEETING_ROOM = 1 << 20 };
+struct meeting {
+    pthread_barrier_t barrier;
+    char room[64][MEETING_ROOM];
+};
+static void meeting_gather(meeting *m, int size, int rank, const char *from, char *out, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += MEETING_ROOM) {
+        const size_t n = bytes - at < MEETING_ROOM ? bytes - at : MEETING_ROOM;
+        memcpy(m->room[rank], from + at, n);
+        (void)pthread_barrier_wait(&m->barrier);
+        for (int i = 0; i < size; i++) memcpy(out + (size_t)i * bytes + at, m->room[i], n);
+        (void)pthread_barrier_wait(&m->barrier);
+    }
+}
+
+/* Makes a process per rank, and returns its rank in each. The calling one waits for them, and ends the others when one
+   has failed. To be called before anything that a child may not inherit: CUDA, threads. */
+static int meeting_begin(int size, meeting **out) {
+    pthread_barrierattr_t a;
+    pid_t pids[64];
+    int failed = 0, status;
+    meeting *m = (meeting *)mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (m == MAP_FAILED || pthread_barrierattr_init(&a) || pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED) ||
+        pthread_barrier_init(&m->barrier, &a, (unsigned)size))
+        die("--processes: no shared memory");
+    *out = m;
+    fflush(stdout);
+    for (int i = 0; i < size; i++) {
+        pids[i] = fork();
+        if (pids[i] < 0) die("--processes: no process for rank %d", i);
+        if (pids[i] == 0) return i;
+    }
+    for (int left = size; left > 0; left--) {
+        const pid_t done = wait(&status);
+        for (int i = 0; i < size; i++) {
+            if (pids[i] == done) pids[i] = 0;
+            if (status && pids[i] > 0 && !failed) (void)kill(pids[i], SIGTERM);
+        }
+        failed |= status != 0;
+    }
+    exit(failed);
+}
+#else
+static void meeting_gather(meeting *m, int size, int rank, const char *from, char *out, size_t bytes) {
+    (void)m, (void)size, (void)rank, (void)from, (void)out, (void)bytes;
+}
+#endif
+
+static team team_make(int size, int gpus, meeting *meeting_here) {
     gmm_ranks_config config = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     int32_t all[64];
@@ -402,6 +463,10 @@ static team team_make(int size, int gpus) {
     for (int i = 0; i < size; i++) all[i] = i;
     config.ranks = size;
     config.timeout_ms = 600000; /* ranks share the processors, and one may evaluate for long */
+    if (meeting_here) {
+        t.meeting = meeting_here;
+        return t;
+    }
     if (gmm_ranks_create(&config, &t.ranks, &error)) die("--gtp: %s", error.text);
     if ((!gpus && (gmm_ranks_comms(t.ranks, all, size, t.gather) || gmm_ranks_comms(t.ranks, all, size, t.reduce))) ||
         gmm_ranks_comms(t.ranks, all, size, t.control))
@@ -412,7 +477,8 @@ static team team_make(int size, int gpus) {
 /* out [size][bytes]: what every rank gives. */
 static void team_gather(const team *t, int rank, const void *from, void *out, size_t bytes) {
     const gmm_comm *c = &t->control[rank];
-    if (c->all_gather(c->self, from, out, bytes, NULL)) die("rank %d: %s", rank, gmm_ranks_error(t->ranks, rank));
+    if (t->meeting) meeting_gather(t->meeting, t->size, rank, (const char *)from, (char *)out, bytes);
+    else if (c->all_gather(c->self, from, out, bytes, NULL)) die("rank %d: %s", rank, gmm_ranks_error(t->ranks, rank));
 }
 /* Sums over ranks, in their order. */
 static void team_sum_floats(const team *t, int rank, float *x, int64_t n) {
@@ -1317,6 +1383,7 @@ static void peers_open(model *m) {
     config.rank = m->rank;
     config.size = m->ranks;
     config.ctx = m->ctx;
+    config.processes = m->team->meeting != NULL;
     config.exchange = exchange;
     config.user = m;
     for (int i = 0; i < 2; i++)
@@ -2058,12 +2125,17 @@ static int threads_of_rank(void) {
     return threads > 1 ? threads : 1;
 }
 
-/* A thread per rank. */
-static void work_together(const text *t, st_file *checkpoint) {
+/* A thread per rank, or `rank` in a process of its own. */
+static void work_together(const text *t, st_file *checkpoint, meeting *meeting_here, int rank) {
 #ifdef GMM_WITH_CPU_RANKS
-    team together = team_make((int)opt.gtp, memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA);
+    team together = team_make((int)opt.gtp, memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA, meeting_here);
     pthread_t threads[64];
     job jobs[64];
+    if (meeting_here) {
+        job alone = {t, &together, checkpoint, rank};
+        (void)work(&alone);
+        return;
+    }
     for (int i = 0; i < together.size; i++) {
         const job j = {t, &together, checkpoint, i};
         jobs[i] = j;
@@ -2072,8 +2144,7 @@ static void work_together(const text *t, st_file *checkpoint) {
     for (int i = 0; i < together.size; i++) (void)pthread_join(threads[i], NULL);
     gmm_ranks_destroy(together.ranks);
 #else
-    (void)t;
-    (void)checkpoint;
+    (void)t, (void)checkpoint, (void)meeting_here, (void)rank;
     die("--gtp: this build has no CPU ranks (GMM_WITH_CPU_RANKS)");
 #endif
 }
@@ -2082,13 +2153,20 @@ int main(int argc, char **argv) {
     st_file checkpoint; /* stays open: options taken from it point into it */
     option_error error;
     text t;
+    meeting *meeting_here = NULL;
+    int rank = 0;
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
     if (opt.help) {
         print_help();
         return 0;
     }
+#ifdef GMM_WITH_CPU_RANKS
+    if (opt.gtp && opt.processes) rank = meeting_begin((int)opt.gtp, &meeting_here);
+#endif
     if (opt.gtp) {
         const int gpus = gpu_count();
+        if (opt.processes && gpus < opt.gtp)
+            die("--processes needs a GPU for each of --gtp %lld ranks, there are %d", (long long)opt.gtp, gpus);
         if (engine_of(opt.engine) == GMM_ENGINE_AUTO && gpus < opt.gtp) opt.engine = "cpu";
         if (engine_of(opt.engine) != GMM_ENGINE_CPU && gpus < opt.gtp)
             die("--gtp %lld with --engine %s needs as many GPUs, there are %d", (long long)opt.gtp, opt.engine, gpus);
@@ -2106,11 +2184,11 @@ int main(int argc, char **argv) {
     if (opt.gtp && (opt.interleave || act_of(opt.act).interleave))
         die("--gtp shards the rows of FC1 as halves: not with interleaved gate and linear rows (--act %s, --interleave "
             "%lld)", opt.act, (long long)opt.interleave);
-    if (*opt.save) try_saving(opt.save);
+    if (*opt.save && rank == 0) try_saving(opt.save);
     t = read_text();
     if (t.train <= opt.context || t.size - t.train < 1)
         die("the text of %lld bytes is too short for a context of %lld", (long long)t.size, (long long)opt.context);
-    if (opt.gtp) work_together(&t, *opt.resume ? &checkpoint : NULL);
+    if (opt.gtp) work_together(&t, *opt.resume ? &checkpoint : NULL, meeting_here, rank);
     else {
         job alone = {&t, NULL, *opt.resume ? &checkpoint : NULL, 0};
         (void)work(&alone);

@@ -419,7 +419,8 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm);
    the values of all_reduce_max go through a box of the communicator's own. Calls are captured like any other work, and
    replays mix with calls. What all_gather and all_to_all receive, and what reduce_scatter sends, lies in a window.
    Ranks are threads of one process, or processes: then windows must be memory of cudaMalloc, which CUDA IPC opens.
-   A rank that is gone leaves the others' streams waiting, until gmm_gtp_poll has them give up. */
+   A rank that is gone leaves the others' streams waiting until give_up, which gmm_gtp_poll calls: it lets go, for three
+   seconds, whatever waits or comes to wait. */
 typedef struct gmm_peers_config {
     uint32_t struct_size;
     int32_t rank, size;    /* size at most 64 */
@@ -2910,10 +2911,10 @@ typedef struct gmm__peers {
     gmm_peers_config config;
     PFN_cuStreamBatchMemOp_v11070 batch;
     gmm__peers_window own, windows[GMM__PEERS_WINDOWS];
-    gmm_stream side, aid;       /* side: copies within the device, beside those to peers; aid: for giving up */
+    gmm_stream side, aid;       /* side: copies within the device, beside those to peers; aid: when a peer is missing */
     cudaEvent_t fork, join, last;
     gmm_stream stream;          /* of the open operation */
-    int32_t begun, forked, captured;
+    int32_t begun, forked;
 } gmm__peers;
 
 /* What a rank tells of its window, or that it has none. */
@@ -2967,13 +2968,10 @@ static gmm_status gmm__peers_meet(gmm__peers *p, int kind, gmm_stream stream) {
 
 /* The first call of an operation. */
 static gmm_status gmm__peers_start(gmm__peers *p, gmm_stream stream) {
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (p->begun && p->stream != stream) return gmm__wire_fail(&p->wire, "peer copies", "one group on two streams");
     if (p->begun) return GMM_OK;
     p->begun = 1;
     p->stream = stream;
-    if (cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone)
-        p->captured = 1;
     return gmm__peers_meet(p, GMM__PEERS_CAME, stream);
 }
 static gmm_status gmm__peers_finish(gmm__peers *p) {
@@ -3159,43 +3157,43 @@ static gmm_status gmm__peers_end(void *self) {
     return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
 }
 
-/* Words of this rank as they are now, and words for it. */
-static cudaError_t gmm__peers_words(gmm__peers *p, uint32_t *words, enum cudaMemcpyKind kind) {
-    uint32_t *own = gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0);
-    const size_t bytes = (size_t)(GMM__PEERS_WORDS * p->config.size) * sizeof *own;
-    const cudaError_t e = kind == cudaMemcpyHostToDevice ? cudaMemcpyAsync(own, words, bytes, kind, p->aid)
-                                                         : cudaMemcpyAsync(words, own, bytes, kind, p->aid);
-    return e == cudaSuccess ? cudaStreamSynchronize(p->aid) : e;
-}
 static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
     gmm__peers *p = (gmm__peers *)self;
-    uint32_t words[GMM__PEERS_WORDS * GMM__PEERS_MOST];
+    uint32_t came[GMM__PEERS_MOST];
     const gmm_status s = gmm__wire_poll(&p->wire, error);
     int32_t i, missing = -1, current, n = 0;
+    cudaError_t e;
     if (s || !error || gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return s;
-    if (cudaEventQuery(p->last) == cudaErrorNotReady &&
-        gmm__peers_words(p, words, cudaMemcpyDeviceToHost) == cudaSuccess)
-        for (i = 0; i < p->config.size; i++)
-            if (i != p->config.rank && !words[i]) missing = i, n++;
+    e = cudaMemcpyAsync(came, gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0),
+                        (size_t)p->config.size * sizeof *came, cudaMemcpyDeviceToHost, p->aid);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(p->aid);
+    for (i = 0; i < p->config.size && e == cudaSuccess && cudaEventQuery(p->last) == cudaErrorNotReady; i++)
+        if (i != p->config.rank && !came[i]) missing = i, n++;
     (void)cudaGetLastError();
     if (n == 1) /* who is missing, for whoever finds that it has been too long */
         (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)missing,
                        (int)p->config.size);
     return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
 }
-/* Streams that wait for a peer are let go, again and again, until they are through what they were given. */
+/* Lets go the streams that wait for a peer, and those that come to such a wait within a while. */
+static __global__ void gmm_peers_release(volatile uint32_t *words, int count, unsigned long long nanoseconds) {
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do {
+        if ((int)threadIdx.x < count) words[threadIdx.x] = 1;
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - begin < nanoseconds);
+}
 static void gmm__peers_give_up(void *self, const char *why) {
     gmm__peers *p = (gmm__peers *)self;
-    const double begin = gmm__gtp_now();
-    uint32_t ones[GMM__PEERS_WORDS * GMM__PEERS_MOST];
-    int current, i;
+    int current;
     if (p->wire.given_up) return;
     p->wire.given_up = 1;
     (void)gmm__wire_fail(&p->wire, "given up", why);
     if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return;
-    for (i = 0; i < GMM__PEERS_WORDS * GMM__PEERS_MOST; i++) ones[i] = 1;
-    while ((p->captured || cudaEventQuery(p->last) == cudaErrorNotReady) && gmm__gtp_now() - begin < 1.0)
-        if (gmm__peers_words(p, ones, cudaMemcpyHostToDevice) != cudaSuccess) break;
+    gmm_peers_release<<<1, GMM__PEERS_WORDS * GMM__PEERS_MOST, 0, p->aid>>>(
+        gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0), (int)(GMM__PEERS_WORDS * p->config.size), 3000000000ull);
     (void)cudaGetLastError();
     (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
 }

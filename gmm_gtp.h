@@ -3193,7 +3193,8 @@ static void gmm__peers_give_up(void *self, const char *why) {
     (void)gmm__wire_fail(&p->wire, "given up", why);
     if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return;
     gmm_peers_release<<<1, GMM__PEERS_WORDS * GMM__PEERS_MOST, 0, p->aid>>>(
-        gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0), (int)(GMM__PEERS_WORDS * p->config.size), 3000000000ull);
+        gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0), (int)(GMM__PEERS_WORDS * p->config.size),
+        3000000000ull);
     (void)cudaGetLastError();
     (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
 }

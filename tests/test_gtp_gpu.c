@@ -7,12 +7,43 @@
 
 #include "gmm_gtp.h"
 
+#include <string.h>
+
+/* A build says what it lacks; one that lacks nothing looks at its arguments. */
+static void arguments(int arg) {
+    gmm_nccl_config nccl = GMM_ZERO;
+    gmm_peers_config peers = GMM_ZERO;
+    gmm_comm comm;
+    gmm_error error = GMM_ZERO;
+    (void)arg;
+    memset(&comm, 0xFF, sizeof comm);
+#if defined(HAVE_CUDA) && defined(HAVE_NCCL)
+    T_CHECK(gmm_nccl_open(&nccl, NULL, &error) == GMM_E_NULL && strstr(error.text, "out"), "%s", error.text);
+    T_CHECK(gmm_nccl_open(&nccl, &comm, &error) == GMM_E_NULL && strstr(error.text, "comm"), "%s", error.text);
+#else
+    T_CHECK(gmm_nccl_open(&nccl, &comm, &error) == GMM_E_BUILD && strstr(error.text, "GMM_WITH_NCCL"), "%s",
+            error.text);
+#endif
+    T_CHECK(comm.self == NULL && comm.all_gather == NULL, "the communicator is not zeroed");
+#ifdef HAVE_CUDA
+    T_CHECK(gmm_peers_open(&peers, &comm, &error) == GMM_E_NULL && strstr(error.text, "ctx"), "%s", error.text);
+    peers.struct_size = sizeof peers + 8;
+    T_CHECK(gmm_peers_open(&peers, &comm, &error) == GMM_E_VERSION && strstr(error.text, "struct_size"), "%s",
+            error.text);
+#else
+    T_CHECK(gmm_peers_open(&peers, &comm, &error) == GMM_E_BUILD && strstr(error.text, "nvcc"), "%s", error.text);
+#endif
+    gmm_nccl_close(&comm);
+    gmm_peers_close(&comm);
+    gmm_nccl_close(NULL);
+    gmm_peers_close(NULL);
+}
+
 #ifdef HAVE_CUDA
 #include <cuda_runtime.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #ifdef HAVE_NCCL
 #include <nccl.h>
@@ -720,6 +751,16 @@ static void many_steps(int arg) {
     c.steps = 10000;
     compare(&c);
 }
+static void large_layers(int arg) { /* square layers larger than a copy engine's smallest piece, prefetch 2 */
+    gpu_case c = plain();
+    c.via = (via)arg;
+    c.layers = 3;
+    c.experts = 2;
+    c.rows = 1024;
+    c.tokens = 256;
+    c.prefetch = 2;
+    compare(&c);
+}
 static void silence(int arg) {
     gpu_case c = plain();
     gpu_result out;
@@ -739,8 +780,10 @@ static void silence(int arg) {
 }
 
 void tests_gtp_gpu(void) {
+    t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments");
     for (int v = NCCL; v <= PEERS; v++) {
         t_add_gpu_once(trains, v, "row19 row20 row22 gtp on GPUs: %s equals one GPU", via_name[v]);
+        t_add_gpu_once(large_layers, v, "row7 row17 gtp on GPUs: %s, layers of 1024 x 1024", via_name[v]);
         t_add_gpu_once(depths, v, "row31 gtp on GPUs: %s, prefetch 0 to 3", via_name[v]);
         t_add_gpu_once(reductions, v, "row21 row25 row28 gtp on GPUs: %s, wires and reductions", via_name[v]);
         t_add_gpu_once(variants, v, "row30 row32 row35 gtp on GPUs: %s, variants", via_name[v]);
@@ -751,6 +794,5 @@ void tests_gtp_gpu(void) {
     t_add_gpu_once(silence, PEERS, "row70 gtp on GPUs: peers, a rank is gone");
 }
 #else
-void tests_gtp_gpu(void);
-void tests_gtp_gpu(void) { }
+void tests_gtp_gpu(void) { t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments"); }
 #endif

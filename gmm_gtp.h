@@ -306,6 +306,8 @@ typedef struct gmm_comm {
     uint32_t struct_size;
     int32_t rank, size;
     int32_t exchanges;    /* 1: all_to_all and a sum behind it are faster than reduce_scatter: GMM_GTP_REDUCE_AUTO */
+    int32_t processors;   /* multiprocessors that its calls need beside a GEMM: see gmm_gtp_view.leave */
+    int32_t reserved;
     void *self;
     gmm_status (*group_begin)(void *self, const char *what);
     gmm_status (*group_end)(void *self);
@@ -418,7 +420,8 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm);
    themselves write and wait for. reduce_scatter is a sum over the peers' windows, in the order of ranks and in fp32;
    the values of all_reduce_max go through a box of the communicator's own. Calls are captured like any other work, and
    replays mix with calls. What all_gather and all_to_all receive, and what reduce_scatter sends, lies in a window.
-   Ranks are threads of one process, or processes: then windows must be memory of cudaMalloc, which CUDA IPC opens.
+   Ranks are threads of one process, or processes: then windows must be memory of cudaMalloc, 2 MiB or more, which CUDA
+   IPC opens.
    A rank that is gone leaves the others' streams waiting until give_up, which gmm_gtp_poll calls: it lets go, for three
    seconds, whatever waits or comes to wait. */
 typedef struct gmm_peers_config {
@@ -432,7 +435,7 @@ typedef struct gmm_peers_config {
     void *user;
 } gmm_peers_config;
 
-/* Collective. Allocates a few KiB of device memory.
+/* Collective. Allocates 2 MiB of device memory.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM, GMM_E_UNSUPPORTED (a GPU that cannot reach
        another's memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
 GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error);
@@ -561,7 +564,8 @@ typedef struct gmm_gtp_view {
     int64_t rows, cols;         /* of the first matrix */
     int64_t version;            /* how often its shards were published */
     int32_t slot;               /* the buffer; -1 = the shards themselves */
-    int32_t reserved;
+    int32_t leave;              /* multiprocessors that a GEMM over the view should leave to the gathers and reductions
+                                   beside it: gmm_options.sm_limit = the GPU's less these. 0 = it may have all */
 } gmm_gtp_view;
 
 typedef enum gmm_gtp_add { GMM_GTP_ADD = 0, GMM_GTP_SET = 1, GMM_GTP_ADD_MAX = 0x7fffffff } gmm_gtp_add;
@@ -2713,6 +2717,8 @@ static GMM__UNUSED void gmm__wire_free(gmm_context *ctx, void *p) {
 
 #if defined(__CUDACC__) && defined(GMM_WITH_NCCL)
 
+enum { GMM__NCCL_PROCESSORS = 16 }; /* on an H200: enough for windows and the kernels that start copy engines */
+
 typedef struct gmm__nccl {
     gmm__wire wire;
     ncclComm_t comm;
@@ -2847,6 +2853,7 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
     n->timeout = 1e-3 * (c.timeout_ms ? c.timeout_ms : 10000);
     out->rank = rank;
     out->size = size;
+    out->processors = GMM__NCCL_PROCESSORS;
     out->self = n;
     out->group_begin = gmm__nccl_begin;
     out->group_end = gmm__nccl_close_group;
@@ -2892,6 +2899,7 @@ enum {
     GMM__PEERS_MOST = 64,       /* ranks */
     GMM__PEERS_WINDOWS = 16,
     GMM__PEERS_BOX = 1024,      /* values of all_reduce_max at a time */
+    GMM__PEERS_BLOCK = 2 << 20, /* bytes that an allocation shares with no other: IPC opens whole blocks */
     GMM__PEERS_CAME = 0, GMM__PEERS_DONE = 1, GMM__PEERS_WORDS = 2
 };
 
@@ -2911,7 +2919,10 @@ typedef struct gmm__peers {
     gmm_peers_config config;
     PFN_cuStreamBatchMemOp_v11070 batch;
     gmm__peers_window own, windows[GMM__PEERS_WINDOWS];
-    gmm_stream side, aid;       /* side: copies within the device, beside those to peers; aid: when a peer is missing */
+    gmm_stream side;            /* copies within the device, beside those to peers */
+    gmm_stream aid;             /* for when a peer is missing; of a priority that few use, so that it shares no queue of
+                                   the device with a stream that waits */
+    uint32_t *seen;             /* [ranks] page-locked */
     cudaEvent_t fork, join, last;
     gmm_stream stream;          /* of the open operation */
     int32_t begun, forked;
@@ -3157,20 +3168,24 @@ static gmm_status gmm__peers_end(void *self) {
     return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
 }
 
+/* Looks for who is missing without a wait that could itself go on for ever. */
 static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
     gmm__peers *p = (gmm__peers *)self;
-    uint32_t came[GMM__PEERS_MOST];
     const gmm_status s = gmm__wire_poll(&p->wire, error);
+    const double begin = gmm__gtp_now();
     int32_t i, missing = -1, current, n = 0;
     cudaError_t e;
     if (s || !error || gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return s;
-    e = cudaMemcpyAsync(came, gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0),
-                        (size_t)p->config.size * sizeof *came, cudaMemcpyDeviceToHost, p->aid);
-    if (e == cudaSuccess) e = cudaStreamSynchronize(p->aid);
-    for (i = 0; i < p->config.size && e == cudaSuccess && cudaEventQuery(p->last) == cudaErrorNotReady; i++)
-        if (i != p->config.rank && !came[i]) missing = i, n++;
+    if (cudaEventQuery(p->last) == cudaErrorNotReady) {
+        e = cudaMemcpyAsync(p->seen, gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0),
+                            (size_t)p->config.size * sizeof *p->seen, cudaMemcpyDeviceToHost, p->aid);
+        if (e == cudaSuccess)
+            while ((e = cudaStreamQuery(p->aid)) == cudaErrorNotReady && gmm__gtp_now() - begin < 0.1) { }
+        for (i = 0; i < p->config.size && e == cudaSuccess; i++)
+            if (i != p->config.rank && !p->seen[i]) missing = i, n++;
+    }
     (void)cudaGetLastError();
-    if (n == 1) /* who is missing, for whoever finds that it has been too long */
+    if (n == 1) /* for whoever finds that it has been too long */
         (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)missing,
                        (int)p->config.size);
     return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
@@ -3282,6 +3297,7 @@ static void gmm__peers_free(gmm__peers *p) {
         if (own) (void)cudaFree(own);
         if (p->side) (void)cudaStreamDestroy(p->side);
         if (p->aid) (void)cudaStreamDestroy(p->aid);
+        if (p->seen) (void)cudaFreeHost(p->seen);
         if (p->fork) (void)cudaEventDestroy(p->fork);
         if (p->join) (void)cudaEventDestroy(p->join);
         if (p->last) (void)cudaEventDestroy(p->last);
@@ -3296,8 +3312,9 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     gmm_peers_config c;
     gmm__peers *p;
-    void *batch = NULL, *own = NULL;
-    int current;
+    void *batch = NULL, *own = NULL, *seen = NULL;
+    size_t bytes;
+    int current, low = 0, high = 0;
     cudaError_t e;
     gmm_status s;
     if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
@@ -3323,14 +3340,24 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     p->batch = (PFN_cuStreamBatchMemOp_v11070)batch;
     if (e == cudaSuccess && (found != cudaDriverEntryPointSuccess || !batch)) e = cudaErrorNotSupported;
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&p->side, cudaStreamNonBlocking);
-    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&p->aid, cudaStreamNonBlocking);
+    if (e == cudaSuccess) e = cudaDeviceGetStreamPriorityRange(&low, &high);
+    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&p->aid, cudaStreamNonBlocking, (low + high) / 2);
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->fork, cudaEventDisableTiming);
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->join, cudaEventDisableTiming);
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->last, cudaEventDisableTiming);
-    if (e == cudaSuccess) e = cudaMalloc(&own, gmm__peers_bytes(c.size));
-    if (e == cudaSuccess) e = cudaMemset(own, 0, gmm__peers_bytes(c.size));
+    bytes = gmm__peers_bytes(c.size);
+    if (bytes < GMM__PEERS_BLOCK) bytes = GMM__PEERS_BLOCK;
+    if (e == cudaSuccess) e = cudaMallocHost(&seen, GMM__PEERS_MOST * sizeof *p->seen);
+    if (e == cudaSuccess) e = cudaMalloc(&own, bytes);
+    if (e == cudaSuccess) e = cudaMemset(own, 0, bytes);
+    p->seen = (uint32_t *)seen;
+    if (e == cudaSuccess) { /* loaded now: that may wait for the device, which then waits for a peer */
+        gmm_peers_release<<<1, GMM__PEERS_WORDS * GMM__PEERS_MOST, 0, p->aid>>>((uint32_t *)own, 0, 0);
+        gmm_peers_max<<<1, 1, 0, p->aid>>>((float *)own, (const float *)own, 0, 0, 0);
+        e = cudaGetLastError();
+    }
     if (e == cudaSuccess) e = cudaDeviceSynchronize(); /* before a peer writes there */
-    s = gmm__peers_share(p, &p->own, own, gmm__peers_bytes(c.size), e != cudaSuccess);
+    s = gmm__peers_share(p, &p->own, own, bytes, e != cudaSuccess);
     (void)gmm__cuda_leave(c.ctx, fn, current, cudaSuccess);
     if (e != cudaSuccess || s) {
         s = e != cudaSuccess ? gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e))
@@ -4502,6 +4529,20 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, const gmm__gtp_bundle *b, gmm
     return v;
 }
 
+/* What a GEMM of the bundle has beside it: the gather of its followers, and behind forward the reductions, whose sums
+   are kernels of the runtime's own. A kernel that finds every multiprocessor taken waits until the GEMM ends. */
+enum { GMM__GTP_SUM_PROCESSORS = 16 };
+static int32_t gmm__gtp_leave(const gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
+    const gmm__gtp_domain *d = &g->domains[b->domain];
+    const int32_t chain = b->chain[pass];
+    int32_t most = 0;
+    if (d->size == 1) return 0;
+    if (chain >= 0 && g->chains[chain].prefetch > 0) most = d->gather.processors;
+    if (pass != GMM_GTP_FORWARD && d->reduce.processors > most) most = d->reduce.processors;
+    if (pass != GMM_GTP_FORWARD && most < GMM__GTP_SUM_PROCESSORS) most = GMM__GTP_SUM_PROCESSORS;
+    return most;
+}
+
 GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream,
                                   gmm_gtp_view *view) {
     static const char fn[] = "gmm_gtp_acquire";
@@ -4548,6 +4589,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     if (!s) s = gmm__gtp_gather_followers(gtp, b, pass);
     if (s) return gmm__gtp_break(gtp, fn, b->name, s);
     v = gmm__gtp_view_pass(gtp, b, pass);
+    v.leave = gmm__gtp_leave(gtp, b, pass);
     v.struct_size = view->struct_size;
     memcpy(view, &v, known);
     return GMM_OK;
@@ -4661,6 +4703,7 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
                          b->count > 1 ? (int64_t)gmm__gtp_member(gtp, b, 1)->grad_at * 8 / gmm_dtype_bits(wire) : 0, 0);
     v.mat.amax = NULL;
     v.slot = b->wslot;
+    v.leave = gmm__gtp_leave(gtp, b, GMM_GTP_BACKWARD);
     v.struct_size = view->struct_size;
     memcpy(view, &v, known);
     return GMM_OK;

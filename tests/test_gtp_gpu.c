@@ -153,8 +153,12 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static const char *said(const rank *r) {
+    const char *text = gmm_gtp_last_error(r->gtp);
+    return *text ? text : gmm_last_error(r->ctx);
+}
 #define GO(r, call) \
-    do { const gmm_status s_ = (call); if (s_) return failed(r, s_, #call, gmm_gtp_last_error((r)->gtp)); } while (0)
+    do { const gmm_status s_ = (call); if (s_) return failed(r, s_, #call, said(r)); } while (0)
 #define CUDA(r, call) \
     do { const cudaError_t e_ = (call); if (e_) return failed(r, GMM_E_CUDA, #call, cudaGetErrorString(e_)); } while (0)
 static int failed(rank *r, gmm_status s, const char *call, const char *text) {
@@ -345,12 +349,16 @@ static int declare(rank *r) {
     reduce = take(r, need.reduce_bytes, 0xFF);
     {
         gmm_groups g;
-        gmm_mat w = gmm_mat_packed(GMM_BF16, NULL), f = gmm_mat_packed(c->wire ? c->wire : GMM_F32, NULL);
+        void *table[EXPERTS] = {NULL}; /* what one rank has: its shards where they are */
+        gmm_mat x = gmm_mat_packed(GMM_BF16, NULL), f = gmm_mat_packed(c->wire ? c->wire : GMM_F32, NULL);
+        const gmm_mat w = r->size > 1 ? x : gmm_mat_table(GMM_BF16, table, (uint32_t)GMM_MAT_TABLE_ON_HOST);
         gmm_grad grad = GMM_ZERO;
         gmm_linear lin = linear_of(r, 0, &g);
         gmm_info info = GMM_ZERO;
+        for (int e = 0; e < c->experts; e++) table[e] = r->shards;
         grad.mat = &f;
-        lin.x = lin.y = lin.dy = lin.dx = lin.w = &w;
+        lin.x = lin.y = lin.dy = lin.dx = &x;
+        lin.w = &w;
         lin.dw = &grad;
         for (int op = GMM_OP_LINEAR_FWD; op <= GMM_OP_LINEAR_WGRAD; op++) {
             GO(r, gmm_linear_query(r->ctx, (gmm_op)op, &lin, &info));

@@ -46,6 +46,9 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
@@ -434,6 +437,9 @@ static int meeting_begin(int size, meeting **out) {
     for (int i = 0; i < size; i++) {
         pids[i] = fork();
         if (pids[i] < 0) die("--processes: no process for rank %d", i);
+#ifdef __linux__
+        if (pids[i] == 0) (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+#endif
         if (pids[i] == 0) return i;
     }
     for (int left = size; left > 0; left--) {

@@ -13,6 +13,7 @@
 #include <string.h>
 
 enum { RANKS = 8, LAYERS = 8, EXPERTS = 8, STEPS = 24, SPANS = 512 };
+enum { AUTO = -1 }; /* multiprocessors of a GEMM: all but gmm_gtp_view.leave */
 enum { K_GEMM, K_GATHER, K_REDUCE, KINDS };
 enum { NO_GATHER = 1 << K_GATHER, NO_REDUCE = 1 << K_REDUCE, NONE = NO_GATHER | NO_REDUCE };
 static const char *const KIND[KINDS] = {"compute", "gather", "reduce"};
@@ -22,7 +23,7 @@ static const char *const WAY[WAYS] = {"nccl", "nccl windows", "nccl copy engines
 typedef struct shape { const char *name; int experts; int64_t n, k, tokens; } shape;
 static const shape SHAPES[] = {{"dsv3", 8, 4096, 7168, 16384}, {"dsv3/8k", 8, 4096, 7168, 8192},
                                {"small", 8, 1024, 2048, 16384}};
-static const int LIMITS[] = {0, 124, 116};
+static const int LIMITS[] = {AUTO, 0, 124, 116};
 
 static struct options {
     const char *shapes, *ways, *json;
@@ -77,7 +78,7 @@ typedef struct rank {
     ncclComm_t nccl[2][2];     /* [usual, copy engines][gather, reduce] */
     const shape *shape;
     way way;
-    int depth, limit, layers, mute; /* mute: a bit per kind of collective */
+    int depth, limit, processors, layers, mute; /* mute: a bit per kind of collective */
     gmm_dtype wire;
     gmm_comm comm[2];
     muted muted[2];
@@ -235,7 +236,7 @@ static void connect_rank(rank *r) {
     }
 }
 
-static gmm_linear linear_of(const rank *r, gmm_groups *g, gmm_options *o) {
+static gmm_linear linear_of(const rank *r, gmm_groups *g, gmm_options *o, int leave) {
     gmm_linear d = GMM_ZERO;
     memset(g, 0, sizeof *g);
     memset(o, 0, sizeof *o);
@@ -243,7 +244,7 @@ static gmm_linear linear_of(const rank *r, gmm_groups *g, gmm_options *o) {
     g->capacity = r->shape->tokens;
     g->splits = r->sizes;
     g->dtype = GMM_I32;
-    o->sm_limit = r->limit;
+    o->sm_limit = r->limit != AUTO ? r->limit : leave ? r->processors - leave : 0;
     d.in_features = r->shape->k;
     d.out_features = r->shape->n;
     d.groups = g;
@@ -336,10 +337,10 @@ static void undeclare(rank *r) {
 
 /* ---------------------------------------------------------------------------------------------------- Steps --- */
 
-static void gemm(rank *r, int op, const gmm_mat *w, int layer) {
+static void gemm(rank *r, int op, const gmm_mat *w, int layer, int leave) {
     gmm_groups g;
     gmm_options o;
-    gmm_linear d = linear_of(r, &g, &o);
+    gmm_linear d = linear_of(r, &g, &o, leave);
     gmm_mat x = gmm_mat_packed(GMM_BF16, r->x), y = gmm_mat_packed(GMM_BF16, r->y);
     gmm_mat dy = gmm_mat_packed(GMM_BF16, r->dy);
     gmm_grad grad = GMM_ZERO;
@@ -359,22 +360,29 @@ static void gemm(rank *r, int op, const gmm_mat *w, int layer) {
     CU(cudaEventRecord(s->end, r->compute));
 }
 
+static const char *limit_name(const rank *r) {
+    static char text[RANKS][16];
+    if (r->limit == AUTO) return "auto";
+    snprintf(text[r->index], sizeof text[0], "%d", r->limit ? r->limit : r->processors);
+    return text[r->index];
+}
+
 enum { FORWARD = 1, BACKWARD = 2 };
 static void step(rank *r, int what) {
     for (int l = 0; l < r->layers && (what & FORWARD); l++) {
         gmm_gtp_view v = GMM_ZERO;
         GT(gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute, &v));
-        gemm(r, 0, &v.mat, l);
+        gemm(r, 0, &v.mat, l, v.leave);
         GT(gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute));
     }
     for (int l = r->layers - 1; l >= 0 && (what & BACKWARD); l--) {
         gmm_gtp_view v = GMM_ZERO, dw = GMM_ZERO;
         gmm_gtp_gradient g = GMM_ZERO;
         GT(gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute, &v));
-        gemm(r, 1, &v.mat, l);
+        gemm(r, 1, &v.mat, l, v.leave);
         GT(gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute));
         GT(gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &dw));
-        gemm(r, 2, &dw.mat, l);
+        gemm(r, 2, &dw.mat, l, dw.leave);
         g.scale = 1;
         GT(gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute));
     }
@@ -462,24 +470,27 @@ static void plain_scatter16(rank *r, void *argument, cudaStream_t stream) {
 }
 static void our_gather(rank *r, void *argument, cudaStream_t stream) {
     const buffers *b = (const buffers *)argument;
+    const gmm_comm *c = &r->muted[0].inner;
     const size_t part = b->bytes / (size_t)b->parts;
-    GT(r->comm[0].group_begin(r->comm[0].self, "gather"));
+    GT(c->group_begin(c->self, "gather"));
     for (int i = 0; i < b->parts; i++)
-        GT(r->comm[0].all_gather(r->comm[0].self, b->send + (size_t)i * part,
+        GT(c->all_gather(c->self, b->send + (size_t)i * part,
                                  b->recv + (size_t)i * part * (size_t)H.size, part, stream));
-    GT(r->comm[0].group_end(r->comm[0].self));
+    GT(c->group_end(c->self));
 }
 static void our_exchange(rank *r, void *argument, cudaStream_t stream) {
     const buffers *b = (const buffers *)argument;
-    GT(r->comm[0].group_begin(r->comm[0].self, "exchange"));
-    GT(r->comm[0].all_to_all(r->comm[0].self, b->send, b->recv, b->bytes / (size_t)H.size, stream));
-    GT(r->comm[0].group_end(r->comm[0].self));
+    const gmm_comm *c = &r->muted[0].inner;
+    GT(c->group_begin(c->self, "exchange"));
+    GT(c->all_to_all(c->self, b->send, b->recv, b->bytes / (size_t)H.size, stream));
+    GT(c->group_end(c->self));
 }
 static void our_scatter(rank *r, void *argument, cudaStream_t stream) {
     const buffers *b = (const buffers *)argument;
-    GT(r->comm[0].group_begin(r->comm[0].self, "scatter"));
-    GT(r->comm[0].reduce_scatter(r->comm[0].self, b->recv, b->send, b->bytes / 4, GMM_F32, stream));
-    GT(r->comm[0].group_end(r->comm[0].self));
+    const gmm_comm *c = &r->muted[0].inner;
+    GT(c->group_begin(c->self, "scatter"));
+    GT(c->reduce_scatter(c->self, b->recv, b->send, b->bytes / 4, GMM_F32, stream));
+    GT(c->group_end(c->self));
 }
 
 static FILE *json;
@@ -626,7 +637,7 @@ static float by_hand(rank *r) {
         NC(ncclAllGather(r->shards + (size_t)((l + 1) % r->layers) * part, to[k ^ 1], part * 2, ncclInt8, r->nccl[0][0],
                          r->side[0]));
         CU(cudaEventRecord(there[k ^ 1], r->side[0]));
-        gemm(r, 0, &w, l);
+        gemm(r, 0, &w, l, 0);
     }
     CU(cudaStreamWaitEvent(r->compute, there[(n + 3) & 1], 0));
     CU(cudaEventRecord(at[n], r->compute));
@@ -662,9 +673,9 @@ static void timeline(rank *r) {
             const span *s = &r->spans[i];
             float a = 0, b = 0;
             if (cudaEventElapsedTime(&a, zero, s->begin) || cudaEventElapsedTime(&b, zero, s->end)) continue;
-            fprintf(json, "%s\n  {\"timeline\": \"%s %s, sm_limit %d, prefetch %d\", \"rank\": %d, \"row\": \"%s\", "
-                    "\"begin\": %.4f, \"end\": %.4f}", entries++ ? "," : "", r->shape->name, WAY[r->way], r->limit,
-                    r->depth, r->index, KIND[s->kind], a, b);
+            fprintf(json, "%s\n  {\"timeline\": \"%s %s, multiprocessors %s, prefetch %d\", \"rank\": %d, \"row\": \"%s\", "
+                    "\"begin\": %.4f, \"end\": %.4f}", entries++ ? "," : "", r->shape->name, WAY[r->way],
+                    limit_name(r), r->depth, r->index, KIND[s->kind], a, b);
         }
         sync_all(r);
     }
@@ -746,21 +757,21 @@ static void chains(rank *r) {
                 x[1] = b2[1].step - b2[2].step;
                 x[2] = b2[0].step - b2[1].step;
                 if (r->index == 0) {
-                    printf("%-18s %4d %2d | %7.3f %7.3f %7.3f (%3.0f%%) %5.1f%% | ", WAY[w], r->limit ? r->limit : 132,
-                           r->depth, f[0].step, f[1].step, x[0], x[0] / ref_gather * 100,
+                    printf("%-18s %4s %2d | %7.3f %7.3f %7.3f (%3.0f%%) %5.1f%% | ", WAY[w], limit_name(r), r->depth,
+                           f[0].step, f[1].step, x[0], x[0] / ref_gather * 100,
                            (f[0].gemm / f[1].gemm - 1) * 100);
                     printf("%7.3f %7.3f gather %7.3f (%3.0f%%) reduce %7.3f (%3.0f%%)\n", b2[0].step, b2[2].step, x[1],
                            x[1] / ref_gather * 100, x[2], x[2] / wire * 100);
                     fflush(stdout);
                     if (json)
-                        fprintf(json, "%s\n  {\"chain\": \"%s\", \"way\": \"%s\", \"sms\": %d, \"prefetch\": %d, "
+                        fprintf(json, "%s\n  {\"chain\": \"%s\", \"way\": \"%s\", \"sms\": \"%s\", \"prefetch\": %d, "
                                 "\"forward\": %.4f, \"forward_null\": %.4f, \"backward\": %.4f, "
                                 "\"backward_no_reduce\": %.4f, \"backward_null\": %.4f, \"t_gather\": %.4f, "
                                 "\"t_scatter\": %.4f}", entries++ ? "," : "", s->name, WAY[w],
-                                r->limit ? r->limit : 132, r->depth, f[0].step, f[1].step, b2[0].step, b2[1].step,
+                                limit_name(r), r->depth, f[0].step, f[1].step, b2[0].step, b2[1].step,
                                 b2[2].step, ref_gather, wire);
                 }
-                if (r->depth == 1 && r->limit != 116 && (w == PLAIN || w == PEERS) && O.backward) timeline(r);
+                if (r->depth == 1 && r->limit <= 0 && (w == PLAIN || w == PEERS) && O.backward) timeline(r);
             }
             undeclare(r);
             for (int k = 0; k < 2; k++) {
@@ -788,6 +799,7 @@ static void *program(void *argument) {
     CU(cudaSetDevice(r->index));
     if (gmm_create(&r->ctx, &config, &error)) die("gmm_create", error.text);
     (void)gmm_runtime_of(r->ctx, &r->rt);
+    CU(cudaDeviceGetAttribute(&r->processors, cudaDevAttrMultiProcessorCount, r->index));
     CU(cudaDeviceGetStreamPriorityRange(&low, &high));
     CU(cudaStreamCreateWithPriority(&r->compute, cudaStreamNonBlocking, low));
     for (int i = 0; i < 2; i++) CU(cudaStreamCreateWithPriority(&r->side[i], cudaStreamNonBlocking, high));

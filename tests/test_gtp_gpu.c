@@ -39,6 +39,75 @@ static void arguments(int arg) {
     gmm_peers_close(NULL);
 }
 
+/* What views tell a GEMM to leave: to the gather of the followers in forward, to reductions and their sums behind. */
+static void leaves(int arg) {
+    static const int32_t members[2] = {0, 1};
+    gmm_ranks_config world = GMM_ZERO;
+    gmm_ranks *ranks = NULL;
+    gmm_runtime rt = GMM_ZERO;
+    gmm_comm gather[2], reduce[2];
+    gmm_gtp_config config = GMM_ZERO;
+    gmm_gtp_domain d = GMM_ZERO;
+    gmm_gtp_chain chain = GMM_ZERO;
+    gmm_gtp_weight w = GMM_ZERO;
+    gmm_gtp_need need = GMM_ZERO;
+    gmm_gtp_view forward = GMM_ZERO, backward = GMM_ZERO, dw = GMM_ZERO;
+    gmm_shard shard = GMM_ZERO;
+    gmm_stream compute;
+    gmm_gtp *gtp = NULL;
+    gmm_config cpu = GMM_ZERO;
+    size_t bytes = 0;
+    int32_t id, bundles[2];
+    world.ranks = 2;
+    if (gmm_ranks_create(&world, &ranks, NULL) == GMM_E_BUILD) t_skip("no CPU ranks");
+    T_CHECK(!gmm_ranks_comms(ranks, members, 2, gather) && !gmm_ranks_comms(ranks, members, 2, reduce));
+    T_CHECK(!gmm_ranks_runtime(ranks, 0, &rt) && !rt.stream_create(rt.self, 0, &compute));
+    T_CHECK(!rt.stream_create(rt.self, 0, &d.gather_stream) && !rt.stream_create(rt.self, 0, &d.reduce_stream));
+    gather[0].processors = 24 * arg;
+    reduce[0].processors = 40 * arg;
+    config.weights = config.bundles = 2;
+    config.chains = 2;
+    config.ctx = t_context(&cpu);
+    config.runtime = &rt;
+    T_CHECK(!gmm_gtp_query(&config, &bytes, NULL) && !gmm_gtp_init(t_host(bytes), bytes, &config, &gtp, NULL));
+    d.gather = &gather[0];
+    d.reduce = &reduce[0];
+    T_CHECK(!gmm_gtp_add_domain(gtp, &d, &id));
+    shard.dtype = GMM_BF16;
+    shard.rows = 32;
+    shard.cols = 8;
+    shard.gtp_size = 2;
+    w.shard = &shard;
+    w.main_grad_dtype = GMM_F32;
+    for (int i = 0; i < 2; i++) {
+        w.data[0] = t_host(512);
+        w.main_grad = t_host(1024);
+        T_CHECK(!gmm_gtp_add_weight(gtp, &w, &id) && !gmm_gtp_add_bundle(gtp, 0, &id, 1, "layer", &bundles[i]));
+    }
+    chain.bundles = bundles;
+    chain.count = 2;
+    chain.prefetch = 1;
+    T_CHECK(!gmm_gtp_add_chain(gtp, &chain, &id));
+    chain.pass = GMM_GTP_BACKWARD;
+    chain.prefetch = 0;
+    T_CHECK(!gmm_gtp_add_chain(gtp, &chain, &id) && !gmm_gtp_seal(gtp) && !gmm_gtp_memory_need(gtp, 0, &need));
+    {
+        char *gathered = (char *)t_host(need.gather_bytes + 256), *reduced = (char *)t_host(need.reduce_bytes + 256);
+        gathered += (256 - (uintptr_t)gathered % 256) % 256;
+        reduced += (256 - (uintptr_t)reduced % 256) % 256;
+        T_CHECK(!gmm_gtp_bind(gtp, 0, gathered, need.gather_bytes, reduced, need.reduce_bytes), "%s",
+                gmm_gtp_last_error(gtp));
+    }
+    T_CHECK(!gmm_gtp_acquire(gtp, bundles[0], GMM_GTP_FORWARD, compute, &forward));
+    T_CHECK(!gmm_gtp_acquire(gtp, bundles[0], GMM_GTP_BACKWARD, compute, &backward));
+    T_CHECK(!gmm_gtp_wgrad(gtp, bundles[0], compute, &dw));
+    T_CHECK(forward.leave == 24 * arg, "%d", (int)forward.leave);
+    T_CHECK(backward.leave == (arg ? 40 : 16) && dw.leave == backward.leave, "%d, %d", (int)backward.leave,
+            (int)dw.leave);
+    (void)gmm_gtp_fini(gtp);
+    gmm_ranks_destroy(ranks);
+}
+
 #ifdef HAVE_CUDA
 #include <cuda_runtime.h>
 #include <pthread.h>
@@ -789,6 +858,7 @@ static void silence(int arg) {
 
 void tests_gtp_gpu(void) {
     t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments");
+    for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
     for (int v = NCCL; v <= PEERS; v++) {
         t_add_gpu_once(trains, v, "row19 row20 row22 gtp on GPUs: %s equals one GPU", via_name[v]);
         t_add_gpu_once(large_layers, v, "row7 row17 gtp on GPUs: %s, layers of 1024 x 1024", via_name[v]);
@@ -796,11 +866,14 @@ void tests_gtp_gpu(void) {
         t_add_gpu_once(reductions, v, "row21 row25 row28 gtp on GPUs: %s, wires and reductions", via_name[v]);
         t_add_gpu_once(variants, v, "row30 row32 row35 gtp on GPUs: %s, variants", via_name[v]);
         t_add_gpu_once(replays, v, "row49 row50 row52 gtp on GPUs: %s, graphs", via_name[v]);
-        t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", via_name[v]);
     }
-    t_add_gpu_once(silence, NCCL, "row70 gtp on GPUs: nccl, a rank is gone");
+    for (int v = PEERS; v >= NCCL; v--) t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", via_name[v]);
     t_add_gpu_once(silence, PEERS, "row70 gtp on GPUs: peers, a rank is gone");
+    t_add_gpu_once(silence, NCCL, "row70 gtp on GPUs: nccl, a rank is gone");
 }
 #else
-void tests_gtp_gpu(void) { t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments"); }
+void tests_gtp_gpu(void) {
+    t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments");
+    for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
+}
 #endif

@@ -27,8 +27,8 @@ static const int LIMITS[] = {AUTO, 0, 124, 116};
 
 static struct options {
     const char *shapes, *ways, *json;
-    int layers, steps, ranks, backward;
-} O = {"dsv3", "", NULL, 4, 12, 0, 1};
+    int layers, steps, ranks, prefetch, backward;
+} O = {"dsv3", "", NULL, 4, 12, 0, 0, 1};
 
 static void die(const char *what, const char *why) {
     fprintf(stderr, "gtp_bench: %s: %s\n", what, why);
@@ -673,8 +673,9 @@ static void timeline(rank *r) {
             const span *s = &r->spans[i];
             float a = 0, b = 0;
             if (cudaEventElapsedTime(&a, zero, s->begin) || cudaEventElapsedTime(&b, zero, s->end)) continue;
-            fprintf(json, "%s\n  {\"timeline\": \"%s %s, multiprocessors %s, prefetch %d\", \"rank\": %d, \"row\": \"%s\", "
-                    "\"begin\": %.4f, \"end\": %.4f}", entries++ ? "," : "", r->shape->name, WAY[r->way],
+            fprintf(json, "%s\n  {\"timeline\": \"%s %s, multiprocessors %s, prefetch %d\", \"rank\": %d, "
+                    "\"row\": \"%s\", \"begin\": %.4f, \"end\": %.4f}", entries++ ? "," : "", r->shape->name,
+                    WAY[r->way],
                     limit_name(r), r->depth, r->index, KIND[s->kind], a, b);
         }
         sync_all(r);
@@ -723,6 +724,7 @@ static void chains(rank *r) {
         if (!wanted(O.ways, WAY[w])) continue;
         r->way = (way)w;
         for (r->depth = 1; r->depth <= 2; r->depth++) {
+            if (O.prefetch && r->depth != O.prefetch) continue;
             connect_rank(r);
             declare(r);
             if (w == PLAIN && r->depth == 1) {
@@ -833,12 +835,13 @@ int main(int argc, char **argv) {
         else if (!strncmp(argv[i], "--ways=", 7)) O.ways = argv[i] + 7;
         else if (!strncmp(argv[i], "--layers=", 9)) O.layers = atoi(argv[i] + 9);
         else if (!strncmp(argv[i], "--steps=", 8)) O.steps = atoi(argv[i] + 8);
+        else if (!strncmp(argv[i], "--prefetch=", 11)) O.prefetch = atoi(argv[i] + 11);
         else if (!strncmp(argv[i], "--ranks=", 8)) O.ranks = atoi(argv[i] + 8);
         else if (!strncmp(argv[i], "--json=", 7)) O.json = argv[i] + 7;
         else if (!strcmp(argv[i], "--forward")) O.backward = 0;
         else {
             printf("usage: gtp_bench [--shapes=dsv3,dsv3/8k,small] [--ways=LIST] [--layers=4] [--steps=12]\n"
-                   "                 [--ranks=N] [--forward] [--json=FILE]\n"
+                   "                 [--prefetch=1|2] [--ranks=N] [--forward] [--json=FILE]\n"
                    "ways: nccl, nccl windows, nccl copy engines, peer copies\n");
             return strcmp(argv[i], "--help") != 0;
         }

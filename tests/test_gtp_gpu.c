@@ -867,7 +867,8 @@ void tests_gtp_gpu(void) {
         t_add_gpu_once(variants, v, "row30 row32 row35 gtp on GPUs: %s, variants", via_name[v]);
         t_add_gpu_once(replays, v, "row49 row50 row52 gtp on GPUs: %s, graphs", via_name[v]);
     }
-    for (int v = PEERS; v >= NCCL; v--) t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", via_name[v]);
+    for (int v = PEERS; v >= NCCL; v--)
+        t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", via_name[v]);
     t_add_gpu_once(silence, PEERS, "row70 gtp on GPUs: peers, a rank is gone");
     t_add_gpu_once(silence, NCCL, "row70 gtp on GPUs: nccl, a rank is gone");
 }

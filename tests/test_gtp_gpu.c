@@ -60,19 +60,24 @@ static void leaves(int arg) {
     int32_t id, bundles[2];
     world.ranks = 2;
     if (gmm_ranks_create(&world, &ranks, NULL) == GMM_E_BUILD) t_skip("no CPU ranks");
-    T_CHECK(!gmm_ranks_comms(ranks, members, 2, gather) && !gmm_ranks_comms(ranks, members, 2, reduce));
-    T_CHECK(!gmm_ranks_runtime(ranks, 0, &rt) && !rt.stream_create(rt.self, 0, &compute));
-    T_CHECK(!rt.stream_create(rt.self, 0, &d.gather_stream) && !rt.stream_create(rt.self, 0, &d.reduce_stream));
+    T_CHECK(!gmm_ranks_comms(ranks, members, 2, gather) && !gmm_ranks_comms(ranks, members, 2, reduce),
+            "set-up");
+    T_CHECK(!gmm_ranks_runtime(ranks, 0, &rt) && !rt.stream_create(rt.self, 0, &compute),
+            "set-up");
+    T_CHECK(!rt.stream_create(rt.self, 0, &d.gather_stream) && !rt.stream_create(rt.self, 0, &d.reduce_stream),
+            "set-up");
     gather[0].processors = 24 * arg;
     reduce[0].processors = 40 * arg;
     config.weights = config.bundles = 2;
     config.chains = 2;
     config.ctx = t_context(&cpu);
     config.runtime = &rt;
-    T_CHECK(!gmm_gtp_query(&config, &bytes, NULL) && !gmm_gtp_init(t_host(bytes), bytes, &config, &gtp, NULL));
+    T_CHECK(!gmm_gtp_query(&config, &bytes, NULL) && !gmm_gtp_init(t_host(bytes), bytes, &config, &gtp, NULL),
+            "set-up");
     d.gather = &gather[0];
     d.reduce = &reduce[0];
-    T_CHECK(!gmm_gtp_add_domain(gtp, &d, &id));
+    T_CHECK(!gmm_gtp_add_domain(gtp, &d, &id),
+            "set-up");
     shard.dtype = GMM_BF16;
     shard.rows = 32;
     shard.cols = 8;
@@ -82,15 +87,18 @@ static void leaves(int arg) {
     for (int i = 0; i < 2; i++) {
         w.data[0] = t_host(512);
         w.main_grad = t_host(1024);
-        T_CHECK(!gmm_gtp_add_weight(gtp, &w, &id) && !gmm_gtp_add_bundle(gtp, 0, &id, 1, "layer", &bundles[i]));
+        T_CHECK(!gmm_gtp_add_weight(gtp, &w, &id) && !gmm_gtp_add_bundle(gtp, 0, &id, 1, "layer", &bundles[i]),
+                "set-up");
     }
     chain.bundles = bundles;
     chain.count = 2;
     chain.prefetch = 1;
-    T_CHECK(!gmm_gtp_add_chain(gtp, &chain, &id));
+    T_CHECK(!gmm_gtp_add_chain(gtp, &chain, &id),
+            "set-up");
     chain.pass = GMM_GTP_BACKWARD;
     chain.prefetch = 0;
-    T_CHECK(!gmm_gtp_add_chain(gtp, &chain, &id) && !gmm_gtp_seal(gtp) && !gmm_gtp_memory_need(gtp, 0, &need));
+    T_CHECK(!gmm_gtp_add_chain(gtp, &chain, &id) && !gmm_gtp_seal(gtp) && !gmm_gtp_memory_need(gtp, 0, &need),
+            "set-up");
     {
         char *gathered = (char *)t_host(need.gather_bytes + 256), *reduced = (char *)t_host(need.reduce_bytes + 256);
         gathered += (256 - (uintptr_t)gathered % 256) % 256;
@@ -98,9 +106,12 @@ static void leaves(int arg) {
         T_CHECK(!gmm_gtp_bind(gtp, 0, gathered, need.gather_bytes, reduced, need.reduce_bytes), "%s",
                 gmm_gtp_last_error(gtp));
     }
-    T_CHECK(!gmm_gtp_acquire(gtp, bundles[0], GMM_GTP_FORWARD, compute, &forward));
-    T_CHECK(!gmm_gtp_acquire(gtp, bundles[0], GMM_GTP_BACKWARD, compute, &backward));
-    T_CHECK(!gmm_gtp_wgrad(gtp, bundles[0], compute, &dw));
+    T_CHECK(!gmm_gtp_acquire(gtp, bundles[0], GMM_GTP_FORWARD, compute, &forward),
+            "set-up");
+    T_CHECK(!gmm_gtp_acquire(gtp, bundles[0], GMM_GTP_BACKWARD, compute, &backward),
+            "set-up");
+    T_CHECK(!gmm_gtp_wgrad(gtp, bundles[0], compute, &dw),
+            "set-up");
     T_CHECK(forward.leave == 24 * arg, "%d", (int)forward.leave);
     T_CHECK(backward.leave == (arg ? 40 : 16) && dw.leave == backward.leave, "%d, %d", (int)backward.leave,
             (int)dw.leave);
@@ -130,6 +141,7 @@ typedef struct gpu_case {
     int synchronous, recompute, zero_rank; /* zero_rank: 1 + the rank without tokens */
     int replay;             /* 1: a graph of forward and backward, 2: one of each */
     int silent;             /* rank 1 stops in the second step */
+    int formats;            /* no training: a gather of quantized weights and a maximum, byte by byte */
     gmm_dtype wire;
     gmm_gtp_reduction reduction;
 } gpu_case;
@@ -551,6 +563,91 @@ static int train(rank *r) {
     return settle(r);
 }
 
+/* Bytes of a quantized bundle, by their place in the whole; and the largest of values that ranks have by turns. */
+enum { F_COUNT = 3, F_ROWS = 640, F_COLS = 384, F_VALUES = 3000 };
+static unsigned char byte_of(int e, int64_t row, int64_t i) {
+    return (unsigned char)mix((uint64_t)(e * 8192 + row) * 8192 + (uint64_t)i);
+}
+static int formats(rank *r) {
+    gmm_gtp_config config = GMM_ZERO;
+    gmm_gtp_domain d = GMM_ZERO;
+    gmm_gtp_need need = GMM_ZERO;
+    gmm_gtp_view v = GMM_ZERO;
+    gmm_shard shard = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
+    const int64_t line = F_COLS / 128 * 4; /* bytes of scales for 128 rows */
+    unsigned char *host = (unsigned char *)calloc(1, 1 << 21);
+    float *values = (float *)take(r, F_VALUES * sizeof *values, 0);
+    void *gather, *reduce;
+    int32_t ids[F_COUNT], bundle;
+    size_t bytes = 0;
+    config.weights = F_COUNT;
+    config.bundles = 1;
+    config.timeout_ms = 3000;
+    config.ctx = r->ctx;
+    if (gmm_gtp_query(&config, &bytes, &error)) return failed(r, error.status, "query", error.text);
+    r->memory = calloc(1, bytes);
+    if (gmm_gtp_init(r->memory, bytes, &config, &r->gtp, &error)) return failed(r, error.status, "init", error.text);
+    d.gather = &r->comm[0];
+    d.reduce = &r->comm[1];
+    d.gather_stream = r->side[0];
+    d.reduce_stream = r->side[1];
+    GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain));
+    shard.dtype = GMM_E4M3;
+    shard.scaling = GMM_SCALING_128X128;
+    shard.rows = F_ROWS;
+    shard.cols = F_COLS;
+    shard.gtp_size = r->size;
+    shard.gtp_rank = r->index;
+    if (gmm_gtp_plan(&shard, &r->plan, &error)) return failed(r, error.status, "plan", error.text);
+    for (int e = 0; e < F_COUNT; e++) {
+        const gmm_shard_plan *p = &r->plan;
+        gmm_gtp_weight w = GMM_ZERO;
+        w.expert = e;
+        w.shard = &shard;
+        w.data[0] = take(r, (size_t)p->shard_data_bytes[0], 0xFF);
+        w.scale[0] = take(r, (size_t)p->shard_scale_bytes[0], 0xFF);
+        if (r->status) return 1;
+        for (int64_t i = 0; i < p->shard_data_bytes[0]; i++)
+            host[i] = byte_of(e, p->row0 + i / F_COLS, i % F_COLS);
+        CUDA(r, cudaMemcpy(w.data[0], host, (size_t)p->shard_data_bytes[0], cudaMemcpyHostToDevice));
+        for (int64_t i = 0; i < p->shard_scale_bytes[0]; i++)
+            host[i] = byte_of(e, 4096 + p->row0 / 128 + i / line, i % line);
+        CUDA(r, cudaMemcpy(w.scale[0], host, (size_t)p->shard_scale_bytes[0], cudaMemcpyHostToDevice));
+        GO(r, gmm_gtp_add_weight(r->gtp, &w, &ids[e]));
+    }
+    for (int i = 0; i < F_VALUES; i++) ((float *)(void *)host)[i] = i % r->size == r->index ? (float)i : -1.0f;
+    CUDA(r, cudaMemcpy(values, host, F_VALUES * sizeof *values, cudaMemcpyHostToDevice));
+    GO(r, gmm_gtp_add_bundle(r->gtp, r->domain, ids, F_COUNT, "quantized", &bundle));
+    GO(r, gmm_gtp_seal(r->gtp));
+    GO(r, gmm_gtp_memory_need(r->gtp, r->domain, &need));
+    need.gather_bytes = (need.gather_bytes + 4095) / 4096 * 4096;
+    gather = take(r, need.gather_bytes, 0xFF);
+    reduce = need.reduce_bytes ? take(r, need.reduce_bytes, 0xFF) : NULL;
+    if (r->status) return 1;
+    GO(r, gmm_gtp_bind(r->gtp, r->domain, gather, need.gather_bytes, reduce, need.reduce_bytes));
+    GO(r, gmm_gtp_amax(r->gtp, r->domain, values, F_VALUES, r->compute));
+    GO(r, gmm_gtp_acquire(r->gtp, bundle, GMM_GTP_FORWARD, r->compute, &v));
+    GO(r, gmm_gtp_release(r->gtp, bundle, GMM_GTP_FORWARD, r->compute));
+    if (settle(r)) return 1;
+    CUDA(r, cudaMemcpy(host, values, F_VALUES * sizeof *values, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < F_VALUES; i++)
+        if (((float *)(void *)host)[i] != (float)i) return failed(r, GMM_E_ARG, "formats", "a maximum is wrong");
+    for (int e = 0; e < F_COUNT; e++) {
+        const int64_t data = r->plan.padded_rows * F_COLS, scales = r->plan.padded_rows / 128 * line;
+        CUDA(r, cudaMemcpy(host, (char *)v.mat.data + e * v.mat.group_stride, (size_t)data, cudaMemcpyDeviceToHost));
+        for (int64_t i = 0; i < data; i++)
+            if (host[i] != byte_of(e, i / F_COLS, i % F_COLS))
+                return failed(r, GMM_E_ARG, "formats", "a gathered byte is wrong");
+        CUDA(r, cudaMemcpy(host, (char *)v.mat.scale + e * scales, (size_t)scales, cudaMemcpyDeviceToHost));
+        for (int64_t i = 0; i < scales; i++)
+            if (host[i] != byte_of(e, 4096 + i / line, i % line))
+                return failed(r, GMM_E_ARG, "formats", "a gathered scale is wrong");
+    }
+    free(host);
+    return 0;
+}
+
 /* Logical rows of this rank into the result. */
 static int report(rank *r) {
     const gpu_case *c = r->c;
@@ -636,8 +733,8 @@ static void *thread_main(void *argument) {
                  r->rt.stream_create(r->rt.self, -5, &r->side[1])))
         bad = failed(r, GMM_E_CUDA, "streams", gmm_last_error(r->ctx));
     if (meet(&r->seat, &mine, all, 1)) bad = failed(r, GMM_E_COMM, "meet", "a rank is missing");
-    if (!bad) bad = connect_ranks(r) || declare(r) || train(r);
-    if (!bad && !(r->c->silent && r->index == 1)) bad = report(r);
+    if (!bad) bad = connect_ranks(r) || (r->c->formats ? formats(r) : declare(r) || train(r));
+    if (!bad && !r->c->formats && !(r->c->silent && r->index == 1)) bad = report(r);
     if (bad && r->gtp && !r->c->silent) (void)fprintf(stderr, "        rank %d: %s\n", r->index, r->text);
     (void)cudaDeviceSynchronize(); /* whatever has failed: nothing may hang */
     (void)meet(&r->seat, &mine, all, 1);
@@ -838,6 +935,16 @@ static void large_layers(int arg) { /* square layers larger than a copy engine's
     c.prefetch = 2;
     compare(&c);
 }
+static void quantized(int arg) {
+    gpu_case c = plain();
+    gpu_result out;
+    int n;
+    c.via = (via)arg;
+    c.formats = 1;
+    n = need_gpus(c.via);
+    run_case(&c, n, n, &out);
+    for (int i = 0; i < n; i++) T_CHECK(out.status[i] == GMM_OK, "rank %d: %s", i, out.text[i]);
+}
 static void silence(int arg) {
     gpu_case c = plain();
     gpu_result out;
@@ -861,6 +968,7 @@ void tests_gtp_gpu(void) {
     for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
     for (int v = NCCL; v <= PEERS; v++) {
         t_add_gpu_once(trains, v, "row19 row20 row22 gtp on GPUs: %s equals one GPU", via_name[v]);
+        t_add_gpu_once(quantized, v, "row8 row11 gtp on GPUs: %s, quantized bytes, maxima", via_name[v]);
         t_add_gpu_once(large_layers, v, "row7 row17 gtp on GPUs: %s, layers of 1024 x 1024", via_name[v]);
         t_add_gpu_once(depths, v, "row31 gtp on GPUs: %s, prefetch 0 to 3", via_name[v]);
         t_add_gpu_once(reductions, v, "row21 row25 row28 gtp on GPUs: %s, wires and reductions", via_name[v]);

@@ -6517,6 +6517,44 @@ static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, 
     return gmm__k_quantize_tail(&t, stream);
 }
 
+/* Whether the kernels that move whole vectors serve the call, and what they want to know. */
+static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a, int64_t items) {
+    const gmm_format *f = &call->format;
+    const gmm_mat *mat[3];
+    uint64_t odd = (uint64_t)a->cols % 8; /* address bits that would have to be 0 */
+    int k;
+    mat[0] = &a->rowwise;
+    mat[1] = &a->columnwise;
+    mat[2] = &a->src;
+    for (k = 0; k < 3; k++) {
+        const gmm_mat *m = mat[k];
+        const int64_t bits = gmm_dtype_bits(m->dtype);
+        /* a row of eight elements, or of a transposed copy a run of 16 bytes, is one access */
+        const int64_t whole = k == 2 || (k == 1 && f->scaling != GMM_SCALING_MX32) ? 16 : bits;
+        if (m->dtype == GMM_NONE) continue;
+        a->step[k] = a->grouped ? 0 : m->group_stride * bits / 8;
+        if (k < 2 && !a->grouped)
+            a->scale_step[k] = gmm__scale_count(m->scaling, k ? a->cols : a->rows, k ? a->rows : a->cols) *
+                               (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16 ? 1 : 4);
+        else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
+        odd |= (uint64_t)(m->table != NULL) | ((uint64_t)(uintptr_t)m->data & (uint64_t)(whole - 1)) |
+               ((uint64_t)(m->ld * bits / 8) & (uint64_t)(whole - 1)) |
+               ((uint64_t)a->step[k] & (uint64_t)(whole - 1)) | (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) |
+               ((uint64_t)(uintptr_t)m->scale & 3);
+        if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32) odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
+    }
+    a->swift = !odd && items <= INT32_MAX && !f->four_over_six && !f->stochastic && !f->row_amax &&
+               !(f->hadamard && a->columnwise.dtype != GMM_NONE) &&
+               !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
+    if (!a->swift) return;
+    a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
+    a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
+                  (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
+    if (a->phase != GMM_QUANT_CAST) return;
+    a->amax[0] = a->rowwise.dtype != GMM_NONE ? a->rowwise.amax : a->columnwise.amax;
+    a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
+}
+
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_quantization *d = &call->d.quant;
@@ -6558,12 +6596,16 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
-    if (e == cudaSuccess) e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
+    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (global || records || a.lines))
+        e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
     items = gmm__strips(call) * a.col_tiles;
-    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || records || a.lines), d->phase != GMM_QUANT_AMAX,
-                        items, gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+    gmm__mma_quant_swift(call, &a, items);
+    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
+                        d->phase != GMM_QUANT_AMAX, items,
+                        gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
+                        gmm__mma_stream(call), stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);

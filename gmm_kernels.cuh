@@ -1910,6 +1910,10 @@ typedef struct gmm__quant_args {
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
+    int32_t swift;                    /* whole vectors everywhere: bodies 10 and 11 may serve */
+    int32_t record;                   /* swift and delayed: the casts raise the amaxes of the copies */
+    int32_t backward;                 /* swift: tiles from the last to the first, which the caches still hold */
+    int64_t step[3], scale_step[2];   /* swift: bytes from matrix to matrix of copies and source; of their scales */
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -1947,9 +1951,9 @@ GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *ti
         p.start = (int64_t)tiles[g] * GMM_TILE;
         p.row = strip * GMM_TILE - p.start;
     } else {
-        const int64_t per = (rows + GMM_TILE - 1) / GMM_TILE;
-        p.unit = strip / per;
-        p.row = strip % per * GMM_TILE;
+        const uint32_t per = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), at = (uint32_t)strip;
+        p.unit = at / per;
+        p.row = (int64_t)(at % per) * GMM_TILE;
         p.first = p.start = 0;
         p.rows = rows;
     }
@@ -2032,31 +2036,34 @@ GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32
     return all;
 }
 
-/* Codes of four values, the first in the lowest bits. The instructions give the bits of the codecs. */
+/* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
+GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
+#if __CUDA_ARCH__ >= 890
+    uint16_t low, high;
+    if (e5m2) {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
+    } else {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
+    }
+    return (uint32_t)low | (uint32_t)high << 16;
+#else
+    const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;
+    return (uint32_t)gmm_encode_small(dtype, p[0]) | (uint32_t)gmm_encode_small(dtype, p[1]) << 8 |
+           (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
+#endif
+}
+GMM__DEVICE uint32_t gmm__quant_codes4(const float p[4]) {
+    return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
+           (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;
+}
 GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float factor) {
     float p[4];
     int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], factor);
-#if __CUDA_ARCH__ >= 890
-    if (dtype != GMM_E2M1) {
-        uint16_t low, high;
-        if (dtype == GMM_E4M3) {
-            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
-        } else {
-            asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-            asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
-        }
-        return (uint32_t)low | (uint32_t)high << 16;
-    }
-#else
-    if (dtype != GMM_E2M1)
-        return (uint32_t)gmm_encode_small(dtype, p[0]) | (uint32_t)gmm_encode_small(dtype, p[1]) << 8 |
-               (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
-#endif
-    return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
-           (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;
+    return dtype == GMM_E2M1 ? gmm__quant_codes4(p) : gmm__quant_codes8(dtype == GMM_E5M2, p);
 }
 
 /* Largest of the lanes that share a block; 4, 8 or 32 of them. */
@@ -2271,51 +2278,58 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scali
     }
 }
 
-/* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
-    const gmm_format *f = &a.format;
+/* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. For
+   threads `first`, first + step, ...; `settle`: what the casts read becomes what the caller gave. */
+GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t settle) {
+    const gmm_format *f = &a->format;
     const int32_t tensor = f->scaling == GMM_SCALING_TENSOR;
     const int32_t global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
-    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
-    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     int64_t i;
     int32_t k;
-    if (a.skip && *a.skip) return;
-    for (i = first; i < a.units; i += step) {
-        const gmm_mat *copy[2] = { &a.rowwise, &a.columnwise };
-        float amax[2];
-        amax[0] = a.amax[0][i];
-        amax[1] = f->hadamard ? a.amax[1][i] : amax[0];
+    for (i = first; i < a->units && global; i += step) {
+        const gmm_mat *copy[2] = { &a->rowwise, &a->columnwise };
+        float amax[2] = { 0.0f, 0.0f };
+        if (a->amax[0]) {
+            amax[0] = a->amax[0][i];
+            amax[1] = f->hadamard ? a->amax[1][i] : amax[0];
+        }
         for (k = 0; k < 2; k++) {
             if (copy[k]->dtype == GMM_NONE) continue;
-            if (a.phase == GMM_QUANT_CAST) amax[k] = copy[k]->amax[i];
-            else if (global && copy[k]->amax) {
+            if (a->phase == GMM_QUANT_CAST) amax[k] = copy[k]->amax[i];
+            else if (copy[k]->amax && !a->record) {
                 if (f->delayed)
                     copy[k]->amax[i] = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(amax[k]), copy[k]->amax[i]));
                 else copy[k]->amax[i] = amax[k];
             }
         }
-        if (a.phase == GMM_QUANT_CAST && tensor && copy[0]->dtype != GMM_NONE) amax[1] = amax[0];
-        a.amax[0][i] = amax[0];
-        a.amax[1][i] = amax[1];
-        for (k = 0; k < 2 && tensor && a.phase != GMM_QUANT_AMAX; k++) {
-            const float scale = f->delayed ? a.scale ? a.scale[i] : 1.0f
+        if (a->phase == GMM_QUANT_CAST && tensor && copy[0]->dtype != GMM_NONE) amax[1] = amax[0];
+        if (settle) {
+            a->amax[0][i] = amax[0];
+            a->amax[1][i] = amax[1];
+        }
+        for (k = 0; k < 2 && tensor && a->phase != GMM_QUANT_AMAX; k++) {
+            const float scale = f->delayed ? a->scale ? a->scale[i] : 1.0f
                                            : gmm_scale_from_amax(amax[k], gmm_dtype_largest(f->dtype),
                                                                  gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             gmm__qview v;
             if (copy[k]->dtype == GMM_NONE) continue;
-            v = gmm__qview_of(copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, a.grouped, i, 0, 0, 0, 1);
+            v = gmm__qview_of(copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, a->grouped, i, 0, 0, 0, 1);
             *(float *)(void *)v.scale = gmm_scale_inverse(scale);
         }
     }
-    for (i = first; a.columns && i < a.units * a.cols; i += step) {
-        const gmm__qview v = gmm__qview_of(&a.columnwise, GMM_COLUMNWISE, a.grouped, i / a.cols, 0, 0, 0, a.cols);
-        ((float *)(void *)v.scale)[i % a.cols] = gmm_scale_inverse(gmm_scale_from_amax(
-            a.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+    for (i = first; a->columns && i < a->units * a->cols; i += step) {
+        const gmm__qview v = gmm__qview_of(&a->columnwise, GMM_COLUMNWISE, a->grouped, i / a->cols, 0, 0, 0, a->cols);
+        ((float *)(void *)v.scale)[i % a->cols] = gmm_scale_inverse(gmm_scale_from_amax(
+            a->columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
     }
-    if (f->row_amax && a.rowwise.dtype != GMM_NONE)
-        for (i = first; i < (a.grouped ? a.offsets[a.units] : a.units * a.rows); i += step)
-            a.rowwise.amax[i] = a.lines[i];
+    if (f->row_amax && a->rowwise.dtype != GMM_NONE)
+        for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
+            a->rowwise.amax[i] = a->lines[i];
+}
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
+    if (a.skip && *a.skip) return;
+    gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
+                      1);
 }
 
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
@@ -2323,6 +2337,115 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
     if (a.skip && *a.skip) return;
     for (r = *a.live + blockIdx.x; r < a.rows; r += gridDim.x)
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
+}
+
+/* --- whole vectors: what serves usual shapes at the speed of memory --- */
+
+/* A block takes a tile. A warp takes 32 rows by 64 columns of it: lane 8 q + c rows 8 q to 8 q + 7 and columns 8 c to
+   8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a lane
+   has 8 codes of every line of a copy. Maxima and factors of blocks meet in shared memory, where one thread makes four
+   scales; transposed codes are turned there. */
+enum {
+    GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
+    GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
+    GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
+    GMM__SWIFT_FACTORS = GMM_TILE * (GMM_TILE_BLOCKS + 1)     /* one apart, so that lines meet in no bank */
+};
+
+/* Words of eight elements, their values, maxima of their absolute values (a NaN counts as nothing), and a sum that is
+   no zero where an element is a NaN or infinite. The instructions keep subnormals whatever flags the compiler gets. */
+enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
+GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
+    return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
+}
+GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
+    const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
+    return v;
+}
+GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
+GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %1;\nmax.bf16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nmax.f16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+/* The largest of a word of maxima, as bits of an fp32. */
+GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t most) {
+    const uint32_t low = most << 16, high = most & 0xFFFF0000u;
+    return low > high ? low : high;
+}
+GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
+    const uint32_t low = most & 0xFFFFu, high = most >> 16, w = low > high ? low : high;
+    return gmm_f32_bits(gmm__word_value_f16(&w, 0));
+}
+GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
+GMM__DEVICE uint32_t gmm__word_odd_bf16(uint32_t sum, uint32_t w) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(0u));
+    return sum;
+}
+GMM__DEVICE uint32_t gmm__word_odd_f16(uint32_t sum, uint32_t w) {
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(0u));
+    return sum;
+}
+GMM__DEVICE uint32_t gmm__word_odd_f32(uint32_t sum, uint32_t w) {
+    asm("fma.rn.f32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(0u));
+    return sum;
+}
+
+/* Codes of E2M1 without signs, four products in the order of the elements. Half steps of a magnitude rise by 4 up to 2,
+   by 2 more up to 4 and by 1 more up to 6: each rise is exact once it is cut to its range, and as only the last one
+   that is not full adds a fraction, the sum is rounded once, to even. A NaN must not come here. */
+GMM__DEVICE uint32_t gmm__swift_e2m1(const float p[4]) {
+    float sum = 8388608.0f; /* 2^23: its last bit counts ones */
+    int32_t j;
+#pragma unroll
+    for (j = 3; j >= 0; j--) {
+        float low, middle, high;
+        asm("{\n.reg .f32 t;\nabs.f32 t, %3;\nmul.rn.sat.f32 %0, t, 0f3F000000;\n"
+            "fma.rn.sat.f32 %1, t, 0f3F000000, 0fBF800000;\nfma.rn.sat.f32 %2, t, 0f3F000000, 0fC0000000;\n}"
+            : "=f"(low), "=f"(middle), "=f"(high) : "f"(p[j]));
+        if (j < 3) asm("fma.rn.f32 %0, %0, 0f41800000, 0fCCF00000;" : "+f"(sum)); /* 16 times what stands on 2^23 */
+        asm("fma.rn.f32 %0, %1, 0f40800000, %0;\nfma.rn.f32 %0, %2, 0f40000000, %0;\nadd.rn.f32 %0, %0, %3;"
+            : "+f"(sum) : "f"(low), "f"(middle), "f"(high));
+    }
+    return gmm_f32_bits(sum);
+}
+/* Eight products: codes with their signs. */
+GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float p[8]) {
+    const uint32_t codes = __byte_perm(gmm__swift_e2m1(p), gmm__swift_e2m1(p + 4), 0x5410);
+    const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(p[1]), gmm_f32_bits(p[3]), 0x0073),
+                                     __byte_perm(gmm_f32_bits(p[5]), gmm_f32_bits(p[7]), 0x0073), 0x5410);
+    const uint32_t even = __byte_perm(__byte_perm(gmm_f32_bits(p[0]), gmm_f32_bits(p[2]), 0x0073),
+                                      __byte_perm(gmm_f32_bits(p[4]), gmm_f32_bits(p[6]), 0x0073), 0x5410);
+    return codes | (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
+}
+
+/* Places of a swift call's tiles. */
+GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, uint32_t items, uint32_t item, int32_t *c0,
+                                              int32_t *n) {
+    const uint32_t tiles = (uint32_t)a->col_tiles, at = a->backward ? items - 1u - item : item, strip = at / tiles;
+    *c0 = (int32_t)(at - strip * tiles) * GMM_TILE;
+    *n = (int32_t)a->cols - *c0 < GMM_TILE ? (int32_t)a->cols - *c0 : (int32_t)GMM_TILE;
+    return gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+}
+GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
+    return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
+}
+GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
+    return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
+}
+/* Index of a scale byte of line l and block j, both counted from the copy's start; rows of `across` scales. */
+GMM__DEVICE int64_t gmm__swift_byte(gmm_scale_order order, int64_t l, int32_t j, int64_t across) {
+    if (order != GMM_SCALES_SWIZZLED) return l * across + j;
+    return (l >> 7) * across * 128 + (int64_t)(j >> 2) * 512 + (l & 31) * 16 + ((l >> 5) & 3) * 4 + (j & 3);
 }
 
 /* Values of a copy, in the order of the source. */
@@ -2385,7 +2508,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* Casts: any format of each source; and for BF16 the usual formats, whose branches then are gone. */
+/* Casts: any format of each source. */
 #define GMM__BODY 7
 #define GMM__PLAIN 0
 #define GMM__SCALING a.format.scaling
@@ -2400,22 +2523,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 #include GMM_KERNELS_FILE
 #undef GMM__PLAIN
 #undef GMM__SCALING
+/* NV16 of BF16: transformed or rounded at random. */
 #define GMM__PLAIN 1
-#define GMM__SCALING GMM_SCALING_TENSOR
-#define GMM__TAG tensor_bf16
-#define GMM__SOURCE bf16
-#include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_1X128
-#define GMM__TAG 1x128_bf16
-#define GMM__SOURCE bf16
-#include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_MX32
-#define GMM__TAG mx32_bf16
-#define GMM__SOURCE bf16
-#include GMM_KERNELS_FILE
-#undef GMM__SCALING
 #define GMM__SCALING GMM_SCALING_NV16
 #define GMM__TAG nv16_bf16
 #define GMM__SOURCE bf16
@@ -2424,46 +2533,150 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 #undef GMM__PLAIN
 #undef GMM__BODY
 
+#define GMM__BODY 10
+#define GMM__TAG bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f32
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+
+/* X(name, scaling): the kernels of whole vectors, one for every source. */
+#define GMM__SWIFT_LIST(X) \
+    X(tensor, GMM_SCALING_TENSOR) \
+    X(row, GMM_SCALING_ROW) \
+    X(1x128, GMM_SCALING_1X128) \
+    X(128x128, GMM_SCALING_128X128) \
+    X(mx32, GMM_SCALING_MX32) \
+    X(nv16, GMM_SCALING_NV16)
+
+#define GMM__BODY 11
+#define GMM__SCALING GMM_SCALING_TENSOR
+#define GMM__TAG tensor_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG tensor_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG tensor_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_ROW
+#define GMM__TAG row_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG row_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG row_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_1X128
+#define GMM__TAG 1x128_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 1x128_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 1x128_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_128X128
+#define GMM__TAG 128x128_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 128x128_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 128x128_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_MX32
+#define GMM__TAG mx32_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG mx32_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG mx32_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_NV16
+#define GMM__TAG nv16_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG nv16_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG nv16_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#undef GMM__BODY
+
 /* The first row that fits a call serves it; scaling NONE fits all. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype; /* of the source */
     gmm_scaling scaling;
+    int32_t swift, plain; /* plain: no squares, no choice of scales, no amax per row */
     const void *amax, *cast;
 } gmm_quantize_kernel;
+#define GMM__X(tag, scaling) \
+    { GMM_BF16, scaling, 1, 0, (const void *)gmm_amax_bf16, (const void *)gmm_cast_##tag##_bf16 }, \
+    { GMM_F16, scaling, 1, 0, (const void *)gmm_amax_f16, (const void *)gmm_cast_##tag##_f16 }, \
+    { GMM_F32, scaling, 1, 0, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_TENSOR, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_tensor_bf16 },
-    { GMM_BF16, GMM_SCALING_1X128, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_1x128_bf16 },
-    { GMM_BF16, GMM_SCALING_MX32, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_mx32_bf16 },
-    { GMM_BF16, GMM_SCALING_NV16, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_nv16_bf16 },
-    { GMM_BF16, GMM_SCALING_NONE, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
-    { GMM_F16, GMM_SCALING_NONE, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
-    { GMM_F32, GMM_SCALING_NONE, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
+    GMM__SWIFT_LIST(GMM__X)
+    { GMM_BF16, GMM_SCALING_NV16, 0, 1, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_nv16_bf16 },
+    { GMM_BF16, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
+    { GMM_F16, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
+    { GMM_F32, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
+#undef GMM__X
 
+/* `most`: blocks of kernels that stay on the multiprocessors, `stream`: of kernels that stream in the order of
+   addresses. */
 static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t items,
-                                               int64_t most, cudaStream_t stream) {
+                                               int64_t most, int64_t stream_most, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
-    const int32_t shared = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32 ? GMM__QUANT_SHARED
-                                                                                                   : GMM__QUANT_TILE;
-    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
     const int plain = !a->format.square && !a->format.four_over_six && !a->format.row_amax;
+    const int32_t shared = a->swift ? 0
+                           : a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32
+                               ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int rows = a->lines != NULL; /* their amaxes are the general kernel's */
+    const int64_t limit = a->swift ? stream_most : most, grid = items < 1 ? 1 : items < limit ? items : limit;
+    const int64_t amax_grid = rows ? (items < 1 ? 1 : items < most ? items : most) : grid;
     cudaError_t e = cudaSuccess;
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
-    while (row->dtype != dtype || (row->scaling != GMM_SCALING_NONE && (row->scaling != a->format.scaling || !plain)))
+    while (row->dtype != dtype || row->swift > a->swift || row->plain > plain ||
+           (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     if (amax) {
-        e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
+        const gmm_quantize_kernel *by = row;
+        const int32_t room = a->swift && !rows ? 0 : GMM__QUANT_TILE;
+        gmm__quant_args forward = *a;
+        void *forwards[1];
+        forward.backward = 0;
+        forwards[0] = &forward;
+        while (rows && (by->dtype != dtype || by->swift)) by++;
+        if (room) e = cudaFuncSetAttribute(by->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, room);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->amax, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, GMM__QUANT_TILE,
+            e = cudaLaunchKernel(by->amax, dim3((unsigned)amax_grid), dim3(GMM__QUANT_BLOCK), forwards, (size_t)room,
                                  stream);
     }
-    if (e == cudaSuccess)
+    if (e == cudaSuccess && (!a->swift || !cast))
         e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(most < 64 ? most : 64)),
                              dim3(GMM__QUANT_BLOCK), params, 0, stream);
     if (e == cudaSuccess && cast) {
-        e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
+        if (shared) e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
         if (e == cudaSuccess)
             e = cudaLaunchKernel(row->cast, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, (size_t)shared,
                                  stream);
@@ -4560,6 +4773,351 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     }
 }
 
+#undef GMM__NAME
+#undef GMM__TAG
+#undef GMM__SOURCE
+
+/* ============================================================================ Bodies per source: whole vectors === */
+
+#elif GMM__BODY == 10
+#ifndef GMM__TAG
+#error "gmm: this body needs GMM__TAG"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+
+/* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
+GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__quant_place *p, int32_t row0,
+                                            int32_t col0, int32_t c0, int32_t n,
+                                            uint32_t x[8][GMM__NAME(gmm__words)]) {
+    const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
+    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+                          (c0 + col0) * size;
+    const int32_t rows = col0 < n ? (int32_t)p->m - row0 : 0;
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 8; i++)
+#pragma unroll
+        for (k = 0; k < GMM__NAME(gmm__words); k += 4) {
+            uint4 v = make_uint4(0u, 0u, 0u, 0u);
+            if (i < rows) v = __ldg((const uint4 *)(const void *)(from + i * pitch + 4 * k));
+            x[i][k] = v.x;
+            x[i][k + 1] = v.y;
+            x[i][k + 2] = v.z;
+            x[i][k + 3] = v.w;
+        }
+}
+
+/* Amax of units. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK)
+GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
+    const uint32_t items = (uint32_t)(gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles);
+    const int32_t lane = gmm__lane(), warp = gmm__warp();
+    uint32_t item;
+    if (a.skip && *a.skip) return;
+    for (item = blockIdx.x; item < items; item += gridDim.x) {
+        uint32_t x[8][GMM__NAME(gmm__words)], most = 0;
+        int32_t c0, n, i, k;
+        const gmm__quant_place p = gmm__swift_where(&a, items, item, &c0, &n);
+        GMM__NAME(gmm__swift_load)(&a, &p, (warp & 3) * GMM__SWIFT_WARP_ROWS + (lane >> 3) * 8,
+                                   (warp >> 2) * GMM__SWIFT_WARP_COLS + (lane & 7) * 8, c0, n, x);
+#pragma unroll
+        for (i = 0; i < 8; i++)
+#pragma unroll
+            for (k = 0; k < GMM__NAME(gmm__words); k++) most = GMM__NAME(gmm__word_max)(most, x[i][k]);
+        most = __reduce_max_sync(0xFFFFFFFFu, GMM__NAME(gmm__word_fold)(most));
+        if (lane == 0 && most > *(volatile uint32_t *)((uint32_t *)a.amax[0] + p.unit))
+            atomicMax((uint32_t *)a.amax[0] + p.unit, most);
+    }
+}
+
+#undef GMM__NAME
+#undef GMM__TAG
+
+/* ================================================================= Bodies per source and scaling: whole vectors === */
+
+#elif GMM__BODY == 11
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__SCALING"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__WIDE (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
+/* Lanes of a row, and of a column, that share a block; blocks, or their parts, of a row and of a column of the tile. */
+#define GMM__LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : GMM__SCALING == GMM_SCALING_MX32 ? 4 : 8)
+#define GMM__COL_LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : 4)
+#define GMM__ROW_PARTS (GMM_TILE / 8 / GMM__LANES)
+#define GMM__COL_PARTS (GMM_TILE / 8 / GMM__COL_LANES)
+
+/* Both copies of a tile that is loaded once. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
+GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+    __shared__ float factors[2][GMM__SWIFT_FACTORS];
+    __shared__ float encodes[2][GMM_TILE];
+    __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
+    const uint32_t items = (uint32_t)(gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles);
+    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
+    const int32_t width = gmm_block_along(GMM__SCALING), half = GMM__SCALING == GMM_SCALING_NV16;
+    const int32_t e5m2 = a.format.dtype == GMM_E5M2;
+    const gmm_format *f = &a.format;
+    const float qmax = gmm_dtype_largest(f->dtype);
+    uint32_t item;
+    if (a.skip && *a.skip) return;
+    if (!GMM__WIDE && GMM__SCALING != GMM_SCALING_MX32)
+        gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + thread, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
+                          0);
+    for (item = blockIdx.x; item < items; item += gridDim.x) {
+        uint32_t x[8][GMM__OF(gmm__words)], odd = 0;
+        float whole = 1.0f;
+        int32_t c0, n, i, j, k;
+        const gmm__quant_place p = gmm__swift_where(&a, items, item, &c0, &n);
+        const int64_t reach = a.grouped ? gmm_group_rows(p.rows) : p.rows, across = gmm__round_up(a.cols, width ? 4 * width : 1);
+        gmm_nv_global global[2];
+        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
+
+        if (GMM__SCALING == GMM_SCALING_TENSOR) {
+            whole = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
+                               : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
+                                                     f->pow2);
+            if (a.record) {
+                uint32_t most = 0;
+#pragma unroll
+                for (i = 0; i < 8; i++)
+#pragma unroll
+                    for (k = 0; k < GMM__OF(gmm__words); k++) most = GMM__OF(gmm__word_max)(most, x[i][k]);
+                most = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(most));
+                if (lane < 2) {
+                    uint32_t *to = (uint32_t *)((lane ? a.columnwise.amax : a.rowwise.amax));
+                    if (to && (lane ? columnwise : rowwise) && most > *(volatile uint32_t *)(to + p.unit))
+                        atomicMax(to + p.unit, most);
+                }
+            }
+        }
+        if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
+            const int64_t line = (a.grouped ? p.first : p.unit * p.rows) + p.row + thread;
+            const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
+                                                    gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+            factors[0][thread * (GMM__ROW_PARTS + 1)] = scale;
+            if (c0 == 0 && thread < p.m) {
+                uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit);
+                ((float *)(void *)to)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
+            }
+        }
+        if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
+            const int32_t l = thread - GMM_TILE;
+            factors[1][l * (GMM__COL_PARTS + 1)] =
+                gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
+                                    gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+        }
+        if (half) { /* what every scale byte multiplies by */
+            global[0] = gmm_nv_global_of(a.amax[0][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
+            global[1] = gmm_nv_global_of(a.amax[1][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
+            if (thread < 127) encodes[0][thread] = gmm_nv_encode(&global[0], (uint8_t)thread);
+            else if (thread >= 128 && thread < 255)
+                encodes[1][thread - 128] = gmm_nv_encode(&global[1], (uint8_t)(thread - 128));
+#pragma unroll
+            for (i = 0; i < 8; i++)
+#pragma unroll
+                for (k = 0; k < GMM__OF(gmm__words); k++) odd = GMM__OF(gmm__word_odd)(odd, x[i][k]);
+            odd &= 0x7FFF7FFFu;
+        }
+        if (width) { /* maxima of blocks, or of their parts */
+            const int32_t square = GMM__SCALING == GMM_SCALING_128X128 || (!GMM__WIDE && f->square);
+            uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                row[i] = 0;
+#pragma unroll
+                for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+            }
+            if (square) {
+#pragma unroll
+                for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
+                most = gmm__quant_block_max(most, GMM__LANES);
+#pragma unroll
+                for (i = 8; i < 8 * GMM__COL_LANES; i <<= 1) {
+                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, most, i);
+                    most = most > other ? most : other;
+                }
+            }
+            if (GMM__SCALING == GMM_SCALING_128X128) {
+                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(most);
+            } else {
+                if (rowwise) {
+#pragma unroll
+                    for (i = 0; i < 8; i++) {
+                        const uint32_t bits = square ? most : gmm__quant_block_max(row[i], GMM__LANES);
+                        if (c % GMM__LANES == 0)
+                            factors[0][(row0 + i) * (GMM__ROW_PARTS + 1) + col0 / (8 * GMM__LANES)] =
+                                gmm_f32_from_bits(bits);
+                    }
+                }
+                if (columnwise) {
+#pragma unroll
+                    for (k = 0; k < GMM__OF(gmm__words); k++) {
+                        col[k] = 0;
+#pragma unroll
+                        for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+#pragma unroll
+                        for (i = 8; i < 8 * GMM__COL_LANES; i <<= 1)
+                            col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                    }
+                    if (q % GMM__COL_LANES == 0)
+#pragma unroll
+                        for (j = 0; j < 8; j++)
+                            factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / (8 * GMM__COL_LANES)] =
+                                square ? gmm_f32_from_bits(most) : GMM__OF(gmm__word_value)(col, j);
+                }
+            }
+        }
+        if (GMM__SCALING != GMM_SCALING_TENSOR) __syncthreads();
+
+        /* Maxima become factors, scales are stored. */
+        if (GMM__SCALING == GMM_SCALING_128X128) {
+            uint32_t most = 0;
+            for (i = 0; i < GMM__QUANT_WARPS; i++) {
+                const uint32_t bits = gmm_f32_bits(factors[0][i]);
+                most = most > bits ? most : bits;
+            }
+            whole = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
+            for (k = 0; k < 2; k++) { /* padding stands behind a line's last block */
+                const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
+                const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
+                const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
+                uint8_t *to = gmm__swift_scales(m, a.scale_step[k], p.unit);
+                if (m->dtype != GMM_NONE && (thread == 0 || (block == used - 1 && block + thread < end)))
+                    ((float *)(void *)to)[(int64_t)line * end + block + thread] =
+                        thread == 0 ? gmm_scale_inverse(whole) : 0.0f;
+            }
+        }
+        if (GMM__SCALING == GMM_SCALING_1X128) {
+            const int32_t side = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), live = l < (side ? n : p.m);
+            const gmm_mat *m = side ? &a.columnwise : &a.rowwise;
+            if (m->dtype != GMM_NONE) {
+                const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (reach + 3) & ~(int64_t)3;
+                const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
+                uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
+                float *at = factors[side] + l * (side ? GMM__COL_PARTS + 1 : GMM__ROW_PARTS + 1), scale;
+                uint32_t most = 0;
+                for (i = 0; i < (side ? GMM__COL_PARTS : GMM__ROW_PARTS); i++)
+                    most = most > gmm_f32_bits(at[i]) ? most : gmm_f32_bits(at[i]);
+                scale = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps,
+                                            f->pow2);
+                at[0] = scale;
+                if (a.grouped) to += (side ? p.start >> 7 : p.start) * (side ? lines : (a.cols + 127) >> 7) * 4;
+                if (line < lines) ((float *)(void *)to)[block * lines + line] = live ? gmm_scale_inverse(scale) : 0.0f;
+            }
+            __syncthreads();
+        }
+        if (GMM__SCALING == GMM_SCALING_MX32 || half) { /* four scales of a line per thread */
+#pragma unroll
+            for (k = 0; k < (half ? 2 : 1); k++) {
+                const int32_t side = half ? k : thread >= GMM_TILE;
+                const int32_t l = half ? thread >> 1 : thread & (GMM_TILE - 1), quad = half ? 4 * (thread & 1) : 0;
+                const gmm_mat *m = side ? &a.columnwise : &a.rowwise;
+                if (m->dtype != GMM_NONE) {
+                    float *at = factors[side] + l * (GMM__ROW_PARTS + 1) + quad;
+                    const int64_t along = side ? gmm__round_up(reach, 4 * width) / width : across / width;
+                    const int64_t line = (side ? c0 : p.row) + l;
+                    const int32_t block = (int32_t)((side ? p.row : c0) / width) + quad;
+                    uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
+                    uint32_t four = 0;
+#pragma unroll
+                    for (i = 0; i < 4; i++) {
+                        const uint32_t byte = half ? gmm_nv_scale(&global[side], at[i]) : gmm_mx_scale(at[i], f->dtype);
+                        at[i] = half ? encodes[side][byte] : gmm_e8m0_reciprocal((uint8_t)byte);
+                        four |= byte << 8 * i;
+                    }
+                    if (a.grouped)
+                        to += side ? p.start / width * gmm_group_rows(a.cols) : p.start * along;
+                    if (!half && side && m->scale_order != GMM_SCALES_SWIZZLED) {
+                        to += (int64_t)block * gmm_group_rows(a.cols) + line;
+#pragma unroll
+                        for (i = 0; i < 4; i++) to[i * gmm_group_rows(a.cols)] = (uint8_t)(four >> 8 * i);
+                    } else if (block < along)
+                        *(uint32_t *)(void *)(to + gmm__swift_byte(m->scale_order, line, block, along)) = four;
+                }
+            }
+            __syncthreads();
+        }
+
+        if (rowwise && col0 < n) {
+            const int64_t pitch = half ? a.rowwise.ld / 2 : a.rowwise.ld, at = half ? (c0 + col0) / 2 : c0 + col0;
+            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + at;
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                float v[8], by = whole;
+                if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
+                    by = factors[0][(row0 + i) * (GMM__ROW_PARTS + 1) + (width && !GMM__WIDE ? col0 / width : 0)];
+#pragma unroll
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
+                if (row0 + i >= p.m) continue;
+                if (half)
+                    *(uint32_t *)(void *)(to + i * pitch) =
+                        odd ? gmm__quant_codes4(v) | gmm__quant_codes4(v + 4) << 16 : gmm__swift_e2m1x8(v);
+                else
+                    *(uint2 *)(void *)(to + i * pitch) =
+                        make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+            }
+        }
+        if (columnwise && GMM__SCALING == GMM_SCALING_MX32 && col0 < n) { /* in the order of the source */
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
+                          (p.first + p.row + row0) * a.columnwise.ld + c0 + col0;
+            float by[8];
+#pragma unroll
+            for (j = 0; j < 8; j++) by[j] = factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / 32];
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                float v[8];
+#pragma unroll
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
+                if (row0 + i < p.m)
+                    *(uint2 *)(void *)(to + i * a.columnwise.ld) =
+                        make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+            }
+        }
+        if (columnwise && GMM__SCALING != GMM_SCALING_MX32) {
+            const int32_t bytes = half ? GMM__SWIFT_COLUMN / 2 : (int32_t)GMM__SWIFT_COLUMN;
+            const int32_t stored = a.grouped ? (int32_t)GMM_TILE : (int32_t)p.m;
+            const int64_t pitch = half ? a.columnwise.ld / 2 : a.columnwise.ld;
+            const int64_t begin = (a.grouped ? p.start : 0) + p.row;
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + (half ? begin / 2 : begin);
+            const int32_t chunks = bytes / 16;
+#pragma unroll
+            for (j = 0; j < 8; j++) {
+                uint8_t *at = codes + (col0 + j) * bytes + (col0 >> 3) * 16 + (half ? row0 / 2 : row0);
+                float v[8], by = whole;
+                if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
+                    by = factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + (width && !GMM__WIDE ? row0 / width : 0)];
+#pragma unroll
+                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
+                if (half)
+                    *(uint32_t *)(void *)at =
+                        odd ? gmm__quant_codes4(v) | gmm__quant_codes4(v + 4) << 16 : gmm__swift_e2m1x8(v);
+                else
+                    *(uint2 *)(void *)at = make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+            }
+            __syncthreads();
+#pragma unroll
+            for (k = thread; k < GMM_TILE * chunks; k += GMM__QUANT_BLOCK) {
+                const int32_t l = k / chunks, chunk = k % chunks;
+                if (l < n && chunk * (half ? 32 : 16) < stored)
+                    *(uint4 *)(void *)(to + (c0 + l) * pitch + chunk * 16) =
+                        *(const uint4 *)(const void *)(codes + l * bytes + (l >> 3) * 16 + chunk * 16);
+            }
+        }
+        if (item + gridDim.x < items) __syncthreads();
+    }
+}
+
+#undef GMM__COL_PARTS
+#undef GMM__ROW_PARTS
+#undef GMM__COL_LANES
+#undef GMM__LANES
+#undef GMM__WIDE
+#undef GMM__OF
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

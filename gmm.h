@@ -6550,6 +6550,7 @@ static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a, int6
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
+    if (a->phase == GMM_QUANT_ALL) a->amax[1] = a->amax[0];
     if (a->phase != GMM_QUANT_CAST) return;
     a->amax[0] = a->rowwise.dtype != GMM_NONE ? a->rowwise.amax : a->columnwise.amax;
     a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];

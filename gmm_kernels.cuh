@@ -2442,6 +2442,35 @@ GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t uni
 GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
+GMM__DEVICE void gmm__swift_put1(uint8_t *to, uint32_t a) {
+    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(to)), "r"(a) : "memory");
+}
+GMM__DEVICE void gmm__swift_put2(uint8_t *to, uint32_t a, uint32_t b) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
+}
+GMM__DEVICE void gmm__swift_put4(uint8_t *to, uint4 v) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+/* gmm_mx_scale and gmm_e8m0_reciprocal of an amax that is no NaN. `inverse`: of the dtype's largest. */
+GMM__DEVICE uint32_t gmm__swift_mx(float amax, float inverse, float *factor) {
+    const uint32_t u = gmm_f32_bits(gmm__fmul(amax, inverse)), up = (u + 0x7FFFFFu) >> 23;
+    const uint32_t k = u <= 0x400000u ? 0u : up < 254u ? up : 254u, by = (254u - k) << 23;
+    *factor = gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
+    return k;
+}
+/* gmm_nv_scale. */
+GMM__DEVICE uint32_t gmm__swift_nv(float amax, float mult) {
+    const float v = gmm__finite_cap(gmm__fmul(amax, mult));
+#if __CUDA_ARCH__ >= 890
+    uint16_t code;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(code) : "f"(0.0f), "f"(v));
+    return code;
+#else
+    return gmm_f32_to_e4m3(v);
+#endif
+}
+
 /* Index of a scale byte of line l and block j, both counted from the copy's start; rows of `across` scales. */
 GMM__DEVICE int64_t gmm__swift_byte(gmm_scale_order order, int64_t l, int32_t j, int64_t across) {
     if (order != GMM_SCALES_SWIZZLED) return l * across + j;
@@ -4795,16 +4824,23 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm_
     const int32_t rows = col0 < n ? (int32_t)p->m - row0 : 0;
     int32_t i, k;
 #pragma unroll
-    for (i = 0; i < 8; i++)
+    for (i = 0; i < 8; i++, from += pitch)
 #pragma unroll
         for (k = 0; k < GMM__NAME(gmm__words); k += 4) {
             uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < rows) v = __ldg((const uint4 *)(const void *)(from + i * pitch + 4 * k));
+            if (i < rows) v = __ldg((const uint4 *)(const void *)(from + 4 * k));
             x[i][k] = v.x;
             x[i][k + 1] = v.y;
             x[i][k + 2] = v.z;
             x[i][k + 3] = v.w;
         }
+}
+
+/* An element of a tile from memory. */
+GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__quant_place *p, int32_t row,
+                                              int32_t col) {
+    return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__swift_base(&a->src, a->step[2], p->unit),
+                    (p->first + p->row + row) * a->src.ld + col);
 }
 
 /* Amax of units. */
@@ -4861,7 +4897,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     const int32_t width = gmm_block_along(GMM__SCALING), half = GMM__SCALING == GMM_SCALING_NV16;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
-    const float qmax = gmm_dtype_largest(f->dtype);
+    const float qmax = e5m2 ? 57344.0f : 448.0f, inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u);
     uint32_t item;
     if (a.skip && *a.skip) return;
     if (!GMM__WIDE && GMM__SCALING != GMM_SCALING_MX32)
@@ -4872,8 +4908,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         float whole = 1.0f;
         int32_t c0, n, i, j, k;
         const gmm__quant_place p = gmm__swift_where(&a, items, item, &c0, &n);
-        const int64_t reach = a.grouped ? gmm_group_rows(p.rows) : p.rows, across = gmm__round_up(a.cols, width ? 4 * width : 1);
-        gmm_nv_global global[2];
+        const int64_t reach = a.grouped ? (p.rows + 127) & ~(int64_t)127 : p.rows;
+        const int32_t live = (int32_t)p.m - row0;
+        float mult[2] = { 0.0f, 0.0f };
         GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
@@ -4911,11 +4948,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
         if (half) { /* what every scale byte multiplies by */
-            global[0] = gmm_nv_global_of(a.amax[0][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
-            global[1] = gmm_nv_global_of(a.amax[1][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
-            if (thread < 127) encodes[0][thread] = gmm_nv_encode(&global[0], (uint8_t)thread);
-            else if (thread >= 128 && thread < 255)
-                encodes[1][thread - 128] = gmm_nv_encode(&global[1], (uint8_t)(thread - 128));
+            const gmm_nv_global g = gmm_nv_global_of(a.amax[0][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
+            mult[0] = mult[1] = g.mult;
+            if (thread < 127) encodes[0][thread] = gmm_nv_encode(&g, (uint8_t)thread);
+            if (columnwise) {
+                const gmm_nv_global h = gmm_nv_global_of(a.amax[1][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
+                mult[1] = h.mult;
+                if (thread >= 128 && thread < 255)
+                    encodes[1][thread - 128] = gmm_nv_encode(&h, (uint8_t)(thread - 128));
+            }
 #pragma unroll
             for (i = 0; i < 8; i++)
 #pragma unroll
@@ -5016,52 +5057,65 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             for (k = 0; k < (half ? 2 : 1); k++) {
                 const int32_t side = half ? k : thread >= GMM_TILE;
                 const int32_t l = half ? thread >> 1 : thread & (GMM_TILE - 1), quad = half ? 4 * (thread & 1) : 0;
-                const gmm_mat *m = side ? &a.columnwise : &a.rowwise;
-                if (m->dtype != GMM_NONE) {
+                if (side ? columnwise : rowwise) {
+                    const gmm_scale_order order = side ? a.columnwise.scale_order : a.rowwise.scale_order;
                     float *at = factors[side] + l * (GMM__ROW_PARTS + 1) + quad;
-                    const int64_t along = side ? gmm__round_up(reach, 4 * width) / width : across / width;
-                    const int64_t line = (side ? c0 : p.row) + l;
-                    const int32_t block = (int32_t)((side ? p.row : c0) / width) + quad;
-                    uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
+                    const int32_t along = (side ? (int32_t)reach + 4 * width - 1 : (int32_t)a.cols + 4 * width - 1) /
+                                          (4 * width) * 4;
+                    const int32_t line = (side ? c0 : (int32_t)p.row) + l, lines = ((int32_t)a.cols + 127) & ~127;
+                    const int32_t block = (side ? (int32_t)p.row : c0) / width + quad;
+                    uint8_t *to = side ? gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit)
+                                       : gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit);
                     uint32_t four = 0;
 #pragma unroll
                     for (i = 0; i < 4; i++) {
-                        const uint32_t byte = half ? gmm_nv_scale(&global[side], at[i]) : gmm_mx_scale(at[i], f->dtype);
-                        at[i] = half ? encodes[side][byte] : gmm_e8m0_reciprocal((uint8_t)byte);
+                        uint32_t byte;
+                        if (half) {
+                            byte = gmm__swift_nv(at[i], mult[side]);
+                            at[i] = encodes[side][byte];
+                        } else byte = gmm__swift_mx(at[i], inverse, &at[i]);
                         four |= byte << 8 * i;
                     }
-                    if (a.grouped)
-                        to += side ? p.start / width * gmm_group_rows(a.cols) : p.start * along;
-                    if (!half && side && m->scale_order != GMM_SCALES_SWIZZLED) {
-                        to += (int64_t)block * gmm_group_rows(a.cols) + line;
+                    if (a.grouped) to += (int64_t)((int32_t)p.start / (side ? width : 1)) * (side ? lines : along);
+                    if (!half && side && order != GMM_SCALES_SWIZZLED) {
+                        to += (int64_t)block * lines + line;
 #pragma unroll
-                        for (i = 0; i < 4; i++) to[i * gmm_group_rows(a.cols)] = (uint8_t)(four >> 8 * i);
-                    } else if (block < along)
-                        *(uint32_t *)(void *)(to + gmm__swift_byte(m->scale_order, line, block, along)) = four;
+                        for (i = 0; i < 4; i++, to += lines) *to = (uint8_t)(four >> 8 * i);
+                    } else if (block < along) gmm__swift_put1(to + gmm__swift_byte(order, line, block, along), four);
                 }
             }
             __syncthreads();
         }
 
         if (rowwise && col0 < n) {
-            const int64_t pitch = half ? a.rowwise.ld / 2 : a.rowwise.ld, at = half ? (c0 + col0) / 2 : c0 + col0;
-            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + at;
+            const int64_t pitch = half ? a.rowwise.ld / 2 : a.rowwise.ld;
+            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch +
+                          (half ? (c0 + col0) / 2 : c0 + col0);
+            const float *by = factors[0] + row0 * (GMM__ROW_PARTS + 1) + (width && !GMM__WIDE ? col0 / width : 0);
 #pragma unroll
-            for (i = 0; i < 8; i++) {
-                float v[8], by = whole;
+            for (i = 0; i < 8; i++, to += pitch) {
+                float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    by = factors[0][(row0 + i) * (GMM__ROW_PARTS + 1) + (width && !GMM__WIDE ? col0 / width : 0)];
+                    whole = by[i * (GMM__ROW_PARTS + 1)];
 #pragma unroll
-                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
-                if (row0 + i >= p.m) continue;
-                if (half)
-                    *(uint32_t *)(void *)(to + i * pitch) =
-                        odd ? gmm__quant_codes4(v) | gmm__quant_codes4(v + 4) << 16 : gmm__swift_e2m1x8(v);
-                else
-                    *(uint2 *)(void *)(to + i * pitch) =
-                        make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
+                if (i >= live) continue;
+                if (half) gmm__swift_put1(to, gmm__swift_e2m1x8(v));
+                else gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
+        if (half && odd && rowwise) /* NaN among the values: once more by the codec */
+#pragma unroll 1
+            for (k = 0; k < 64; k += 2) {
+                const int32_t row = row0 + (k >> 3), col = col0 + (k & 7);
+                const float by = factors[0][row * (GMM__ROW_PARTS + 1) + col0 / 16];
+                uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
+                              ((p.first + p.row + row) * a.rowwise.ld + c0 + col) / 2;
+                if (row < p.m)
+                    *to = (uint8_t)(gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(&a, &p, row, c0 + col), by)) |
+                                    gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(&a, &p, row, c0 + col + 1),
+                                                              by)) << 4);
+            }
         if (columnwise && GMM__SCALING == GMM_SCALING_MX32 && col0 < n) { /* in the order of the source */
             uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
                           (p.first + p.row + row0) * a.columnwise.ld + c0 + col0;
@@ -5069,44 +5123,53 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
             for (j = 0; j < 8; j++) by[j] = factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / 32];
 #pragma unroll
-            for (i = 0; i < 8; i++) {
+            for (i = 0; i < 8; i++, to += a.columnwise.ld) {
                 float v[8];
 #pragma unroll
                 for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
-                if (row0 + i < p.m)
-                    *(uint2 *)(void *)(to + i * a.columnwise.ld) =
-                        make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
-        if (columnwise && GMM__SCALING != GMM_SCALING_MX32) {
-            const int32_t bytes = half ? GMM__SWIFT_COLUMN / 2 : (int32_t)GMM__SWIFT_COLUMN;
-            const int32_t stored = a.grouped ? (int32_t)GMM_TILE : (int32_t)p.m;
+        if (columnwise && GMM__SCALING != GMM_SCALING_MX32) { /* turned */
+            const int32_t bytes = half ? GMM__SWIFT_COLUMN / 2 : (int32_t)GMM__SWIFT_COLUMN, chunks = bytes / 16;
+            const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = half ? a.columnwise.ld / 2 : a.columnwise.ld;
             const int64_t begin = (a.grouped ? p.start : 0) + p.row;
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + (half ? begin / 2 : begin);
-            const int32_t chunks = bytes / 16;
+            uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + (half ? row0 / 2 : row0);
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + (half ? begin / 2 : begin) +
+                          (c0 + first) * pitch + chunk * 16;
+            const float *by = factors[1] + col0 * (GMM__COL_PARTS + 1) + (width && !GMM__WIDE ? row0 / width : 0);
 #pragma unroll
             for (j = 0; j < 8; j++) {
-                uint8_t *at = codes + (col0 + j) * bytes + (col0 >> 3) * 16 + (half ? row0 / 2 : row0);
-                float v[8], by = whole;
+                float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    by = factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + (width && !GMM__WIDE ? row0 / width : 0)];
+                    whole = by[j * (GMM__COL_PARTS + 1)];
 #pragma unroll
-                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
+                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
                 if (half)
-                    *(uint32_t *)(void *)at =
-                        odd ? gmm__quant_codes4(v) | gmm__quant_codes4(v + 4) << 16 : gmm__swift_e2m1x8(v);
+                    *(uint32_t *)(void *)(at + j * bytes) = gmm__swift_e2m1x8(v);
                 else
-                    *(uint2 *)(void *)at = make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                    *(uint2 *)(void *)(at + j * bytes) =
+                        make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
+            if (half && odd)
+#pragma unroll 1
+                for (k = 0; k < 64; k += 2) {
+                    const int32_t row = row0 + (k & 7), j8 = k >> 3;
+                    const float one = factors[1][(col0 + j8) * (GMM__COL_PARTS + 1) + row0 / 16];
+                    const float low = row < p.m ? GMM__OF(gmm__swift_again)(&a, &p, row, c0 + col0 + j8) : 0.0f;
+                    const float high = row + 1 < p.m ? GMM__OF(gmm__swift_again)(&a, &p, row + 1, c0 + col0 + j8)
+                                                     : 0.0f;
+                    at[j8 * bytes + (k & 7) / 2] = (uint8_t)(gmm_f32_to_e2m1(gmm__fmul(low, one)) |
+                                                             gmm_f32_to_e2m1(gmm__fmul(high, one)) << 4);
+                }
             __syncthreads();
+            if (chunk * (half ? 32 : 16) < (a.grouped ? (int32_t)GMM_TILE : (int32_t)p.m))
 #pragma unroll
-            for (k = thread; k < GMM_TILE * chunks; k += GMM__QUANT_BLOCK) {
-                const int32_t l = k / chunks, chunk = k % chunks;
-                if (l < n && chunk * (half ? 32 : 16) < stored)
-                    *(uint4 *)(void *)(to + (c0 + l) * pitch + chunk * 16) =
-                        *(const uint4 *)(const void *)(codes + l * bytes + (l >> 3) * 16 + chunk * 16);
-            }
+                for (k = first; k < GMM_TILE; k += step, to += step * pitch)
+                    if (k < n)
+                        gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
+                                                                           chunk * 16));
         }
         if (item + gridDim.x < items) __syncthreads();
     }

@@ -6518,7 +6518,7 @@ static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, 
 }
 
 /* Whether the kernels that move whole vectors serve the call, and what they want to know. */
-static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a, int64_t items) {
+static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
     const gmm_mat *mat[3];
     uint64_t odd = (uint64_t)a->cols % 8; /* address bits that would have to be 0 */
@@ -6543,7 +6543,7 @@ static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a, int6
                ((uint64_t)(uintptr_t)m->scale & 3);
         if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32) odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
-    a->swift = !odd && items <= INT32_MAX && !f->four_over_six && !f->stochastic && !f->row_amax &&
+    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->stochastic && !f->row_amax &&
                !(f->hadamard && a->columnwise.dtype != GMM_NONE) &&
                !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
     if (!a->swift) return;
@@ -6567,7 +6567,6 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     size_t part[3], floats = gmm__mma_quant_floats(call, part);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     gmm__quant_args a;
-    int64_t items;
     cudaError_t e;
     int k;
 
@@ -6601,10 +6600,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
-    items = gmm__strips(call) * a.col_tiles;
-    gmm__mma_quant_swift(call, &a, items);
+    gmm__mma_quant_swift(call, &a);
     e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
-                        d->phase != GMM_QUANT_AMAX, items,
+                        d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                         gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
                         gmm__mma_stream(call), stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {

@@ -2352,8 +2352,8 @@ enum {
     GMM__SWIFT_FACTORS = GMM_TILE * (GMM_TILE_BLOCKS + 1)     /* one apart, so that lines meet in no bank */
 };
 
-/* Words of eight elements, their values, maxima of their absolute values (a NaN counts as nothing), and a sum that is
-   no zero where an element is a NaN or infinite. The instructions keep subnormals whatever flags the compiler gets. */
+/* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
+   counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
 enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
 GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
     return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
@@ -2387,54 +2387,75 @@ GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
     return gmm_f32_bits(gmm__word_value_f16(&w, 0));
 }
 GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
-GMM__DEVICE uint32_t gmm__word_odd_bf16(uint32_t sum, uint32_t w) {
-    asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(0u));
-    return sum;
+/* The same where a NaN counts as more than all others. */
+GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %1;\nmax.NaN.bf16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
 }
-GMM__DEVICE uint32_t gmm__word_odd_f16(uint32_t sum, uint32_t w) {
-    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(0u));
-    return sum;
+GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nmax.NaN.f16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
 }
-GMM__DEVICE uint32_t gmm__word_odd_f32(uint32_t sum, uint32_t w) {
-    asm("fma.rn.f32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(0u));
-    return sum;
+GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
 }
 
-/* Codes of E2M1 without signs, four products in the order of the elements. Half steps of a magnitude rise by 4 up to 2,
-   by 2 more up to 4 and by 1 more up to 6: each rise is exact once it is cut to its range, and as only the last one
-   that is not full adds a fraction, the sum is rounded once, to even. A NaN must not come here. */
-GMM__DEVICE uint32_t gmm__swift_e2m1(const float p[4]) {
-    float sum = 8388608.0f; /* 2^23: its last bit counts ones */
+/* Codes of E2M1, eight values times |by|. A magnitude m counts 2 m, m + 2 and m / 2 + 4 half steps below 2, 4 and 6; each
+   is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. None of the
+   products may be a NaN or reach 7. */
+GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by) {
+    uint32_t codes = 0, odd, even;
     int32_t j;
 #pragma unroll
-    for (j = 3; j >= 0; j--) {
-        float low, middle, high;
-        asm("{\n.reg .f32 t;\nabs.f32 t, %3;\nmul.rn.sat.f32 %0, t, 0f3F000000;\n"
-            "fma.rn.sat.f32 %1, t, 0f3F000000, 0fBF800000;\nfma.rn.sat.f32 %2, t, 0f3F000000, 0fC0000000;\n}"
-            : "=f"(low), "=f"(middle), "=f"(high) : "f"(p[j]));
-        if (j < 3) asm("fma.rn.f32 %0, %0, 0f41800000, 0fCCF00000;" : "+f"(sum)); /* 16 times what stands on 2^23 */
-        asm("fma.rn.f32 %0, %1, 0f40800000, %0;\nfma.rn.f32 %0, %2, 0f40000000, %0;\nadd.rn.f32 %0, %0, %3;"
-            : "+f"(sum) : "f"(low), "f"(middle), "f"(high));
+    for (j = 7; j >= 0; j--) {
+        uint32_t low, middle, high;
+        asm("{\n.reg .f32 m, t;\nabs.f32 m, %3;\nabs.f32 t, %4;\nmul.rn.f32 m, m, t;\n"
+            "fma.rn.f32 t, m, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\nadd.rn.f32 t, m, 0f4B000002;\nmov.b32 %1, t;\n"
+            "fma.rn.f32 t, m, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
+            : "=r"(low), "=r"(middle), "=r"(high) : "f"(v[j]), "f"(by));
+        low = low < middle ? low : middle;
+        codes = codes * 16 + (low < high ? low : high);
     }
-    return gmm_f32_bits(sum);
-}
-/* Eight products: codes with their signs. */
-GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float p[8]) {
-    const uint32_t codes = __byte_perm(gmm__swift_e2m1(p), gmm__swift_e2m1(p + 4), 0x5410);
-    const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(p[1]), gmm_f32_bits(p[3]), 0x0073),
-                                     __byte_perm(gmm_f32_bits(p[5]), gmm_f32_bits(p[7]), 0x0073), 0x5410);
-    const uint32_t even = __byte_perm(__byte_perm(gmm_f32_bits(p[0]), gmm_f32_bits(p[2]), 0x0073),
-                                      __byte_perm(gmm_f32_bits(p[4]), gmm_f32_bits(p[6]), 0x0073), 0x5410);
+    codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
+    odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
+                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
+    even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
+                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
     return codes | (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
+/* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
+GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i += 2) {
+        const uint32_t low = (w[i] & 0x0F0F0F0Fu) | ((w[i + 1] << 4) & 0xF0F0F0F0u);
+        w[i + 1] = ((w[i] >> 4) & 0x0F0F0F0Fu) | (w[i + 1] & 0xF0F0F0F0u);
+        w[i] = low;
+    }
+#pragma unroll
+    for (i = 0; i < 8; i++)
+        if (!(i & 2)) {
+            const uint32_t low = __byte_perm(w[i], w[i + 2], 0x6240);
+            w[i + 2] = __byte_perm(w[i], w[i + 2], 0x7351);
+            w[i] = low;
+        }
+#pragma unroll
+    for (i = 0; i < 4; i++) {
+        const uint32_t low = __byte_perm(w[i], w[i + 4], 0x5410);
+        w[i + 4] = __byte_perm(w[i], w[i + 4], 0x7632);
+        w[i] = low;
+    }
+}
 
-/* Places of a swift call's tiles. */
-GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, uint32_t items, uint32_t item, int32_t *c0,
+/* The tile of a block in a strip: the strip's place, the tile's first column and its columns. */
+GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, int32_t strips, int32_t strip, int32_t *c0,
                                               int32_t *n) {
-    const uint32_t tiles = (uint32_t)a->col_tiles, at = a->backward ? items - 1u - item : item, strip = at / tiles;
-    *c0 = (int32_t)(at - strip * tiles) * GMM_TILE;
+    const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
+    *c0 = tile * GMM_TILE;
     *n = (int32_t)a->cols - *c0 < GMM_TILE ? (int32_t)a->cols - *c0 : (int32_t)GMM_TILE;
-    return gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+    return gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows,
+                            a->backward ? strips - 1 - strip : strip);
 }
 GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
@@ -2471,10 +2492,14 @@ GMM__DEVICE uint32_t gmm__swift_nv(float amax, float mult) {
 #endif
 }
 
-/* Index of a scale byte of line l and block j, both counted from the copy's start; rows of `across` scales. */
-GMM__DEVICE int64_t gmm__swift_byte(gmm_scale_order order, int64_t l, int32_t j, int64_t across) {
-    if (order != GMM_SCALES_SWIZZLED) return l * across + j;
-    return (l >> 7) * across * 128 + (int64_t)(j >> 2) * 512 + (l & 31) * 16 + ((l >> 5) & 3) * 4 + (j & 3);
+/* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
+   the tile begins with line `line` and block `block`, and a line has `along` scales. */
+GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+                                   int32_t l, int32_t quad, uint32_t four) {
+    if (order == GMM_SCALES_SWIZZLED)
+        to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
+    else to += (int64_t)line * along + block + (l * along + quad);
+    if (block + quad < along) gmm__swift_put1(to, four);
 }
 
 /* Values of a copy, in the order of the source. */
@@ -2669,46 +2694,42 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
 };
 #undef GMM__X
 
-/* `most`: blocks of kernels that stay on the multiprocessors, `stream`: of kernels that stream in the order of
-   addresses. */
-static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t items,
+/* `most`: blocks of kernels that stay on the multiprocessors; `stream_most`: of those in the order of addresses. */
+static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
                                                int64_t most, int64_t stream_most, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
     const int plain = !a->format.square && !a->format.four_over_six && !a->format.row_amax;
-    const int32_t shared = a->swift ? 0
-                           : a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32
-                               ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int rows = a->lines != NULL; /* their amaxes are the general kernel's */
-    const int64_t limit = a->swift ? stream_most : most, grid = items < 1 ? 1 : items < limit ? items : limit;
-    const int64_t amax_grid = rows ? (items < 1 ? 1 : items < most ? items : most) : grid;
+    const int apart = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
+    const int errors = a->format.square && a->format.four_over_six;
+    const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
+    const int64_t items = strips * a->col_tiles, high = stream_most / a->col_tiles;
+    const int64_t y = strips < high ? strips : high < 65535 ? high : 65535;
+    dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most));
     cudaError_t e = cudaSuccess;
+    gmm__quant_args forward = *a;
     void *params[1];
-    params[0] = (void *)(uintptr_t)a;
+    if (a->swift) grid = dim3((unsigned)a->col_tiles, (unsigned)(y < 1 ? 1 : y));
     while (row->dtype != dtype || row->swift > a->swift || row->plain > plain ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
+    forward.backward = 0;
+    params[0] = &forward;
     if (amax) {
-        const gmm_quantize_kernel *by = row;
-        const int32_t room = a->swift && !rows ? 0 : GMM__QUANT_TILE;
-        gmm__quant_args forward = *a;
-        void *forwards[1];
-        forward.backward = 0;
-        forwards[0] = &forward;
-        while (rows && (by->dtype != dtype || by->swift)) by++;
-        if (room) e = cudaFuncSetAttribute(by->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, room);
+        if (amax_room) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_room);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(by->amax, dim3((unsigned)amax_grid), dim3(GMM__QUANT_BLOCK), forwards, (size_t)room,
-                                 stream);
+            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_room, stream);
     }
     if (e == cudaSuccess && (!a->swift || !cast))
         e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(most < 64 ? most : 64)),
                              dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    params[0] = (void *)(uintptr_t)a;
     if (e == cudaSuccess && cast) {
-        if (shared) e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
+        if (cast_room)
+            e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->cast, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, (size_t)shared,
-                                 stream);
+            e = cudaLaunchKernel(row->cast, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_room, stream);
     }
     return e;
 }
@@ -4843,26 +4864,67 @@ GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gm
                     (p->first + p->row + row) * a->src.ld + col);
 }
 
-/* Amax of units. */
+/* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
-    const uint32_t items = (uint32_t)(gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles);
-    const int32_t lane = gmm__lane(), warp = gmm__warp();
-    uint32_t item;
+    const int32_t strips = (int32_t)gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows);
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS;
+    int32_t at;
     if (a.skip && *a.skip) return;
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
-        uint32_t x[8][GMM__NAME(gmm__words)], most = 0;
+    for (at = (int32_t)blockIdx.y; at < strips; at += (int32_t)gridDim.y) {
+        uint32_t x[8][GMM__NAME(gmm__words)], all = 0;
         int32_t c0, n, i, k;
-        const gmm__quant_place p = gmm__swift_where(&a, items, item, &c0, &n);
-        GMM__NAME(gmm__swift_load)(&a, &p, (warp & 3) * GMM__SWIFT_WARP_ROWS + (lane >> 3) * 8,
-                                   (warp >> 2) * GMM__SWIFT_WARP_COLS + (lane & 7) * 8, c0, n, x);
+        const gmm__quant_place p = gmm__swift_where(&a, strips, at, &c0, &n);
+        GMM__NAME(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        if (a.lines) {
+            uint32_t row[8];
+            float *to = a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row + row0 + lane;
 #pragma unroll
-        for (i = 0; i < 8; i++)
+            for (i = 0; i < 8; i++) {
+                row[i] = 0;
 #pragma unroll
-            for (k = 0; k < GMM__NAME(gmm__words); k++) most = GMM__NAME(gmm__word_max)(most, x[i][k]);
-        most = __reduce_max_sync(0xFFFFFFFFu, GMM__NAME(gmm__word_fold)(most));
-        if (lane == 0 && most > *(volatile uint32_t *)((uint32_t *)a.amax[0] + p.unit))
-            atomicMax((uint32_t *)a.amax[0] + p.unit, most);
+                for (k = 0; k < GMM__NAME(gmm__words); k++) row[i] = GMM__NAME(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__NAME(gmm__word_fold)(row[i]);
+                all = all > row[i] ? all : row[i];
+            }
+            /* lane 8 q + c keeps row c of its eight */
+#pragma unroll
+            for (k = 4; k >= 1; k >>= 1)
+#pragma unroll
+                for (i = 0; i < k; i++) {
+                    const uint32_t keep = c & k ? row[i + k] : row[i], give = c & k ? row[i] : row[i + k];
+                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, give, k);
+                    row[i] = keep > other ? keep : other;
+                }
+            if (row0 + lane < p.m) atomicMax((uint32_t *)to, row[0]);
+        } else {
+#pragma unroll
+            for (i = 0; i < 8; i++)
+#pragma unroll
+                for (k = 0; k < GMM__NAME(gmm__words); k++) all = GMM__NAME(gmm__word_max)(all, x[i][k]);
+            all = GMM__NAME(gmm__word_fold)(all);
+        }
+        if (a.columns) {
+            uint32_t *to = (uint32_t *)a.columns + p.unit * a.cols + c0 + col0 + 8 * c;
+            uint32_t col[GMM__NAME(gmm__words)];
+#pragma unroll
+            for (k = 0; k < GMM__NAME(gmm__words); k++) {
+                col[k] = 0;
+#pragma unroll
+                for (i = 0; i < 8; i++) col[k] = GMM__NAME(gmm__word_max)(col[k], x[i][k]);
+#pragma unroll
+                for (i = 8; i < 32; i <<= 1)
+                    col[k] = GMM__NAME(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+            }
+#pragma unroll
+            for (k = 0; k < 8; k++)
+                if (k / 2 == q && col0 + 8 * c < n)
+                    atomicMax(to + k, gmm_f32_bits(GMM__NAME(gmm__word_value)(col, k)));
+        }
+        all = __reduce_max_sync(0xFFFFFFFFu, all);
+        if (lane == 0 && all > *(volatile uint32_t *)((uint32_t *)a.amax[0] + p.unit))
+            atomicMax((uint32_t *)a.amax[0] + p.unit, all);
     }
 }
 
@@ -4890,7 +4952,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float factors[2][GMM__SWIFT_FACTORS];
     __shared__ float encodes[2][GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
-    const uint32_t items = (uint32_t)(gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles);
+    const int32_t strips = (int32_t)gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows);
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS + 8 * c;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
@@ -4898,16 +4960,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
     const float qmax = e5m2 ? 57344.0f : 448.0f, inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u);
-    uint32_t item;
+    const int32_t square = !GMM__WIDE && a.format.square;
+    int32_t strip;
     if (a.skip && *a.skip) return;
     if (!GMM__WIDE && GMM__SCALING != GMM_SCALING_MX32)
-        gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + thread, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
-                          0);
-    for (item = blockIdx.x; item < items; item += gridDim.x) {
-        uint32_t x[8][GMM__OF(gmm__words)], odd = 0;
+        gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
+                          (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
+    for (strip = (int32_t)blockIdx.y; strip < strips; strip += (int32_t)gridDim.y) {
+        uint32_t x[8][GMM__OF(gmm__words)], nibbles[8], odd = 0;
         float whole = 1.0f;
         int32_t c0, n, i, j, k;
-        const gmm__quant_place p = gmm__swift_where(&a, items, item, &c0, &n);
+        const gmm__quant_place p = gmm__swift_where(&a, strips, strip, &c0, &n);
         const int64_t reach = a.grouped ? (p.rows + 127) & ~(int64_t)127 : p.rows;
         const int32_t live = (int32_t)p.m - row0;
         float mult[2] = { 0.0f, 0.0f };
@@ -4951,29 +5014,33 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[0][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
             mult[0] = mult[1] = g.mult;
             if (thread < 127) encodes[0][thread] = gmm_nv_encode(&g, (uint8_t)thread);
-            if (columnwise) {
+            if (columnwise && a.amax[1] != a.amax[0]) {
                 const gmm_nv_global h = gmm_nv_global_of(a.amax[1][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
                 mult[1] = h.mult;
-                if (thread >= 128 && thread < 255)
-                    encodes[1][thread - 128] = gmm_nv_encode(&h, (uint8_t)(thread - 128));
+                if (thread < 127) encodes[1][thread] = gmm_nv_encode(&h, (uint8_t)thread);
             }
-#pragma unroll
-            for (i = 0; i < 8; i++)
-#pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) odd = GMM__OF(gmm__word_odd)(odd, x[i][k]);
-            odd &= 0x7FFF7FFFu;
         }
         if (width) { /* maxima of blocks, or of their parts */
-            const int32_t square = GMM__SCALING == GMM_SCALING_128X128 || (!GMM__WIDE && f->square);
             uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                for (k = 0; k < GMM__OF(gmm__words); k++)
+                    row[i] = half ? GMM__OF(gmm__word_top)(row[i], x[i][k]) : GMM__OF(gmm__word_max)(row[i], x[i][k]);
                 row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                odd = row[i] > odd ? row[i] : odd;
             }
-            if (square) {
+            odd = odd > 0x7F800000u; /* NV16: a NaN among the values goes the long way */
+            if (half && odd)
+#pragma unroll
+                for (i = 0; i < 8; i++) {
+                    row[i] = 0;
+#pragma unroll
+                    for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                }
+            if (square || GMM__SCALING == GMM_SCALING_128X128) {
 #pragma unroll
                 for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
                 most = gmm__quant_block_max(most, GMM__LANES);
@@ -5053,69 +5120,98 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             __syncthreads();
         }
         if (GMM__SCALING == GMM_SCALING_MX32 || half) { /* four scales of a line per thread */
+            const int32_t row_along = (((int32_t)a.cols + 4 * width - 1) / (4 * width)) * 4;
+            const int32_t col_along = (int32_t)((reach + 4 * width - 1) / (4 * width)) * 4;
+            const int32_t l = half ? thread >> 1 : thread & (GMM_TILE - 1), quad = half ? 4 * (thread & 1) : 0;
 #pragma unroll
-            for (k = 0; k < (half ? 2 : 1); k++) {
-                const int32_t side = half ? k : thread >= GMM_TILE;
-                const int32_t l = half ? thread >> 1 : thread & (GMM_TILE - 1), quad = half ? 4 * (thread & 1) : 0;
-                if (side ? columnwise : rowwise) {
-                    const gmm_scale_order order = side ? a.columnwise.scale_order : a.rowwise.scale_order;
-                    float *at = factors[side] + l * (GMM__ROW_PARTS + 1) + quad;
-                    const int32_t along = (side ? (int32_t)reach + 4 * width - 1 : (int32_t)a.cols + 4 * width - 1) /
-                                          (4 * width) * 4;
-                    const int32_t line = (side ? c0 : (int32_t)p.row) + l, lines = ((int32_t)a.cols + 127) & ~127;
-                    const int32_t block = (side ? (int32_t)p.row : c0) / width + quad;
-                    uint8_t *to = side ? gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit)
-                                       : gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit);
-                    uint32_t four = 0;
+            for (k = 0; k < 2; k++) {
+                float *at = factors[k] + l * (GMM__ROW_PARTS + 1) + quad;
+                uint32_t four = 0;
+                if (!(k ? columnwise : rowwise) || (!half && k != (thread >= GMM_TILE))) continue;
 #pragma unroll
-                    for (i = 0; i < 4; i++) {
-                        uint32_t byte;
-                        if (half) {
-                            byte = gmm__swift_nv(at[i], mult[side]);
-                            at[i] = encodes[side][byte];
-                        } else byte = gmm__swift_mx(at[i], inverse, &at[i]);
-                        four |= byte << 8 * i;
-                    }
-                    if (a.grouped) to += (int64_t)((int32_t)p.start / (side ? width : 1)) * (side ? lines : along);
-                    if (!half && side && order != GMM_SCALES_SWIZZLED) {
-                        to += (int64_t)block * lines + line;
+                for (i = 0; i < 4; i++) {
+                    uint32_t byte;
+                    if (half) {
+                        const float amax = at[i];
+                        float by;
+                        byte = gmm__swift_nv(amax, mult[k]);
+                        by = encodes[a.amax[1] != a.amax[0] ? k : 0][byte];
+                        /* too large for the short way: marked by its sign */
+                        at[i] = gmm__fmul(amax, by) < 6.75f ? by : gmm_f32_from_bits(gmm_f32_bits(by) | 0x80000000u);
+                    } else byte = gmm__swift_mx(at[i], inverse, &at[i]);
+                    four |= byte << 8 * i;
+                }
+                if (!k) {
+                    uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                                  (a.grouped ? p.start * row_along : 0);
+                    gmm__swift_scale4(to, a.rowwise.scale_order, (int32_t)p.row, c0 / width, row_along, l, quad, four);
+                } else {
+                    const int32_t lines = ((int32_t)a.cols + 127) & ~127;
+                    uint8_t *to = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                                  (a.grouped ? (p.start / width) * lines : 0);
+                    if (half || a.columnwise.scale_order == GMM_SCALES_SWIZZLED)
+                        gmm__swift_scale4(to, a.columnwise.scale_order, c0, (int32_t)p.row / width, col_along, l, quad,
+                                          four);
+                    else {
+                        to += (p.row / width) * lines + c0 + l;
 #pragma unroll
                         for (i = 0; i < 4; i++, to += lines) *to = (uint8_t)(four >> 8 * i);
-                    } else if (block < along) gmm__swift_put1(to + gmm__swift_byte(order, line, block, along), four);
+                    }
                 }
             }
             __syncthreads();
         }
 
+        if (half && square) { /* both copies hold the same codes */
+            const float *by = factors[rowwise ? 0 : 1] + (rowwise ? row0 * (GMM__ROW_PARTS + 1) + col0 / 16
+                                                                  : col0 * (GMM__COL_PARTS + 1) + row0 / 16);
+            whole = by[0];
+            odd |= gmm_f32_bits(whole) >> 31;
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                float v[8];
+#pragma unroll
+                for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                nibbles[i] = gmm__swift_e2m1x8(v, whole);
+            }
+        }
         if (rowwise && col0 < n) {
             const int64_t pitch = half ? a.rowwise.ld / 2 : a.rowwise.ld;
             uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch +
-                          (half ? (c0 + col0) / 2 : c0 + col0);
+                          (half ? (c0 + col0) / 2 : c0 + col0), *again = to;
             const float *by = factors[0] + row0 * (GMM__ROW_PARTS + 1) + (width && !GMM__WIDE ? col0 / width : 0);
+            uint32_t long_way = odd;
 #pragma unroll
             for (i = 0; i < 8; i++, to += pitch) {
                 float v[8];
+                if (half && square) {
+                    if (i < live) gmm__swift_put1(to, nibbles[i]);
+                    continue;
+                }
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     whole = by[i * (GMM__ROW_PARTS + 1)];
+                if (half) long_way |= gmm_f32_bits(whole) >> 31;
 #pragma unroll
-                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
+                for (j = 0; j < 8; j++) {
+                    v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                    if (!half) v[j] = gmm__fmul(v[j], whole);
+                }
                 if (i >= live) continue;
-                if (half) gmm__swift_put1(to, gmm__swift_e2m1x8(v));
+                if (half) gmm__swift_put1(to, gmm__swift_e2m1x8(v, whole));
                 else gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
-        }
-        if (half && odd && rowwise) /* NaN among the values: once more by the codec */
+            if (half && long_way) /* once more by the codec, from memory */
 #pragma unroll 1
-            for (k = 0; k < 64; k += 2) {
-                const int32_t row = row0 + (k >> 3), col = col0 + (k & 7);
-                const float by = factors[0][row * (GMM__ROW_PARTS + 1) + col0 / 16];
-                uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
-                              ((p.first + p.row + row) * a.rowwise.ld + c0 + col) / 2;
-                if (row < p.m)
-                    *to = (uint8_t)(gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(&a, &p, row, c0 + col), by)) |
-                                    gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(&a, &p, row, c0 + col + 1),
-                                                              by)) << 4);
-            }
+                for (k = 0; k < 64 && k >> 3 < live; k += 2) {
+                    const float one = fabsf(by[(k >> 3) * (GMM__ROW_PARTS + 1)]);
+                    uint32_t pair = 0;
+#pragma unroll 1
+                    for (j = 0; j < 2; j++)
+                        pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                    &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), one)) << 4 * j;
+                    again[(k >> 3) * pitch + (k & 7) / 2] = (uint8_t)pair;
+                }
+        }
         if (columnwise && GMM__SCALING == GMM_SCALING_MX32 && col0 < n) { /* in the order of the source */
             uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
                           (p.first + p.row + row0) * a.columnwise.ld + c0 + col0;
@@ -5139,29 +5235,39 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + (half ? begin / 2 : begin) +
                           (c0 + first) * pitch + chunk * 16;
             const float *by = factors[1] + col0 * (GMM__COL_PARTS + 1) + (width && !GMM__WIDE ? row0 / width : 0);
+            uint32_t long_way = odd;
+            if (half && square) gmm__swift_turn(nibbles);
 #pragma unroll
             for (j = 0; j < 8; j++) {
                 float v[8];
+                if (half && square) {
+                    *(uint32_t *)(void *)(at + j * bytes) = nibbles[j];
+                    continue;
+                }
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     whole = by[j * (GMM__COL_PARTS + 1)];
+                if (half) long_way |= gmm_f32_bits(whole) >> 31;
 #pragma unroll
-                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
-                if (half)
-                    *(uint32_t *)(void *)(at + j * bytes) = gmm__swift_e2m1x8(v);
+                for (i = 0; i < 8; i++) {
+                    v[i] = GMM__OF(gmm__word_value)(x[i], j);
+                    if (!half) v[i] = gmm__fmul(v[i], whole);
+                }
+                if (half) *(uint32_t *)(void *)(at + j * bytes) = gmm__swift_e2m1x8(v, whole);
                 else
                     *(uint2 *)(void *)(at + j * bytes) =
                         make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
-            if (half && odd)
+            if (half && long_way)
 #pragma unroll 1
                 for (k = 0; k < 64; k += 2) {
-                    const int32_t row = row0 + (k & 7), j8 = k >> 3;
-                    const float one = factors[1][(col0 + j8) * (GMM__COL_PARTS + 1) + row0 / 16];
-                    const float low = row < p.m ? GMM__OF(gmm__swift_again)(&a, &p, row, c0 + col0 + j8) : 0.0f;
-                    const float high = row + 1 < p.m ? GMM__OF(gmm__swift_again)(&a, &p, row + 1, c0 + col0 + j8)
-                                                     : 0.0f;
-                    at[j8 * bytes + (k & 7) / 2] = (uint8_t)(gmm_f32_to_e2m1(gmm__fmul(low, one)) |
-                                                             gmm_f32_to_e2m1(gmm__fmul(high, one)) << 4);
+                    const float one = fabsf(by[(k >> 3) * (GMM__COL_PARTS + 1)]);
+                    uint32_t pair = 0;
+#pragma unroll 1
+                    for (j = 0; j < 2; j++)
+                        if ((k & 7) + j < live && col0 < n)
+                            pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                        &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), one)) << 4 * j;
+                    at[(k >> 3) * bytes + (k & 7) / 2] = (uint8_t)pair;
                 }
             __syncthreads();
             if (chunk * (half ? 32 : 16) < (a.grouped ? (int32_t)GMM_TILE : (int32_t)p.m))
@@ -5171,7 +5277,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
                                                                            chunk * 16));
         }
-        if (item + gridDim.x < items) __syncthreads();
+        if (strip + (int32_t)gridDim.y < strips) __syncthreads();
     }
 }
 

@@ -455,6 +455,13 @@ GMM__HD int64_t gmm_swizzle_offset(int64_t i, int64_t j, int64_t scale_cols) {
     return ((i / 128) * (scale_cols / 4) + j / 4) * 512 + (i % 32) * 16 + ((i % 128) / 32) * 4 + j % 4;
 }
 
+/* Word of four power-of-two fp32 scales of consecutive blocks, as DeepGEMM reads them on sm_100: their exponent bytes,
+   the first in the lowest. 2^-127 becomes 0, as in E8M0. */
+GMM__HD uint32_t gmm_scale_exponents(const float scale[4]) {
+    return (gmm_f32_bits(scale[0]) >> 23 & 255u) | (gmm_f32_bits(scale[1]) >> 23 & 255u) << 8 |
+           (gmm_f32_bits(scale[2]) >> 23 & 255u) << 16 | (gmm_f32_bits(scale[3]) >> 23 & 255u) << 24;
+}
+
 /* Order of a block's scales in memory, and where grouped copies of activations place theirs.
    A copy is seen as lines: the rows of the matrix (ROWWISE) or its columns (COLUMNWISE); blocks run along a line.
    Groups of device-resident sizes start at multiples of GMM_GROUP_ROWS in every place that has blocks of rows: group g

@@ -7,6 +7,10 @@
 #include <math.h>
 #include <string.h>
 
+#ifdef HAVE_CUDA
+#include "device.h"
+#endif
+
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 static int64_t blocks(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static float float_of(uint32_t u) {
@@ -859,6 +863,76 @@ static void refusals(int arg) {
     }
 }
 
+#ifdef HAVE_CUDA
+/* Row 53: a captured call, replayed with other splits, scales, random words and the skip word, writes what a call
+   writes; nothing where it is told to skip. Widths that whole vectors fit, and one that they do not. */
+static void replays(int arg) {
+    static const int64_t first[5] = { 70, 0, 33, 150, 127 }, widths[3] = { 128, 288, 34 };
+    static const int64_t splits[][5] = { { 0, 0, 0, 0, 0 }, { 128, 129, 1, 0, 32 }, { 0, 400, 0, 0, 0 },
+                                         { 1, 2, 3, 4, 5 }, { 70, 0, 33, 150, 127 } };
+    variant v[VARIANTS];
+    (void)variants(v);
+    for (int w = 0; w < 3; w++) {
+        quant_run r;
+        quant_case c = { .f = v[arg].format, .grouped = 1, .units = 5, .sizes = first, .cols = widths[w], .extra = 20,
+                         .source = GMM_BF16, .tail = w ? GMM_TAIL_ZERO : GMM_TAIL_KEEP };
+        gmm_info info = GMM_ZERO;
+        int32_t *skip = (int32_t *)t_alloc(4), go = 0, stop = 1;
+        void *workspace, *graph = NULL;
+        const char *why;
+        if (c.f.scaling == GMM_SCALING_128X128) return;
+        build(&r, &c);
+        for (int64_t i = 0; i < r.capacity * c.cols; i++) r.src.v[i] = ref_round(GMM_BF16, t_real());
+        t_mat_put(&r.src);
+        r.d.skip = skip;
+        t_upload(skip, &go, 4);
+        T_OK(gmm_quantize_query(T.ctx, GMM_OP_QUANTIZE, &r.d, &info));
+        workspace = t_workspace(info.workspace_bytes);
+        why = device_begin_capture();
+        T_CHECK(!why, "begin: %s", why);
+        {
+            const gmm_status s = gmm_quantize(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream);
+            why = device_end_capture(&graph);
+            T_CHECK(s == GMM_OK && !why, "capture: %s %s", gmm_last_error(T.ctx), why ? why : "");
+        }
+        for (int i = 0; i < 5; i++) {
+            uint64_t random[2] = { t_rand(), t_rand() };
+            float scale[5];
+            void *eager[2][3];
+            t_upload((void *)(uintptr_t)r.groups.splits, splits[i], sizeof splits[i]);
+            if (r.random) t_upload(r.random, random, sizeof random);
+            for (int u = 0; u < 5; u++) scale[u] = (float)(1.0 + fabs(t_real()) * 30.0);
+            t_upload(r.scale_in, scale, sizeof scale);
+            for (int pass = 0; pass < 3; pass++) { /* a call, a replay, a replay that skips */
+                t_upload(skip, pass == 2 ? &stop : &go, 4);
+                for (int k = 0; k < 2; k++) {
+                    t_poison(r.copy[k].data, 0xA5, (size_t)r.want[k].data_bytes);
+                    t_poison(r.copy[k].scale, 0xA5, (size_t)r.want[k].scale_bytes);
+                    t_poison(r.copy[k].amax, c.f.delayed ? 0 : 0xA5, (size_t)r.want[k].amaxes * 4);
+                }
+                if (pass) {
+                    why = device_replay(graph);
+                    T_CHECK(!why, "replay: %s", why);
+                } else T_OK(gmm_quantize(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+                for (int k = 0; k < 2; k++) {
+                    const size_t bytes[3] = { (size_t)r.want[k].data_bytes, (size_t)r.want[k].scale_bytes,
+                                              (size_t)r.want[k].amaxes * 4 };
+                    void *const from[3] = { r.copy[k].data, r.copy[k].scale, r.copy[k].amax };
+                    for (int j = 0; j < 3; j++) {
+                        void *got = bytes[j] ? t_get(from[j], bytes[j]) : NULL;
+                        if (!got) continue;
+                        if (pass == 0) eager[k][j] = got;
+                        else if (pass == 1) t_same("replayed", got, eager[k][j], bytes[j]);
+                        else t_bytes("skipped", got, j == 2 && c.f.delayed ? 0 : 0xA5, bytes[j]);
+                    }
+                }
+            }
+        }
+        device_graph_free(graph);
+    }
+}
+#endif
+
 void tests_quantize(void) {
     variant v[VARIANTS];
     const int n = variants(v);
@@ -872,4 +946,7 @@ void tests_quantize(void) {
     for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
     t_add(update_reduces, 0, "scale update reduces over ranks, refusals");
     t_add(refusals, 0, "quantize refusals");
+#ifdef HAVE_CUDA
+    for (int i = 0; i < n; i++) t_add_gpu(replays, i, "row53 quantize replayed, %s", v[i].name);
+#endif
 }

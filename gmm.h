@@ -6471,8 +6471,6 @@ static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_quantization *d = &call->d.quant;
     size_t part[3], sums = 0;
-    if (call->format.square && call->format.four_over_six)
-        return gmm__decline(plan, "has no four_over_six of square tiles");
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_floats(call, part) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 5 * (size_t)call->units * sizeof(void *));
@@ -6541,10 +6539,11 @@ static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
                ((uint64_t)(m->ld * bits / 8) & (uint64_t)(whole - 1)) |
                ((uint64_t)a->step[k] & (uint64_t)(whole - 1)) | (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) |
                ((uint64_t)(uintptr_t)m->scale & 3);
-        if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32) odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
+        if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
+            odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
-    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->stochastic && !f->row_amax &&
-               !(f->hadamard && a->columnwise.dtype != GMM_NONE) &&
+    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->stochastic &&
+               !f->row_amax && !(f->hadamard && a->columnwise.dtype != GMM_NONE) &&
                !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
     if (!a->swift) return;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);

@@ -1893,6 +1893,7 @@ enum {
     GMM__QUANT_CODES = GMM_TILE + 4, /* bytes from row to row of codes that wait to be turned */
     GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
     GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
+    GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3
 };
 
@@ -2076,11 +2077,11 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     return v;
 }
 
-/* NV16 by the better of two scales, as on the host: the error of a block is summed in the order of its elements. */
-GMM__DEVICE uint8_t gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared) {
+/* NV16 by the better of two scales, as on the host: both, and what a block of one line misses by each, summed in the
+   order of its elements. */
+GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
+                                          uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
-    uint8_t scale[2];
-    float error[2];
     int32_t which, j, turn;
     scale[0] = gmm_f32_to_e4m3(base);
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
@@ -2103,7 +2104,6 @@ GMM__DEVICE uint8_t gmm__quant_four_over_six(const gmm_nv_global *n, const float
         }
         error[which] = sum;
     }
-    return error[1] < error[0] ? scale[1] : scale[0];
 }
 
 /* One copy of one tile. */
@@ -2170,8 +2170,14 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, gmm_scaling scaling, 
     if (scaling == GMM_SCALING_NV16) {
         gmm_nv_global global = s->global;
         if (!plain && s->per_line) global = gmm_nv_global_of(live ? s->amax[l] : 0.0f, global.e4m3_max);
-        stored = !plain && f->four_over_six ? gmm__quant_four_over_six(&global, v, amax, f->four_over_six == 2)
-                                            : gmm_nv_scale(&global, amax);
+        if (!plain && f->four_over_six && height > 1)
+            stored = shared_amax[GMM__QUANT_SQUARES + l / height * GMM_TILE_BLOCKS + block];
+        else if (!plain && f->four_over_six) {
+            uint8_t scale[2];
+            float error[2];
+            gmm__quant_four_over_six(&global, v, amax, f->four_over_six == 2, scale, error);
+            stored = scale[error[1] < error[0]];
+        } else stored = gmm_nv_scale(&global, amax);
         factor = gmm_nv_encode(&global, (uint8_t)stored);
     } else if (scaling == GMM_SCALING_MX32) {
         stored = gmm_mx_scale(amax, f->dtype);
@@ -2241,7 +2247,7 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scali
     int32_t l, i;
     gmm__quant_side_begin(a, scaling, s);
     if (height > 1) {
-        for (i = (int32_t)threadIdx.x; i < GMM_TILE_BLOCKS * GMM_TILE_BLOCKS; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
         __syncthreads();
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
@@ -2251,6 +2257,39 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scali
             bits = gmm__quant_block_max(gmm__quant_amax4(v), width / 4);
             if (lane % (width / 4) == 0)
                 atomicMax(&shared_amax[l / height * GMM_TILE_BLOCKS + lane / (width / 4)], bits);
+        }
+        __syncthreads();
+    }
+    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) { /* errors of rows fold in halves */
+        float *errors = (float *)(void *)codes; /* [2][GMM_TILE][GMM_TILE_BLOCKS] */
+        for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
+            uint8_t scale[2];
+            float v[4], error[2];
+            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
+            else gmm__quant_get_row(x, l, v);
+            gmm__quant_four_over_six(&s->global, v, gmm_f32_from_bits(shared_amax[l / 16 * GMM_TILE_BLOCKS + lane / 4]),
+                                     f->four_over_six == 2, scale, error);
+            for (i = 0; i < 2; i++)
+                if (lane % 4 == 0) errors[(i * GMM_TILE + l) * GMM_TILE_BLOCKS + lane / 4] = error[i];
+            if (lane % 4 == 0 && l % 16 == 0)
+                shared_amax[GMM__QUANT_SQUARES + l / 16 * GMM_TILE_BLOCKS + lane / 4] =
+                    (uint32_t)scale[0] | (uint32_t)scale[1] << 8;
+        }
+        __syncthreads();
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) {
+            uint32_t *chosen = &shared_amax[GMM__QUANT_SQUARES + i];
+            float *row[2];
+            int32_t by, j;
+            row[0] = errors + i / GMM_TILE_BLOCKS * 16 * GMM_TILE_BLOCKS + i % GMM_TILE_BLOCKS;
+            row[1] = row[0] + GMM_TILE * GMM_TILE_BLOCKS;
+            for (by = 8; by > 0; by /= 2)
+                for (j = 0; j < by; j++) {
+                    row[0][j * GMM_TILE_BLOCKS] = gmm__fadd(row[0][j * GMM_TILE_BLOCKS],
+                                                            row[0][(j + by) * GMM_TILE_BLOCKS]);
+                    row[1][j * GMM_TILE_BLOCKS] = gmm__fadd(row[1][j * GMM_TILE_BLOCKS],
+                                                            row[1][(j + by) * GMM_TILE_BLOCKS]);
+                }
+            *chosen = row[1][0] < row[0][0] ? *chosen >> 8 : *chosen & 0xFFu;
         }
         __syncthreads();
     }
@@ -2401,8 +2440,8 @@ GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
     return most;
 }
 
-/* Codes of E2M1, eight values times |by|. A magnitude m counts 2 m, m + 2 and m / 2 + 4 half steps below 2, 4 and 6; each
-   is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. None of the
+/* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
+   each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. None of the
    products may be a NaN or reach 7. */
 GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by) {
     uint32_t codes = 0, odd, even;
@@ -2411,7 +2450,8 @@ GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by) {
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
         asm("{\n.reg .f32 m, t;\nabs.f32 m, %3;\nabs.f32 t, %4;\nmul.rn.f32 m, m, t;\n"
-            "fma.rn.f32 t, m, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\nadd.rn.f32 t, m, 0f4B000002;\nmov.b32 %1, t;\n"
+            "fma.rn.f32 t, m, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
+            "add.rn.f32 t, m, 0f4B000002;\nmov.b32 %1, t;\n"
             "fma.rn.f32 t, m, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
             : "=r"(low), "=r"(middle), "=r"(high) : "f"(v[j]), "f"(by));
         low = low < middle ? low : middle;
@@ -4779,7 +4819,7 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__PLAIN ? GMM__QUANT_PER_SM : 2)
 GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    __shared__ uint32_t square[GMM_TILE_BLOCKS * GMM_TILE_BLOCKS];
+    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes, and chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(GMM__SCALING);

@@ -58,6 +58,7 @@ static int variants(variant *v) {
         (f->hadamard = GMM_HADAMARD | 0x1234, f->stochastic = 1));
     ADD("nvfp4 row amax", GMM_E2M1, GMM_SCALING_NV16, f->row_amax = 1);
     ADD("nvfp4 four over six", GMM_E2M1, GMM_SCALING_NV16, (f->four_over_six = 1, f->e4m3_256 = 1));
+    ADD("nvfp4 square four over six", GMM_E2M1, GMM_SCALING_NV16, (f->four_over_six = 2, f->square = 1));
 #undef ADD
     for (i = 0; i < n; i++) {
         gmm_error e = GMM_ZERO;
@@ -65,7 +66,7 @@ static int variants(variant *v) {
     }
     return n;
 }
-enum { VARIANTS = 18 };
+enum { VARIANTS = 19 };
 
 /* -------------------------------------------------------------------------------------------------- Reference --- */
 
@@ -121,16 +122,17 @@ static void ref_quantize(ref_copy *c) {
                 const gmm_nv_global g = gmm_nv_global_of(f->row_amax ? c->line_amax[l] : c->amax,
                                                          f->e4m3_256 ? 256.0f : 448.0f);
                 stored = gmm_nv_scale(&g, amax);
-                if (f->four_over_six) { /* the two candidates, tried out through the tile quantizer of one line */
+                if (f->four_over_six) { /* the two candidates, tried out through the tile quantizer of one block */
                     float tile[GMM_TILE * GMM_TILE];
-                    uint8_t code[GMM_TILE];
-                    uint32_t scale[GMM_TILE_BLOCKS];
+                    uint8_t code[GMM_TILE * 16];
+                    uint32_t scale[GMM_TILE_BLOCKS * 16];
                     gmm_tile t = GMM_ZERO;
                     memset(tile, 0, sizeof tile);
-                    memcpy(tile, c->x + l * c->along + b * w, (size_t)n * sizeof(float));
+                    for (int64_t i = 0; i < tall; i++)
+                        memcpy(tile + i * GMM_TILE, c->x + (l0 + i) * c->along + b * w, (size_t)n * sizeof(float));
                     t.format = f;
                     t.source = c->source;
-                    t.lines = 1;
+                    t.lines = (int32_t)tall;
                     t.along = (int32_t)n;
                     t.x = tile;
                     t.amax = &c->amax;

@@ -2593,6 +2593,43 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
+/* A rank's part of sharded masters: amaxes of blocks by maxima on their bits, or scales and codes. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amaxes_of(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+    int64_t i;
+    int32_t k;
+    for (i = first; i < a.length; i += step) {
+        const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
+        const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
+        for (k = 0; k < 2 + (a.format.scaling == GMM_SCALING_NV16); k++)
+            if (k == 2 || a.copy[k].dtype != GMM_NONE) {
+                uint32_t *to = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                if (bits > *(volatile uint32_t *)to) atomicMax(to, bits);
+            }
+    }
+}
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+    int64_t i, lines, blocks;
+    int32_t k;
+    for (k = 0; k < 2; k++) {
+        if (a.copy[k].dtype == GMM_NONE) continue;
+        gmm__shard_scales(&a, k, &lines, &blocks);
+        for (i = first; i < a.count * lines * blocks; i += step) gmm__shard_store_scale(&a, k, i);
+        for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
+    }
+}
+static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t most,
+                                                 cudaStream_t stream) {
+    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
+    void *params[1];
+    params[0] = (void *)(uintptr_t)a;
+    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amaxes_of : (const void *)gmm_shard_codes,
+                            dim3((unsigned)(work < most ? work : most)), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+}
+
 #define GMM__BODY 6
 #define GMM__TAG bf16
 #include GMM_KERNELS_FILE

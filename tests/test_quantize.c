@@ -865,6 +865,116 @@ static void refusals(int arg) {
     }
 }
 
+/* Sharded masters: what ranks cast of their shards, with amaxes reduced between the phases, is what one quantizer makes
+   of the masters rounded to the model's dtype. Cuts fall inside blocks and bytes; one rank has nothing. */
+static void shards(int arg) {
+    static const int64_t shapes[3][2] = { { 96, 64 }, { 40, 34 }, { 130, 160 } };
+    variant v[VARIANTS];
+    (void)variants(v);
+    for (int w = 0; w < 3; w++) {
+        enum { COUNT = 3, RANKS = 4 };
+        const int64_t rows = shapes[w][0], cols = shapes[w][1], size = rows * cols, all = COUNT * size;
+        const gmm_dtype model = floats[w];
+        quant_run r;
+        quant_case c = { .f = v[arg].format, .units = COUNT, .rows0 = rows, .cols = cols, .source = model };
+        const gmm_format *f = &c.f;
+        const int takes = f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic && !f->four_over_six &&
+                          !f->row_amax, both = f->scaling == GMM_SCALING_MX32;
+        const int64_t amaxes = gmm_shard_amaxes(f, COUNT, rows, cols, both);
+        int64_t cut[RANKS + 1] = { 0, t_int(1, size), 0, t_int(size + 1, 2 * size) | 1, all };
+        float *master = (float *)t_host((size_t)all * 4), *reduced = (float *)t_host((size_t)amaxes * 4 + 4), *amax;
+        gmm_sharding d = GMM_ZERO;
+        cut[2] = cut[1];
+        build(&r, &c);
+        for (int64_t i = 0; i < all; i++) { /* masters that are not of the model's dtype */
+            master[i] = (float)(t_real() * ldexp(1.0, (int)t_int(-4, 4)));
+            r.src.v[i] = ref_round(model, (double)master[i]);
+        }
+        t_mat_put(&r.src);
+        d.count = COUNT;
+        d.rows = rows;
+        d.cols = cols;
+        d.format = f;
+        d.model = model;
+        d.rowwise = &r.copy[0];
+        d.columnwise = both ? &r.copy[1] : NULL;
+        d.scale = r.d.scale;
+        d.phase = GMM_QUANT_AMAX;
+        amax = (float *)t_alloc((size_t)amaxes * 4 + 4);
+        d.amax = amax;
+        if (!takes) {
+            T_CHECK(amaxes == 0, "%lld amaxes", (long long)amaxes);
+            T_REFUSED(GMM_E_CONFIG, gmm_shard_cast(T.ctx, &d, T.stream), "gmm_shard_cast", "format", NULL);
+            return;
+        }
+        memset(reduced, 0, (size_t)amaxes * 4);
+        for (int k = 0; k < RANKS; k++) {
+            const float *mine;
+            d.start = cut[k + 1] > cut[k] ? cut[k] : -1;
+            d.length = cut[k + 1] - cut[k];
+            d.master = d.length ? (const float *)t_in(master + cut[k], (size_t)d.length * 4) : NULL;
+            t_poison(amax, 0xFF, (size_t)amaxes * 4);
+            T_OK(gmm_shard_cast(T.ctx, &d, T.stream));
+            mine = (const float *)t_get(amax, (size_t)amaxes * 4);
+            for (int64_t i = 0; i < amaxes; i++)
+                if (mine[i] > reduced[i]) reduced[i] = mine[i];
+        }
+        t_upload(amax, reduced, (size_t)amaxes * 4);
+        d.phase = GMM_QUANT_CAST;
+        for (int k = 0; k < RANKS; k++) {
+            d.start = cut[k + 1] > cut[k] ? cut[k] : -1;
+            d.length = cut[k + 1] - cut[k];
+            d.master = d.length ? (const float *)t_in(master + cut[k], (size_t)d.length * 4) : NULL;
+            if (k == 1) { /* nothing: codes stay */
+                void *before = t_get(r.copy[0].data, (size_t)r.want[0].data_bytes);
+                T_OK(gmm_shard_cast(T.ctx, &d, T.stream));
+                t_same("codes of others", t_get(r.copy[0].data, (size_t)r.want[0].data_bytes), before,
+                       (size_t)r.want[0].data_bytes);
+            } else T_OK(gmm_shard_cast(T.ctx, &d, T.stream));
+        }
+        {
+            void *codes[2], *scales[2], *amaxes_of = NULL;
+            const size_t a = f->delayed ? 0 : (size_t)r.want[0].amaxes * 4;
+            for (int k = 0; k < 1 + both; k++) {
+                codes[k] = t_get(r.copy[k].data, (size_t)r.want[k].data_bytes);
+                scales[k] = t_get(r.copy[k].scale, (size_t)r.want[k].scale_bytes);
+                t_poison(r.copy[k].data, 0xFF, (size_t)r.want[k].data_bytes);
+                t_poison(r.copy[k].scale, 0xFF, (size_t)r.want[k].scale_bytes);
+            }
+            if (a) {
+                amaxes_of = t_get(r.copy[0].amax, a);
+                t_poison(r.copy[0].amax, 0xFF, a);
+            }
+            T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+            for (int k = 0; k < 1 + both; k++) {
+                t_same("codes", codes[k], t_get(r.copy[k].data, (size_t)r.want[k].data_bytes),
+                       (size_t)r.want[k].data_bytes);
+                t_same("scales", scales[k], t_get(r.copy[k].scale, (size_t)r.want[k].scale_bytes),
+                       (size_t)r.want[k].scale_bytes);
+            }
+            if (a) t_same("amax", amaxes_of, t_get(r.copy[0].amax, a), a);
+        }
+        if (w || f->scaling != GMM_SCALING_128X128) continue;
+#define SREFUSED(status, change, ...) do { \
+        gmm_sharding e = d; \
+        change; \
+        T_REFUSED(status, gmm_shard_cast(T.ctx, &e, T.stream), "gmm_shard_cast", __VA_ARGS__, NULL); \
+    } while (0)
+        SREFUSED(GMM_E_ARG, e.length++, "start", "length");
+        SREFUSED(GMM_E_ARG, e.start = -1, "start", "-1");
+        SREFUSED(GMM_E_NULL, e.master = NULL, "master");
+        SREFUSED(GMM_E_NULL, e.amax = NULL, "amax");
+        SREFUSED(GMM_E_NULL, e.rowwise = NULL, "rowwise");
+        SREFUSED(GMM_E_CONFIG, e.phase = GMM_QUANT_ALL, "phase", "0");
+        SREFUSED(GMM_E_CONFIG, e.columnwise = &r.copy[1], "columnwise");
+        SREFUSED(GMM_E_DTYPE, e.model = GMM_E4M3, "model", "e4m3");
+        SREFUSED(GMM_E_ARG, e.cols = 63, "cols", "63");
+        SREFUSED(GMM_E_ARG, e.count = 0, "count");
+        SREFUSED(GMM_E_VERSION, e.struct_size = 4096, "struct_size");
+#undef SREFUSED
+    }
+}
+
 #ifdef HAVE_CUDA
 /* Row 53: a captured call, replayed with other splits, scales, random words and the skip word, writes what a call
    writes; nothing where it is told to skip. Widths that whole vectors fit, and one that they do not. */
@@ -947,6 +1057,7 @@ void tests_quantize(void) {
     for (int i = 0; i < 5; i++) t_add(skip_and_sums, i, "row37 quantize skip word and sums, recipe %d", i + 1);
     for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
     t_add(update_reduces, 0, "scale update reduces over ranks, refusals");
+    for (int i = 0; i < n; i++) t_add(shards, i, "quantize sharded masters %s", v[i].name);
     t_add(refusals, 0, "quantize refusals");
 #ifdef HAVE_CUDA
     for (int i = 0; i < n; i++) t_add_gpu(replays, i, "row53 quantize replayed, %s", v[i].name);

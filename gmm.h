@@ -6699,6 +6699,8 @@ static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
                !f->row_amax && !(f->hadamard && a->columnwise.dtype != GMM_NONE) &&
                !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
     if (!a->swift) return;
+    a->groups = call->groups;
+    a->few = a->grouped && call->groups.count <= 32 && !call->groups.on_host && call->groups.tail == GMM_TAIL_KEEP;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
@@ -6740,19 +6742,19 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
-    if (a.grouped) {
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
+    gmm__mma_quant_swift(call, &a);
+    if (e == cudaSuccess && a.grouped && !a.few) {
         const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
     }
-    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
     if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (global || records || a.lines))
         e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
-    gmm__mma_quant_swift(call, &a);
     e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
                         d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                         gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),

@@ -248,6 +248,38 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
 
+/* The same for at most 32 groups, by a warp for itself, so that no kernel need run before: lane g gets where group g
+   begins and its rows, and the tiles up to its end. `judge`: this warp reports faults. */
+typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
+GMM__DEVICE gmm_warp_split gmm_warp_split_of(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
+    const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t capacity = (int32_t)s->capacity, live = lane < s->count;
+    const int64_t value = live ? gmm_split_value(s, lane + by_offsets) : 0;
+    int32_t end = value < 0 ? 0 : value > capacity ? capacity : (int32_t)value, step;
+    gmm_warp_split w;
+    for (step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)step);
+        const int32_t sum = end > capacity - other ? capacity : end + other;
+        if (lane >= step) end = !by_offsets ? sum : end > other ? end : other;
+    }
+    w.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
+    if (lane == 0) w.begin = 0;
+    w.rows = end - w.begin;
+    w.tiles = (w.rows + tile_rows - 1) / tile_rows;
+    for (step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, w.tiles, (unsigned)step);
+        if (lane >= step) w.tiles += other;
+    }
+    w.total = __shfl_sync(0xFFFFFFFFu, w.tiles, 31);
+    if (judge && s->fault) {
+        uint32_t fault = 0;
+        if (live) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
+        if (lane == 0 && by_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
+        if (fault) atomicOr(s->fault, fault);
+    }
+    return w;
+}
+
 /* ............................................................................................. Grouped products ... */
 
 /* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups of one call, where the groups are ranges of rows of
@@ -1906,6 +1938,8 @@ typedef struct gmm__quant_args {
     int64_t col_tiles;
     const int64_t *offsets;           /* grouped: [units + 1] rows */
     const int32_t *tiles;             /* grouped: [units + 1] strips */
+    gmm_groups groups;                /* read by the kernels themselves if `few` */
+    int32_t few;                      /* swift, at most 32 groups: offsets and tiles are not set */
     float *amax[2];                   /* [units]: of the rowwise and of the columnwise copy */
     float *lines, *columns;           /* amax by row and by column; NULL = not needed */
     const float *scale;
@@ -2488,14 +2522,34 @@ GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
     }
 }
 
+/* The strips of a call. All threads. */
+GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
+    gmm_warp_split w = { 0, 0, 0, 0 };
+    if (a->few) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 && blockIdx.y == 0);
+    w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
+    return w;
+}
 /* The tile of a block in a strip: the strip's place, the tile's first column and its columns. */
-GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, int32_t strips, int32_t strip, int32_t *c0,
-                                              int32_t *n) {
+GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t strip,
+                                              int32_t *c0, int32_t *n) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
+    gmm__quant_place p;
     *c0 = tile * GMM_TILE;
     *n = (int32_t)a->cols - *c0 < GMM_TILE ? (int32_t)a->cols - *c0 : (int32_t)GMM_TILE;
-    return gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows,
-                            a->backward ? strips - 1 - strip : strip);
+    strip = a->backward ? w->total - 1 - strip : strip;
+    if (!a->few) return gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+    {
+        const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
+        const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
+        const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        p.unit = g;
+        p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
+        p.rows = rows;
+        p.start = (int64_t)before * GMM_TILE;
+        p.row = (int64_t)(strip - before) * GMM_TILE;
+        p.m = rows - (int32_t)p.row < GMM_TILE ? rows - (int32_t)p.row : (int32_t)GMM_TILE;
+    }
+    return p;
 }
 GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
@@ -4944,15 +4998,16 @@ GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gm
 /* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
-    const int32_t strips = (int32_t)gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows);
+    __shared__ uint32_t most[GMM__QUANT_WARPS];
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS;
+    const gmm_warp_split split = gmm__swift_split(&a);
     int32_t at;
     if (a.skip && *a.skip) return;
-    for (at = (int32_t)blockIdx.y; at < strips; at += (int32_t)gridDim.y) {
+    for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__NAME(gmm__words)], all = 0;
         int32_t c0, n, i, k;
-        const gmm__quant_place p = gmm__swift_where(&a, strips, at, &c0, &n);
+        const gmm__quant_place p = gmm__swift_where(&a, &split, at, &c0, &n);
         GMM__NAME(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
         if (a.lines) {
             uint32_t row[8];
@@ -5000,8 +5055,14 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
                     atomicMax(to + k, gmm_f32_bits(GMM__NAME(gmm__word_value)(col, k)));
         }
         all = __reduce_max_sync(0xFFFFFFFFu, all);
-        if (lane == 0 && all > *(volatile uint32_t *)((uint32_t *)a.amax[0] + p.unit))
-            atomicMax((uint32_t *)a.amax[0] + p.unit, all);
+        if (lane == 0) most[warp] = all;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            uint32_t *to = (uint32_t *)a.amax[0] + p.unit;
+            for (i = 1; i < GMM__QUANT_WARPS; i++) all = all > most[i] ? all : most[i];
+            if (all > *(volatile uint32_t *)to) atomicMax(to, all);
+        }
+        if (at + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 
@@ -5029,7 +5090,6 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float factors[2][GMM__SWIFT_FACTORS];
     __shared__ float encodes[2][GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
-    const int32_t strips = (int32_t)gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows);
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS + 8 * c;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
@@ -5038,16 +5098,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     const gmm_format *f = &a.format;
     const float qmax = e5m2 ? 57344.0f : 448.0f, inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u);
     const int32_t square = !GMM__WIDE && a.format.square;
+    const gmm_warp_split split = gmm__swift_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     if (!GMM__WIDE && GMM__SCALING != GMM_SCALING_MX32)
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
-    for (strip = (int32_t)blockIdx.y; strip < strips; strip += (int32_t)gridDim.y) {
+    for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__OF(gmm__words)], nibbles[8], odd = 0;
         float whole = 1.0f;
         int32_t c0, n, i, j, k;
-        const gmm__quant_place p = gmm__swift_where(&a, strips, strip, &c0, &n);
+        const gmm__quant_place p = gmm__swift_where(&a, &split, strip, &c0, &n);
         const int64_t reach = a.grouped ? (p.rows + 127) & ~(int64_t)127 : p.rows;
         const int32_t live = (int32_t)p.m - row0;
         float mult[2] = { 0.0f, 0.0f };
@@ -5058,17 +5119,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
                                                      f->pow2);
             if (a.record) {
-                uint32_t most = 0;
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) most = GMM__OF(gmm__word_max)(most, x[i][k]);
-                most = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(most));
-                if (lane < 2) {
-                    uint32_t *to = (uint32_t *)((lane ? a.columnwise.amax : a.rowwise.amax));
-                    if (to && (lane ? columnwise : rowwise) && most > *(volatile uint32_t *)(to + p.unit))
-                        atomicMax(to + p.unit, most);
-                }
+                    for (k = 0; k < GMM__OF(gmm__words); k++) odd = GMM__OF(gmm__word_max)(odd, x[i][k]);
+                odd = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(odd));
+                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(odd);
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
@@ -5354,7 +5410,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
                                                                            chunk * 16));
         }
-        if (strip + (int32_t)gridDim.y < strips) __syncthreads();
+        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* behind all stores */
+            __syncthreads();
+            if (thread < 2) {
+                uint32_t *to = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
+                for (i = 0; i < GMM__QUANT_WARPS; i++)
+                    odd = odd > gmm_f32_bits(factors[0][i]) ? odd : gmm_f32_bits(factors[0][i]);
+                if ((thread ? columnwise : rowwise) && to && odd > *(volatile uint32_t *)(to + p.unit))
+                    atomicMax(to + p.unit, odd);
+            }
+        }
+        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 

@@ -149,6 +149,7 @@ GMMDEF uint32_t gmm_version_number(void);
     X(GMM_OP_REQUANTIZE, requantize) \
     X(GMM_OP_SCALE_UPDATE, scale_update) \
     X(GMM_OP_TRANSPOSE, transpose) \
+    X(GMM_OP_SHARD_CAST, shard_cast) \
     X(GMM_OP_OFFSETS, offsets) \
     X(GMM_OP_LINEAR_FWD, linear_fwd) \
     X(GMM_OP_LINEAR_DGRAD, linear_dgrad) \
@@ -914,6 +915,40 @@ typedef struct gmm_scale_update {
        GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
 
+/* Quantized weights whose fp32 masters are sharded over ranks: elements [start, start + length) of `count` matrices,
+   one after another, are this rank's (gmm_ckpt_shard_members gives what it has of each). Every rank calls, with or
+   without a shard:
+       phase AMAX   writes the amaxes of what it has, zeros elsewhere: gmm_shard_amaxes floats in an order that all
+                    ranks share. The caller takes their maximum over ranks, in place
+       phase CAST   writes all scales of the copies (and amaxes), and the codes of its own elements; the others stay,
+                    also the other half of a byte of E2M1
+   Delayed scaling casts by `scale` at once; AMAX then gives what goes into the history.
+   Shapes: master [length]; copies count x [rows, cols].  dtypes: copies as `format`: TENSOR, 1X128, 128X128, MX32, NV16
+       without transform, stochastic rounding, choice of scales and amaxes per row. Only MX32 has a columnwise copy
+       here: transposed ones are made from gathered codes. cols even.  Aliasing: none. */
+typedef struct gmm_sharding {
+    uint32_t struct_size;
+    int32_t count;            /* matrices, >= 1 */
+    int64_t rows, cols;       /* of each, >= 1 */
+    int64_t start, length;    /* of the shard; -1 and 0: none */
+    const gmm_options *options;
+    const gmm_format *format;
+    gmm_dtype model;          /* masters are rounded to it first: BF16 or F16; F32 = as they are */
+    gmm_quant_phase phase;    /* AMAX or CAST */
+    const float *master;      /* NULL without a shard */
+    float *amax;              /* delayed: phase CAST does not read it */
+    const gmm_mat *rowwise;   /* NULL = not wanted. Phase AMAX looks at which are wanted, and writes neither */
+    const gmm_mat *columnwise;
+    const float *scale;       /* delayed: [count]; NULL = ones */
+} gmm_sharding;
+
+/* Floats of gmm_sharding.amax; 0 where the format is not one of these. `columnwise`: with a columnwise copy. Pure. */
+GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise);
+
+/* One phase. No workspace.  Stream, graph: enqueued; capturable.
+   Errors: as gmm_quantize; GMM_E_ARG (start, length), GMM_E_CONFIG (format, phase), GMM_E_NULL (master, amax). */
+GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream);
+
 /* --------------------------------------------------------------------------------------------------- 12 Runtime --- */
 
 typedef struct CUevent_st *gmm_event; /* a cudaEvent_t; in a CPU context an object of this library */
@@ -1534,6 +1569,7 @@ typedef struct gmm__call {
         gmm_dequantization dequant;
         gmm_scale_update update;
         gmm_transposition transposition;
+        gmm_sharding shard;
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
@@ -5475,6 +5511,90 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
+static int gmm__shard_takes(const gmm_format *f) {
+    return f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic &&
+           !f->four_over_six && !f->row_amax;
+}
+GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise) {
+    gmm_format f;
+    if (!format || !gmm__copy_sized(&f, sizeof f, format) || gmm_format_validate(&f, NULL) != GMM_OK ||
+        !gmm__shard_takes(&f) || count < 1 || rows < 1 || cols < 1)
+        return 0;
+    return (f.scaling == GMM_SCALING_NV16 ? count : 0) + gmm__shard_blocks(&f, count, rows, cols, 0) +
+           (columnwise && f.scaling == GMM_SCALING_MX32 && !f.square ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
+}
+
+GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream) {
+    static const char *const names[2] = { "rowwise", "columnwise" };
+    gmm__call call;
+    gmm_sharding *d = &call.d.shard;
+    gmm_format *f = &call.format;
+    gmm_error why = GMM_ZERO;
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_SHARD_CAST, "gmm_shard_cast", 0);
+    int64_t all;
+    int k;
+    if (s != GMM_OK || (s = gmm__read(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
+        (s = gmm__read_options(&call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(&call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read(&call, "format", f, sizeof *f, d->format)) != GMM_OK)
+        return s;
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(&call, s, "format", "%s", why.text);
+    if (!gmm__shard_takes(f))
+        return gmm__refuse(&call, GMM_E_CONFIG, "format", "%s: must be tensor, 1x128, 128x128, mx32 or nv16, without "
+                           "transform, stochastic rounding, choice of scales and amaxes per row",
+                           gmm_scaling_name(f->scaling));
+    if (d->model != GMM_F32 && d->model != GMM_BF16 && d->model != GMM_F16)
+        return gmm__refuse(&call, GMM_E_DTYPE, "model", "%s must be f32, f16 or bf16", gmm_dtype_name(d->model));
+    if (d->phase != GMM_QUANT_AMAX && d->phase != GMM_QUANT_CAST)
+        return gmm__refuse(&call, GMM_E_CONFIG, "phase", "%d must be 1 or 2", (int)d->phase);
+    if (d->cols % 2) return gmm__refuse(&call, GMM_E_ARG, "cols", "%lld must be even", (long long)d->cols);
+    if (!gmm__mul(d->rows, d->cols, &all) || !gmm__mul(all, d->count, &all) || all > INT64_MAX / 8)
+        return gmm__refuse(&call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld x %lld do not fit 64 bits",
+                           (int)d->count, (long long)d->rows, (long long)d->cols);
+    if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > all - d->length)
+        return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
+                           "without a shard", (long long)d->start, (long long)d->length, (long long)all);
+    if (!d->rowwise && !d->columnwise)
+        return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+    if (d->columnwise && f->scaling != GMM_SCALING_MX32)
+        return gmm__refuse(&call, GMM_E_CONFIG, "columnwise", "must be NULL with %s: transposed copies are made from "
+                           "gathered codes", gmm_scaling_name(f->scaling));
+    for (k = 0; k < 2; k++) {
+        const gmm_mat *m = k ? d->columnwise : d->rowwise;
+        s = gmm__read_copy(&call, k ? GMM__DX : GMM__Y, names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);
+        if (s != GMM_OK) return s;
+        if (m && ctx->config.space != GMM_SPACE_CPU &&
+            (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+            return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
+    }
+    if ((s = gmm__check_array(&call, "master", d->master, d->length > 0, d->length)) != GMM_OK ||
+        (s = gmm__check_array(&call, "amax", d->amax, !f->delayed || d->phase == GMM_QUANT_AMAX, 1)) != GMM_OK ||
+        (s = gmm__check_array(&call, "scale", d->scale, 0, d->count)) != GMM_OK)
+        return s;
+    return gmm__serve(&call, NULL, NULL, 0, stream);
+}
+static gmm__shard_args gmm__shard_of(const gmm__call *call) {
+    const gmm_sharding *d = &call->d.shard;
+    gmm__shard_args a;
+    memset(&a, 0, sizeof a);
+    a.format = call->format;
+    a.model = d->model;
+    a.count = d->count;
+    a.rows = d->rows;
+    a.cols = d->cols;
+    a.start = d->length ? d->start : 0;
+    a.length = d->length;
+    a.master = d->master;
+    a.scale = d->scale;
+    a.amax = d->amax;
+    a.copy[0] = call->mat[GMM__Y];
+    a.copy[1] = call->mat[GMM__DX];
+    return a;
+}
+static int64_t gmm__shard_floats(const gmm__shard_args *a) {
+    return gmm_shard_amaxes(&a->format, (int32_t)a->count, a->rows, a->cols, a->copy[1].dtype != GMM_NONE);
+}
+
 /* --- CPU engine: tiles of 128 rows of one group or matrix by 128 columns --- */
 
 enum {
@@ -5909,6 +6029,39 @@ static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream
     for (i = 0; i < d->slots; i++)
         d->scale[i] = gmm_delayed_scale(d->history + i, d->stride, d->history_length, gmm_dtype_largest(d->dtype),
                                         d->margin, d->most_recent, 0.0f, d->scale[i]);
+    return GMM_OK;
+}
+
+static int gmm__cpu_plan_shard_cast(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__shard_args a = gmm__shard_of(plan->call);
+    const int nv = a.format.scaling == GMM_SCALING_NV16;
+    int64_t i, lines, blocks;
+    int k;
+    (void)stream;
+    if (plan->call->d.shard.phase == GMM_QUANT_AMAX) {
+        memset(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float));
+        for (i = 0; i < a.length; i++) {
+            const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
+            const float v = gmm__shard_value(&a, i);
+            for (k = 0; k < 2 + nv; k++) {
+                float *to = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                if (k == 2 || a.copy[k].dtype != GMM_NONE)
+                    *to = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*to), v));
+            }
+        }
+        return GMM_OK;
+    }
+    for (k = 0; k < 2; k++) {
+        if (a.copy[k].dtype == GMM_NONE) continue;
+        gmm__shard_scales(&a, k, &lines, &blocks);
+        for (i = 0; i < a.count * lines * blocks; i++) gmm__shard_store_scale(&a, k, i);
+        for (i = a.start / 2; 2 * i < a.start + a.length; i++) gmm__shard_store_pair(&a, k, i);
+    }
     return GMM_OK;
 }
 
@@ -6616,8 +6769,6 @@ static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_quantization *d = &call->d.quant;
     size_t part[3], sums = 0;
-    if (call->format.square && call->format.four_over_six)
-        return gmm__decline(plan, "has no four_over_six of square tiles");
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_floats(call, part) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 5 * (size_t)call->units * sizeof(void *));
@@ -6662,6 +6813,48 @@ static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, 
     return gmm__k_quantize_tail(&t, stream);
 }
 
+/* Whether the kernels that move whole vectors serve the call, and what they want to know. */
+static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
+    const gmm_format *f = &call->format;
+    const gmm_mat *mat[3];
+    uint64_t odd = (uint64_t)a->cols % 8; /* address bits that would have to be 0 */
+    int k;
+    mat[0] = &a->rowwise;
+    mat[1] = &a->columnwise;
+    mat[2] = &a->src;
+    for (k = 0; k < 3; k++) {
+        const gmm_mat *m = mat[k];
+        const int64_t bits = gmm_dtype_bits(m->dtype);
+        /* a row of eight elements, or of a transposed copy a run of 16 bytes, is one access */
+        const int64_t whole = k == 2 || (k == 1 && f->scaling != GMM_SCALING_MX32) ? 16 : bits;
+        if (m->dtype == GMM_NONE) continue;
+        a->step[k] = a->grouped ? 0 : m->group_stride * bits / 8;
+        if (k < 2 && !a->grouped)
+            a->scale_step[k] = gmm__scale_count(m->scaling, k ? a->cols : a->rows, k ? a->rows : a->cols) *
+                               (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16 ? 1 : 4);
+        else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
+        odd |= (uint64_t)(m->table != NULL) | ((uint64_t)(uintptr_t)m->data & (uint64_t)(whole - 1)) |
+               ((uint64_t)(m->ld * bits / 8) & (uint64_t)(whole - 1)) |
+               ((uint64_t)a->step[k] & (uint64_t)(whole - 1)) | (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) |
+               ((uint64_t)(uintptr_t)m->scale & 3);
+        if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
+            odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
+    }
+    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->stochastic &&
+               !f->row_amax && !(f->hadamard && a->columnwise.dtype != GMM_NONE) &&
+               !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
+    if (!a->swift) return;
+    a->groups = call->groups;
+    a->few = a->grouped && call->groups.count <= 32 && !call->groups.on_host && call->groups.tail == GMM_TAIL_KEEP;
+    a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
+    a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
+                  (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
+    if (a->phase == GMM_QUANT_ALL) a->amax[1] = a->amax[0];
+    if (a->phase != GMM_QUANT_CAST) return;
+    a->amax[0] = a->rowwise.dtype != GMM_NONE ? a->rowwise.amax : a->columnwise.amax;
+    a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
+}
+
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_quantization *d = &call->d.quant;
@@ -6673,7 +6866,6 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     size_t part[3], floats = gmm__mma_quant_floats(call, part);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     gmm__quant_args a;
-    int64_t items;
     cudaError_t e;
     int k;
 
@@ -6695,20 +6887,23 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
-    if (a.grouped) {
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
+    gmm__mma_quant_swift(call, &a);
+    if (e == cudaSuccess && a.grouped && !a.few) {
         const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
     }
-    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
-    if (e == cudaSuccess) e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
+    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (global || records || a.lines))
+        e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
-    items = gmm__strips(call) * a.col_tiles;
-    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || records || a.lines), d->phase != GMM_QUANT_AMAX,
-                        items, gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
+                        d->phase != GMM_QUANT_AMAX, gmm__strips(call),
+                        gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
+                        gmm__mma_stream(call), stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
@@ -6814,6 +7009,20 @@ static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream
     a.most_recent = d->most_recent;
     a.qmax = gmm_dtype_largest(d->dtype);
     return gmm__cuda_status(plan->call, gmm__k_update_scales(&a, stream));
+}
+
+static int gmm__mma_plan_shard_cast(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__shard_args a = gmm__shard_of(plan->call);
+    const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
+    cudaError_t e = cudaSuccess;
+    if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
+    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call), stream);
+    return gmm__cuda_status(plan->call, e);
 }
 
 #endif /* __CUDACC__ */
@@ -7590,8 +7799,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 static const gmm__engine_row gmm__engines[] = {
     { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
         GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize), GMM__OP(cpu, requantize), GMM__OP(cpu, scale_update),
-        GMM__OP(cpu, transpose),
-        GMM__OP(cpu, offsets),
+        GMM__OP(cpu, transpose), GMM__OP(cpu, shard_cast), GMM__OP(cpu, offsets),
         GMM__OP(cpu, product), /* linear_fwd */
         GMM__OP(cpu, product), /* linear_dgrad */
         GMM__OP(cpu, product), /* linear_wgrad */
@@ -7612,6 +7820,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* requantize */
         GMM__NO_OP, /* scale_update */
         GMM__NO_OP, /* transpose */
+        GMM__NO_OP, /* shard_cast */
         GMM__NO_OP, /* offsets */
         GMM__OP(wgmma, product), /* linear_fwd */
         GMM__OP(wgmma, product), /* linear_dgrad */
@@ -7622,8 +7831,7 @@ static const gmm__engine_row gmm__engines[] = {
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
         GMM__OP(mma, quantize), GMM__OP(mma, dequantize), GMM__OP(mma, requantize), GMM__OP(mma, scale_update),
-        GMM__OP(mma, transpose),
-        GMM__OP(mma, offsets),
+        GMM__OP(mma, transpose), GMM__OP(mma, shard_cast), GMM__OP(mma, offsets),
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act_fwd), GMM__OP(mma, act_bwd),
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
@@ -7642,6 +7850,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* requantize */
         GMM__NO_OP, /* scale_update */
         GMM__NO_OP, /* transpose */
+        GMM__NO_OP, /* shard_cast */
         GMM__NO_OP, /* offsets */
         GMM__OP(lt, product), /* linear_fwd */
         GMM__OP(lt, product), /* linear_dgrad */

@@ -279,6 +279,38 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
 
+/* The same for at most 32 groups, by a warp for itself, so that no kernel need run before: lane g gets where group g
+   begins and its rows, and the tiles up to its end. `judge`: this warp reports faults. */
+typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
+GMM__DEVICE gmm_warp_split gmm_warp_split_of(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
+    const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t capacity = (int32_t)s->capacity, live = lane < s->count;
+    const int64_t value = live ? gmm_split_value(s, lane + by_offsets) : 0;
+    int32_t end = value < 0 ? 0 : value > capacity ? capacity : (int32_t)value, step;
+    gmm_warp_split w;
+    for (step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)step);
+        const int32_t sum = end > capacity - other ? capacity : end + other;
+        if (lane >= step) end = !by_offsets ? sum : end > other ? end : other;
+    }
+    w.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
+    if (lane == 0) w.begin = 0;
+    w.rows = end - w.begin;
+    w.tiles = (w.rows + tile_rows - 1) / tile_rows;
+    for (step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, w.tiles, (unsigned)step);
+        if (lane >= step) w.tiles += other;
+    }
+    w.total = __shfl_sync(0xFFFFFFFFu, w.tiles, 31);
+    if (judge && s->fault) {
+        uint32_t fault = 0;
+        if (live) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
+        if (lane == 0 && by_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
+        if (fault) atomicOr(s->fault, fault);
+    }
+    return w;
+}
+
 /* ............................................................................................. Grouped products ... */
 
 /* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups of one call, where the groups are ranges of rows of
@@ -1941,6 +1973,7 @@ enum {
     GMM__QUANT_CODES = GMM_TILE + 4, /* bytes from row to row of codes that wait to be turned */
     GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
     GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
+    GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
     GMM__TURN_PER_SM = 4
 };
@@ -1954,11 +1987,17 @@ typedef struct gmm__quant_args {
     int64_t col_tiles;
     const int64_t *offsets;           /* grouped: [units + 1] rows */
     const int32_t *tiles;             /* grouped: [units + 1] strips */
+    gmm_groups groups;                /* read by the kernels themselves if `few` */
+    int32_t few;                      /* swift, at most 32 groups: offsets and tiles are not set */
     float *amax[2];                   /* [units]: of the rowwise and of the columnwise copy */
     float *lines, *columns;           /* amax by row and by column; NULL = not needed */
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
+    int32_t swift;                    /* whole vectors everywhere: bodies 10 and 11 may serve */
+    int32_t record;                   /* swift and delayed: the casts raise the amaxes of the copies */
+    int32_t backward;                 /* swift: tiles from the last to the first, which the caches still hold */
+    int64_t step[3], scale_step[2];   /* swift: bytes from matrix to matrix of copies and source; of their scales */
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -2001,9 +2040,9 @@ GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *ti
         p.start = (int64_t)tiles[g] * GMM_TILE;
         p.row = strip * GMM_TILE - p.start;
     } else {
-        const int64_t per = (rows + GMM_TILE - 1) / GMM_TILE;
-        p.unit = strip / per;
-        p.row = strip % per * GMM_TILE;
+        const uint32_t per = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), at = (uint32_t)strip;
+        p.unit = at / per;
+        p.row = (int64_t)(at % per) * GMM_TILE;
         p.first = p.start = 0;
         p.rows = rows;
     }
@@ -2086,31 +2125,34 @@ GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32
     return all;
 }
 
-/* Codes of four values, the first in the lowest bits. The instructions give the bits of the codecs. */
+/* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
+GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
+#if __CUDA_ARCH__ >= 890
+    uint16_t low, high;
+    if (e5m2) {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
+    } else {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
+    }
+    return (uint32_t)low | (uint32_t)high << 16;
+#else
+    const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;
+    return (uint32_t)gmm_encode_small(dtype, p[0]) | (uint32_t)gmm_encode_small(dtype, p[1]) << 8 |
+           (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
+#endif
+}
+GMM__DEVICE uint32_t gmm__quant_codes4(const float p[4]) {
+    return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
+           (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;
+}
 GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float factor) {
     float p[4];
     int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], factor);
-#if __CUDA_ARCH__ >= 890
-    if (dtype != GMM_E2M1) {
-        uint16_t low, high;
-        if (dtype == GMM_E4M3) {
-            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
-        } else {
-            asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-            asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
-        }
-        return (uint32_t)low | (uint32_t)high << 16;
-    }
-#else
-    if (dtype != GMM_E2M1)
-        return (uint32_t)gmm_encode_small(dtype, p[0]) | (uint32_t)gmm_encode_small(dtype, p[1]) << 8 |
-               (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
-#endif
-    return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
-           (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;
+    return dtype == GMM_E2M1 ? gmm__quant_codes4(p) : gmm__quant_codes8(dtype == GMM_E5M2, p);
 }
 
 /* Largest of the lanes that share a block; 4, 8 or 32 of them. */
@@ -2123,11 +2165,11 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     return v;
 }
 
-/* NV16 by the better of two scales, as on the host: the error of a block is summed in the order of its elements. */
-GMM__DEVICE uint8_t gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared) {
+/* NV16 by the better of two scales, as on the host: both, and what a block of one line misses by each, summed in the
+   order of its elements. */
+GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
+                                          uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
-    uint8_t scale[2];
-    float error[2];
     int32_t which, j, turn;
     scale[0] = gmm_f32_to_e4m3(base);
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
@@ -2150,7 +2192,6 @@ GMM__DEVICE uint8_t gmm__quant_four_over_six(const gmm_nv_global *n, const float
         }
         error[which] = sum;
     }
-    return error[1] < error[0] ? scale[1] : scale[0];
 }
 
 /* One copy of one tile. */
@@ -2217,8 +2258,14 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, gmm_scaling scaling, 
     if (scaling == GMM_SCALING_NV16) {
         gmm_nv_global global = s->global;
         if (!plain && s->per_line) global = gmm_nv_global_of(live ? s->amax[l] : 0.0f, global.e4m3_max);
-        stored = !plain && f->four_over_six ? gmm__quant_four_over_six(&global, v, amax, f->four_over_six == 2)
-                                            : gmm_nv_scale(&global, amax);
+        if (!plain && f->four_over_six && height > 1)
+            stored = shared_amax[GMM__QUANT_SQUARES + l / height * GMM_TILE_BLOCKS + block];
+        else if (!plain && f->four_over_six) {
+            uint8_t scale[2];
+            float error[2];
+            gmm__quant_four_over_six(&global, v, amax, f->four_over_six == 2, scale, error);
+            stored = scale[error[1] < error[0]];
+        } else stored = gmm_nv_scale(&global, amax);
         factor = gmm_nv_encode(&global, (uint8_t)stored);
     } else if (scaling == GMM_SCALING_MX32) {
         stored = gmm_mx_scale(amax, f->dtype);
@@ -2288,7 +2335,7 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scali
     int32_t l, i;
     gmm__quant_side_begin(a, scaling, s);
     if (height > 1) {
-        for (i = (int32_t)threadIdx.x; i < GMM_TILE_BLOCKS * GMM_TILE_BLOCKS; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
         __syncthreads();
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
@@ -2298,6 +2345,39 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scali
             bits = gmm__quant_block_max(gmm__quant_amax4(v), width / 4);
             if (lane % (width / 4) == 0)
                 atomicMax(&shared_amax[l / height * GMM_TILE_BLOCKS + lane / (width / 4)], bits);
+        }
+        __syncthreads();
+    }
+    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) { /* errors of rows fold in halves */
+        float *errors = (float *)(void *)codes; /* [2][GMM_TILE][GMM_TILE_BLOCKS] */
+        for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
+            uint8_t scale[2];
+            float v[4], error[2];
+            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
+            else gmm__quant_get_row(x, l, v);
+            gmm__quant_four_over_six(&s->global, v, gmm_f32_from_bits(shared_amax[l / 16 * GMM_TILE_BLOCKS + lane / 4]),
+                                     f->four_over_six == 2, scale, error);
+            for (i = 0; i < 2; i++)
+                if (lane % 4 == 0) errors[(i * GMM_TILE + l) * GMM_TILE_BLOCKS + lane / 4] = error[i];
+            if (lane % 4 == 0 && l % 16 == 0)
+                shared_amax[GMM__QUANT_SQUARES + l / 16 * GMM_TILE_BLOCKS + lane / 4] =
+                    (uint32_t)scale[0] | (uint32_t)scale[1] << 8;
+        }
+        __syncthreads();
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) {
+            uint32_t *chosen = &shared_amax[GMM__QUANT_SQUARES + i];
+            float *row[2];
+            int32_t by, j;
+            row[0] = errors + i / GMM_TILE_BLOCKS * 16 * GMM_TILE_BLOCKS + i % GMM_TILE_BLOCKS;
+            row[1] = row[0] + GMM_TILE * GMM_TILE_BLOCKS;
+            for (by = 8; by > 0; by /= 2)
+                for (j = 0; j < by; j++) {
+                    row[0][j * GMM_TILE_BLOCKS] = gmm__fadd(row[0][j * GMM_TILE_BLOCKS],
+                                                            row[0][(j + by) * GMM_TILE_BLOCKS]);
+                    row[1][j * GMM_TILE_BLOCKS] = gmm__fadd(row[1][j * GMM_TILE_BLOCKS],
+                                                            row[1][(j + by) * GMM_TILE_BLOCKS]);
+                }
+            *chosen = row[1][0] < row[0][0] ? *chosen >> 8 : *chosen & 0xFFu;
         }
         __syncthreads();
     }
@@ -2325,51 +2405,58 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scali
     }
 }
 
-/* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
-    const gmm_format *f = &a.format;
+/* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. For
+   threads `first`, first + step, ...; `settle`: what the casts read becomes what the caller gave. */
+GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t settle) {
+    const gmm_format *f = &a->format;
     const int32_t tensor = f->scaling == GMM_SCALING_TENSOR;
     const int32_t global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
-    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
-    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     int64_t i;
     int32_t k;
-    if (a.skip && *a.skip) return;
-    for (i = first; i < a.units; i += step) {
-        const gmm_mat *copy[2] = { &a.rowwise, &a.columnwise };
-        float amax[2];
-        amax[0] = a.amax[0][i];
-        amax[1] = f->hadamard ? a.amax[1][i] : amax[0];
+    for (i = first; i < a->units && global; i += step) {
+        const gmm_mat *copy[2] = { &a->rowwise, &a->columnwise };
+        float amax[2] = { 0.0f, 0.0f };
+        if (a->amax[0]) {
+            amax[0] = a->amax[0][i];
+            amax[1] = f->hadamard ? a->amax[1][i] : amax[0];
+        }
         for (k = 0; k < 2; k++) {
             if (copy[k]->dtype == GMM_NONE) continue;
-            if (a.phase == GMM_QUANT_CAST) amax[k] = copy[k]->amax[i];
-            else if (global && copy[k]->amax) {
+            if (a->phase == GMM_QUANT_CAST) amax[k] = copy[k]->amax[i];
+            else if (copy[k]->amax && !a->record) {
                 if (f->delayed)
                     copy[k]->amax[i] = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(amax[k]), copy[k]->amax[i]));
                 else copy[k]->amax[i] = amax[k];
             }
         }
-        if (a.phase == GMM_QUANT_CAST && tensor && copy[0]->dtype != GMM_NONE) amax[1] = amax[0];
-        a.amax[0][i] = amax[0];
-        a.amax[1][i] = amax[1];
-        for (k = 0; k < 2 && tensor && a.phase != GMM_QUANT_AMAX; k++) {
-            const float scale = f->delayed ? a.scale ? a.scale[i] : 1.0f
+        if (a->phase == GMM_QUANT_CAST && tensor && copy[0]->dtype != GMM_NONE) amax[1] = amax[0];
+        if (settle) {
+            a->amax[0][i] = amax[0];
+            a->amax[1][i] = amax[1];
+        }
+        for (k = 0; k < 2 && tensor && a->phase != GMM_QUANT_AMAX; k++) {
+            const float scale = f->delayed ? a->scale ? a->scale[i] : 1.0f
                                            : gmm_scale_from_amax(amax[k], gmm_dtype_largest(f->dtype),
                                                                  gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             gmm__qview v;
             if (copy[k]->dtype == GMM_NONE) continue;
-            v = gmm__qview_of(copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, a.grouped, i, 0, 0, 0, 1);
+            v = gmm__qview_of(copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, a->grouped, i, 0, 0, 0, 1);
             *(float *)(void *)v.scale = gmm_scale_inverse(scale);
         }
     }
-    for (i = first; a.columns && i < a.units * a.cols; i += step) {
-        const gmm__qview v = gmm__qview_of(&a.columnwise, GMM_COLUMNWISE, a.grouped, i / a.cols, 0, 0, 0, a.cols);
-        ((float *)(void *)v.scale)[i % a.cols] = gmm_scale_inverse(gmm_scale_from_amax(
-            a.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+    for (i = first; a->columns && i < a->units * a->cols; i += step) {
+        const gmm__qview v = gmm__qview_of(&a->columnwise, GMM_COLUMNWISE, a->grouped, i / a->cols, 0, 0, 0, a->cols);
+        ((float *)(void *)v.scale)[i % a->cols] = gmm_scale_inverse(gmm_scale_from_amax(
+            a->columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
     }
-    if (f->row_amax && a.rowwise.dtype != GMM_NONE)
-        for (i = first; i < (a.grouped ? a.offsets[a.units] : a.units * a.rows); i += step)
-            a.rowwise.amax[i] = a.lines[i];
+    if (f->row_amax && a->rowwise.dtype != GMM_NONE)
+        for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
+            a->rowwise.amax[i] = a->lines[i];
+}
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
+    if (a.skip && *a.skip) return;
+    gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
+                      1);
 }
 
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
@@ -2377,6 +2464,190 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
     if (a.skip && *a.skip) return;
     for (r = *a.live + blockIdx.x; r < a.rows; r += gridDim.x)
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
+}
+
+/* --- whole vectors: what serves usual shapes at the speed of memory --- */
+
+/* A block takes a tile. A warp takes 32 rows by 64 columns of it: lane 8 q + c rows 8 q to 8 q + 7 and columns 8 c to
+   8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a lane
+   has 8 codes of every line of a copy. Maxima and factors of blocks meet in shared memory, where one thread makes four
+   scales; transposed codes are turned there. */
+enum {
+    GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
+    GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
+    GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
+    GMM__SWIFT_FACTORS = GMM_TILE * (GMM_TILE_BLOCKS + 1)     /* one apart, so that lines meet in no bank */
+};
+
+/* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
+   counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
+enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
+GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
+    return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
+}
+GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
+    const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
+    return v;
+}
+GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
+GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %1;\nmax.bf16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nmax.f16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+/* The largest of a word of maxima, as bits of an fp32. */
+GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t most) {
+    const uint32_t low = most << 16, high = most & 0xFFFF0000u;
+    return low > high ? low : high;
+}
+GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
+    const uint32_t low = most & 0xFFFFu, high = most >> 16, w = low > high ? low : high;
+    return gmm_f32_bits(gmm__word_value_f16(&w, 0));
+}
+GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
+/* The same where a NaN counts as more than all others. */
+GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %1;\nmax.NaN.bf16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nmax.NaN.f16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+
+/* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
+   each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. None of the
+   products may be a NaN or reach 7. */
+GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by) {
+    uint32_t codes = 0, odd, even;
+    int32_t j;
+#pragma unroll
+    for (j = 7; j >= 0; j--) {
+        uint32_t low, middle, high;
+        asm("{\n.reg .f32 m, t;\nabs.f32 m, %3;\nabs.f32 t, %4;\nmul.rn.f32 m, m, t;\n"
+            "fma.rn.f32 t, m, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
+            "add.rn.f32 t, m, 0f4B000002;\nmov.b32 %1, t;\n"
+            "fma.rn.f32 t, m, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
+            : "=r"(low), "=r"(middle), "=r"(high) : "f"(v[j]), "f"(by));
+        low = low < middle ? low : middle;
+        codes = codes * 16 + (low < high ? low : high);
+    }
+    codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
+    odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
+                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
+    even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
+                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
+    return codes | (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
+}
+/* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
+GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i += 2) {
+        const uint32_t low = (w[i] & 0x0F0F0F0Fu) | ((w[i + 1] << 4) & 0xF0F0F0F0u);
+        w[i + 1] = ((w[i] >> 4) & 0x0F0F0F0Fu) | (w[i + 1] & 0xF0F0F0F0u);
+        w[i] = low;
+    }
+#pragma unroll
+    for (i = 0; i < 8; i++)
+        if (!(i & 2)) {
+            const uint32_t low = __byte_perm(w[i], w[i + 2], 0x6240);
+            w[i + 2] = __byte_perm(w[i], w[i + 2], 0x7351);
+            w[i] = low;
+        }
+#pragma unroll
+    for (i = 0; i < 4; i++) {
+        const uint32_t low = __byte_perm(w[i], w[i + 4], 0x5410);
+        w[i + 4] = __byte_perm(w[i], w[i + 4], 0x7632);
+        w[i] = low;
+    }
+}
+
+/* The strips of a call. All threads. */
+GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
+    gmm_warp_split w = { 0, 0, 0, 0 };
+    if (a->few) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 && blockIdx.y == 0);
+    w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
+    return w;
+}
+/* The tile of a block in a strip: the strip's place, the tile's first column and its columns. */
+GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t strip,
+                                              int32_t *c0, int32_t *n) {
+    const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
+    gmm__quant_place p;
+    *c0 = tile * GMM_TILE;
+    *n = (int32_t)a->cols - *c0 < GMM_TILE ? (int32_t)a->cols - *c0 : (int32_t)GMM_TILE;
+    strip = a->backward ? w->total - 1 - strip : strip;
+    if (!a->few) return gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+    {
+        const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
+        const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
+        const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        p.unit = g;
+        p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
+        p.rows = rows;
+        p.start = (int64_t)before * GMM_TILE;
+        p.row = (int64_t)(strip - before) * GMM_TILE;
+        p.m = rows - (int32_t)p.row < GMM_TILE ? rows - (int32_t)p.row : (int32_t)GMM_TILE;
+    }
+    return p;
+}
+GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
+    return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
+}
+GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
+    return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
+}
+GMM__DEVICE void gmm__swift_put1(uint8_t *to, uint32_t a) {
+    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(to)), "r"(a) : "memory");
+}
+GMM__DEVICE void gmm__swift_put2(uint8_t *to, uint32_t a, uint32_t b) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
+}
+GMM__DEVICE void gmm__swift_put4(uint8_t *to, uint4 v) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+/* gmm_mx_scale and gmm_e8m0_reciprocal of an amax that is no NaN. `inverse`: of the dtype's largest. */
+GMM__DEVICE uint32_t gmm__swift_mx(float amax, float inverse, float *factor) {
+    const uint32_t u = gmm_f32_bits(gmm__fmul(amax, inverse)), up = (u + 0x7FFFFFu) >> 23;
+    const uint32_t k = u <= 0x400000u ? 0u : up < 254u ? up : 254u, by = (254u - k) << 23;
+    *factor = gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
+    return k;
+}
+/* gmm_nv_scale. */
+GMM__DEVICE uint32_t gmm__swift_nv(float amax, float mult) {
+    const float v = gmm__finite_cap(gmm__fmul(amax, mult));
+#if __CUDA_ARCH__ >= 890
+    uint16_t code;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(code) : "f"(0.0f), "f"(v));
+    return code;
+#else
+    return gmm_f32_to_e4m3(v);
+#endif
+}
+
+/* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
+   the tile begins with line `line` and block `block`, and a line has `along` scales. */
+GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+                                   int32_t l, int32_t quad, uint32_t four) {
+    if (order == GMM_SCALES_SWIZZLED)
+        to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
+    else to += (int64_t)line * along + block + (l * along + quad);
+    if (block + quad < along) gmm__swift_put1(to, four);
 }
 
 /* Values of a copy, in the order of the source. */
@@ -2490,6 +2761,43 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
+/* A rank's part of sharded masters: amaxes of blocks by maxima on their bits, or scales and codes. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amaxes_of(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+    int64_t i;
+    int32_t k;
+    for (i = first; i < a.length; i += step) {
+        const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
+        const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
+        for (k = 0; k < 2 + (a.format.scaling == GMM_SCALING_NV16); k++)
+            if (k == 2 || a.copy[k].dtype != GMM_NONE) {
+                uint32_t *to = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                if (bits > *(volatile uint32_t *)to) atomicMax(to, bits);
+            }
+    }
+}
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+    int64_t i, lines, blocks;
+    int32_t k;
+    for (k = 0; k < 2; k++) {
+        if (a.copy[k].dtype == GMM_NONE) continue;
+        gmm__shard_scales(&a, k, &lines, &blocks);
+        for (i = first; i < a.count * lines * blocks; i += step) gmm__shard_store_scale(&a, k, i);
+        for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
+    }
+}
+static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t most,
+                                                 cudaStream_t stream) {
+    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
+    void *params[1];
+    params[0] = (void *)(uintptr_t)a;
+    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amaxes_of : (const void *)gmm_shard_codes,
+                            dim3((unsigned)(work < most ? work : most)), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+}
+
 #define GMM__BODY 6
 #define GMM__TAG bf16
 #include GMM_KERNELS_FILE
@@ -2499,7 +2807,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* Casts: any format of each source; and for BF16 the usual formats, whose branches then are gone. */
+/* Casts: any format of each source. */
 #define GMM__BODY 7
 #define GMM__PLAIN 0
 #define GMM__SCALING a.format.scaling
@@ -2514,22 +2822,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 #include GMM_KERNELS_FILE
 #undef GMM__PLAIN
 #undef GMM__SCALING
+/* NV16 of BF16: transformed or rounded at random. */
 #define GMM__PLAIN 1
-#define GMM__SCALING GMM_SCALING_TENSOR
-#define GMM__TAG tensor_bf16
-#define GMM__SOURCE bf16
-#include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_1X128
-#define GMM__TAG 1x128_bf16
-#define GMM__SOURCE bf16
-#include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_MX32
-#define GMM__TAG mx32_bf16
-#define GMM__SOURCE bf16
-#include GMM_KERNELS_FILE
-#undef GMM__SCALING
 #define GMM__SCALING GMM_SCALING_NV16
 #define GMM__TAG nv16_bf16
 #define GMM__SOURCE bf16
@@ -2538,49 +2832,149 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 #undef GMM__PLAIN
 #undef GMM__BODY
 
+#define GMM__BODY 10
+#define GMM__TAG bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f32
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+
+/* X(name, scaling): the kernels of whole vectors, one for every source. */
+#define GMM__SWIFT_LIST(X) \
+    X(tensor, GMM_SCALING_TENSOR) \
+    X(row, GMM_SCALING_ROW) \
+    X(1x128, GMM_SCALING_1X128) \
+    X(128x128, GMM_SCALING_128X128) \
+    X(mx32, GMM_SCALING_MX32) \
+    X(nv16, GMM_SCALING_NV16)
+
+#define GMM__BODY 11
+#define GMM__SCALING GMM_SCALING_TENSOR
+#define GMM__TAG tensor_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG tensor_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG tensor_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_ROW
+#define GMM__TAG row_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG row_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG row_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_1X128
+#define GMM__TAG 1x128_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 1x128_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 1x128_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_128X128
+#define GMM__TAG 128x128_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 128x128_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 128x128_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_MX32
+#define GMM__TAG mx32_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG mx32_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG mx32_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_NV16
+#define GMM__TAG nv16_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG nv16_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG nv16_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#undef GMM__BODY
+
 /* The first row that fits a call serves it; scaling NONE fits all. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype; /* of the source */
     gmm_scaling scaling;
+    int32_t swift, plain; /* plain: no squares, no choice of scales, no amax per row */
     const void *amax, *cast;
 } gmm_quantize_kernel;
+#define GMM__X(tag, scaling) \
+    { GMM_BF16, scaling, 1, 0, (const void *)gmm_amax_bf16, (const void *)gmm_cast_##tag##_bf16 }, \
+    { GMM_F16, scaling, 1, 0, (const void *)gmm_amax_f16, (const void *)gmm_cast_##tag##_f16 }, \
+    { GMM_F32, scaling, 1, 0, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_TENSOR, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_tensor_bf16 },
-    { GMM_BF16, GMM_SCALING_1X128, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_1x128_bf16 },
-    { GMM_BF16, GMM_SCALING_MX32, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_mx32_bf16 },
-    { GMM_BF16, GMM_SCALING_NV16, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_nv16_bf16 },
-    { GMM_BF16, GMM_SCALING_NONE, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
-    { GMM_F16, GMM_SCALING_NONE, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
-    { GMM_F32, GMM_SCALING_NONE, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
+    GMM__SWIFT_LIST(GMM__X)
+    { GMM_BF16, GMM_SCALING_NV16, 0, 1, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_nv16_bf16 },
+    { GMM_BF16, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
+    { GMM_F16, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
+    { GMM_F32, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
+#undef GMM__X
 
-static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t items,
-                                               int64_t most, cudaStream_t stream) {
+/* `most`: blocks of kernels that stay on the multiprocessors; `stream_most`: of those in the order of addresses. */
+static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
+                                               int64_t most, int64_t stream_most, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
-    const int32_t shared = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32 ? GMM__QUANT_SHARED
-                                                                                                   : GMM__QUANT_TILE;
-    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
     const int plain = !a->format.square && !a->format.four_over_six && !a->format.row_amax;
+    const int apart = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
+    const int errors = a->format.square && a->format.four_over_six;
+    const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
+    const int64_t items = strips * a->col_tiles, high = stream_most / a->col_tiles;
+    const int64_t y = strips < high ? strips : high < 65535 ? high : 65535;
+    dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most));
     cudaError_t e = cudaSuccess;
+    gmm__quant_args forward = *a;
     void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    while (row->dtype != dtype || (row->scaling != GMM_SCALING_NONE && (row->scaling != a->format.scaling || !plain)))
+    if (a->swift) grid = dim3((unsigned)a->col_tiles, (unsigned)(y < 1 ? 1 : y));
+    while (row->dtype != dtype || row->swift > a->swift || row->plain > plain ||
+           (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
+    forward.backward = 0;
+    params[0] = &forward;
     if (amax) {
-        e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
+        if (amax_room) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_room);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->amax, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, GMM__QUANT_TILE,
-                                 stream);
+            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_room, stream);
     }
-    if (e == cudaSuccess)
+    if (e == cudaSuccess && (!a->swift || !cast))
         e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(most < 64 ? most : 64)),
                              dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    params[0] = (void *)(uintptr_t)a;
     if (e == cudaSuccess && cast) {
-        e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
+        if (cast_room)
+            e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->cast, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, (size_t)shared,
-                                 stream);
+            e = cudaLaunchKernel(row->cast, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_room, stream);
     }
     return e;
 }
@@ -4665,7 +5059,7 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__PLAIN ? GMM__QUANT_PER_SM : 2)
 GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    __shared__ uint32_t square[GMM_TILE_BLOCKS * GMM_TILE_BLOCKS];
+    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes, and chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(GMM__SCALING);
@@ -4709,6 +5103,482 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     }
 }
 
+#undef GMM__NAME
+#undef GMM__TAG
+#undef GMM__SOURCE
+
+/* ============================================================================ Bodies per source: whole vectors === */
+
+#elif GMM__BODY == 10
+#ifndef GMM__TAG
+#error "gmm: this body needs GMM__TAG"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+
+/* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
+GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__quant_place *p, int32_t row0,
+                                            int32_t col0, int32_t c0, int32_t n,
+                                            uint32_t x[8][GMM__NAME(gmm__words)]) {
+    const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
+    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+                          (c0 + col0) * size;
+    const int32_t rows = col0 < n ? (int32_t)p->m - row0 : 0;
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 8; i++, from += pitch)
+#pragma unroll
+        for (k = 0; k < GMM__NAME(gmm__words); k += 4) {
+            uint4 v = make_uint4(0u, 0u, 0u, 0u);
+            if (i < rows) v = __ldg((const uint4 *)(const void *)(from + 4 * k));
+            x[i][k] = v.x;
+            x[i][k + 1] = v.y;
+            x[i][k + 2] = v.z;
+            x[i][k + 3] = v.w;
+        }
+}
+
+/* An element of a tile from memory. */
+GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__quant_place *p, int32_t row,
+                                              int32_t col) {
+    return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__swift_base(&a->src, a->step[2], p->unit),
+                    (p->first + p->row + row) * a->src.ld + col);
+}
+
+/* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK)
+GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
+    __shared__ uint32_t most[GMM__QUANT_WARPS];
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS;
+    const gmm_warp_split split = gmm__swift_split(&a);
+    int32_t at;
+    if (a.skip && *a.skip) return;
+    for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
+        uint32_t x[8][GMM__NAME(gmm__words)], all = 0;
+        int32_t c0, n, i, k;
+        const gmm__quant_place p = gmm__swift_where(&a, &split, at, &c0, &n);
+        GMM__NAME(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        if (a.lines) {
+            uint32_t row[8];
+            float *to = a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row + row0 + lane;
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                row[i] = 0;
+#pragma unroll
+                for (k = 0; k < GMM__NAME(gmm__words); k++) row[i] = GMM__NAME(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__NAME(gmm__word_fold)(row[i]);
+                all = all > row[i] ? all : row[i];
+            }
+            /* lane 8 q + c keeps row c of its eight */
+#pragma unroll
+            for (k = 4; k >= 1; k >>= 1)
+#pragma unroll
+                for (i = 0; i < k; i++) {
+                    const uint32_t keep = c & k ? row[i + k] : row[i], give = c & k ? row[i] : row[i + k];
+                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, give, k);
+                    row[i] = keep > other ? keep : other;
+                }
+            if (row0 + lane < p.m) atomicMax((uint32_t *)to, row[0]);
+        } else {
+#pragma unroll
+            for (i = 0; i < 8; i++)
+#pragma unroll
+                for (k = 0; k < GMM__NAME(gmm__words); k++) all = GMM__NAME(gmm__word_max)(all, x[i][k]);
+            all = GMM__NAME(gmm__word_fold)(all);
+        }
+        if (a.columns) {
+            uint32_t *to = (uint32_t *)a.columns + p.unit * a.cols + c0 + col0 + 8 * c;
+            uint32_t col[GMM__NAME(gmm__words)];
+#pragma unroll
+            for (k = 0; k < GMM__NAME(gmm__words); k++) {
+                col[k] = 0;
+#pragma unroll
+                for (i = 0; i < 8; i++) col[k] = GMM__NAME(gmm__word_max)(col[k], x[i][k]);
+#pragma unroll
+                for (i = 8; i < 32; i <<= 1)
+                    col[k] = GMM__NAME(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+            }
+#pragma unroll
+            for (k = 0; k < 8; k++)
+                if (k / 2 == q && col0 + 8 * c < n)
+                    atomicMax(to + k, gmm_f32_bits(GMM__NAME(gmm__word_value)(col, k)));
+        }
+        all = __reduce_max_sync(0xFFFFFFFFu, all);
+        if (lane == 0) most[warp] = all;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            uint32_t *to = (uint32_t *)a.amax[0] + p.unit;
+            for (i = 1; i < GMM__QUANT_WARPS; i++) all = all > most[i] ? all : most[i];
+            if (all > *(volatile uint32_t *)to) atomicMax(to, all);
+        }
+        if (at + (int32_t)gridDim.y < split.total) __syncthreads();
+    }
+}
+
+#undef GMM__NAME
+#undef GMM__TAG
+
+/* ================================================================= Bodies per source and scaling: whole vectors === */
+
+#elif GMM__BODY == 11
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__SCALING"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__WIDE (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
+/* Lanes of a row, and of a column, that share a block; blocks, or their parts, of a row and of a column of the tile. */
+#define GMM__LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : GMM__SCALING == GMM_SCALING_MX32 ? 4 : 8)
+#define GMM__COL_LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : 4)
+#define GMM__ROW_PARTS (GMM_TILE / 8 / GMM__LANES)
+#define GMM__COL_PARTS (GMM_TILE / 8 / GMM__COL_LANES)
+
+/* Both copies of a tile that is loaded once. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
+GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+    __shared__ float factors[2][GMM__SWIFT_FACTORS];
+    __shared__ float encodes[2][GMM_TILE];
+    __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
+    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
+    const int32_t width = gmm_block_along(GMM__SCALING), half = GMM__SCALING == GMM_SCALING_NV16;
+    const int32_t e5m2 = a.format.dtype == GMM_E5M2;
+    const gmm_format *f = &a.format;
+    const float qmax = e5m2 ? 57344.0f : 448.0f, inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u);
+    const int32_t square = !GMM__WIDE && a.format.square;
+    const gmm_warp_split split = gmm__swift_split(&a);
+    int32_t strip;
+    if (a.skip && *a.skip) return;
+    if (!GMM__WIDE && GMM__SCALING != GMM_SCALING_MX32)
+        gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
+                          (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
+    for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
+        uint32_t x[8][GMM__OF(gmm__words)], nibbles[8], odd = 0;
+        float whole = 1.0f;
+        int32_t c0, n, i, j, k;
+        const gmm__quant_place p = gmm__swift_where(&a, &split, strip, &c0, &n);
+        const int64_t reach = a.grouped ? (p.rows + 127) & ~(int64_t)127 : p.rows;
+        const int32_t live = (int32_t)p.m - row0;
+        float mult[2] = { 0.0f, 0.0f };
+        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
+
+        if (GMM__SCALING == GMM_SCALING_TENSOR) {
+            whole = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
+                               : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
+                                                     f->pow2);
+            if (a.record) {
+#pragma unroll
+                for (i = 0; i < 8; i++)
+#pragma unroll
+                    for (k = 0; k < GMM__OF(gmm__words); k++) odd = GMM__OF(gmm__word_max)(odd, x[i][k]);
+                odd = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(odd));
+                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(odd);
+            }
+        }
+        if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
+            const int64_t line = (a.grouped ? p.first : p.unit * p.rows) + p.row + thread;
+            const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
+                                                    gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+            factors[0][thread * (GMM__ROW_PARTS + 1)] = scale;
+            if (c0 == 0 && thread < p.m) {
+                uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit);
+                ((float *)(void *)to)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
+            }
+        }
+        if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
+            const int32_t l = thread - GMM_TILE;
+            factors[1][l * (GMM__COL_PARTS + 1)] =
+                gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
+                                    gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+        }
+        if (half) { /* what every scale byte multiplies by */
+            const gmm_nv_global g = gmm_nv_global_of(a.amax[0][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
+            mult[0] = mult[1] = g.mult;
+            if (thread < 127) encodes[0][thread] = gmm_nv_encode(&g, (uint8_t)thread);
+            if (columnwise && a.amax[1] != a.amax[0]) {
+                const gmm_nv_global h = gmm_nv_global_of(a.amax[1][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
+                mult[1] = h.mult;
+                if (thread < 127) encodes[1][thread] = gmm_nv_encode(&h, (uint8_t)thread);
+            }
+        }
+        if (width) { /* maxima of blocks, or of their parts */
+            uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                row[i] = 0;
+#pragma unroll
+                for (k = 0; k < GMM__OF(gmm__words); k++)
+                    row[i] = half ? GMM__OF(gmm__word_top)(row[i], x[i][k]) : GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                odd = row[i] > odd ? row[i] : odd;
+            }
+            odd = odd > 0x7F800000u; /* NV16: a NaN among the values goes the long way */
+            if (half && odd)
+#pragma unroll
+                for (i = 0; i < 8; i++) {
+                    row[i] = 0;
+#pragma unroll
+                    for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                }
+            if (square || GMM__SCALING == GMM_SCALING_128X128) {
+#pragma unroll
+                for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
+                most = gmm__quant_block_max(most, GMM__LANES);
+#pragma unroll
+                for (i = 8; i < 8 * GMM__COL_LANES; i <<= 1) {
+                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, most, i);
+                    most = most > other ? most : other;
+                }
+            }
+            if (GMM__SCALING == GMM_SCALING_128X128) {
+                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(most);
+            } else {
+                if (rowwise) {
+#pragma unroll
+                    for (i = 0; i < 8; i++) {
+                        const uint32_t bits = square ? most : gmm__quant_block_max(row[i], GMM__LANES);
+                        if (c % GMM__LANES == 0)
+                            factors[0][(row0 + i) * (GMM__ROW_PARTS + 1) + col0 / (8 * GMM__LANES)] =
+                                gmm_f32_from_bits(bits);
+                    }
+                }
+                if (columnwise) {
+#pragma unroll
+                    for (k = 0; k < GMM__OF(gmm__words); k++) {
+                        col[k] = 0;
+#pragma unroll
+                        for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+#pragma unroll
+                        for (i = 8; i < 8 * GMM__COL_LANES; i <<= 1)
+                            col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                    }
+                    if (q % GMM__COL_LANES == 0)
+#pragma unroll
+                        for (j = 0; j < 8; j++)
+                            factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / (8 * GMM__COL_LANES)] =
+                                square ? gmm_f32_from_bits(most) : GMM__OF(gmm__word_value)(col, j);
+                }
+            }
+        }
+        if (GMM__SCALING != GMM_SCALING_TENSOR) __syncthreads();
+
+        /* Maxima become factors, scales are stored. */
+        if (GMM__SCALING == GMM_SCALING_128X128) {
+            uint32_t most = 0;
+            for (i = 0; i < GMM__QUANT_WARPS; i++) {
+                const uint32_t bits = gmm_f32_bits(factors[0][i]);
+                most = most > bits ? most : bits;
+            }
+            whole = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
+            for (k = 0; k < 2; k++) { /* padding stands behind a line's last block */
+                const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
+                const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
+                const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
+                uint8_t *to = gmm__swift_scales(m, a.scale_step[k], p.unit);
+                if (m->dtype != GMM_NONE && (thread == 0 || (block == used - 1 && block + thread < end)))
+                    ((float *)(void *)to)[(int64_t)line * end + block + thread] =
+                        thread == 0 ? gmm_scale_inverse(whole) : 0.0f;
+            }
+        }
+        if (GMM__SCALING == GMM_SCALING_1X128) {
+            const int32_t side = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), live = l < (side ? n : p.m);
+            const gmm_mat *m = side ? &a.columnwise : &a.rowwise;
+            if (m->dtype != GMM_NONE) {
+                const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (reach + 3) & ~(int64_t)3;
+                const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
+                uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
+                float *at = factors[side] + l * (side ? GMM__COL_PARTS + 1 : GMM__ROW_PARTS + 1), scale;
+                uint32_t most = 0;
+                for (i = 0; i < (side ? GMM__COL_PARTS : GMM__ROW_PARTS); i++)
+                    most = most > gmm_f32_bits(at[i]) ? most : gmm_f32_bits(at[i]);
+                scale = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps,
+                                            f->pow2);
+                at[0] = scale;
+                if (a.grouped) to += (side ? p.start >> 7 : p.start) * (side ? lines : (a.cols + 127) >> 7) * 4;
+                if (line < lines) ((float *)(void *)to)[block * lines + line] = live ? gmm_scale_inverse(scale) : 0.0f;
+            }
+            __syncthreads();
+        }
+        if (GMM__SCALING == GMM_SCALING_MX32 || half) { /* four scales of a line per thread */
+            const int32_t row_along = (((int32_t)a.cols + 4 * width - 1) / (4 * width)) * 4;
+            const int32_t col_along = (int32_t)((reach + 4 * width - 1) / (4 * width)) * 4;
+            const int32_t l = half ? thread >> 1 : thread & (GMM_TILE - 1), quad = half ? 4 * (thread & 1) : 0;
+#pragma unroll
+            for (k = 0; k < 2; k++) {
+                float *at = factors[k] + l * (GMM__ROW_PARTS + 1) + quad;
+                uint32_t four = 0;
+                if (!(k ? columnwise : rowwise) || (!half && k != (thread >= GMM_TILE))) continue;
+#pragma unroll
+                for (i = 0; i < 4; i++) {
+                    uint32_t byte;
+                    if (half) {
+                        const float amax = at[i];
+                        float by;
+                        byte = gmm__swift_nv(amax, mult[k]);
+                        by = encodes[a.amax[1] != a.amax[0] ? k : 0][byte];
+                        /* too large for the short way: marked by its sign */
+                        at[i] = gmm__fmul(amax, by) < 6.75f ? by : gmm_f32_from_bits(gmm_f32_bits(by) | 0x80000000u);
+                    } else byte = gmm__swift_mx(at[i], inverse, &at[i]);
+                    four |= byte << 8 * i;
+                }
+                if (!k) {
+                    uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                                  (a.grouped ? p.start * row_along : 0);
+                    gmm__swift_scale4(to, a.rowwise.scale_order, (int32_t)p.row, c0 / width, row_along, l, quad, four);
+                } else {
+                    const int32_t lines = ((int32_t)a.cols + 127) & ~127;
+                    uint8_t *to = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                                  (a.grouped ? (p.start / width) * lines : 0);
+                    if (half || a.columnwise.scale_order == GMM_SCALES_SWIZZLED)
+                        gmm__swift_scale4(to, a.columnwise.scale_order, c0, (int32_t)p.row / width, col_along, l, quad,
+                                          four);
+                    else {
+                        to += (p.row / width) * lines + c0 + l;
+#pragma unroll
+                        for (i = 0; i < 4; i++, to += lines) *to = (uint8_t)(four >> 8 * i);
+                    }
+                }
+            }
+            __syncthreads();
+        }
+
+        if (half && square) { /* both copies hold the same codes */
+            const float *by = factors[rowwise ? 0 : 1] + (rowwise ? row0 * (GMM__ROW_PARTS + 1) + col0 / 16
+                                                                  : col0 * (GMM__COL_PARTS + 1) + row0 / 16);
+            whole = by[0];
+            odd |= gmm_f32_bits(whole) >> 31;
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                float v[8];
+#pragma unroll
+                for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                nibbles[i] = gmm__swift_e2m1x8(v, whole);
+            }
+        }
+        if (rowwise && col0 < n) {
+            const int64_t pitch = half ? a.rowwise.ld / 2 : a.rowwise.ld;
+            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch +
+                          (half ? (c0 + col0) / 2 : c0 + col0), *again = to;
+            const float *by = factors[0] + row0 * (GMM__ROW_PARTS + 1) + (width && !GMM__WIDE ? col0 / width : 0);
+            uint32_t long_way = odd;
+#pragma unroll
+            for (i = 0; i < 8; i++, to += pitch) {
+                float v[8];
+                if (half && square) {
+                    if (i < live) gmm__swift_put1(to, nibbles[i]);
+                    continue;
+                }
+                if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
+                    whole = by[i * (GMM__ROW_PARTS + 1)];
+                if (half) long_way |= gmm_f32_bits(whole) >> 31;
+#pragma unroll
+                for (j = 0; j < 8; j++) {
+                    v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                    if (!half) v[j] = gmm__fmul(v[j], whole);
+                }
+                if (i >= live) continue;
+                if (half) gmm__swift_put1(to, gmm__swift_e2m1x8(v, whole));
+                else gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+            }
+            if (half && long_way) /* once more by the codec, from memory */
+#pragma unroll 1
+                for (k = 0; k < 64 && k >> 3 < live; k += 2) {
+                    const float one = fabsf(by[(k >> 3) * (GMM__ROW_PARTS + 1)]);
+                    uint32_t pair = 0;
+#pragma unroll 1
+                    for (j = 0; j < 2; j++)
+                        pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                    &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), one)) << 4 * j;
+                    again[(k >> 3) * pitch + (k & 7) / 2] = (uint8_t)pair;
+                }
+        }
+        if (columnwise && GMM__SCALING == GMM_SCALING_MX32 && col0 < n) { /* in the order of the source */
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
+                          (p.first + p.row + row0) * a.columnwise.ld + c0 + col0;
+            float by[8];
+#pragma unroll
+            for (j = 0; j < 8; j++) by[j] = factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / 32];
+#pragma unroll
+            for (i = 0; i < 8; i++, to += a.columnwise.ld) {
+                float v[8];
+#pragma unroll
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
+                if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+            }
+        }
+        if (columnwise && GMM__SCALING != GMM_SCALING_MX32) { /* turned */
+            const int32_t bytes = half ? GMM__SWIFT_COLUMN / 2 : (int32_t)GMM__SWIFT_COLUMN, chunks = bytes / 16;
+            const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
+            const int64_t pitch = half ? a.columnwise.ld / 2 : a.columnwise.ld;
+            const int64_t begin = (a.grouped ? p.start : 0) + p.row;
+            uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + (half ? row0 / 2 : row0);
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + (half ? begin / 2 : begin) +
+                          (c0 + first) * pitch + chunk * 16;
+            const float *by = factors[1] + col0 * (GMM__COL_PARTS + 1) + (width && !GMM__WIDE ? row0 / width : 0);
+            uint32_t long_way = odd;
+            if (half && square) gmm__swift_turn(nibbles);
+#pragma unroll
+            for (j = 0; j < 8; j++) {
+                float v[8];
+                if (half && square) {
+                    *(uint32_t *)(void *)(at + j * bytes) = nibbles[j];
+                    continue;
+                }
+                if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
+                    whole = by[j * (GMM__COL_PARTS + 1)];
+                if (half) long_way |= gmm_f32_bits(whole) >> 31;
+#pragma unroll
+                for (i = 0; i < 8; i++) {
+                    v[i] = GMM__OF(gmm__word_value)(x[i], j);
+                    if (!half) v[i] = gmm__fmul(v[i], whole);
+                }
+                if (half) *(uint32_t *)(void *)(at + j * bytes) = gmm__swift_e2m1x8(v, whole);
+                else
+                    *(uint2 *)(void *)(at + j * bytes) =
+                        make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+            }
+            if (half && long_way)
+#pragma unroll 1
+                for (k = 0; k < 64; k += 2) {
+                    const float one = fabsf(by[(k >> 3) * (GMM__COL_PARTS + 1)]);
+                    uint32_t pair = 0;
+#pragma unroll 1
+                    for (j = 0; j < 2; j++)
+                        if ((k & 7) + j < live && col0 < n)
+                            pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                        &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), one)) << 4 * j;
+                    at[(k >> 3) * bytes + (k & 7) / 2] = (uint8_t)pair;
+                }
+            __syncthreads();
+            if (chunk * (half ? 32 : 16) < (a.grouped ? (int32_t)GMM_TILE : (int32_t)p.m))
+#pragma unroll
+                for (k = first; k < GMM_TILE; k += step, to += step * pitch)
+                    if (k < n)
+                        gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
+                                                                           chunk * 16));
+        }
+        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* behind all stores */
+            __syncthreads();
+            if (thread < 2) {
+                uint32_t *to = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
+                for (i = 0; i < GMM__QUANT_WARPS; i++)
+                    odd = odd > gmm_f32_bits(factors[0][i]) ? odd : gmm_f32_bits(factors[0][i]);
+                if ((thread ? columnwise : rowwise) && to && odd > *(volatile uint32_t *)(to + p.unit))
+                    atomicMax(to + p.unit, odd);
+            }
+        }
+        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
+    }
+}
+
+#undef GMM__COL_PARTS
+#undef GMM__ROW_PARTS
+#undef GMM__COL_LANES
+#undef GMM__LANES
+#undef GMM__WIDE
+#undef GMM__OF
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

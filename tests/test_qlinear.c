@@ -173,8 +173,9 @@ static image image_of(const operand *o, gmm_direction direction, int32_t units, 
     return r;
 }
 
-/* Element (line, along) of unit g in double; row and start as gmm_scale_base takes them; n rows in the unit. */
-static double value(const image *r, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
+/* Element (line, along) of unit g in double; row and start as gmm_scale_base takes them; n rows in the unit. Of NV16
+   what the amax leaves if `whole` is 0: code times scale. */
+static double element(const image *r, int whole, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
                     int64_t along) {
     const operand *o = r->o;
     const gmm_mat *m = r->m;
@@ -193,12 +194,18 @@ static double value(const image *r, int64_t g, int64_t row, int64_t start, int64
                      : m->dtype == GMM_E5M2 ? (double)gmm_e5m2_to_f32(code) : (double)gmm_e2m1_to_f32(code);
     float s;
     if (m->scaling == GMM_SCALING_MX32) return ldexp(e, scale[j] - 127);
+    if (m->scaling == GMM_SCALING_NV16 && !whole) return e * (double)gmm_e4m3_to_f32(scale[j]);
     if (m->scaling == GMM_SCALING_NV16)
         return e * (double)gmm_e4m3_to_f32(scale[j]) *
                (double)r->amax[m->flags & GMM_MAT_ROW_AMAX ? row + line : g] /
                (m->flags & GMM_MAT_E4M3_256 ? 1536.0 : 2688.0);
     memcpy(&s, scale + 4 * j, 4);
     return e * (double)s;
+}
+
+static double value(const image *r, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
+                    int64_t along) {
+    return element(r, 1, g, row, start, n, cols, line, along);
 }
 
 /* ------------------------------------------------------------------------------------------------------- A case --- */
@@ -514,11 +521,13 @@ static void alone(int arg) {
     }
 }
 
-/* Against the product of the dequantized operands: the same bits where sums are exact. */
+/* Against the product of the dequantized operands: the same bits where these are exact, and sums too if codes are
+   multiplied alone. */
 static void exact(int arg) {
     static const int64_t sizes[3] = { 33, 0, 20 };
     EACH_OP(i, arg) {
-        const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = sizes, .K = 160, .N = 96, .fill = T_INTS };
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = sizes, .K = 160, .N = 96,
+                          .fill = setup_of(arg).w.scaling == GMM_SCALING_MX32 ? T_REALS : T_INTS };
         qrun r;
         t_mat values[3], out;
         gmm_linear d;
@@ -529,6 +538,8 @@ static void exact(int arg) {
             const operand *o = k == 0 ? &r.x : k == 1 ? &r.w : &r.dy;
             gmm_dequantization q = GMM_ZERO;
             gmm_info info = GMM_ZERO;
+            values[k] = o->src;
+            if (!o->quantized) continue;
             values[k] = t_mat_out(GMM_BF16, o->src.count, o->src.rows, o->src.cols);
             q.groups = k == 1 ? NULL : &r.groups;
             q.count = k == 1 ? c.groups : 0;
@@ -553,6 +564,77 @@ static void exact(int arg) {
         T_OK(run(&d, c.op));
         t_same("dequantized product", t_mat_bits(&r.out), t_mat_bits(&out),
                (size_t)(r.out.count * r.out.rows * r.out.cols * 4));
+    }
+}
+
+/* A tensor of codes times scales, which are exact in BF16. */
+static t_mat of_codes(const qrun *r, const qcase *c, const operand *o, gmm_direction direction) {
+    const int weight = o == &r->w, along_rows = direction == GMM_COLUMNWISE;
+    const int64_t cols = o->src.cols;
+    const image im = image_of(o, direction, c->groups, weight ? c->N : r->capacity, cols);
+    t_mat m;
+    if (!o->quantized) return o->src;
+    m = t_mat_in(GMM_BF16, o->src.count, o->src.rows, cols, T_INTS);
+    for (int64_t g = 0, start = 0; g < c->groups; start += up(c->sizes[g++], 128)) {
+        const int64_t row = weight ? 0 : r->first[g], n = weight ? c->N : c->sizes[g];
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = 0; j < cols; j++)
+                m.v[(weight ? g * n + i : row + i) * cols + j] = element(&im, 0, g, row, weight ? 0 : start, n, cols,
+                                                                         along_rows ? j : i, along_rows ? i : j);
+    }
+    t_mat_put(&m);
+    return m;
+}
+
+/* NVFP4 against the product of codes times scales, to the bit: amaxes multiply its sums. */
+static void exact_nv(int arg) {
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+                          .fill = T_REALS };
+        const int fwd = ops[i] == GMM_OP_LINEAR_FWD, wgrad = ops[i] == GMM_OP_LINEAR_WGRAD;
+        const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+        const operand *A, *B;
+        qrun r;
+        t_mat x, w, dy, out;
+        image ia, ib;
+        gmm_linear d;
+        gmm_grad grad = GMM_ZERO;
+        const float *got, *sum;
+        build(&r, &c);
+        T_OK(run(&r.d, c.op));
+        A = fwd ? &r.x : &r.dy;
+        B = wgrad ? &r.x : &r.w;
+        x = of_codes(&r, &c, &r.x, tokens);
+        dy = of_codes(&r, &c, &r.dy, tokens);
+        w = of_codes(&r, &c, &r.w, fwd ? GMM_ROWWISE : GMM_COLUMNWISE);
+        out = t_mat_out(GMM_F32, r.out.count, r.out.rows, r.out.cols);
+        d = r.d;
+        d.x = &x.mat;
+        d.w = &w.mat;
+        d.dy = &dy.mat;
+        if (d.y) d.y = &out.mat;
+        if (d.dx) d.dx = &out.mat;
+        grad.mat = &out.mat;
+        if (d.dw) d.dw = &grad;
+        T_OK(run(&d, c.op));
+        ia = image_of(A, tokens, c.groups, r.capacity, fwd ? c.K : c.N);
+        ib = image_of(B, fwd ? GMM_ROWWISE : GMM_COLUMNWISE, c.groups, wgrad ? r.capacity : c.N, c.K);
+        got = (const float *)t_mat_bits(&r.out);
+        sum = (const float *)t_mat_bits(&out);
+        for (int64_t g = 0; g < c.groups; g++)
+            for (int64_t m = 0; m < (wgrad ? c.N : c.sizes[g]); m++) {
+                const int64_t row = (wgrad ? g * c.N : r.first[g]) + m;
+                const int per_row = A->quantized && ia.m->flags & GMM_MAT_ROW_AMAX;
+                const float a = A->quantized ? ia.amax[per_row ? row : g] : 1.0f;
+                const float la = !A->quantized ? 1.0f : ia.m->flags & GMM_MAT_E4M3_256 ? 1536.0f : 2688.0f;
+                const float lb = ib.m->flags & GMM_MAT_E4M3_256 ? 1536.0f : 2688.0f, share = 1.0f / (la * lb);
+                const float factor = a * ib.amax[g], all = factor * share;
+                for (int64_t j = 0; j < out.cols; j++) {
+                    const float want = sum[row * out.cols + j] * all;
+                    T_CHECK(got[row * out.cols + j] == want, "op %d group %d row %d col %d: %a, want %a", i, (int)g,
+                            (int)m, (int)j, (double)got[row * out.cols + j], (double)want);
+                }
+            }
     }
 }
 
@@ -613,6 +695,10 @@ void tests_qlinear(void) {
     t_add(exact, 2, "qlinear exact fp8 block");
     t_add(exact, 3, "qlinear exact mxfp8");
     t_add(exact, 7, "qlinear exact mxfp4 weights");
+    t_add(exact, 9, "qlinear exact mxfp4 weights with bf16");
     t_add(exact, 13, "qlinear exact fp8 block, 1x128 weights");
+    t_add(exact_nv, 4, "qlinear exact nvfp4");
+    t_add(exact_nv, 8, "qlinear exact nvfp4 row amax, 4 over 6");
+    t_add(exact_nv, 10, "qlinear exact nvfp4 weights with bf16");
     t_add(refusals, 0, "qlinear refusals");
 }

@@ -32,6 +32,7 @@ static setup setup_of(int i) {
     if (i == 8) {
         r.input.row_amax = 1;
         r.weight.four_over_six = r.weight.e4m3_256 = 1;
+        r.weight.square = 0; /* of square tiles the GPU has no 4 over 6 */
         r.input.hadamard = r.grad.hadamard = 0;
     }
     if (i == 13) r.weight.scaling = GMM_SCALING_1X128;

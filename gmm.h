@@ -234,8 +234,8 @@ typedef struct gmm_grad {
        rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
        nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
        multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
-       and scale; fp32 scales of blocks multiply the sum of each 128 along the contraction, other scales the whole
-       sum. K and N must be multiples of gmm_info.in_align and out_align.
+       and scale (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of blocks multiply the sum of
+       each 128 along the contraction, other scales the whole sum. K and N must be multiples of gmm_info.in_align and out_align.
    Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
    addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
@@ -5780,6 +5780,7 @@ enum {
     GMM__MMA_TILES,   /* [G + 1] int32 */
     GMM__MMA_TABLE,   /* [G] addresses each: tables that stood on the host */
     GMM__MMA_TABLE2,
+    GMM__MMA_SCALES,
     GMM__MMA_PIECES   /* bias gradient; the WGMMA engine's tables of many groups */
 };
 
@@ -5873,6 +5874,48 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
     return gmm__mma_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
 }
 
+/* The factors of a product: A's lines are those of the result's rows, B's those of its columns. */
+static int gmm__mma_factor_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
+static int gmm__mma_factor_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
+
+/* The kernel of a product of quantized operands. */
+static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op);
+    const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
+    const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
+    const int64_t huge = INT32_MAX / 4, tiles_n = gmm__ceil_div(n, GMM_Q_TILE);
+    const int64_t bound = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_Q_TILE)
+                                               : call->rows / GMM_Q_TILE + call->groups.count;
+    const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
+    const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
+    const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    int32_t i;
+    if (a->dtype == GMM_F32) return gmm__decline(plan, "multiplies f32 by no quantized weights");
+    if (call->rows > huge || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %lld rows and features of quantized operands", (long long)huge);
+    if (bound > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
+    plan->kernel = -1;
+    for (i = 0; i < GMM_QGEMM_KERNELS; i++) {
+        const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
+        if (k->op == op && k->dtype == dtype && k->parts == parts &&
+            k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[ra] == GMM_COLUMNWISE) &&
+            k->b == (mx && call->direction[rb] == GMM_COLUMNWISE)) plan->kernel = i;
+    }
+    if (plan->kernel < 0)
+        return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
+                            gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, bound * tiles_n);
+    gmm__mma_reserve_groups(call, plan);
+    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
+    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
+                   gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_Q_TILE, (int)GMM_Q_TILE,
+                   (int)plan->grid[0]);
+    return 1;
+}
+
 /* Chooses the kernel of a product: the one whose tiles take the fewest rounds of multiprocessor time, from what is
    known on the host. Every kernel gives the same bits. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
@@ -5886,7 +5929,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int32_t shared = gmm__cuda_attribute(call->ctx, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     double best = 0.0;
     int32_t i;
-    if (gmm__quantized(call)) return gmm__decline(plan, "has no kernel for quantized operands");
+    if (gmm__quantized(call)) return gmm__mma_plan_quantized(call, plan, op);
     if (call->rows > huge || call->in > huge || call->out > huge)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)huge);
     plan->kernel = -1;
@@ -5921,9 +5964,8 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    cudaError_t e = gmm__mma_operand(plan, fwd ? GMM__X_ : GMM__DY, 0, 0, &args->a, stream);
-    if (e == cudaSuccess)
-        e = gmm__mma_operand(plan, wgrad ? GMM__X_ : GMM__W, !wgrad, GMM__MMA_TABLE, &args->b, stream);
+    cudaError_t e = gmm__mma_operand(plan, gmm__mma_factor_a(op), 0, 0, &args->a, stream);
+    if (e == cudaSuccess) e = gmm__mma_operand(plan, gmm__mma_factor_b(op), !wgrad, GMM__MMA_TABLE, &args->b, stream);
     if (e == cudaSuccess)
         e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_TABLE, &args->d, stream);
     if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_TABLE2, &args->bias, stream);
@@ -5945,8 +5987,36 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     return gmm__cuda_status(call, e);
 }
 
+/* Launches it; `p` holds what is not of its factors, and the table of their elements. */
+static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op op, const gmm_gemm_args *p,
+                                            gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), fwd = op == gmm_gemm_fwd;
+    gmm_qgemm_args args;
+    cudaError_t e = cudaSuccess;
+    memset(&args, 0, sizeof args);
+    args.p = *p;
+    args.a = call->mat[ra];
+    args.b = call->mat[rb];
+    args.b.table = p->b.table;
+    args.a_along = call->direction[ra];
+    args.b_along = call->direction[rb];
+    args.a_cols = (int32_t)(fwd ? call->in : call->out);
+    args.b_cols = (int32_t)call->in;
+    args.b_rows = (int32_t)call->out;
+    args.k_round = args.b.hadamard && op == gmm_gemm_wgrad ? 16 : 1;
+    args.block = args.b.scaling == GMM_SCALING_MX32 ? 32 : 128;
+    if (args.b.scale_table && (args.b.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
+        args.b.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
+    }
+    if (e == cudaSuccess) e = gmm_launch_qgemm(plan->kernel, plan->grid[0], &args, stream);
+    return gmm__cuda_status(call, e);
+}
+
 static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op, gmm_stream stream) {
     const gmm__call *call = plan->call;
+    const int quantized = gmm__quantized(call);
     gmm_gemm_args args;
     gmm_status s;
 
@@ -5954,9 +6024,10 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                         (int32_t *)gmm__part(plan, GMM__MMA_TILES), gmm_gemm_kernels[plan->kernel].tile_rows,
-                         stream);
+                         (int32_t *)gmm__part(plan, GMM__MMA_TILES),
+                         quantized ? (int32_t)GMM_Q_TILE : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
+    if (quantized) return gmm__mma_launch_quantized(plan, op, &args, stream);
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));
 }
 

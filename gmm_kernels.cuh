@@ -7,11 +7,11 @@
  *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
  *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
  *                             accumulate, convert)
- *     Bodies 1 to 9           the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *     Bodies 1 to 10          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
  *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
  *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
- *                             instruction, 9 product on Hopper. So a profiler and a debugger see every line of a
- *                             kernel.
+ *                             instruction, 9 product on Hopper, 10 product of quantized operands. So a profiler and
+ *                             a debugger see every line of a kernel.
  *
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
@@ -695,6 +695,334 @@ static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 #undef GMM__X
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
+
+/* ................................................................................ Grouped products, quantized ... */
+
+/* The same products where both operands are quantized, or the weights alone. An operand is seen as lines that run along
+   the contraction: its codes travel to shared memory as they stand (FP4 in half bytes), become 16-bit elements there,
+   once per stage, and are multiplied like any others. Where the scales go:
+   MX32, NV16     into the elements, in BF16: a code times its scale is exact, MX32 for scales of 2^-124 to 2^119 and
+                  above or below unless the element leaves BF16's range; NV16 in F16 too, beside F16 tokens
+   1X128, 128X128 onto the sum of each 128 along the contraction; MX32 beside F16 tokens onto each 32
+   others         onto the whole sum, with NV16's amax, at the end
+   Codes alone are multiplied as F16, which holds all of FP8. */
+typedef struct gmm_qgemm_args {
+    gmm_gemm_args p;               /* without a and b */
+    gmm_mat a, b;                  /* copies, or for a tokens; tables in device memory */
+    gmm_direction a_along, b_along;
+    int32_t a_cols, b_rows, b_cols; /* columns of the matrices that were quantized; rows of the weights */
+    int32_t k_round;               /* 16 for transformed copies, whose last rows spread, else 1 */
+    int32_t block;                 /* elements along the contraction whose sum is scaled by itself */
+} gmm_qgemm_args;
+
+/* Kinds of product: X(tag, A stands as [k][lines], B stands as [k][lines], sums in parts, dtype). Columnwise MX32 stands
+   like that. */
+#define GMM_QUANT_KIND_LIST(X) \
+    X(bf16, 0, 0, 0, GMM_BF16) \
+    X(bf16_nn, 0, 1, 0, GMM_BF16) \
+    X(bf16_tn, 1, 1, 0, GMM_BF16) \
+    X(f16, 0, 0, 0, GMM_F16) \
+    X(f16_parts, 0, 0, 1, GMM_F16) \
+    X(f16_parts_nn, 0, 1, 1, GMM_F16)
+
+/* Instances: X(op, kind); the includes below follow the same list. */
+#define GMM_QUANT_KERNEL_LIST(X) \
+    X(fwd, bf16) X(fwd, f16) X(fwd, f16_parts) \
+    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_parts) X(dgrad, f16_parts_nn) \
+    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_parts)
+
+#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qa_, tag) = ta, GMM__CAT(gmm_qb_, tag) = tb, \
+    GMM__CAT(gmm_qparts_, tag) = parts, GMM__CAT(gmm_qdtype_, tag) = dtype,
+enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
+#undef GMM__X
+
+/* A tile is 128 x 128, as groups are placed in columnwise copies; a stage is 64 deep. Shared memory: codes of A (which
+   may be 16-bit tokens) and B of some stages, elements of two, scales of four. Results leave where elements were. */
+enum {
+    GMM_Q_TILE = 128, GMM_Q_DEPTH = 64, GMM_Q_THREADS = 256, GMM_Q_STAGES = 3,
+    GMM_Q_CODES_A = 2 * GMM_Q_TILE * GMM_Q_DEPTH, GMM_Q_CODES = GMM_Q_CODES_A + GMM_Q_TILE * GMM_Q_DEPTH,
+    GMM_Q_HALF = 2 * GMM_Q_TILE * GMM_Q_DEPTH, GMM_Q_ELEMENTS = GMM_Q_STAGES * GMM_Q_CODES,
+    GMM_Q_SCALES = GMM_Q_ELEMENTS + 4 * GMM_Q_HALF, GMM_Q_SLOT = 2048, GMM_Q_SHARED = GMM_Q_SCALES + 4 * GMM_Q_SLOT
+};
+
+GMM__DEVICE uint32_t gmm_q_bytes(uint32_t a, uint32_t b, uint32_t choice) {
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
+    return r;
+}
+/* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
+GMM__DEVICE uint32_t gmm_q_times(gmm_dtype dtype, uint32_t a, uint32_t b) {
+    uint32_t r;
+    if (dtype == GMM_BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+    else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+/* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
+GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
+    const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
+    const uint32_t a = gmm_q_bytes(codes, 0u, 0x1404u), b = gmm_q_bytes(codes, 0u, 0x3424u);
+    const int shift = half ? 1 : e4m3 ? 4 : 3;
+    const uint32_t lift = half ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
+    uint32_t odd = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
+    if (half && !e4m3) {
+        to[0] = a;
+        to[1] = b;
+        return;
+    }
+#if __CUDA_ARCH__ >= 890
+    if (half) {
+        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+            "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(to[0]), "=r"(to[1]) : "r"(codes));
+        return;
+    }
+#endif
+    to[0] = (a & 0x80008000u) | (a & 0x7F007F00u) >> shift;
+    to[1] = (b & 0x80008000u) | (b & 0x7F007F00u) >> shift;
+    if (odd) {
+        const uint32_t field = e4m3 ? 0x7FFF7FFFu : 0x7F807F80u;
+        to[0] |= gmm_q_bytes(odd, 0u, 0x9988u) & field;
+        to[1] |= gmm_q_bytes(odd, 0u, 0xBBAAu) & field;
+    }
+    to[0] = gmm_q_times(dtype, to[0], lift);
+    to[1] = gmm_q_times(dtype, to[1], lift);
+}
+/* Eight codes: of FP8 in two words, of E2M1 in the first. */
+GMM__DEVICE uint4 gmm_q_eight(gmm_dtype dtype, gmm_dtype format, uint32_t low, uint32_t high) {
+    uint32_t v[4];
+    int i;
+    if (format == GMM_E2M1) {
+#pragma unroll
+        for (i = 0; i < 4; i++) {
+            const uint32_t pair = low >> (8 * i) & 0xFFu, z = (pair | pair << 12) & 0x000F000Fu;
+            v[i] = gmm_q_times(dtype, (z & 0x00080008u) << 12 | (z & 0x00070007u) << (dtype == GMM_F16 ? 9 : 6),
+                               dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u); /* 2^14; 2^126 */
+        }
+    } else {
+        gmm_q_fp8(dtype, format, low, v);
+        gmm_q_fp8(dtype, format, high, v + 2);
+    }
+    return make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+/* One operand of a tile as a thread moves it: chunks of 16 bytes, `passes` of them to a stage, each `step` lines on.
+   What a thread has brought it also turns into elements, so nothing else waits for it. A stage holds 64 elements of
+   each of 128 lines; of an operand that stands as [k][lines], 128 lines of each of 64 values of k. */
+typedef struct gmm_qside {
+    gmm__qview view;
+    const char *from;
+    int64_t hop, advance;          /* bytes to the next pass, and to the next stage */
+    int32_t rows, bytes;           /* left from `from`: of what stands one below the other; along it */
+    int32_t row, chunk, step, passes;
+    int32_t whole;                 /* chunks are aligned to 16 bytes */
+    gmm_dtype format;
+} gmm_qside;
+
+/* Opens lines [line, lines) of an operand; k elements of each exist. `row` is the first one of the group in tokens. */
+GMM__DEVICE void gmm_q_open(gmm_qside *s, const gmm_mat *m, int apart, int64_t row, int32_t line, int32_t lines,
+                            int32_t k) {
+    const int plain = m->scaling == GMM_SCALING_NONE, bits = plain ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
+    const int shift = (plain ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + apart; /* chunks of a row, as power of two */
+    const int64_t pitch = m->ld * bits / 8;
+    const char *base = plain ? (const char *)m->data + row * pitch : (const char *)s->view.data;
+    const int extent = apart ? GMM_Q_DEPTH : GMM_Q_TILE;
+    s->format = m->dtype;
+    s->row = (int32_t)threadIdx.x >> shift;
+    s->chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
+    s->step = GMM_Q_THREADS >> shift;
+    s->passes = extent / s->step;
+    s->whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s->from = base + 16 * s->chunk + (apart ? s->row * pitch + (int64_t)line * bits / 8 : (line + s->row) * pitch);
+    s->hop = s->step * pitch;
+    s->advance = apart ? GMM_Q_DEPTH * pitch : GMM_Q_DEPTH * bits / 8;
+    s->rows = (apart ? k : lines - line) - s->row;
+    s->bytes = (int32_t)(((int64_t)(apart ? lines - line : k) * bits + 7) / 8) - 16 * s->chunk;
+}
+
+/* Starts the way of stage q, and steps on. */
+GMM__DEVICE void gmm_q_fetch(gmm_qside *s, int apart, int q, char *codes) {
+    const int rows = s->rows - (apart ? q * GMM_Q_DEPTH : 0);
+    const int left = s->bytes - (apart ? 0 : q * (int)s->advance), live = left < 0 ? 0 : left > 16 ? 16 : left;
+    const char *from = s->from;
+    char *to = codes + 16 * threadIdx.x;
+    int i, e;
+    for (i = 0; i < s->passes; i++, from += s->hop, to += 16 * GMM_Q_THREADS) {
+        const int count = i * s->step < rows ? live : 0;
+        if (s->whole) gmm_cp_async_part((uint32_t)__cvta_generic_to_shared(to), from, count);
+        else
+#pragma unroll 1
+            for (e = 0; e < 16; e++) to[e] = e < count ? from[e] : (char)0;
+    }
+    s->from += s->advance;
+}
+
+/* Turns the thread's codes of a stage into elements at `to`, times their scales if `scales` is given: for each block of
+   a line of 256 (A's before B's), as elements. */
+GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_qside *s, int apart, const char *codes, char *to,
+                              const uint16_t *scales) {
+    const int fp4 = s->format == GMM_E2M1, plain = s->format == GMM_BF16 || s->format == GMM_F16;
+    const int eights = plain ? 1 : fp4 ? 4 : 2, width = s->view.scaling == GMM_SCALING_NV16 ? 1 : 2;
+    uint32_t from = (uint32_t)__cvta_generic_to_shared(codes) + 16 * threadIdx.x;
+    int i, e, row = s->row;
+    for (i = 0; i < s->passes; i++, row += s->step, from += 16 * GMM_Q_THREADS) {
+        uint32_t w[4];
+        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                     : "r"(from) : "memory");
+#pragma unroll
+        for (e = 0; e < 4; e++) {
+            const int at = s->chunk * eights + e; /* eighths of the row */
+            uint4 v = make_uint4(w[0], w[1], w[2], w[3]);
+            if (e >= eights) break;
+            if (!plain) {
+                v = fp4 ? gmm_q_eight(dtype, GMM_E2M1, w[e], 0u)
+                        : gmm_q_eight(dtype, s->format, w[2 * e & 3], w[(2 * e + 1) & 3]);
+                if (scales) {
+                    uint4 f;
+                    if (apart) f = *(const uint4 *)&scales[(row >> 5) * 256 + 8 * at];
+                    else f.x = f.y = f.z = f.w = (uint32_t)scales[(at >> width) * 256 + row] * 0x00010001u;
+                    v.x = gmm_q_times(dtype, v.x, f.x);
+                    v.y = gmm_q_times(dtype, v.y, f.y);
+                    v.z = gmm_q_times(dtype, v.z, f.z);
+                    v.w = gmm_q_times(dtype, v.w, f.w);
+                }
+            }
+            *(uint4 *)(to + gmm_swizzle((uint32_t)row, (uint32_t)at, apart ? 2 * GMM_Q_TILE : 2 * GMM_Q_DEPTH)) = v;
+        }
+    }
+}
+
+/* The scales of one line, one thread to a line: from block to block within four, and from four to four, bytes. */
+typedef struct gmm_qline {
+    const uint8_t *at;
+    int64_t block, four;
+    int32_t blocks; /* that the line has; behind them, and without scales, it reads as zeros */
+    gmm_scaling scaling;
+} gmm_qline;
+
+GMM__DEVICE gmm_qline gmm_q_line(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines, int32_t k) {
+    const int32_t width = gmm_block_along(scaling);
+    const int64_t size = width == 128 ? 4 : 1;
+    gmm_qline l;
+    l.scaling = scaling;
+    l.blocks = 0;
+    l.at = NULL;
+    l.block = l.four = 0;
+    if (!width || line >= lines) return l;
+    l.blocks = (k + width - 1) / width;
+    l.at = v->scale + gmm__qview_scale(v, line, 0) * size;
+    l.block = (gmm__qview_scale(v, line, 1) - gmm__qview_scale(v, line, 0)) * size;
+    l.four = (gmm__qview_scale(v, line, 4) - gmm__qview_scale(v, line, 0)) * size;
+    return l;
+}
+GMM__DEVICE const uint8_t *gmm_q_scale_at(const gmm_qline *l, int32_t j) {
+    return l->at + (j >> 2) * l->four + (j & 3) * l->block;
+}
+/* What a line needs of stage q: scale bytes of its blocks, the first lowest; with parts an fp32 scale, or bytes. */
+GMM__DEVICE uint32_t gmm_q_peek(const gmm_qline *l, int q) {
+    const int count = l->scaling == GMM_SCALING_NV16 ? 4 : 2;
+    uint32_t r = 0;
+    int i;
+    if (l->scaling == GMM_SCALING_1X128 || l->scaling == GMM_SCALING_128X128)
+        return q / 2 < l->blocks ? *(const uint32_t *)(const void *)gmm_q_scale_at(l, q / 2) : 0u;
+#pragma unroll
+    for (i = 0; i < 4; i++)
+        if (i < count && count * q + i < l->blocks) r |= (uint32_t)*gmm_q_scale_at(l, count * q + i) << (8 * i);
+    return r;
+}
+/* Keeps it in a slot: as elements, or with parts as fp32, where a line without blocks is not scaled. */
+GMM__DEVICE void gmm_q_keep(gmm_dtype dtype, int parts, const gmm_qline *l, uint32_t r, char *slot) {
+    const int mx = l->scaling == GMM_SCALING_MX32;
+    int i;
+    if (parts) {
+        float *to = (float *)slot + threadIdx.x;
+        to[0] = l->scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)r) : __uint_as_float(r);
+        if (mx || l->scaling == GMM_SCALING_NONE) to[256] = mx ? gmm_e8m0_to_f32((uint8_t)(r >> 8)) : 1.0f;
+    } else {
+        uint16_t *to = (uint16_t *)slot + threadIdx.x;
+        if (mx)
+            for (i = 0; i < 2; i++, r >>= 8) { /* E8M0 as BF16 */
+                const uint32_t k = r & 0xFFu;
+                to[256 * i] = (uint16_t)(k == 0 ? 0x0040u : k == 255 ? 0x7FFFu : k << 7);
+            }
+        else {
+            uint32_t v[2];
+            gmm_q_fp8(dtype, GMM_E4M3, r, v);
+            to[0] = (uint16_t)v[0];
+            to[256] = (uint16_t)(v[0] >> 16);
+            to[512] = (uint16_t)v[1];
+            to[768] = (uint16_t)(v[1] >> 16);
+        }
+    }
+}
+
+/* What line l is multiplied by outside of the sum, and the share that stands in for 1 / (6 e4m3_max) of NV16. */
+GMM__DEVICE float gmm_q_outer(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
+    if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
+    return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
+}
+GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
+    return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
+}
+
+#define GMM__BODY 10
+#define GMM__OP fwd
+#define GMM__KIND bf16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP dgrad
+#define GMM__KIND bf16
+#include GMM_KERNELS_FILE
+#define GMM__KIND bf16_nn
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts_nn
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP wgrad
+#define GMM__KIND bf16
+#include GMM_KERNELS_FILE
+#define GMM__KIND bf16_tn
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#undef GMM__BODY
+
+/* One row per kernel. */
+typedef struct gmm_qgemm_kernel {
+    gmm_gemm_op op;
+    int32_t a, b, parts; /* of the kind */
+    gmm_dtype dtype;
+    const void *function;
+} gmm_qgemm_kernel;
+
+static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
+#define GMM__X(op, kind) \
+    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qa_, kind), GMM__CAT(gmm_qb_, kind), GMM__CAT(gmm_qparts_, kind), \
+      (gmm_dtype)GMM__CAT(gmm_qdtype_, kind), (const void *)gmm_linear_##op##_quant_##kind },
+    GMM_QUANT_KERNEL_LIST(GMM__X)
+#undef GMM__X
+};
+enum { GMM_QGEMM_KERNELS = (int)(sizeof gmm_qgemm_kernels / sizeof gmm_qgemm_kernels[0]) };
+
+static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, const gmm_qgemm_args *args,
+                                                cudaStream_t stream) {
+    const gmm_qgemm_kernel *row = &gmm_qgemm_kernels[kernel];
+    void *params[1];
+    cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM_Q_SHARED);
+    params[0] = (void *)(uintptr_t)args;
+    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_Q_THREADS), params,
+                                               (size_t)GMM_Q_SHARED, stream) : e;
+}
 
 /* ................................................................................................... Tail of D ... */
 
@@ -3539,6 +3867,184 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
     if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__OP
+
+/* ............................................................... Body: product of quantized operands ... */
+#elif GMM__BODY == 10
+
+#if !defined(GMM__OP) || !defined(GMM__KIND)
+#error "gmm: this body needs GMM__OP and GMM__KIND"
+#endif
+#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _quant_), GMM__KIND)
+
+GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
+    enum {
+        TA = (int)GMM__CAT(gmm_qa_, GMM__KIND), TB = (int)GMM__CAT(gmm_qb_, GMM__KIND),
+        PARTS = (int)GMM__CAT(gmm_qparts_, GMM__KIND), RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        MT = 4, NT = 4, KT = GMM_Q_DEPTH / 16, /* 2 x 4 warps of 64 x 32 */
+        A_LINE = TA ? 2 * GMM_Q_TILE : 2 * GMM_Q_DEPTH, B_LINE = TB ? 2 * GMM_Q_TILE : 2 * GMM_Q_DEPTH, /* bytes */
+        OUT_LD = 40, OUT_ROWS = 4
+    };
+    const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qdtype_, GMM__KIND);
+    extern __shared__ __align__(1024) char gmm_shared[];
+    const uint32_t elements = (uint32_t)__cvta_generic_to_shared(gmm_shared) + GMM_Q_ELEMENTS;
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    const int warp_m = warp / 4 * 64, warp_n = warp % 4 * 32;
+    const int scaled = !PARTS && (args.b.scaling == GMM_SCALING_MX32 || args.b.scaling == GMM_SCALING_NV16);
+    float *out = (float *)(gmm_shared + GMM_Q_ELEMENTS) + warp * 8 * OUT_LD;
+    uint32_t a_at, b_at, a[MT][4], b[NT / 2][4];
+    gmm_gemm_tile tile;
+    gmm_qside qa, qb;
+    gmm_qline line;
+    float acc[MT][NT][4], sum[PARTS ? MT : 1][NT][4];
+    int64_t at = blockIdx.x;
+    uint32_t next;
+    int i, j, h, d, s, depth;
+
+    if (TA)
+        a_at = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
+    else a_at = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
+    if (TB) b_at = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
+    else b_at = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+
+    for (tile.g = 0; gmm_gemm_next(&args.p, RAGGED_K, GMM_Q_TILE, GMM_Q_TILE, &at, &tile); at += gridDim.x) {
+        const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_Q_TILE, rows = RAGGED_K ? tile.k : tile.m;
+        const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
+        const int blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        gmm_gemm_out o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
+        qa.view = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols);
+        qb.view = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, RAGGED_K ? start : 0,
+                                RAGGED_K ? rows : args.b_rows, args.b_cols);
+        gmm_q_open(&qa, &args.a, TA, tile.row, tile.m0, tile.m, k);
+        gmm_q_open(&qb, &args.b, TB, 0, tile.n0, args.p.n, k);
+        line = threadIdx.x < GMM_Q_TILE ? gmm_q_line(&qa.view, args.a.scaling, tile.m0 + (int)threadIdx.x, tile.m, k)
+                                        : gmm_q_line(&qb.view, args.b.scaling,
+                                                     tile.n0 + (int)threadIdx.x - GMM_Q_TILE, args.p.n, k);
+        depth = k > 0 ? (k + GMM_Q_DEPTH - 1) / GMM_Q_DEPTH : 1; /* an empty group multiplies one stage of zeros */
+        for (s = 0; s < GMM_Q_STAGES; s++) {
+            if (s < depth) {
+                gmm_q_fetch(&qa, TA, s, gmm_shared + s * GMM_Q_CODES);
+                gmm_q_fetch(&qb, TB, s, gmm_shared + s * GMM_Q_CODES + GMM_Q_CODES_A);
+            }
+            gmm_cp_commit();
+        }
+        next = 0;
+        if (scaled || PARTS) {
+            gmm_q_keep(dtype, PARTS, &line, gmm_q_peek(&line, 0), gmm_shared + GMM_Q_SCALES);
+            next = gmm_q_peek(&line, 1);
+        }
+#pragma unroll
+        for (i = 0; i < MT; i++)
+#pragma unroll
+            for (j = 0; j < NT; j++)
+#pragma unroll
+                for (h = 0; h < 4; h++) acc[i][j][h] = sum[PARTS ? i : 0][j][h] = 0.0f;
+        __syncthreads(); /* scales are there, and results of the tile before have left */
+
+        for (d = 0; d < depth; d++) {
+            char *codes = gmm_shared + d % GMM_Q_STAGES * GMM_Q_CODES, *to = gmm_shared + GMM_Q_ELEMENTS +
+                                                                            (d & 1) * 2 * GMM_Q_HALF;
+            const uint16_t *scales = scaled ? (const uint16_t *)(gmm_shared + GMM_Q_SCALES + (d & 3) * GMM_Q_SLOT)
+                                            : NULL;
+            const uint32_t base = elements + (uint32_t)((d & 1) * 2 * GMM_Q_HALF);
+            if (scaled || PARTS) { /* of the next stage; what was asked for one stage ago */
+                gmm_q_keep(dtype, PARTS, &line, next, gmm_shared + GMM_Q_SCALES + ((d + 1) & 3) * GMM_Q_SLOT);
+                next = gmm_q_peek(&line, d + 2);
+            }
+            GMM__CP_WAIT(GMM_Q_STAGES - 1);
+            gmm_q_expand(dtype, &qa, TA, codes, to, scales);
+            gmm_q_expand(dtype, &qb, TB, codes + GMM_Q_CODES_A, to + GMM_Q_HALF, scales ? scales + GMM_Q_TILE : NULL);
+            if (d + GMM_Q_STAGES < depth) {
+                gmm_q_fetch(&qa, TA, d + GMM_Q_STAGES, codes);
+                gmm_q_fetch(&qb, TB, d + GMM_Q_STAGES, codes + GMM_Q_CODES_A);
+            }
+            gmm_cp_commit(); /* waits count alike */
+            __syncthreads();
+#pragma unroll
+            for (s = 0; s < KT; s++) {
+#pragma unroll
+                for (i = 0; i < MT; i++)
+                    if (TA) gmm_ldmatrix_t(a[i], base + (a_at ^ (uint32_t)(i * 32)) + s * 16 * A_LINE);
+                    else gmm_ldmatrix(a[i], base + (a_at ^ (uint32_t)(s * 32)) + i * 16 * A_LINE);
+#pragma unroll
+                for (j = 0; j < NT / 2; j++)
+                    if (TB) gmm_ldmatrix_t(b[j], base + GMM_Q_HALF + (b_at ^ (uint32_t)(j * 32)) + s * 16 * B_LINE);
+                    else gmm_ldmatrix(b[j], base + GMM_Q_HALF + (b_at ^ (uint32_t)(s * 32)) + j * 16 * B_LINE);
+#pragma unroll
+                for (i = 0; i < MT; i++) {
+                    if (i >= blocks) continue;
+#pragma unroll
+                    for (j = 0; j < NT; j++)
+                        if (dtype == GMM_BF16) gmm_mma_bf16(acc[i][j], a[i], &b[j / 2][j % 2 * 2]);
+                        else gmm_mma_f16(acc[i][j], a[i], &b[j / 2][j % 2 * 2]);
+                }
+                if (PARTS && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || d == depth - 1)))) {
+                    const float *scale = (const float *)(gmm_shared + GMM_Q_SCALES + (d & 3) * GMM_Q_SLOT) +
+                                         (args.block == 32 ? s / 2 * 256 : 0);
+#pragma unroll
+                    for (i = 0; i < MT; i++)
+#pragma unroll
+                        for (j = 0; j < NT; j++)
+#pragma unroll
+                            for (h = 0; h < 4; h++) {
+                                const float x = scale[warp_m + i * 16 + (lane >> 2) + h / 2 * 8];
+                                const float y = scale[GMM_Q_TILE + warp_n + j * 8 + (lane & 3) * 2 + h % 2];
+                                sum[PARTS ? i : 0][j][h] = __fmaf_rn(__fmul_rn(acc[i][j][h], x), y,
+                                                                     sum[PARTS ? i : 0][j][h]);
+                                acc[i][j][h] = 0.0f;
+                            }
+                }
+            }
+        }
+
+        { /* what is outside of the sums; then on their way as plain products do */
+            const int32_t first = tile.m0 + warp_m + (lane >> 2), col = tile.n0 + warp_n + lane % 8 * 4;
+            const float share = gmm__fdiv(1.0f, gmm__fmul(gmm_q_largest(&qa.view, args.a.scaling),
+                                                          gmm_q_largest(&qb.view, args.b.scaling)));
+            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2];
+            const int empty = tile.k == 0; /* an empty sum is +0 */
+            const float alpha = o.alpha;
+            o.alpha = 1.0f;
+#pragma unroll
+            for (j = 0; j < NT; j++)
+#pragma unroll
+                for (h = 0; h < 2; h++) {
+                    const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
+                    over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&qb.view, args.b.scaling, n) : 1.0f;
+                }
+            if (o.bias)
+                gmm_read4(args.p.bias.dtype, o.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
+                          o.bias_whole, bias);
+            __syncthreads(); /* elements have been read: results stand there now */
+#pragma unroll
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time */
+                const int32_t mine = first + i * 8, row = tile.m0 + warp_m + i * 8 + lane / 8;
+                float outer = 1.0f;
+                if (tile.m0 + warp_m + i * 8 >= tile.m) break;
+                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, gmm_q_outer(&qa.view, args.a.scaling, mine));
+#pragma unroll
+                for (j = 0; j < NT; j++) {
+                    const float *v = PARTS ? &sum[PARTS ? i / 2 : 0][j][i % 2 * 2] : &acc[i / 2][j][i % 2 * 2];
+                    *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] = make_float2(
+                        gmm__fmul(v[0], gmm__fmul(gmm__fmul(outer, over[j][0]), share)),
+                        gmm__fmul(v[1], gmm__fmul(gmm__fmul(outer, over[j][1]), share)));
+                }
+                __syncwarp();
+#pragma unroll 1
+                for (d = 0; d < 8; d += OUT_ROWS) {
+                    const float4 f = *(const float4 *)&out[(lane / 8 + d) * OUT_LD + lane % 8 * 4];
+                    float v[4];
+                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                    if (row + d < tile.m && col < args.p.n) gmm_gemm_store(&args.p, &o, row + d, col, bias, v);
+                }
+                __syncwarp();
+            }
+        }
+    }
+    if (!RAGGED_K && args.p.zero_tail)
+        gmm_gemm_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
+}
+#undef GMM__NAME
+#undef GMM__KIND
 
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3

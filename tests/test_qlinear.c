@@ -9,15 +9,20 @@
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 /* What each operand becomes. */
-typedef struct setup { const char *name; gmm_format x, w, dy; } setup;
-enum { SETUPS = 10 };
+typedef struct setup { const char *name; gmm_dtype source; gmm_format x, w, dy; } setup;
+enum { SETUPS = 14 };
 static setup setup_of(int i) {
     static const char *const names[SETUPS] = { "fp8 delayed", "fp8 current", "fp8 block", "mxfp8", "nvfp4", "fp8 row",
                                                "fp8 block, fp32 scales", "mxfp4 weights", "nvfp4 row amax, 4 over 6",
-                                               "mxfp4 weights with bf16" };
-    gmm_recipe r = gmm_recipe_of((gmm_recipe_kind)(i < 5 ? i + 1 : i == 5 ? GMM_RECIPE_FP8_CURRENT
-                                                   : i == 6 ? GMM_RECIPE_FP8_BLOCK
-                                                   : i == 8 ? GMM_RECIPE_NVFP4 : GMM_RECIPE_MXFP8));
+                                               "mxfp4 weights with bf16", "nvfp4 weights with bf16",
+                                               "mxfp8 weights with f16", "nvfp4 weights with f16",
+                                               "fp8 block, 1x128 weights" };
+    static const gmm_recipe_kind kinds[SETUPS] = { GMM_RECIPE_FP8_DELAYED, GMM_RECIPE_FP8_CURRENT, GMM_RECIPE_FP8_BLOCK,
+                                                   GMM_RECIPE_MXFP8, GMM_RECIPE_NVFP4, GMM_RECIPE_FP8_CURRENT,
+                                                   GMM_RECIPE_FP8_BLOCK, GMM_RECIPE_MXFP8, GMM_RECIPE_NVFP4,
+                                                   GMM_RECIPE_MXFP8, GMM_RECIPE_NVFP4, GMM_RECIPE_MXFP8,
+                                                   GMM_RECIPE_NVFP4, GMM_RECIPE_FP8_BLOCK };
+    gmm_recipe r = gmm_recipe_of(kinds[i]);
     gmm_error e = GMM_ZERO;
     setup s;
     if (i == 5) r.input.scaling = r.weight.scaling = r.grad.scaling = GMM_SCALING_ROW;
@@ -27,14 +32,17 @@ static setup setup_of(int i) {
     if (i == 8) {
         r.input.row_amax = 1;
         r.weight.four_over_six = r.weight.e4m3_256 = 1;
+        r.weight.square = 0; /* of square tiles the GPU has no 4 over 6 */
         r.input.hadamard = r.grad.hadamard = 0;
     }
-    if (i == 9) {
+    if (i == 13) r.weight.scaling = GMM_SCALING_1X128;
+    if (i >= 9 && i <= 12) {
         gmm_format none = GMM_ZERO;
         r.input = r.grad = none;
     }
     T_CHECK(gmm_recipe_validate(&r, &e) == GMM_OK, "%s: %s", names[i], e.text);
     s.name = names[i];
+    s.source = i == 11 || i == 12 ? GMM_F16 : GMM_BF16;
     s.x = r.input;
     s.w = r.weight;
     s.dy = r.grad;
@@ -44,10 +52,16 @@ static setup setup_of(int i) {
 /* A source and its copies. */
 typedef struct operand {
     t_mat src;
-    int quantized, grouped;
+    int quantized, grouped, odd; /* odd: at an odd address, with gaps */
     gmm_mat rowwise, columnwise; /* rowwise.columnwise points at the other */
     gmm_format f;
 } operand;
+
+/* Elements from row to row of a copy's storage; odd: more than there are. */
+static int64_t ld_of(const gmm_layout *l, int odd) { return l->data_cols + 2 * odd; }
+static int64_t bytes_of(const gmm_layout *l, int odd, gmm_dtype dtype) {
+    return odd ? l->data_rows * ld_of(l, odd) * gmm_dtype_bits(dtype) / 8 : l->data_bytes;
+}
 
 static gmm_status quantize(const gmm_quantization *d) {
     gmm_info info = GMM_ZERO;
@@ -56,13 +70,14 @@ static gmm_status quantize(const gmm_quantization *d) {
 }
 
 static void make(operand *o, const gmm_format *f, const gmm_groups *groups, int32_t count, int64_t rows, int64_t cols,
-                 const t_mat *src, int first_group, int table) {
+                 const t_mat *src, int first_group, int table, int odd) {
     static const uint64_t state[2] = { 12345, 678 };
     const int32_t units = groups ? groups->count : count;
     gmm_quantization d = GMM_ZERO;
     memset(o, 0, sizeof *o);
     o->src = *src;
     o->f = *f;
+    o->odd = odd;
     o->quantized = f->dtype != GMM_NONE;
     o->grouped = groups != NULL;
     o->rowwise = src->mat;
@@ -82,13 +97,18 @@ static void make(operand *o, const gmm_format *f, const gmm_groups *groups, int3
         gmm_format plain = *f;
         gmm_layout l = GMM_ZERO;
         gmm_mat *m = k ? &o->columnwise : &o->rowwise;
+        int64_t bytes;
+        int shift;
         if (k) plain.row_amax = 0; /* a copy for the weight gradient has one amax per group */
         T_CHECK((groups ? gmm_layout_of_groups(f->dtype, f->scaling, f->order, direction, groups->count,
                                                groups->capacity, cols, &l, NULL)
                         : gmm_layout_of(f->dtype, f->scaling, f->order, direction, rows, cols, &l, NULL)) == GMM_OK,
                 "layout");
-        *m = gmm_mat_quantized(&plain, direction, t_alloc((size_t)(l.data_bytes * (groups ? 1 : count))),
-                               t_alloc((size_t)(l.scale_bytes * (groups ? 1 : count))), NULL);
+        bytes = bytes_of(&l, odd, f->dtype);
+        shift = odd && l.scale_dtype != GMM_F32;
+        *m = gmm_mat_quantized(&plain, direction, (char *)t_alloc((size_t)(bytes * (groups ? 1 : count) + odd)) + odd,
+                               (char *)t_alloc((size_t)(l.scale_bytes * (groups ? 1 : count) + shift)) + shift, NULL);
+        if (odd) m->ld = ld_of(&l, 1);
         m->amax = (float *)t_alloc(4 * (size_t)(plain.row_amax ? groups->capacity : units) + 4);
         if (f->delayed) t_poison(m->amax, 0, 4 * (size_t)units + 4);
         if (f->row_amax) { /* two calls, since a copy per row has no columnwise one */
@@ -101,7 +121,7 @@ static void make(operand *o, const gmm_format *f, const gmm_groups *groups, int3
             void **data = (void **)t_host((size_t)count * sizeof *data);
             void **scale = (void **)t_host((size_t)count * sizeof *scale);
             for (int32_t g = 0; g < count; g++) {
-                data[g] = (char *)m->data + g * l.data_bytes;
+                data[g] = (char *)m->data + g * bytes;
                 scale[g] = (char *)m->scale + g * l.scale_bytes;
             }
             m->table = (void *const *)t_in(data, (size_t)count * sizeof *data);
@@ -143,19 +163,20 @@ static image image_of(const operand *o, gmm_direction direction, int32_t units, 
                                                NULL)
                         : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, NULL)) ==
             GMM_OK, "layout");
-    r.ld = l.data_cols;
-    r.stride = l.data_bytes;
+    r.ld = ld_of(&l, o->odd);
+    r.stride = bytes_of(&l, o->odd, m->dtype);
     r.scale_stride = l.scale_bytes;
     r.data = (const uint8_t *)t_get(m->table ? ((void **)t_get(m->table, 8))[0] : m->data,
-                                    (size_t)(l.data_bytes * (o->grouped ? 1 : units)));
+                                    (size_t)(r.stride * (o->grouped ? 1 : units)));
     r.scale = (const uint8_t *)t_get(m->scale_table ? ((void **)t_get(m->scale_table, 8))[0] : m->scale,
                                      (size_t)(l.scale_bytes * (o->grouped ? 1 : units)));
     r.amax = (const float *)t_get(m->amax, 4 * (size_t)(m->flags & GMM_MAT_ROW_AMAX ? rows : units));
     return r;
 }
 
-/* Element (line, along) of unit g in double; row and start as gmm_scale_base takes them; n rows in the unit. */
-static double value(const image *r, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
+/* Element (line, along) of unit g in double; row and start as gmm_scale_base takes them; n rows in the unit. Of NV16
+   what the amax leaves if `whole` is 0: code times scale. */
+static double element(const image *r, int whole, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
                     int64_t along) {
     const operand *o = r->o;
     const gmm_mat *m = r->m;
@@ -174,6 +195,7 @@ static double value(const image *r, int64_t g, int64_t row, int64_t start, int64
                      : m->dtype == GMM_E5M2 ? (double)gmm_e5m2_to_f32(code) : (double)gmm_e2m1_to_f32(code);
     float s;
     if (m->scaling == GMM_SCALING_MX32) return ldexp(e, scale[j] - 127);
+    if (m->scaling == GMM_SCALING_NV16 && !whole) return e * (double)gmm_e4m3_to_f32(scale[j]);
     if (m->scaling == GMM_SCALING_NV16)
         return e * (double)gmm_e4m3_to_f32(scale[j]) *
                (double)r->amax[m->flags & GMM_MAT_ROW_AMAX ? row + line : g] /
@@ -182,11 +204,16 @@ static double value(const image *r, int64_t g, int64_t row, int64_t start, int64
     return e * (double)s;
 }
 
+static double value(const image *r, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
+                    int64_t along) {
+    return element(r, 1, g, row, start, n, cols, line, along);
+}
+
 /* ------------------------------------------------------------------------------------------------------- A case --- */
 
 typedef struct qcase {
     gmm_op op;
-    int setup, table;
+    int setup, table, odd;
     int32_t groups;
     const int64_t *sizes;
     int64_t K, N, extra;
@@ -213,7 +240,6 @@ static gmm_status run(const gmm_linear *d, gmm_op op) {
     gmm_info info = GMM_ZERO;
     const gmm_status s = gmm_linear_query(T.ctx, op, d, &info);
     void *workspace;
-    if (s == GMM_E_UNSUPPORTED && T.gpu) t_skip("GPU: this engine has no kernel for quantized operands");
     if (s != GMM_OK) return s;
     workspace = t_workspace(info.workspace_bytes);
     return op == GMM_OP_LINEAR_FWD ? gmm_linear_fwd(T.ctx, d, workspace, info.workspace_bytes, T.stream)
@@ -263,16 +289,16 @@ static void build(qrun *r, const qcase *c) {
     r->fault = (uint32_t *)t_alloc(4);
     t_poison(r->fault, 0, 4);
     r->groups.fault = r->fault;
-    r->xs = t_mat_in(GMM_BF16, 1, r->capacity, c->K, c->fill);
-    r->ws = t_mat_in(GMM_BF16, c->groups, c->N, c->K, c->fill);
-    r->dys = t_mat_in(GMM_BF16, 1, r->capacity, c->N, c->fill);
+    r->xs = t_mat_in(s.source, 1, r->capacity, c->K, c->fill);
+    r->ws = t_mat_in(s.source, c->groups, c->N, c->K, c->fill);
+    r->dys = t_mat_in(s.source, 1, r->capacity, c->N, c->fill);
     for (int64_t i = r->live * c->K; i < r->capacity * c->K; i++) r->xs.v[i] = (double)NAN;
     for (int64_t i = r->live * c->N; i < r->capacity * c->N; i++) r->dys.v[i] = (double)NAN;
     t_mat_put(&r->xs);
     t_mat_put(&r->dys);
-    make(&r->x, &s.x, &r->groups, 0, 0, c->K, &r->xs, 0, 0);
-    make(&r->w, &s.w, NULL, c->groups, c->N, c->K, &r->ws, 0, c->table);
-    make(&r->dy, &s.dy, &r->groups, 0, 0, c->N, &r->dys, 0, 0);
+    make(&r->x, &s.x, &r->groups, 0, 0, c->K, &r->xs, 0, 0, c->odd);
+    make(&r->w, &s.w, NULL, c->groups, c->N, c->K, &r->ws, 0, c->table, c->odd);
+    make(&r->dy, &s.dy, &r->groups, 0, 0, c->N, &r->dys, 0, 0, c->odd);
     r->out = wgrad ? t_mat_make(out, c->groups, c->N, c->K, 0, 0, c->table ? T_TABLE : T_PACKED, T_POISON)
                    : t_mat_out(out, 1, r->capacity, fwd ? c->N : c->K);
     if ((wgrad && c->main_grad) || c->add) {
@@ -366,7 +392,9 @@ static void test(const qcase *c) {
 }
 
 /* wgrad needs both operands quantized or none; weights against 16-bit tokens have none. */
-static int has(int setup, gmm_op op) { return setup != 9 || op != GMM_OP_LINEAR_WGRAD; }
+static int has(int which, gmm_op op) {
+    return op != GMM_OP_LINEAR_WGRAD || setup_of(which).x.dtype != GMM_NONE;
+}
 static const gmm_op ops[] = { GMM_OP_LINEAR_FWD, GMM_OP_LINEAR_DGRAD, GMM_OP_LINEAR_WGRAD };
 #define EACH_OP(i, setup) for (int i = 0; i < 3; i++) if (has(setup, ops[i]))
 
@@ -378,8 +406,14 @@ static void products(int arg) { /* rows 31 to 34 */
                              .fill = T_REALS };
         const qcase odd = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 288,
                             .fill = T_REALS, .out = GMM_BF16, .table = 1, .bias = 1 };
+        const qcase apart = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 96,
+                              .fill = T_REALS, .table = 1, .odd = 1 };
+        const qcase wide = { .op = ops[i], .setup = arg, .groups = 1, .sizes = aligned + 2, .K = 416, .N = 352,
+                             .fill = T_REALS };
         test(&even);
         test(&odd);
+        test(&apart);
+        test(&wide);
     }
 }
 
@@ -470,9 +504,9 @@ static void alone(int arg) {
             xs.mat.data = (char *)xs.mat.data + row * c.K * 2;
             dys.mat.data = (char *)dys.mat.data + row * c.N * 2;
             ws.mat.data = (char *)ws.mat.data + g * c.N * c.K * 2;
-            make(&x, &s.x, &one, 0, 0, c.K, &xs, g, 0);
-            make(&dy, &s.dy, &one, 0, 0, c.N, &dys, g, 0);
-            make(&w, &s.w, NULL, 1, c.N, c.K, &ws, 0, 0);
+            make(&x, &s.x, &one, 0, 0, c.K, &xs, g, 0, 0);
+            make(&dy, &s.dy, &one, 0, 0, c.N, &dys, g, 0, 0);
+            make(&w, &s.w, NULL, 1, c.N, c.K, &ws, 0, 0, 0);
             out = t_mat_out(GMM_F32, 1, wgrad ? c.N : m, cols);
             d.groups = &one;
             d.x = &x.rowwise;
@@ -488,12 +522,13 @@ static void alone(int arg) {
     }
 }
 
-/* MXFP8 and NVFP4 against the product of the dequantized operands: the same bits where sums are exact. */
+/* Against the product of the dequantized operands: the same bits where these are exact, and sums too if codes are
+   multiplied alone. */
 static void exact(int arg) {
     static const int64_t sizes[3] = { 33, 0, 20 };
-    const int setup = arg ? 7 : 3;
-    EACH_OP(i, setup) {
-        const qcase c = { .op = ops[i], .setup = setup, .groups = 3, .sizes = sizes, .K = 64, .N = 96, .fill = T_INTS };
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = sizes, .K = 160, .N = 96,
+                          .fill = setup_of(arg).w.scaling == GMM_SCALING_MX32 ? T_REALS : T_INTS };
         qrun r;
         t_mat values[3], out;
         gmm_linear d;
@@ -504,6 +539,8 @@ static void exact(int arg) {
             const operand *o = k == 0 ? &r.x : k == 1 ? &r.w : &r.dy;
             gmm_dequantization q = GMM_ZERO;
             gmm_info info = GMM_ZERO;
+            values[k] = o->src;
+            if (!o->quantized) continue;
             values[k] = t_mat_out(GMM_BF16, o->src.count, o->src.rows, o->src.cols);
             q.groups = k == 1 ? NULL : &r.groups;
             q.count = k == 1 ? c.groups : 0;
@@ -528,6 +565,77 @@ static void exact(int arg) {
         T_OK(run(&d, c.op));
         t_same("dequantized product", t_mat_bits(&r.out), t_mat_bits(&out),
                (size_t)(r.out.count * r.out.rows * r.out.cols * 4));
+    }
+}
+
+/* A tensor of codes times scales, which are exact in BF16. */
+static t_mat of_codes(const qrun *r, const qcase *c, const operand *o, gmm_direction direction) {
+    const int weight = o == &r->w, along_rows = direction == GMM_COLUMNWISE;
+    const int64_t cols = o->src.cols;
+    const image im = image_of(o, direction, c->groups, weight ? c->N : r->capacity, cols);
+    t_mat m;
+    if (!o->quantized) return o->src;
+    m = t_mat_in(GMM_BF16, o->src.count, o->src.rows, cols, T_INTS);
+    for (int64_t g = 0, start = 0; g < c->groups; start += up(c->sizes[g++], 128)) {
+        const int64_t row = weight ? 0 : r->first[g], n = weight ? c->N : c->sizes[g];
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = 0; j < cols; j++)
+                m.v[(weight ? g * n + i : row + i) * cols + j] = element(&im, 0, g, row, weight ? 0 : start, n, cols,
+                                                                         along_rows ? j : i, along_rows ? i : j);
+    }
+    t_mat_put(&m);
+    return m;
+}
+
+/* NVFP4 against the product of codes times scales, to the bit: amaxes multiply its sums. */
+static void exact_nv(int arg) {
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+                          .fill = T_REALS };
+        const int fwd = ops[i] == GMM_OP_LINEAR_FWD, wgrad = ops[i] == GMM_OP_LINEAR_WGRAD;
+        const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+        const operand *A, *B;
+        qrun r;
+        t_mat x, w, dy, out;
+        image ia, ib;
+        gmm_linear d;
+        gmm_grad grad = GMM_ZERO;
+        const float *got, *sum;
+        build(&r, &c);
+        T_OK(run(&r.d, c.op));
+        A = fwd ? &r.x : &r.dy;
+        B = wgrad ? &r.x : &r.w;
+        x = of_codes(&r, &c, &r.x, tokens);
+        dy = of_codes(&r, &c, &r.dy, tokens);
+        w = of_codes(&r, &c, &r.w, fwd ? GMM_ROWWISE : GMM_COLUMNWISE);
+        out = t_mat_out(GMM_F32, r.out.count, r.out.rows, r.out.cols);
+        d = r.d;
+        d.x = &x.mat;
+        d.w = &w.mat;
+        d.dy = &dy.mat;
+        if (d.y) d.y = &out.mat;
+        if (d.dx) d.dx = &out.mat;
+        grad.mat = &out.mat;
+        if (d.dw) d.dw = &grad;
+        T_OK(run(&d, c.op));
+        ia = image_of(A, tokens, c.groups, r.capacity, fwd ? c.K : c.N);
+        ib = image_of(B, fwd ? GMM_ROWWISE : GMM_COLUMNWISE, c.groups, wgrad ? r.capacity : c.N, c.K);
+        got = (const float *)t_mat_bits(&r.out);
+        sum = (const float *)t_mat_bits(&out);
+        for (int64_t g = 0; g < c.groups; g++)
+            for (int64_t m = 0; m < (wgrad ? c.N : c.sizes[g]); m++) {
+                const int64_t row = (wgrad ? g * c.N : r.first[g]) + m;
+                const int per_row = A->quantized && ia.m->flags & GMM_MAT_ROW_AMAX;
+                const float a = A->quantized ? ia.amax[per_row ? row : g] : 1.0f;
+                const float la = !A->quantized ? 1.0f : ia.m->flags & GMM_MAT_E4M3_256 ? 1536.0f : 2688.0f;
+                const float lb = ib.m->flags & GMM_MAT_E4M3_256 ? 1536.0f : 2688.0f, share = 1.0f / (la * lb);
+                const float factor = a * ib.amax[g], all = factor * share;
+                for (int64_t j = 0; j < out.cols; j++) {
+                    const float want = sum[row * out.cols + j] * all;
+                    T_CHECK(got[row * out.cols + j] == want, "op %d group %d row %d col %d: %a, want %a", i, (int)g,
+                            (int)m, (int)j, (double)got[row * out.cols + j], (double)want);
+                }
+            }
     }
 }
 
@@ -584,7 +692,14 @@ void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "row16 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(faults, i, "row17 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear alone %s", setup_of(i).name);
-    t_add(exact, 0, "qlinear exact mxfp8");
-    t_add(exact, 1, "qlinear exact mxfp4 weights");
+    t_add(exact, 0, "qlinear exact fp8 delayed"); /* whose scales are 1 */
+    t_add(exact, 2, "qlinear exact fp8 block");
+    t_add(exact, 3, "qlinear exact mxfp8");
+    t_add(exact, 7, "qlinear exact mxfp4 weights");
+    t_add(exact, 9, "qlinear exact mxfp4 weights with bf16");
+    t_add(exact, 13, "qlinear exact fp8 block, 1x128 weights");
+    t_add(exact_nv, 4, "qlinear exact nvfp4");
+    t_add(exact_nv, 8, "qlinear exact nvfp4 row amax, 4 over 6");
+    t_add(exact_nv, 10, "qlinear exact nvfp4 weights with bf16");
     t_add(refusals, 0, "qlinear refusals");
 }

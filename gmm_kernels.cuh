@@ -7,11 +7,11 @@
  *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
  *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
  *                             accumulate, convert)
- *     Bodies 1 to 10          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *     Bodies 1 to 11          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
  *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
  *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
- *                             instruction, 9 product on Hopper, 10 product of quantized operands. So a profiler and
- *                             a debugger see every line of a kernel.
+ *                             instruction, 9 product on Hopper, 10 product of quantized operands, 11 FP8 product on
+ *                             Hopper. So a profiler and a debugger see every line of a kernel.
  *
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
@@ -1254,36 +1254,73 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(15, "240", "%120", "%121") \
     X(16, "256", "%128", "%129")
 
-#define GMM__V(b) "+f"(d[(b)]), "+f"(d[(b) + 1]), "+f"(d[(b) + 2]), "+f"(d[(b) + 3]), "+f"(d[(b) + 4]), \
-    "+f"(d[(b) + 5]), "+f"(d[(b) + 6]), "+f"(d[(b) + 7])
+#define GMM__V(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3]), GMM__W(d[(b) + 4]), \
+    GMM__W(d[(b) + 5]), GMM__W(d[(b) + 6]), GMM__W(d[(b) + 7])
+#define GMM__W(x) GMM__WGMMA_TO "f"(x)
 
 #define GMM__BODY 8
+#define GMM__WGMMA_TO "+"
+#define GMM__WGMMA_ADD "1"
 #define GMM__TAG bf16
-#define GMM__WGMMA_TYPES "f32.bf16.bf16"
+#define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
 #define GMM__OP fwd
-#define GMM__WGMMA_MAJOR "0, 0"
+#define GMM__WGMMA_MAJOR ", 0, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR "1, 0"
+#define GMM__WGMMA_MAJOR ", 1, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR "1, 1"
+#define GMM__WGMMA_MAJOR ", 1, 1"
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
 #define GMM__TAG f16
-#define GMM__WGMMA_TYPES "f32.f16.f16"
+#define GMM__WGMMA_TYPES "k16.f32.f16.f16"
 #define GMM__OP fwd
-#define GMM__WGMMA_MAJOR "0, 0"
+#define GMM__WGMMA_MAJOR ", 0, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR "1, 0"
+#define GMM__WGMMA_MAJOR ", 1, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR "1, 1"
+#define GMM__WGMMA_MAJOR ", 1, 1"
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e4m3
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
+#define GMM__OP add
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e5m2
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e5m2"
+#define GMM__OP add
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#undef GMM__WGMMA_TO
+#undef GMM__WGMMA_ADD
+#define GMM__WGMMA_TO "="
+#define GMM__WGMMA_ADD "0"
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e4m3
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
+#define GMM__OP set
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e5m2
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e5m2"
+#define GMM__OP set
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#undef GMM__WGMMA_TO
+#undef GMM__WGMMA_ADD
 #undef GMM__BODY
 
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
@@ -1325,8 +1362,7 @@ GMM__DEVICE int32_t gmm_sm90_items(int32_t tiles_m, int32_t tiles_n, int32_t pai
 
 /* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. `report`: this warp
    reports faults. */
-GMM__DEVICE void gmm_sm90_split(const gmm_sm90_args *args, int report, int32_t *ends) {
-    const gmm_groups *s = &args->groups;
+GMM__DEVICE void gmm_sm90_split(const gmm_groups *s, const gmm_gemm_args *p, int report, int32_t *ends) {
     const int64_t capacity = s->capacity;
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
     int64_t rows = 0, value = lane < s->count ? gmm_split_value(s, lane + by_offsets) : 0;
@@ -1350,19 +1386,19 @@ GMM__DEVICE void gmm_sm90_split(const gmm_sm90_args *args, int report, int32_t *
         rows = (int64_t)__shfl_sync(0xFFFFFFFFu, (long long)end, 31);
         value = next;
     }
-    for (i = lane; report && args->p.b.table && i < s->count; i += 32)
-        if ((uintptr_t)args->p.b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
+    for (i = lane; report && p->b.table && i < s->count; i += 32)
+        if ((uintptr_t)p->b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
     if (report && fault && s->fault) atomicOr(s->fault, fault);
     __syncwarp();
 }
 
-/* Chooses the tiles' height in units, unless it is given: the one whose rounds take the least time; bits do not depend
+/* Chooses the tiles' height in units, unless it is given (`most`): the one whose rounds take the least time; bits do not depend
    on it. Writes the prefix sums of the groups' items [G + 1]. One warp. */
-GMM__DEVICE int32_t gmm_sm90_height(const gmm_sm90_args *args, int ragged_k, int32_t cols, int32_t units, int32_t pair,
-                                    const int32_t *ends, int32_t *items) {
-    const int32_t tiles_n = (args->p.n + cols - 1) / cols, clusters = (int32_t)gridDim.x / pair;
-    const int32_t G = args->p.groups, lane = (int32_t)threadIdx.x & 31;
-    int32_t first, total = 0, i, most = args->units_max;
+GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_t cols, int32_t units, int32_t pair,
+                                    int32_t most, const int32_t *ends, int32_t *items) {
+    const int32_t tiles_n = (p->n + cols - 1) / cols, clusters = (int32_t)gridDim.x / pair;
+    const int32_t G = p->groups, lane = (int32_t)threadIdx.x & 31;
+    int32_t first, total = 0, i;
     if (most == 0) { /* each lane judges one height, for the mean of the groups that have rows */
         float cost = 0.0f, best;
         int32_t tall = 0, live = 0, u = units - lane;
@@ -1392,8 +1428,8 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_sm90_args *args, int ragged_k, int
         int32_t count = 0;
         if (g < G) {
             if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, most), tiles_n, pair, cols == 128);
-            else if (!(args->p.frozen && args->p.frozen[g]) && !(m == 0 && gmm_gemm_beta(&args->p, g) == 1.0f))
-                count = gmm_sm90_items(gmm_sm90_tiles(args->p.m, most), tiles_n, pair, cols == 128);
+            else if (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f))
+                count = gmm_sm90_items(gmm_sm90_tiles(p->m, most), tiles_n, pair, cols == 128);
         }
         for (i = 1; i < 32; i *= 2) {
             const int32_t other = __shfl_up_sync(0xFFFFFFFFu, count, (unsigned)i);
@@ -1585,6 +1621,291 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op != gmm_gemm_wgrad)
         mapped = mapped && gmm_sm90_map_ragged(encode, &args->a, &p->a, p->k, 64) &&
                  gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16);
+    if (!mapped) return cudaErrorInvalidValue;
+    memset(attributes, 0, sizeof attributes);
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = (unsigned)pair;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)(blocks / pair * pair));
+    config.blockDim = dim3(GMM_SM90_THREADS);
+    config.dynamicSmemBytes = (size_t)row->shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    e = cudaGetDevice(&device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < processors / pair * pair ? 1 : 2;
+    params[0] = args;
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
+}
+
+/* ............................................................................ Grouped FP8 products on Hopper ... */
+
+/* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
+   COLUMNWISE, wgrad dy and x COLUMNWISE. Tiles, pairs, stages and the way out are those of the 16-bit products, a stage
+   128 deep; D's columns are wgmma's first factor, E4M3, its rows the second, E4M3 or E5M2.
+
+   The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
+   added up in fp32, times the scales of its block: those of D's rows times one per 128 columns (rows), or times those
+   of D's columns (both). A warp beside the producer brings the scales of a stage. Scales of whole matrices and of lines
+   are applied once, at the end. */
+typedef struct gmm_fp8_args {
+    CUtensorMap a, a16, b;    /* boxes: A 64 lines and 16, B half the columns of a tile */
+    gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
+    gmm_groups groups;        /* splits in device memory */
+    gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
+    int32_t *tables;          /* more groups than the kernel has room for: gmm_fp8_table_bytes per block */
+    int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
+    int32_t wgrad;
+    int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
+} gmm_fp8_args;
+
+/* Tiles: X(tag, blocks of 64 columns per group of threads, most units of 16 rows, stages, units that go out at once,
+   groups that fit) */
+#define GMM_FP8_TILE_LIST(X) \
+    X(256x128, 2, 8, 4, 2, 256) \
+    X(128x256, 1, 16, 4, 2, 256)
+
+/* What a block's sum is multiplied by: X(tag, value, bytes per stage) */
+enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
+#define GMM_FP8_SUM_LIST(X) X(fast, GMM_FP8_FAST, 0) X(rows, GMM_FP8_ROWS, 1024) X(both, GMM_FP8_BOTH, 1536)
+
+/* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
+#define GMM_FP8_KERNEL_LIST(X) \
+    X(GMM_E4M3, e4m3, rows, 256x128) X(GMM_E5M2, e5m2, rows, 256x128) \
+    X(GMM_E4M3, e4m3, both, 256x128) X(GMM_E5M2, e5m2, both, 256x128) \
+    X(GMM_E4M3, e4m3, fast, 128x256) X(GMM_E5M2, e5m2, fast, 128x256)
+
+enum { GMM_FP8_TILE_BYTES = 44 };
+
+/* Shared memory: stages of B and A, scales of stages, two rooms for D on its way per group of threads, barriers, tiles,
+   groups. */
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_mb_, tag) = mb, GMM__CAT(gmm11_units_, tag) = units, \
+    GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_out_, tag) = out, GMM__CAT(gmm11_groups_, tag) = groups, \
+    GMM__CAT(gmm11_b_, tag) = (mb) * 16384, GMM__CAT(gmm11_stage_, tag) = (mb) * 16384 + (units) * 2048, \
+    GMM__CAT(gmm11_room_, tag) = (out) * 2048,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_tiles_end };
+#undef GMM__X
+#define GMM__X(tag, value, bytes) GMM__CAT(gmm11_sums_, tag) = value, GMM__CAT(gmm11_scales_, tag) = bytes,
+enum { GMM_FP8_SUM_LIST(GMM__X) gmm11_sums_end };
+#undef GMM__X
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
+    GMM__CAT(gmm11_bars_, tag) = GMM__CAT(gmm11_stage_, tag) * (st) + 4 * (out) * 2048, \
+    GMM__CAT(gmm11_ring_, tag) = (GMM__CAT(gmm11_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING, \
+    GMM__CAT(gmm11_lists_, tag) = (GMM__CAT(gmm11_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
+                                  (8 + GMM_FP8_TILE_BYTES) * GMM_SM90_RING,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_rooms_end };
+#undef GMM__X
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_factors_, tag) = \
+    (GMM__CAT(gmm11_lists_, tag) + 12 * ((groups) + 1) + 15) / 16 * 16,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_factors_end };
+#undef GMM__X
+#define GMM__X(dtype, tag, sums, tile) gmm11_fits_##tag##_##sums##_##tile = 1 / (GMM__CAT(gmm11_factors_, tile) + \
+    GMM__CAT(gmm11_stages_, tile) * GMM__CAT(gmm11_scales_, sums) <= 232448),
+enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_fits_end };
+#undef GMM__X
+
+static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
+
+/* From shared memory, in the order of the program: what is read early holds registers. */
+GMM__DEVICE void gmm_shared_read4(uint32_t from, float v[4]) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from)
+                 : "memory");
+}
+GMM__DEVICE float gmm_shared_read(uint32_t from) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+    return v;
+}
+
+/* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
+GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
+/* The two groups of 128 threads take turns at the tensor cores: else they would wait for products at the same time,
+   and at the same time add up what they got. */
+GMM__DEVICE void gmm_turn_wait(void) {
+    if (threadIdx.x < 128) asm volatile("bar.sync 3, 256;" : : : "memory");
+    else asm volatile("bar.sync 4, 256;" : : : "memory");
+}
+GMM__DEVICE void gmm_turn_pass(void) {
+    if (threadIdx.x < 128) asm volatile("bar.arrive 4, 256;" : : : "memory");
+    else asm volatile("bar.arrive 3, 256;" : : : "memory");
+}
+/* threadIdx.x, read anew. */
+GMM__DEVICE int gmm_tid(void) {
+    int tid;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+    return tid;
+}
+
+/* A tile, and where its group's rows start in padded copies. */
+typedef struct gmm_fp8_tile {
+    gmm_sm90_tile t;
+    int32_t start;
+} gmm_fp8_tile;
+
+/* Stages of a tile; an empty sum has none. */
+GMM__DEVICE uint32_t gmm_fp8_depths(int32_t k) { return (uint32_t)(k + 127) / 128; }
+
+/* Prefix sums of the groups' rows in padded copies [G + 1]. One warp. */
+GMM__DEVICE void gmm_fp8_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t first, total = 0, i;
+    if (lane == 0) starts[0] = 0;
+    for (first = 0; first < groups; first += 32) {
+        const int32_t g = first + lane;
+        int32_t rows = g < groups ? (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS : 0;
+        for (i = 1; i < 32; i *= 2) {
+            const int32_t other = __shfl_up_sync(0xFFFFFFFFu, rows, (unsigned)i);
+            if (lane >= i) rows += other;
+        }
+        if (g < groups) starts[g + 1] = total + rows;
+        total += __shfl_sync(0xFFFFFFFFu, rows, 31);
+    }
+    __syncwarp();
+}
+
+/* The first scale of a tile's group. Lines of A are rows, or in wgrad D's rows; lines of B are D's columns. */
+GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
+    const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->start, t->t.end - t->t.row,
+                                       args->wgrad ? args->p.m : args->p.k);
+    *step = gmm__qview_scale(&v, 0, 1);
+    return (const float *)(const void *)v.scale;
+}
+GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step,
+                                          int64_t *block) {
+    const gmm_direction direction = args->wgrad || args->b_columnwise ? GMM_COLUMNWISE : GMM_ROWWISE;
+    const int64_t rows = args->wgrad ? t->t.end - t->t.row : args->b_columnwise ? args->p.k : args->p.n;
+    const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
+                                       args->wgrad ? t->start : 0, rows, args->b_columnwise || args->wgrad ? args->p.n
+                                                                                                            : args->p.k);
+    *step = gmm__qview_scale(&v, 0, 1);
+    *block = gmm__qview_scale(&v, 128, 0);
+    return (const float *)(const void *)v.scale;
+}
+
+/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. */
+GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
+    float all = 1.0f;
+    if (t->k == 0) return all;
+    if (args->p.alpha) all = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR) all = __fmul_rn(all, ((const float *)args->a_scale.scale)[t->g]);
+    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
+        all = __fmul_rn(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                       : ((const float *)args->b_scale.scale)[t->g]);
+    return all;
+}
+
+#define GMM__BODY 11
+#define GMM__TAG e4m3
+#define GMM__SUMS rows
+#define GMM__FAST 0
+#define GMM__TILE 256x128
+#include GMM_KERNELS_FILE
+#define GMM__SUMS both
+#define GMM__FAST 0
+#define GMM__TILE 256x128
+#include GMM_KERNELS_FILE
+#define GMM__SUMS fast
+#define GMM__FAST 1
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#define GMM__TAG e5m2
+#define GMM__SUMS rows
+#define GMM__FAST 0
+#define GMM__TILE 256x128
+#include GMM_KERNELS_FILE
+#define GMM__SUMS both
+#define GMM__FAST 0
+#define GMM__TILE 256x128
+#include GMM_KERNELS_FILE
+#define GMM__SUMS fast
+#define GMM__FAST 1
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__BODY
+
+typedef struct gmm_fp8_kernel {
+    gmm_dtype dtype;
+    int32_t sums, cols, units, shared, groups;
+    const void *function;
+} gmm_fp8_kernel;
+
+static const gmm_fp8_kernel gmm_fp8_kernels[] = {
+#define GMM__X(dtype, tag, sums, tile) \
+    { dtype, GMM__CAT(gmm11_sums_, sums), 128 * GMM__CAT(gmm11_mb_, tile), GMM__CAT(gmm11_units_, tile), \
+      GMM__CAT(gmm11_factors_, tile) + GMM__CAT(gmm11_stages_, tile) * GMM__CAT(gmm11_scales_, sums), \
+      GMM__CAT(gmm11_groups_, tile), (const void *)gmm_linear_##tag##_##sums##_##tile##_sm90 },
+    GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+};
+enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
+
+/* One map of codes: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
+static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, void *base,
+                                   const cuuint64_t dims[4], const cuuint64_t strides[3], int32_t box_lines) {
+    const cuuint32_t one[4] = { 1, 1, 1, 1 };
+    cuuint32_t box[4] = { 128, 0, 1, 1 };
+    box[1] = (cuuint32_t)box_lines;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+/* Rows of a ROWWISE copy of tokens; a weight wherever it stands; a COLUMNWISE copy of tokens, `along` of them. */
+static GMM__UNUSED int gmm_fp8_map_rows(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
+                                        int64_t features, int32_t box_lines) {
+    const cuuint64_t pitch = (cuuint64_t)m->ld;
+    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
+    dims[0] = (cuuint64_t)features;
+    strides[0] = strides[1] = pitch;
+    strides[2] = ((cuuint64_t)1 << 34) - pitch;
+    return gmm_fp8_map(encode, map, m->data, dims, strides, box_lines);
+}
+static GMM__UNUSED int gmm_fp8_map_weight(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                          const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
+    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
+    dims[0] = (cuuint64_t)along;
+    dims[1] = (cuuint64_t)lines;
+    strides[0] = (cuuint64_t)m->ld;
+    return gmm_fp8_map(encode, map, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+}
+static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
+    cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
+    dims[0] = (cuuint64_t)along;
+    dims[1] = (cuuint64_t)lines;
+    strides[0] = (cuuint64_t)m->ld;
+    return gmm_fp8_map(encode, map, m->data, dims, strides, box_lines);
+}
+
+/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
+   their rows stand at multiples of 16 bytes. */
+static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
+                                              gmm_fp8_args *args, cudaStream_t stream) {
+    const gmm_fp8_kernel *row = &gmm_fp8_kernels[kernel];
+    const gmm_gemm_args *p = &args->p;
+    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1; /* a map has no empty dimension */
+    const int64_t padded = gmm_padded_capacity(p->groups, rows);
+    const int pair = blocks > 1 ? 2 : 1;
+    cudaLaunchConfig_t config = GMM_ZERO;
+    cudaLaunchAttribute attributes[2];
+    void *params[1];
+    cudaError_t e;
+    int mapped, device = 0, processors = 0;
+    if (args->wgrad)
+        mapped = gmm_fp8_map_columns(encode, &args->a, &p->a, padded, p->m, 64) &&
+                 gmm_fp8_map_columns(encode, &args->a16, &p->a, padded, p->m, 16) &&
+                 gmm_fp8_map_columns(encode, &args->b, &p->b, padded, p->n, row->cols / 2);
+    else
+        mapped = gmm_fp8_map_rows(encode, &args->a, &p->a, p->k, 64) &&
+                 gmm_fp8_map_rows(encode, &args->a16, &p->a, p->k, 16) &&
+                 gmm_fp8_map_weight(encode, &args->b, &p->b, p->k, p->n, row->cols / 2);
     if (!mapped) return cudaErrorInvalidValue;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -4574,14 +4895,14 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n16u by k16: B's columns at db, A's rows at da. */
+/* d += (or, without GMM__WGMMA_ADD, =) the product of m64 by n16u by 32 bytes of k: B's columns at db, A's rows at da. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int units, float *d, uint64_t db,
                                                                                   uint64_t da) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (units) {
 #define GMM__X(u, n, b, a) \
-    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n "k16." \
-                         GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1, " GMM__WGMMA_MAJOR ";\n}" \
+    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD ", 0;\n wgmma.mma_async.sync.aligned" \
+                         ".m64n" n GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
                          : GMM__V##u : "l"(db), "l"(da)); break;
     GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -4674,8 +4995,9 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             int32_t item = (int32_t)(blockIdx.x / pair), most;
             uint32_t at = 0, turn = 0;
             gmm_sm90_tile t;
-            gmm_sm90_split(&args, blockIdx.x == 0, ends);
-            most = gmm_sm90_height(&args, GMM__RAGGED, GMM__OF(cols), GMM__OF(units), (int32_t)pair, ends, items);
+            gmm_sm90_split(&args.groups, &args.p, blockIdx.x == 0, ends);
+            most = gmm_sm90_height(&args.p, GMM__RAGGED, GMM__OF(cols), GMM__OF(units), (int32_t)pair, args.units_max,
+                                   ends, items);
             t.g = 0;
             for (; item < items[args.p.groups]; item += hop) {
                 uint32_t bytes, to, depths;
@@ -4947,6 +5269,494 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 #undef GMM__PART
 #undef GMM__OF
 #undef GMM__TILE
+
+
+/* ==================================================================================== Body: FP8 product on Hopper === */
+
+#elif GMM__BODY == 11
+#define GMM__OF(name) (int)GMM__CAT(gmm11_##name##_, GMM__TILE)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SUMS), _), GMM__TILE)
+#define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
+#define GMM__KIND (int)GMM__CAT(gmm11_sums_, GMM__SUMS)
+#define GMM__FACTORS (int)GMM__CAT(gmm11_scales_, GMM__SUMS) /* bytes of a stage's scales */
+#define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
+#define GMM__AHEAD 3                       /* lots that are read ahead of adding to them */
+#define GMM__MULTIPLY(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
+   descriptor of the group's columns in stage 0. A stage's scales are those of rows in fours for lane % 4, once per group
+   of threads; or once for both, and behind them those of the tile's columns. */
+GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
+                                       uint32_t columns, uint32_t rows, uint32_t bars, uint32_t pair, uint32_t *at) {
+    const uint32_t tid = (uint32_t)gmm_tid(), lane = tid & 31, end = *at + depths;
+    const uint32_t base = bars - GMM__OF(bars) + GMM__OF(factors);
+    const uint32_t factors = base + lane % 4 * 16 + (GMM__KIND == gmm11_sums_rows ? 64 * GMM__OF(units) * (tid >> 7) : 0);
+    const uint32_t of_columns = base + 64 * GMM__OF(units) + 4 * (64 * GMM__OF(mb) * (tid >> 7) + 16 * (tid >> 5 & 3) + lane / 4);
+    uint32_t q;
+    int kk, j, u, e;
+    (void)factors, (void)of_columns, (void)u, (void)e;
+#pragma unroll 1
+    for (q = *at; q != end; q++) {
+        const uint32_t s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
+        const uint32_t b = columns + s * (GMM__OF(stage) >> 4), a = rows + s * (GMM__OF(stage) >> 4);
+        gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
+#if GMM__FAST
+        gmm_wgmma_fence();
+#pragma unroll
+        for (kk = 0; kk < 4; kk++)
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+                GMM__MULTIPLY(add)(units, sum[j], gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
+                                    gmm_wgmma_whole(a + kk * (32 >> 4)));
+        gmm_wgmma_commit();
+        GMM__WGMMA_WAIT(1);
+        if (q != *at && lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+#else
+#pragma unroll
+        for (j = 0; j < GMM__OF(mb); j++) {
+            float part[8 * GMM__OF(units)], by[4][4], low = 1.0f, high = 1.0f;
+            const uint32_t from = factors + s * GMM__FACTORS;
+            gmm_turn_wait();
+            gmm_wgmma_fence();
+            GMM__MULTIPLY(set)(units, part, gmm_wgmma_whole(b + j * (8192 >> 4)), gmm_wgmma_whole(a));
+#pragma unroll
+            for (kk = 1; kk < 4; kk++) {
+                if (kk == 3) gmm_wgmma_commit();
+                GMM__MULTIPLY(add)(units, part, gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
+                                   gmm_wgmma_whole(a + kk * (32 >> 4)));
+            }
+            gmm_wgmma_commit();
+#pragma unroll
+            for (u = 0; u < 4 && u < units; u++) gmm_shared_read4(from + 64 * u, by[u]);
+            if (GMM__KIND == gmm11_sums_both) {
+                low = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j);
+                high = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j + 32);
+            }
+            GMM__WGMMA_WAIT(1);
+            gmm_turn_pass();
+            GMM__WGMMA_WAIT(0);
+#pragma unroll
+            for (u = 0; u < 8 * units; u++) asm volatile("" : "+f"(part[u]) : : "memory");
+#pragma unroll
+            for (u = 0; u < units; u++) {
+#pragma unroll
+                for (e = 0; e < 8; e++) {
+                    float f = by[u % 4][e / 4 * 2 + e % 2];
+                    if (GMM__KIND == gmm11_sums_both) f = __fmul_rn(f, e / 2 % 2 ? high : low);
+                    sum[j][8 * u + e] = __fmaf_rn(part[8 * u + e], f, sum[j][8 * u + e]);
+                }
+                if (u + 4 < units) gmm_shared_read4(from + 64 * (u + 4), by[u % 4]);
+            }
+        }
+        if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+#endif
+    }
+#if GMM__FAST
+    GMM__WGMMA_WAIT(0);
+    if (depths > 0 && lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+#endif
+    *at = end;
+}
+#endif
+
+GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) char gmm_shared[];
+    gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__OF(ring));
+    const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
+    const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
+    const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, bn = 128 * GMM__OF(mb);
+    const int ragged = args.wgrad;
+    uint32_t pair, rank, i;
+
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if (threadIdx.x == 0) {
+        for (i = 0; i < GMM__OF(stages); i++) {
+            gmm_bar_init(bars + 16 * i, GMM__FACTORS ? 2 : 1);
+            gmm_bar_init(bars + 16 * i + 8, 8 * pair); /* every warp that multiplies what the stage held */
+        }
+        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
+        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+
+    if (warp >= 8) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == 8) { /* moves A and B: each lane one box of every stage */
+            int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
+                                              : (int32_t *)(ring + GMM_SM90_RING);
+            int32_t *const items = ends + args.p.groups + 1, *const starts = items + args.p.groups + 1;
+            const int32_t hop = (int32_t)(gridDim.x / pair);
+            int32_t item = (int32_t)(blockIdx.x / pair), most;
+            uint32_t at = 0, turn = 0;
+            gmm_fp8_tile f;
+            gmm_sm90_split(&args.groups, &args.p, blockIdx.x == 0, ends);
+            most = gmm_sm90_height(&args.p, ragged, bn, GMM__OF(units), (int32_t)pair, args.units_max, ends, items);
+            gmm_fp8_starts(args.p.groups, ends, starts);
+            f.t.g = 0;
+            for (; item < items[args.p.groups]; item += hop) {
+                uint32_t bytes, to, depths;
+                int32_t boxes_b, boxes_a, box, x, y, end, wrap;
+                const CUtensorMap *map;
+                int live, both;
+                gmm_sm90_place(&args.p, ragged, ends, items, item, bn, most, (int32_t)pair, (int32_t)rank, &f.t);
+                f.start = starts[f.t.g];
+                if (lane == 0) {
+                    ring[turn % GMM_SM90_RING] = f;
+                    gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
+                }
+                turn++;
+                depths = gmm_fp8_depths(f.t.k);
+                boxes_b = (f.t.cols + 64 * GMM__OF(mb) - 1) / (64 * GMM__OF(mb));
+                boxes_a = f.t.units / 4 + f.t.units % 4;
+                bytes = (uint32_t)boxes_b * 8192 * GMM__OF(mb) + (uint32_t)f.t.units * 2048;
+                live = lane < boxes_b + boxes_a;
+                if (f.t.cols <= 0) live = 0, bytes = 0;
+                x = ragged ? f.start : 0;
+                end = wrap = 0;
+                if (lane < boxes_b) {
+                    box = lane;
+                    both = f.t.share == 1;
+                    map = &args.b;
+                    to = 8192 * GMM__OF(mb) * box;
+                    y = f.t.n0 + 64 * GMM__OF(mb) * box;
+                    if (!ragged) {
+                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f.t.g) - GMM_SM90_BASE;
+                        end = (int32_t)(from >> 4 & 0x3FFF);
+                        wrap = (int32_t)(from >> 18);
+                    }
+                } else {
+                    box = lane - boxes_b;
+                    both = f.t.share == 2;
+                    map = box < f.t.units / 4 ? &args.a : &args.a16;
+                    to = box < f.t.units / 4 ? 64 * box : 16 * box + f.t.units / 4 * 48;
+                    y = f.t.m0 + (int32_t)to;
+                    if (!ragged) {
+                        y += GMM_SM90_RAGGED - (f.t.end - f.t.row);
+                        end = f.t.end;
+                        wrap = GMM_SM90_RAGGED;
+                    }
+                    to = GMM__OF(b) + 128 * to;
+                }
+                if (both && (box & 1) != (int)rank) live = 0;
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
+                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
+                    if (lane == 0) gmm_bar_expect(full, bytes);
+                    if (live) gmm_tma_load(base + s * GMM__OF(stage) + to, map, full, both, x, y, end, wrap);
+                    x += 128;
+                }
+            }
+            if (lane == 0) {
+                ring[turn % GMM_SM90_RING].t.units = 0; /* no more */
+                gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
+            }
+        } else if (warp == 9 && GMM__FACTORS) { /* brings the scales of stages, in the order in which threads hold sums */
+            char *const to = gmm_shared + GMM__OF(factors);
+            uint32_t at = 0, tile = 0;
+            for (;; tile++) {
+                const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
+                const int plain = args.a_scale.scaling != GMM_SCALING_1X128;
+                const float *from_a, *from_b;
+                int64_t step_a = 0, step_b = 0, block_b = 0;
+                uint32_t depths, x;
+                int rows, cols;
+                gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+                if (f->t.units == 0) break;
+                depths = gmm_fp8_depths(f->t.k);
+                cols = plain ? 0 : f->t.cols;
+                rows = cols > 0 ? f->t.rows - lane : 0;
+                from_a = gmm_fp8_scales_a(&args, f, &step_a) + f->t.m0 + lane;
+                from_b = gmm_fp8_scales_b(&args, f, &step_b, &block_b);
+                from_b += GMM__KIND == gmm11_sums_both ? f->t.n0 + lane : f->t.n0 / 128 * block_b;
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
+                    char *const put = to + s * GMM__FACTORS + lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
+                                      lane % 2 * 4;
+                    float a[GMM__OF(units) / 2], b[GMM__KIND == gmm11_sums_both ? 4 * GMM__OF(mb) : GMM__OF(mb)];
+#pragma unroll
+                    for (x = 0; x < GMM__OF(units) / 2; x++)
+                        a[x] = 32 * (int)x < rows ? __ldg(from_a + 32 * x) : 1.0f;
+#pragma unroll
+                    for (x = 0; x < (GMM__KIND == gmm11_sums_both ? 4 * GMM__OF(mb) : GMM__OF(mb)); x++)
+                        b[x] = GMM__KIND == gmm11_sums_both ? (32 * (int)x < cols - lane ? __ldg(from_b + 32 * x) : 1.0f)
+                                                            : 128 * (int)x < cols ? __ldg(from_b + x * block_b) : 1.0f;
+                    from_a += step_a;
+                    from_b += step_b;
+                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
+                    if (GMM__KIND == gmm11_sums_both) {
+#pragma unroll
+                        for (x = 0; x < GMM__OF(units) / 2; x++) *(float *)(put + 128 * x) = a[x];
+#pragma unroll
+                        for (x = 0; x < 4 * GMM__OF(mb); x++)
+                            *(float *)(to + s * GMM__FACTORS + 64 * GMM__OF(units) + 128 * x + 4 * lane) = b[x];
+                    } else {
+#pragma unroll
+                        for (x = 0; x < GMM__OF(units) / 2; x++) {
+                            *(float *)(put + 128 * x) = __fmul_rn(a[x], b[0]);
+                            *(float *)(put + 128 * x + 64 * GMM__OF(units)) = __fmul_rn(a[x], b[1 % GMM__OF(mb)]);
+                        }
+                    }
+                    __syncwarp();
+                    if (lane == 0) gmm_bar_arrive_here(full);
+                }
+            }
+        }
+    } else {
+        float sum[GMM__OF(mb)][8 * GMM__OF(units)];
+        uint32_t at = 0, turn = 0, tile = 0;
+        int j, u, e, x;
+        if (GMM__FACTORS && threadIdx.x >= 128) gmm_turn_pass();
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        for (;; tile++) {
+            const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING].t;
+            /* none of this is kept while sums fill the registers */
+            const int first = 64 * GMM__OF(mb) * __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0); /* tile's column */
+            const uint32_t columns = (uint32_t)gmm_wgmma_desc(base + 128 * first, 0);
+            const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(b), 0);
+            uint32_t depths;
+            int rows, whole, size, lane, w, tid, wg;
+            int64_t pitch;
+            float beta;
+            char *d, *mine;
+            uint4 old[GMM__AHEAD][GMM__LOT / 8]; /* of what is added to */
+            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+            if (t->units == 0) break;
+            depths = gmm_fp8_depths(t->k);
+            if (t->cols <= first) { /* nothing to multiply: hands the stages back */
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages);
+                    gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
+                    for (j = 0; GMM__FACTORS && j < GMM__OF(mb); j++) {
+                        gmm_turn_wait();
+                        gmm_turn_pass();
+                    }
+                    if ((threadIdx.x & 31) < pair) gmm_bar_arrive(bars + 16 * s + 8, threadIdx.x & 31);
+                }
+                continue;
+            }
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+                for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
+            switch (t->units) {
+#define GMM__X(u, n, b, a) \
+    case u: if (u <= GMM__OF(units)) GMM__PART(gmm11_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, lines, \
+                                                           bars, pair, &at); break;
+            GMM_WGMMA_LIST(GMM__X)
+#undef GMM__X
+            default: break;
+            }
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+                for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
+            tid = gmm_tid();
+            size = gmm_kmat_size(&args.p.d);
+            asm volatile("" : "+r"(size));
+            wg = tid >> 7;
+            lane = tid & 31;
+            w = tid >> 5 & 3;
+            tid &= 127;
+            mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
+            pitch = args.p.d.ld * size;
+            rows = t->rows;
+            beta = gmm_gemm_beta(&args.p, t->g);
+            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (ragged ? 0 : (int64_t)t->row)) * pitch;
+            whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+#pragma unroll
+            for (u = 0; u < GMM__AHEAD; u++) /* or else registers would be kept for it from tile to tile */
+#pragma unroll
+                for (x = 0; x < GMM__LOT / 8; x++) old[u][x] = make_uint4(0, 0, 0, 0);
+            if (ragged && beta != 0.0f && whole && t->cols - first >= 64) /* the first lots that are added to */
+#pragma unroll
+                for (u = 0; u < GMM__AHEAD; u++)
+#pragma unroll
+                    for (x = 0; x < GMM__LOT / 8; x++) {
+                        const int r = u * GMM__LOT + x * 8 + tid / 16, c = t->n0 + first + tid % 16 * 4;
+                        if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + c * size);
+                    }
+            { /* from registers to D, transposed in shared memory */
+                const float all = gmm_fp8_outer(&args, t);
+                const int ahead_of = ragged ? rows : 0, at_once = rows - ahead_of; /* rows read ahead, or when added to */
+                const float *const by_row = args.a_scale.scaling == GMM_SCALING_ROW
+                    ? (const float *)args.a_scale.scale + (ragged ? (int64_t)t->g * args.p.m : t->row) + t->m0 : NULL;
+                const float *const by_col = args.b_scale.scaling == GMM_SCALING_ROW
+                    ? (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
+                                                : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0
+                    : NULL;
+                const char *const bias = ragged || args.p.bias.dtype == GMM_NONE ? NULL
+                                                                                      : gmm_kmat_at(&args.p.bias, t->g);
+                const int units = t->units;
+#pragma unroll
+                for (j = 0; j < GMM__OF(mb); j++) {
+                    const int c0 = first + 64 * j;
+                    const int plain = whole && t->cols - c0 >= 64;
+                    if (c0 >= t->cols) break;
+                    if (by_row || by_col || all != 1.0f) {
+                        const int c = c0 + 16 * w + lane / 4;
+                        const float low = by_col && c < t->cols ? __fmul_rn(all, by_col[c]) : all;
+                        const float high = by_col && c + 8 < t->cols ? __fmul_rn(all, by_col[c + 8]) : all;
+#pragma unroll
+                        for (u = 0; u < 8 * GMM__OF(units); u += 4) {
+                            const int r = 2 * u + lane % 4 * 2;
+                            float s0, s1;
+                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
+                            s0 = by_row && r < rows ? by_row[r] : 1.0f;
+                            s1 = by_row && r + 1 < rows ? by_row[r + 1] : 1.0f;
+                            sum[j][u] = __fmul_rn(__fmul_rn(sum[j][u], s0), low);
+                            sum[j][u + 1] = __fmul_rn(__fmul_rn(sum[j][u + 1], s1), low);
+                            sum[j][u + 2] = __fmul_rn(__fmul_rn(sum[j][u + 2], s0), high);
+                            sum[j][u + 3] = __fmul_rn(__fmul_rn(sum[j][u + 3], s1), high);
+                        }
+                    }
+                    if (bias) {
+                        const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
+                        const int c = t->n0 + c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                        float low[4], high[4];
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low);
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high);
+#pragma unroll
+                        for (u = 0; u < 8 * GMM__OF(units); u += 4) {
+                            const int r = 2 * u + lane % 4 * 2;
+                            float s0, s1;
+                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
+                            s0 = row_scale && r < rows ? row_scale[r] : 1.0f;
+                            s1 = row_scale && r + 1 < rows ? row_scale[r + 1] : 1.0f;
+                            sum[j][u] = __fmaf_rn(low[0], s0, sum[j][u]);
+                            sum[j][u + 1] = __fmaf_rn(low[0], s1, sum[j][u + 1]);
+                            sum[j][u + 2] = __fmaf_rn(high[0], s0, sum[j][u + 2]);
+                            sum[j][u + 3] = __fmaf_rn(high[0], s1, sum[j][u + 3]);
+                        }
+                    }
+                    if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
+                        const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) +
+                                             (lane / 16 * 8 + lane % 8) * 128 +
+                                             (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                        const int line = tid / 8, chunk = tid % 8, left = t->cols - c0 - 8 * chunk;
+                        const char *const get = mine + line * 128 + ((chunk ^ (line & 7)) << 4);
+                        char *to = d + line * pitch + (t->n0 + c0 + 8 * chunk) * 2;
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u += GMM__OF(out)) {
+                            const int room = (turn & 1) * GMM__OF(room);
+                            uint4 v[GMM__OF(out)];
+                            if (u >= units) break;
+                            turn++;
+#pragma unroll
+                            for (x = 0; x < GMM__OF(out); x++)
+                                if (u + x < GMM__OF(units)) {
+                                    const float *const f = &sum[j][8 * (u + x)];
+                                    gmm_stmatrix_t(put + room + x * 2048, gmm_pack2(args.p.d.dtype, f[0], f[1]),
+                                                   gmm_pack2(args.p.d.dtype, f[2], f[3]), gmm_pack2(args.p.d.dtype, f[4], f[5]),
+                                                   gmm_pack2(args.p.d.dtype, f[6], f[7]));
+                                }
+                            gmm_bar_half(wg);
+                            if (plain) {
+#pragma unroll
+                                for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
+#pragma unroll
+                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+                                    if (16 * (u + x) + line < rows) *(uint4 *)to = v[x];
+                            } else {
+#pragma unroll 1
+                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+#pragma unroll 1
+                                    for (e = 0; e < 8 && e < left && 16 * (u + x) + line < rows; e++)
+                                        ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
+                            }
+                        }
+                    } else { /* rooms hold sums */
+                        char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
+                        const int f4 = w * 4 + lane / 16, left = t->cols - c0 - 4 * (tid % 16);
+                        char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
+                            const int room = (turn & 1) * GMM__OF(room);
+                            /* lots of all columns are counted through: what is read ahead may be of the next 64 */
+                            const int lots = (GMM__OF(units) * 16 + GMM__LOT - 1) / GMM__LOT;
+                            const int lot = j * lots + u * 16 / GMM__LOT, ahead = lot % GMM__AHEAD;
+                            const int then_j = (lot + GMM__AHEAD) / lots, then = (lot + GMM__AHEAD) % lots * GMM__LOT;
+                            const int more = then_j >= GMM__OF(mb) || t->cols - first - 64 * then_j < 64 ? 0 : ahead_of;
+                            const char *const get = mine + room + tid / 16 * 256 +
+                                                    (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+                            if (u < units) {
+                                turn++;
+#pragma unroll
+                                for (x = 0; x < GMM__LOT / 16; x++)
+                                    if (u + x < GMM__OF(units)) {
+#pragma unroll
+                                        for (e = 0; e < 8; e++)
+                                            *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                                       (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                                sum[j][8 * (u + x) + e];
+                                    }
+                                gmm_bar_half(wg);
+                            }
+                            if (plain) {
+                                const char *const next = d + (then + tid / 16) * pitch +
+                                                         (t->n0 + first + 64 * then_j + 4 * (tid % 16)) * size;
+#pragma unroll
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
+                                    const int r = 16 * u + 8 * x + tid / 16;
+                                    const float4 f = *(const float4 *)(get + x * 2048);
+                                    float v[4];
+                                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                                    if (beta != 0.0f) {
+                                        if (r < at_once) old[ahead][x] = gmm_sm90_peek(size, to);
+#pragma unroll
+                                        for (e = 0; e < 4; e++) {
+                                            const float was = gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e);
+                                            v[e] = __fmaf_rn(beta, was, v[e]);
+                                        }
+                                        if (then + 8 * x + tid / 16 < more)
+                                            old[ahead][x] = gmm_sm90_peek(size, next + 8 * x * pitch);
+                                    }
+                                    if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                                }
+                            } else {
+#pragma unroll 1
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
+#pragma unroll 1
+                                    for (e = 0; e < 4 && e < left && 16 * u + 8 * x + tid / 16 < rows; e++) {
+                                        float v[4], was[4];
+                                        v[0] = ((const float *)(get + x * 2048))[e];
+                                        gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
+                                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                        gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
+                                    }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+#endif
+}
+#undef GMM__MULTIPLY
+#undef GMM__AHEAD
+#undef GMM__LOT
+#undef GMM__FACTORS
+#undef GMM__KIND
+#undef GMM__NAME
+#undef GMM__PART
+#undef GMM__OF
+#undef GMM__TILE
+#undef GMM__SUMS
+#undef GMM__FAST
+
 
 /* ============================================================================== Bodies per source: quantization === */
 

@@ -7056,7 +7056,7 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
-/* The FP8 kernel: sums that are promoted every 128, or not where scales are outside of the sum and the caller allows. */
+/* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
@@ -7072,7 +7072,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     plan->kernel = -1;
     for (i = 0; i < GMM_FP8_KERNELS; i++)
         if (gmm_fp8_kernels[i].dtype == a->dtype && gmm_fp8_kernels[i].sums == sums) plan->kernel = i;
-    if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 || gmm_dtype_bits(a->dtype) != 8 ||
+    if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
         (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));

@@ -1392,8 +1392,8 @@ GMM__DEVICE void gmm_sm90_split(const gmm_groups *s, const gmm_gemm_args *p, int
     __syncwarp();
 }
 
-/* Chooses the tiles' height in units, unless it is given (`most`): the one whose rounds take the least time; bits do not depend
-   on it. Writes the prefix sums of the groups' items [G + 1]. One warp. */
+/* Chooses the tiles' height in units, unless it is given (`most`): the one whose rounds take the least time; bits do
+   not depend on it. Writes the prefix sums of the groups' items [G + 1]. One warp. */
 GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_t cols, int32_t units, int32_t pair,
                                     int32_t most, const int32_t *ends, int32_t *items) {
     const int32_t tiles_n = (p->n + cols - 1) / cols, clusters = (int32_t)gridDim.x / pair;
@@ -1780,9 +1780,9 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
                                           int64_t *block) {
     const gmm_direction direction = args->wgrad || args->b_columnwise ? GMM_COLUMNWISE : GMM_ROWWISE;
     const int64_t rows = args->wgrad ? t->t.end - t->t.row : args->b_columnwise ? args->p.k : args->p.n;
+    const int64_t cols = args->b_columnwise || args->wgrad ? args->p.n : args->p.k;
     const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
-                                       args->wgrad ? t->start : 0, rows, args->b_columnwise || args->wgrad ? args->p.n
-                                                                                                            : args->p.k);
+                                       args->wgrad ? t->start : 0, rows, cols);
     *step = gmm__qview_scale(&v, 0, 1);
     *block = gmm__qview_scale(&v, 128, 0);
     return (const float *)(const void *)v.scale;
@@ -4895,7 +4895,7 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += (or, without GMM__WGMMA_ADD, =) the product of m64 by n16u by 32 bytes of k: B's columns at db, A's rows at da. */
+/* d += the product of m64 by n16u by 32 bytes of k: B's columns at db, A's rows at da; d = where GMM__WGMMA_ADD is 0. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int units, float *d, uint64_t db,
                                                                                   uint64_t da) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -5271,7 +5271,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 #undef GMM__TILE
 
 
-/* ==================================================================================== Body: FP8 product on Hopper === */
+/* =================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
 #define GMM__OF(name) (int)GMM__CAT(gmm11_##name##_, GMM__TILE)
@@ -5285,14 +5285,16 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
-   descriptor of the group's columns in stage 0. A stage's scales are those of rows in fours for lane % 4, once per group
-   of threads; or once for both, and behind them those of the tile's columns. */
+   descriptor of the group's columns in stage 0. A stage's scales are those of rows in fours for lane % 4, once per
+   group of threads; or once for both, and behind them those of the tile's columns. */
 GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
                                        uint32_t columns, uint32_t rows, uint32_t bars, uint32_t pair, uint32_t *at) {
     const uint32_t tid = (uint32_t)gmm_tid(), lane = tid & 31, end = *at + depths;
     const uint32_t base = bars - GMM__OF(bars) + GMM__OF(factors);
-    const uint32_t factors = base + lane % 4 * 16 + (GMM__KIND == gmm11_sums_rows ? 64 * GMM__OF(units) * (tid >> 7) : 0);
-    const uint32_t of_columns = base + 64 * GMM__OF(units) + 4 * (64 * GMM__OF(mb) * (tid >> 7) + 16 * (tid >> 5 & 3) + lane / 4);
+    const uint32_t half = tid >> 7, once = GMM__KIND == GMM_FP8_BOTH;
+    const uint32_t factors = base + lane % 4 * 16 + (once ? 0 : 64 * GMM__OF(units) * half);
+    const uint32_t of_columns = base + 64 * GMM__OF(units) +
+                                4 * (64 * GMM__OF(mb) * half + 16 * (tid >> 5 & 3) + lane / 4);
     uint32_t q;
     int kk, j, u, e;
     (void)factors, (void)of_columns, (void)u, (void)e;
@@ -5329,7 +5331,7 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8
             gmm_wgmma_commit();
 #pragma unroll
             for (u = 0; u < 4 && u < units; u++) gmm_shared_read4(from + 64 * u, by[u]);
-            if (GMM__KIND == gmm11_sums_both) {
+            if (GMM__KIND == GMM_FP8_BOTH) {
                 low = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j);
                 high = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j + 32);
             }
@@ -5343,7 +5345,7 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8
 #pragma unroll
                 for (e = 0; e < 8; e++) {
                     float f = by[u % 4][e / 4 * 2 + e % 2];
-                    if (GMM__KIND == gmm11_sums_both) f = __fmul_rn(f, e / 2 % 2 ? high : low);
+                    if (GMM__KIND == GMM_FP8_BOTH) f = __fmul_rn(f, e / 2 % 2 ? high : low);
                     sum[j][8 * u + e] = __fmaf_rn(part[8 * u + e], f, sum[j][8 * u + e]);
                 }
                 if (u + 4 < units) gmm_shared_read4(from + 64 * (u + 4), by[u % 4]);
@@ -5459,7 +5461,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                 ring[turn % GMM_SM90_RING].t.units = 0; /* no more */
                 gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
             }
-        } else if (warp == 9 && GMM__FACTORS) { /* brings the scales of stages, in the order in which threads hold sums */
+        } else if (warp == 9 && GMM__FACTORS) { /* brings the stages' scales, in the order in which threads hold sums */
             char *const to = gmm_shared + GMM__OF(factors);
             uint32_t at = 0, tile = 0;
             for (;; tile++) {
@@ -5472,27 +5474,28 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                 gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
                 if (f->t.units == 0) break;
                 depths = gmm_fp8_depths(f->t.k);
-                cols = plain ? 0 : f->t.cols;
-                rows = cols > 0 ? f->t.rows - lane : 0;
+                cols = plain ? 0 : f->t.cols - (GMM__KIND == GMM_FP8_BOTH ? lane : 0);
+                rows = !plain && f->t.cols > 0 ? f->t.rows - lane : 0;
                 from_a = gmm_fp8_scales_a(&args, f, &step_a) + f->t.m0 + lane;
                 from_b = gmm_fp8_scales_b(&args, f, &step_b, &block_b);
-                from_b += GMM__KIND == gmm11_sums_both ? f->t.n0 + lane : f->t.n0 / 128 * block_b;
+                from_b += GMM__KIND == GMM_FP8_BOTH ? f->t.n0 + lane : f->t.n0 / 128 * block_b;
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
                     char *const put = to + s * GMM__FACTORS + lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
                                       lane % 2 * 4;
-                    float a[GMM__OF(units) / 2], b[GMM__KIND == gmm11_sums_both ? 4 * GMM__OF(mb) : GMM__OF(mb)];
+                    float a[GMM__OF(units) / 2], b[GMM__KIND == GMM_FP8_BOTH ? 4 * GMM__OF(mb) : GMM__OF(mb)];
 #pragma unroll
                     for (x = 0; x < GMM__OF(units) / 2; x++)
                         a[x] = 32 * (int)x < rows ? __ldg(from_a + 32 * x) : 1.0f;
 #pragma unroll
-                    for (x = 0; x < (GMM__KIND == gmm11_sums_both ? 4 * GMM__OF(mb) : GMM__OF(mb)); x++)
-                        b[x] = GMM__KIND == gmm11_sums_both ? (32 * (int)x < cols - lane ? __ldg(from_b + 32 * x) : 1.0f)
-                                                            : 128 * (int)x < cols ? __ldg(from_b + x * block_b) : 1.0f;
+                    for (x = 0; x < (GMM__KIND == GMM_FP8_BOTH ? 4 * GMM__OF(mb) : GMM__OF(mb)); x++) {
+                        const int hop = GMM__KIND == GMM_FP8_BOTH ? 32 : 128;
+                        b[x] = hop * (int)x < cols ? __ldg(from_b + x * (hop == 32 ? 32 : block_b)) : 1.0f;
+                    }
                     from_a += step_a;
                     from_b += step_b;
                     gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
-                    if (GMM__KIND == gmm11_sums_both) {
+                    if (GMM__KIND == GMM_FP8_BOTH) {
 #pragma unroll
                         for (x = 0; x < GMM__OF(units) / 2; x++) *(float *)(put + 128 * x) = a[x];
 #pragma unroll
@@ -5523,7 +5526,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
             const uint32_t columns = (uint32_t)gmm_wgmma_desc(base + 128 * first, 0);
             const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(b), 0);
             uint32_t depths;
-            int rows, whole, size, lane, w, tid, wg;
+            int rows, whole, size, lane, w, tid, wg, a_scaling, b_scaling, bias_dtype, wgrad;
             int64_t pitch;
             float beta;
             char *d, *mine;
@@ -5561,7 +5564,11 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                 for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
             tid = gmm_tid();
             size = gmm_kmat_size(&args.p.d);
-            asm volatile("" : "+r"(size));
+            a_scaling = (int)args.a_scale.scaling;
+            b_scaling = (int)args.b_scale.scaling;
+            bias_dtype = (int)args.p.bias.dtype;
+            wgrad = args.wgrad;
+            asm volatile("" : "+r"(size), "+r"(a_scaling), "+r"(b_scaling), "+r"(bias_dtype), "+r"(wgrad));
             wg = tid >> 7;
             lane = tid & 31;
             w = tid >> 5 & 3;
@@ -5570,13 +5577,13 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
             pitch = args.p.d.ld * size;
             rows = t->rows;
             beta = gmm_gemm_beta(&args.p, t->g);
-            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (ragged ? 0 : (int64_t)t->row)) * pitch;
+            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (wgrad ? 0 : (int64_t)t->row)) * pitch;
             whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
 #pragma unroll
             for (u = 0; u < GMM__AHEAD; u++) /* or else registers would be kept for it from tile to tile */
 #pragma unroll
                 for (x = 0; x < GMM__LOT / 8; x++) old[u][x] = make_uint4(0, 0, 0, 0);
-            if (ragged && beta != 0.0f && whole && t->cols - first >= 64) /* the first lots that are added to */
+            if (wgrad && beta != 0.0f && whole && t->cols - first >= 64) /* the first lots that are added to */
 #pragma unroll
                 for (u = 0; u < GMM__AHEAD; u++)
 #pragma unroll
@@ -5586,14 +5593,14 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                     }
             { /* from registers to D, transposed in shared memory */
                 const float all = gmm_fp8_outer(&args, t);
-                const int ahead_of = ragged ? rows : 0, at_once = rows - ahead_of; /* rows read ahead, or when added to */
-                const float *const by_row = args.a_scale.scaling == GMM_SCALING_ROW
-                    ? (const float *)args.a_scale.scale + (ragged ? (int64_t)t->g * args.p.m : t->row) + t->m0 : NULL;
-                const float *const by_col = args.b_scale.scaling == GMM_SCALING_ROW
+                const int ahead_of = wgrad ? rows : 0, at_once = rows - ahead_of; /* rows of D read ahead, or not */
+                const float *const by_row = a_scaling == GMM_SCALING_ROW
+                    ? (const float *)args.a_scale.scale + (wgrad ? (int64_t)t->g * args.p.m : t->row) + t->m0 : NULL;
+                const float *const by_col = b_scaling == GMM_SCALING_ROW
                     ? (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
                                                 : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0
                     : NULL;
-                const char *const bias = ragged || args.p.bias.dtype == GMM_NONE ? NULL
+                const char *const bias = wgrad || bias_dtype == GMM_NONE ? NULL
                                                                                       : gmm_kmat_at(&args.p.bias, t->g);
                 const int units = t->units;
 #pragma unroll
@@ -5654,9 +5661,10 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                             for (x = 0; x < GMM__OF(out); x++)
                                 if (u + x < GMM__OF(units)) {
                                     const float *const f = &sum[j][8 * (u + x)];
-                                    gmm_stmatrix_t(put + room + x * 2048, gmm_pack2(args.p.d.dtype, f[0], f[1]),
-                                                   gmm_pack2(args.p.d.dtype, f[2], f[3]), gmm_pack2(args.p.d.dtype, f[4], f[5]),
-                                                   gmm_pack2(args.p.d.dtype, f[6], f[7]));
+                                    const gmm_dtype dtype = args.p.d.dtype;
+                                    gmm_stmatrix_t(put + room + x * 2048, gmm_pack2(dtype, f[0], f[1]),
+                                                   gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
+                                                   gmm_pack2(dtype, f[6], f[7]));
                                 }
                             gmm_bar_half(wg);
                             if (plain) {

@@ -1650,8 +1650,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    128 deep; D's columns are wgmma's first factor, E4M3, its rows the second, E4M3 or E5M2.
 
    The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
-   added up in fp32, times the scales of its block: those of D's rows times one per 128 columns (rows), or times those
-   of D's columns (both). A warp beside the producer brings the scales of a stage. Scales of whole matrices and of lines
+   added up in fp32, times the scales of its block: those of D's rows times one per 128 columns, a tile's (rows), or
+   times those of D's columns (both). A warp beside the producer brings the scales of a stage. Scales of whole matrices and of lines
    are applied once, at the end. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 lines and 16, B half the columns of a tile */
@@ -1667,17 +1667,17 @@ typedef struct gmm_fp8_args {
 /* Tiles: X(tag, blocks of 64 columns per group of threads, most units of 16 rows, stages, units that go out at once,
    groups that fit) */
 #define GMM_FP8_TILE_LIST(X) \
-    X(256x128, 2, 8, 4, 2, 256) \
+    X(128x192, 1, 12, 5, 2, 256) \
     X(128x256, 1, 16, 4, 2, 256)
 
 /* What a block's sum is multiplied by: X(tag, value, bytes per stage) */
 enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
-#define GMM_FP8_SUM_LIST(X) X(fast, GMM_FP8_FAST, 0) X(rows, GMM_FP8_ROWS, 1024) X(both, GMM_FP8_BOTH, 1536)
+#define GMM_FP8_SUM_LIST(X) X(fast, GMM_FP8_FAST, 0) X(rows, GMM_FP8_ROWS, 768) X(both, GMM_FP8_BOTH, 1280)
 
 /* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
 #define GMM_FP8_KERNEL_LIST(X) \
-    X(GMM_E4M3, e4m3, rows, 256x128) X(GMM_E5M2, e5m2, rows, 256x128) \
-    X(GMM_E4M3, e4m3, both, 256x128) X(GMM_E5M2, e5m2, both, 256x128) \
+    X(GMM_E4M3, e4m3, rows, 128x192) X(GMM_E5M2, e5m2, rows, 128x192) \
+    X(GMM_E4M3, e4m3, both, 128x192) X(GMM_E5M2, e5m2, both, 128x192) \
     X(GMM_E4M3, e4m3, fast, 128x256) X(GMM_E5M2, e5m2, fast, 128x256)
 
 enum { GMM_FP8_TILE_BYTES = 44 };
@@ -1724,16 +1724,6 @@ GMM__DEVICE float gmm_shared_read(uint32_t from) {
 
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
 GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
-/* The two groups of 128 threads take turns at the tensor cores: else they would wait for products at the same time,
-   and at the same time add up what they got. */
-GMM__DEVICE void gmm_turn_wait(void) {
-    if (threadIdx.x < 128) asm volatile("bar.sync 3, 256;" : : : "memory");
-    else asm volatile("bar.sync 4, 256;" : : : "memory");
-}
-GMM__DEVICE void gmm_turn_pass(void) {
-    if (threadIdx.x < 128) asm volatile("bar.arrive 4, 256;" : : : "memory");
-    else asm volatile("bar.arrive 3, 256;" : : : "memory");
-}
 /* threadIdx.x, read anew. */
 GMM__DEVICE int gmm_tid(void) {
     int tid;
@@ -1804,11 +1794,11 @@ GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t
 #define GMM__TAG e4m3
 #define GMM__SUMS rows
 #define GMM__FAST 0
-#define GMM__TILE 256x128
+#define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
-#define GMM__TILE 256x128
+#define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__SUMS fast
 #define GMM__FAST 1
@@ -1818,11 +1808,11 @@ GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t
 #define GMM__TAG e5m2
 #define GMM__SUMS rows
 #define GMM__FAST 0
-#define GMM__TILE 256x128
+#define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
-#define GMM__TILE 256x128
+#define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__SUMS fast
 #define GMM__FAST 1
@@ -5285,16 +5275,15 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
-   descriptor of the group's columns in stage 0. A stage's scales are those of rows in fours for lane % 4, once per
-   group of threads; or once for both, and behind them those of the tile's columns. */
+   descriptor of the group's columns in stage 0. A stage's scales are those of rows, in fours for lane % 4, and
+   behind them those of the tile's columns. */
 GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
                                        uint32_t columns, uint32_t rows, uint32_t bars, uint32_t pair, uint32_t *at) {
     const uint32_t tid = (uint32_t)gmm_tid(), lane = tid & 31, end = *at + depths;
     const uint32_t base = bars - GMM__OF(bars) + GMM__OF(factors);
-    const uint32_t half = tid >> 7, once = GMM__KIND == GMM_FP8_BOTH;
-    const uint32_t factors = base + lane % 4 * 16 + (once ? 0 : 64 * GMM__OF(units) * half);
+    const uint32_t factors = base + lane % 4 * 16;
     const uint32_t of_columns = base + 64 * GMM__OF(units) +
-                                4 * (64 * GMM__OF(mb) * half + 16 * (tid >> 5 & 3) + lane / 4);
+                                4 * (64 * GMM__OF(mb) * (tid >> 7) + 16 * (tid >> 5 & 3) + lane / 4);
     uint32_t q;
     int kk, j, u, e;
     (void)factors, (void)of_columns, (void)u, (void)e;
@@ -5319,15 +5308,12 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8
         for (j = 0; j < GMM__OF(mb); j++) {
             float part[8 * GMM__OF(units)], by[4][4], low = 1.0f, high = 1.0f;
             const uint32_t from = factors + s * GMM__FACTORS;
-            gmm_turn_wait();
             gmm_wgmma_fence();
             GMM__MULTIPLY(set)(units, part, gmm_wgmma_whole(b + j * (8192 >> 4)), gmm_wgmma_whole(a));
 #pragma unroll
-            for (kk = 1; kk < 4; kk++) {
-                if (kk == 3) gmm_wgmma_commit();
+            for (kk = 1; kk < 4; kk++)
                 GMM__MULTIPLY(add)(units, part, gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
                                    gmm_wgmma_whole(a + kk * (32 >> 4)));
-            }
             gmm_wgmma_commit();
 #pragma unroll
             for (u = 0; u < 4 && u < units; u++) gmm_shared_read4(from + 64 * u, by[u]);
@@ -5335,8 +5321,6 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8
                 low = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j);
                 high = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j + 32);
             }
-            GMM__WGMMA_WAIT(1);
-            gmm_turn_pass();
             GMM__WGMMA_WAIT(0);
 #pragma unroll
             for (u = 0; u < 8 * units; u++) asm volatile("" : "+f"(part[u]) : : "memory");
@@ -5483,15 +5467,13 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                     const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
                     char *const put = to + s * GMM__FACTORS + lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
                                       lane % 2 * 4;
-                    float a[GMM__OF(units) / 2], b[GMM__KIND == GMM_FP8_BOTH ? 4 * GMM__OF(mb) : GMM__OF(mb)];
+                    float a[GMM__OF(units) / 2], b[GMM__KIND == GMM_FP8_BOTH ? 4 : 1];
 #pragma unroll
                     for (x = 0; x < GMM__OF(units) / 2; x++)
                         a[x] = 32 * (int)x < rows ? __ldg(from_a + 32 * x) : 1.0f;
 #pragma unroll
-                    for (x = 0; x < (GMM__KIND == GMM_FP8_BOTH ? 4 * GMM__OF(mb) : GMM__OF(mb)); x++) {
-                        const int hop = GMM__KIND == GMM_FP8_BOTH ? 32 : 128;
-                        b[x] = hop * (int)x < cols ? __ldg(from_b + x * (hop == 32 ? 32 : block_b)) : 1.0f;
-                    }
+                    for (x = 0; x < (GMM__KIND == GMM_FP8_BOTH ? 4 : 1); x++)
+                        b[x] = 32 * (int)x < cols ? __ldg(from_b + 32 * x) : 1.0f;
                     from_a += step_a;
                     from_b += step_b;
                     gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
@@ -5499,14 +5481,11 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
 #pragma unroll
                         for (x = 0; x < GMM__OF(units) / 2; x++) *(float *)(put + 128 * x) = a[x];
 #pragma unroll
-                        for (x = 0; x < 4 * GMM__OF(mb); x++)
+                        for (x = 0; x < 4; x++)
                             *(float *)(to + s * GMM__FACTORS + 64 * GMM__OF(units) + 128 * x + 4 * lane) = b[x];
                     } else {
 #pragma unroll
-                        for (x = 0; x < GMM__OF(units) / 2; x++) {
-                            *(float *)(put + 128 * x) = __fmul_rn(a[x], b[0]);
-                            *(float *)(put + 128 * x + 64 * GMM__OF(units)) = __fmul_rn(a[x], b[1 % GMM__OF(mb)]);
-                        }
+                        for (x = 0; x < GMM__OF(units) / 2; x++) *(float *)(put + 128 * x) = __fmul_rn(a[x], b[0]);
                     }
                     __syncwarp();
                     if (lane == 0) gmm_bar_arrive_here(full);
@@ -5517,7 +5496,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
         uint32_t at = 0, turn = 0, tile = 0;
         int j, u, e, x;
-        if (GMM__FACTORS && threadIdx.x >= 128) gmm_turn_pass();
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         for (;; tile++) {
             const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING].t;
@@ -5538,10 +5516,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages);
                     gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
-                    for (j = 0; GMM__FACTORS && j < GMM__OF(mb); j++) {
-                        gmm_turn_wait();
-                        gmm_turn_pass();
-                    }
                     if ((threadIdx.x & 31) < pair) gmm_bar_arrive(bars + 16 * s + 8, threadIdx.x & 31);
                 }
                 continue;

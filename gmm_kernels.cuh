@@ -7,10 +7,10 @@
  *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
  *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
  *                             accumulate, convert)
- *     Bodies 1 to 9, 14       the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *     Bodies 1 to 10          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
  *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
  *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
- *                             instruction, 9 product on Hopper, 14 product of quantized operands. So a profiler and
+ *                             instruction, 9 product on Hopper, 10 product of quantized operands. So a profiler and
  *                             a debugger see every line of a kernel.
  *
  * CONFIGURATION (before gmm.h)
@@ -980,7 +980,7 @@ GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
-#define GMM__BODY 14
+#define GMM__BODY 10
 #define GMM__OP fwd
 #define GMM__KIND bf16
 #include GMM_KERNELS_FILE
@@ -3874,7 +3874,7 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
 #undef GMM__OP
 
 /* ............................................................... Body: product of quantized operands ... */
-#elif GMM__BODY == 14
+#elif GMM__BODY == 10
 
 #if !defined(GMM__OP) || !defined(GMM__KIND)
 #error "gmm: this body needs GMM__OP and GMM__KIND"
@@ -3947,8 +3947,9 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
 #define GMM__STEPS(x) gmm_q_steps(&args.x, GMM__CAT(gmm_q##x##_, GMM__KIND), args.x##_cols)
 /* Chunk i of stage t becomes elements; its successor is asked for. */
 #define GMM__EXPAND(x, apart, wide, i, t, first) \
-    gmm_q_expand(dtype, &args.x, apart, wide, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (first), scaled && !PARTS \
-                 ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((first) ? BM : 0) : NULL, LINES); \
+    gmm_q_expand(dtype, &args.x, apart, wide, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (first), \
+                 scaled && !PARTS ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((first) ? BM : 0) : NULL, \
+                 LINES); \
     r##x[i] = gmm_q_fetch(&q##x, &args.x, apart, wide, i)
 
     for (tile.g = 0; gmm_gemm_next(&args.p, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {

@@ -234,8 +234,9 @@ typedef struct gmm_grad {
        rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
        nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
        multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
-       and scale (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of blocks multiply the sum of
-       each 128 along the contraction, other scales the whole sum. K and N must be multiples of gmm_info.in_align and out_align.
+       and scale (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of blocks multiply the sum
+       of each 128 along the contraction, other scales the whole sum. K and N must be multiples of gmm_info.in_align
+       and out_align.
    Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
    addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
@@ -5883,18 +5884,18 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op);
     const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t huge = INT32_MAX / 4, tiles_n = gmm__ceil_div(n, GMM_Q_TILE);
-    const int64_t bound = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_Q_TILE)
-                                               : call->rows / GMM_Q_TILE + call->groups.count;
+    const int64_t huge = INT32_MAX / 16, bound = op == gmm_gemm_wgrad
+                                               ? call->groups.count * gmm__ceil_div(m, GMM_Q_ROWS)
+                                               : call->rows / GMM_Q_ROWS + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
     const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
     const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
     const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    int64_t tiles_n;
     int32_t i;
     if (a->dtype == GMM_F32) return gmm__decline(plan, "multiplies f32 by no quantized weights");
     if (call->rows > huge || call->in > huge || call->out > huge)
         return gmm__decline(plan, "takes at most %lld rows and features of quantized operands", (long long)huge);
-    if (bound > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
     plan->kernel = -1;
     for (i = 0; i < GMM_QGEMM_KERNELS; i++) {
         const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
@@ -5905,14 +5906,16 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     if (plan->kernel < 0)
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
+    tiles_n = gmm__ceil_div(n, gmm_qgemm_kernels[plan->kernel].tile_cols);
+    if (bound > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, bound * tiles_n);
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
     if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
-                   gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_Q_TILE, (int)GMM_Q_TILE,
-                   (int)plan->grid[0]);
+                   gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_Q_ROWS,
+                   (int)gmm_qgemm_kernels[plan->kernel].tile_cols, (int)plan->grid[0]);
     return 1;
 }
 
@@ -6025,7 +6028,7 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                          (int32_t *)gmm__part(plan, GMM__MMA_TILES),
-                         quantized ? (int32_t)GMM_Q_TILE : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
+                         quantized ? (int32_t)GMM_Q_ROWS : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
     if (quantized) return gmm__mma_launch_quantized(plan, op, &args, stream);
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));

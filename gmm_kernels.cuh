@@ -699,8 +699,8 @@ enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernel
 /* ................................................................................ Grouped products, quantized ... */
 
 /* The same products where both operands are quantized, or the weights alone. An operand is seen as lines that run along
-   the contraction: its codes travel to shared memory as they stand (FP4 in half bytes), become 16-bit elements there,
-   once per stage, and are multiplied like any others. Where the scales go:
+   the contraction: while a stage is multiplied, the codes of the next one become 16-bit elements in shared memory, once
+   per tile, and those behind it are asked for. Where the scales go:
    MX32, NV16     into the elements, in BF16: a code times its scale is exact, MX32 for scales of 2^-124 to 2^119 and
                   above or below unless the element leaves BF16's range; NV16 in F16 too, beside F16 tokens
    1X128, 128X128 onto the sum of each 128 along the contraction; MX32 beside F16 tokens onto each 32
@@ -715,8 +715,8 @@ typedef struct gmm_qgemm_args {
     int32_t block;                 /* elements along the contraction whose sum is scaled by itself */
 } gmm_qgemm_args;
 
-/* Kinds of product: X(tag, A stands as [k][lines], B stands as [k][lines], sums in parts, dtype). Columnwise MX32 stands
-   like that. */
+/* Kinds of product: X(tag, A stands as [k][lines], B stands as [k][lines], sums in parts, dtype). Columnwise MX32
+   stands like that. */
 #define GMM_QUANT_KIND_LIST(X) \
     X(bf16, 0, 0, 0, GMM_BF16) \
     X(bf16_nn, 0, 1, 0, GMM_BF16) \
@@ -736,13 +736,14 @@ typedef struct gmm_qgemm_args {
 enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
 #undef GMM__X
 
-/* A tile is 128 x 128, as groups are placed in columnwise copies; a stage is 64 deep. Shared memory: codes of A (which
-   may be 16-bit tokens) and B of some stages, elements of two, scales of four. Results leave where elements were. */
+/* A tile is 128 rows, as groups are placed in columnwise copies, by 256 columns, or 128 where sums come in parts; a
+   stage is 64 deep. Shared memory: the elements of two stages, A's before B's, where results leave too; the scales of
+   four; the tile. */
 enum {
-    GMM_Q_TILE = 128, GMM_Q_DEPTH = 64, GMM_Q_THREADS = 256, GMM_Q_STAGES = 3,
-    GMM_Q_CODES_A = 2 * GMM_Q_TILE * GMM_Q_DEPTH, GMM_Q_CODES = GMM_Q_CODES_A + GMM_Q_TILE * GMM_Q_DEPTH,
-    GMM_Q_HALF = 2 * GMM_Q_TILE * GMM_Q_DEPTH, GMM_Q_ELEMENTS = GMM_Q_STAGES * GMM_Q_CODES,
-    GMM_Q_SCALES = GMM_Q_ELEMENTS + 4 * GMM_Q_HALF, GMM_Q_SLOT = 2048, GMM_Q_SHARED = GMM_Q_SCALES + 4 * GMM_Q_SLOT
+    GMM_Q_ROWS = 128, GMM_Q_DEPTH = 64, GMM_Q_THREADS = 256, gmm_q_cols_0 = 256, gmm_q_cols_1 = 128,
+    gmm_q_slot_0 = 8 * (GMM_Q_ROWS + gmm_q_cols_0), gmm_q_slot_1 = 8 * (GMM_Q_ROWS + gmm_q_cols_1),
+    gmm_q_shared_0 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_0) + 4 * gmm_q_slot_0 + (int)sizeof(gmm_gemm_tile),
+    gmm_q_shared_1 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_1) + 4 * gmm_q_slot_1 + (int)sizeof(gmm_gemm_tile)
 };
 
 GMM__DEVICE uint32_t gmm_q_bytes(uint32_t a, uint32_t b, uint32_t choice) {
@@ -763,8 +764,9 @@ GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, ui
     const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
     const uint32_t a = gmm_q_bytes(codes, 0u, 0x1404u), b = gmm_q_bytes(codes, 0u, 0x3424u);
     const int shift = half ? 1 : e4m3 ? 4 : 3;
+    const uint32_t field = half ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
     const uint32_t lift = half ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
-    uint32_t odd = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
+    const uint32_t odd = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
     if (half && !e4m3) {
         to[0] = a;
         to[1] = b;
@@ -777,180 +779,194 @@ GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, ui
         return;
     }
 #endif
-    to[0] = (a & 0x80008000u) | (a & 0x7F007F00u) >> shift;
-    to[1] = (b & 0x80008000u) | (b & 0x7F007F00u) >> shift;
+    to[0] = (a & 0x80008000u) | (a >> shift & field);
+    to[1] = (b & 0x80008000u) | (b >> shift & field);
     if (odd) {
-        const uint32_t field = e4m3 ? 0x7FFF7FFFu : 0x7F807F80u;
-        to[0] |= gmm_q_bytes(odd, 0u, 0x9988u) & field;
-        to[1] |= gmm_q_bytes(odd, 0u, 0xBBAAu) & field;
+        const uint32_t bits = e4m3 ? 0x7FFF7FFFu : 0x7F807F80u;
+        to[0] |= gmm_q_bytes(odd, 0u, 0x9988u) & bits;
+        to[1] |= gmm_q_bytes(odd, 0u, 0xBBAAu) & bits;
     }
     to[0] = gmm_q_times(dtype, to[0], lift);
     to[1] = gmm_q_times(dtype, to[1], lift);
 }
-/* Eight codes: of FP8 in two words, of E2M1 in the first. */
-GMM__DEVICE uint4 gmm_q_eight(gmm_dtype dtype, gmm_dtype format, uint32_t low, uint32_t high) {
-    uint32_t v[4];
+/* Eight E2M1 codes. */
+GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
+    const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
     int i;
-    if (format == GMM_E2M1) {
 #pragma unroll
-        for (i = 0; i < 4; i++) {
-            const uint32_t pair = low >> (8 * i) & 0xFFu, z = (pair | pair << 12) & 0x000F000Fu;
-            v[i] = gmm_q_times(dtype, (z & 0x00080008u) << 12 | (z & 0x00070007u) << (dtype == GMM_F16 ? 9 : 6),
-                               dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u); /* 2^14; 2^126 */
-        }
-    } else {
-        gmm_q_fp8(dtype, format, low, v);
-        gmm_q_fp8(dtype, format, high, v + 2);
+    for (i = 0; i < 4; i++) {
+        const uint32_t pair = codes >> (8 * i) & 0xFFu, z = pair | pair << 12; /* half bytes at bits 0 and 16 */
+        to[i] = gmm_q_times(dtype, (z & 0x00080008u) << 12 | (z & 0x00070007u) << (dtype == GMM_F16 ? 9 : 6), lift);
     }
-    return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-/* One operand of a tile as a thread moves it: chunks of 16 bytes, `passes` of them to a stage, each `step` lines on.
-   What a thread has brought it also turns into elements, so nothing else waits for it. A stage holds 64 elements of
-   each of 128 lines; of an operand that stands as [k][lines], 128 lines of each of 64 values of k. */
+/* One operand of a tile as a thread moves it: chunks of 16 bytes, each some rows on. A stage holds 64 elements of each
+   line; of an operand that stands as [k][lines], all lines of each of 64 values of k. */
 typedef struct gmm_qside {
-    gmm__qview view;
-    const char *from;
-    int64_t hop, advance;          /* bytes to the next pass, and to the next stage */
-    int32_t rows, bytes;           /* left from `from`: of what stands one below the other; along it */
-    int32_t row, chunk, step, passes;
-    int32_t whole;                 /* chunks are aligned to 16 bytes */
-    gmm_dtype format;
+    const char *from;    /* the thread's first chunk of the stage that comes next */
+    int32_t rows, bytes; /* left from there: of what stands one below the other; along it */
+    int32_t whole;       /* chunks are aligned to 16 bytes */
 } gmm_qside;
 
-/* Opens lines [line, lines) of an operand; k elements of each exist. `row` is the first one of the group in tokens. */
-GMM__DEVICE void gmm_q_open(gmm_qside *s, const gmm_mat *m, int apart, int64_t row, int32_t line, int32_t lines,
-                            int32_t k) {
-    const int plain = m->scaling == GMM_SCALING_NONE, bits = plain ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
-    const int shift = (plain ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + apart; /* chunks of a row, as power of two */
-    const int64_t pitch = m->ld * bits / 8;
-    const char *base = plain ? (const char *)m->data + row * pitch : (const char *)s->view.data;
-    const int extent = apart ? GMM_Q_DEPTH : GMM_Q_TILE;
-    s->format = m->dtype;
-    s->row = (int32_t)threadIdx.x >> shift;
-    s->chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
-    s->step = GMM_Q_THREADS >> shift;
-    s->passes = extent / s->step;
-    s->whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    s->from = base + 16 * s->chunk + (apart ? s->row * pitch + (int64_t)line * bits / 8 : (line + s->row) * pitch);
-    s->hop = s->step * pitch;
-    s->advance = apart ? GMM_Q_DEPTH * pitch : GMM_Q_DEPTH * bits / 8;
-    s->rows = (apart ? k : lines - line) - s->row;
-    s->bytes = (int32_t)(((int64_t)(apart ? lines - line : k) * bits + 7) / 8) - 16 * s->chunk;
+/* Chunks of a row of a stage, as power of two; `wide` is the lines of the tile over 64, as power of two. */
+GMM__DEVICE int gmm_q_shift(const gmm_mat *m, int apart, int wide) {
+    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (apart ? wide : 0);
+}
+GMM__DEVICE int gmm_q_bits(const gmm_mat *m) {
+    return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
 
-/* Starts the way of stage q, and steps on. */
-GMM__DEVICE void gmm_q_fetch(gmm_qside *s, int apart, int q, char *codes) {
-    const int rows = s->rows - (apart ? q * GMM_Q_DEPTH : 0);
-    const int left = s->bytes - (apart ? 0 : q * (int)s->advance), live = left < 0 ? 0 : left > 16 ? 16 : left;
-    const char *from = s->from;
-    char *to = codes + 16 * threadIdx.x;
+/* Opens lines [line, lines) of an operand; k elements of each exist. `row` is the first one of the group in tokens. */
+GMM__DEVICE void gmm_q_open(gmm_qside *s, const gmm_mat *m, const gmm__qview *view, int apart, int wide, int64_t row,
+                            int32_t line, int32_t lines, int32_t k) {
+    const int bits = gmm_q_bits(m), shift = gmm_q_shift(m, apart, wide);
+    const int64_t pitch = m->ld * bits / 8;
+    const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
+    const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
+    s->whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s->from = base + 16 * chunk + (apart ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
+    s->rows = (apart ? k : lines - line) - first;
+    s->bytes = (int32_t)(((int64_t)(apart ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+}
+/* On to the next stage. */
+GMM__DEVICE void gmm_q_advance(gmm_qside *s, const gmm_mat *m, int apart) {
+    const int bits = gmm_q_bits(m);
+    if (apart) s->rows -= GMM_Q_DEPTH;
+    else s->bytes -= GMM_Q_DEPTH * bits / 8;
+    s->from += apart ? GMM_Q_DEPTH * (m->ld * bits / 8) : GMM_Q_DEPTH * bits / 8;
+}
+/* Bytes of the thread's chunk i that exist, and where they stand. */
+GMM__DEVICE int gmm_q_chunk(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i, const char **from) {
+    const int32_t hop = i * (GMM_Q_THREADS >> gmm_q_shift(m, apart, wide));
+    *from = s->from + hop * (m->ld * gmm_q_bits(m) / 8);
+    return hop >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
+}
+GMM__DEVICE uint4 gmm_q_fetch(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i) {
+    const char *from;
+    const int count = gmm_q_chunk(s, m, apart, wide, i, &from);
+    uint4 v = make_uint4(0u, 0u, 0u, 0u);
+    int e;
+    if (count == 16 && s->whole) return *(const uint4 *)(const void *)from;
+#pragma unroll 1
+    for (e = count - 1; e >= 0; e--) {
+        v.w = __funnelshift_l(v.z, v.w, 8);
+        v.z = __funnelshift_l(v.y, v.z, 8);
+        v.y = __funnelshift_l(v.x, v.y, 8);
+        v.x = v.x << 8 | (uint32_t)(uint8_t)from[e];
+    }
+    return v;
+}
+/* Tokens go straight to their place. */
+GMM__DEVICE void gmm_q_bring(const gmm_qside *s, const gmm_mat *m, char *to) {
+    const char *from;
     int i, e;
-    for (i = 0; i < s->passes; i++, from += s->hop, to += 16 * GMM_Q_THREADS) {
-        const int count = i * s->step < rows ? live : 0;
-        if (s->whole) gmm_cp_async_part((uint32_t)__cvta_generic_to_shared(to), from, count);
+#pragma unroll 1
+    for (i = 0; i < GMM_Q_ROWS / 32; i++) {
+        const int count = gmm_q_chunk(s, m, 0, 1, i, &from);
+        char *at = to + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_Q_DEPTH);
+        if (s->whole) gmm_cp_async_part((uint32_t)__cvta_generic_to_shared(at), from, count);
         else
 #pragma unroll 1
-            for (e = 0; e < 16; e++) to[e] = e < count ? from[e] : (char)0;
+            for (e = 0; e < 16; e++) at[e] = e < count ? from[e] : (char)0;
     }
-    s->from += s->advance;
 }
 
-/* Turns the thread's codes of a stage into elements at `to`, times their scales if `scales` is given: for each block of
-   a line of 256 (A's before B's), as elements. */
-GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_qside *s, int apart, const char *codes, char *to,
-                              const uint16_t *scales) {
-    const int fp4 = s->format == GMM_E2M1, plain = s->format == GMM_BF16 || s->format == GMM_F16;
-    const int eights = plain ? 1 : fp4 ? 4 : 2, width = s->view.scaling == GMM_SCALING_NV16 ? 1 : 2;
-    uint32_t from = (uint32_t)__cvta_generic_to_shared(codes) + 16 * threadIdx.x;
-    int i, e, row = s->row;
-    for (i = 0; i < s->passes; i++, row += s->step, from += 16 * GMM_Q_THREADS) {
-        uint32_t w[4];
-        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                     : "r"(from) : "memory");
+/* Turns chunk i into elements at `to`, times their scales if `scales` is given: for each block of a line, `lines` to a
+   block, as elements. */
+GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_mat *m, int apart, int wide, int i, uint4 codes, char *to,
+                              const uint16_t *scales, int lines) {
+    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_q_shift(m, apart, wide);
+    const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_Q_THREADS >> shift));
+    const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
+    const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
+    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* of blocks in a chunk; else it lies in one */
+    uint32_t f[2] = { 0u, 0u };
+    int e, j;
+    if (scales && !apart) {
+        const uint16_t *at = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
+        f[0] = at[0] * 0x00010001u;
+        f[1] = pairs ? at[lines] * 0x00010001u : f[0];
+    }
 #pragma unroll
-        for (e = 0; e < 4; e++) {
-            const int at = s->chunk * eights + e; /* eighths of the row */
-            uint4 v = make_uint4(w[0], w[1], w[2], w[3]);
-            if (e >= eights) break;
-            if (!plain) {
-                v = fp4 ? gmm_q_eight(dtype, GMM_E2M1, w[e], 0u)
-                        : gmm_q_eight(dtype, s->format, w[2 * e & 3], w[(2 * e + 1) & 3]);
-                if (scales) {
-                    uint4 f;
-                    if (apart) f = *(const uint4 *)&scales[(row >> 5) * 256 + 8 * at];
-                    else f.x = f.y = f.z = f.w = (uint32_t)scales[(at >> width) * 256 + row] * 0x00010001u;
-                    v.x = gmm_q_times(dtype, v.x, f.x);
-                    v.y = gmm_q_times(dtype, v.y, f.y);
-                    v.z = gmm_q_times(dtype, v.z, f.z);
-                    v.w = gmm_q_times(dtype, v.w, f.w);
-                }
-            }
-            *(uint4 *)(to + gmm_swizzle((uint32_t)row, (uint32_t)at, apart ? 2 * GMM_Q_TILE : 2 * GMM_Q_DEPTH)) = v;
+    for (e = 0; e < 4; e++) { /* eighths of the row */
+        const uint32_t at = chunk * (fp4 ? 4 : 2) + e;
+        uint32_t v[4];
+        if (!fp4 && e >= 2) break;
+        if (fp4) gmm_q_fp4(dtype, w[e], v);
+        else {
+            gmm_q_fp8(dtype, m->dtype, w[2 * e & 3], v);
+            gmm_q_fp8(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
+        if (scales && apart) {
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * at];
+            v[0] = gmm_q_times(dtype, v[0], x.x);
+            v[1] = gmm_q_times(dtype, v[1], x.y);
+            v[2] = gmm_q_times(dtype, v[2], x.z);
+            v[3] = gmm_q_times(dtype, v[3], x.w);
+        } else if (scales)
+#pragma unroll
+            for (j = 0; j < 4; j++) v[j] = gmm_q_times(dtype, v[j], f[e / 2]);
+        *(uint4 *)(void *)(to + gmm_swizzle(row, at, apart ? 128u << wide : 2 * GMM_Q_DEPTH)) =
+            make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
-/* The scales of one line, one thread to a line: from block to block within four, and from four to four, bytes. */
-typedef struct gmm_qline {
-    const uint8_t *at;
-    int64_t block, four;
-    int32_t blocks; /* that the line has; behind them, and without scales, it reads as zeros */
-    gmm_scaling scaling;
-} gmm_qline;
+/* Bytes of the scales of a line from block to block within four, and from four to four. */
+typedef struct gmm_qsteps {
+    int32_t block, four;
+} gmm_qsteps;
 
-GMM__DEVICE gmm_qline gmm_q_line(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines, int32_t k) {
+/* Of a group whose scales lie as those of `lines` lines. */
+GMM__DEVICE gmm_qsteps gmm_q_steps(const gmm_mat *m, int apart, int64_t lines) {
+    const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
+    gmm_qsteps t;
+    t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(lines, 4)
+              : m->scaling == GMM_SCALING_128X128 ? 4 : apart && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
+    t.four = swizzled ? 512 : 4 * t.block;
+    return t;
+}
+/* The first scale of a line, one thread to a line; NULL without scales and behind the last line. */
+GMM__DEVICE const uint8_t *gmm_q_line(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
     const int32_t width = gmm_block_along(scaling);
-    const int64_t size = width == 128 ? 4 : 1;
-    gmm_qline l;
-    l.scaling = scaling;
-    l.blocks = 0;
-    l.at = NULL;
-    l.block = l.four = 0;
-    if (!width || line >= lines) return l;
-    l.blocks = (k + width - 1) / width;
-    l.at = v->scale + gmm__qview_scale(v, line, 0) * size;
-    l.block = (gmm__qview_scale(v, line, 1) - gmm__qview_scale(v, line, 0)) * size;
-    l.four = (gmm__qview_scale(v, line, 4) - gmm__qview_scale(v, line, 0)) * size;
-    return l;
+    return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
 }
-GMM__DEVICE const uint8_t *gmm_q_scale_at(const gmm_qline *l, int32_t j) {
-    return l->at + (j >> 2) * l->four + (j & 3) * l->block;
-}
-/* What a line needs of stage q: scale bytes of its blocks, the first lowest; with parts an fp32 scale, or bytes. */
-GMM__DEVICE uint32_t gmm_q_peek(const gmm_qline *l, int q) {
-    const int count = l->scaling == GMM_SCALING_NV16 ? 4 : 2;
+/* What a line needs of stage q: scale bytes of its blocks, the first lowest; or the fp32 scale of blocks of 128. Behind
+   its k elements, and without scales, zeros. */
+GMM__DEVICE uint32_t gmm_q_peek(const uint8_t *line, gmm_qsteps t, gmm_scaling scaling, int q, int32_t k) {
+    const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
+    const int32_t first = count == 1 ? q / 2 : count * q;
+    const uint8_t *at = line + (first >> 2) * (int64_t)t.four + (first & 3) * t.block;
     uint32_t r = 0;
     int i;
-    if (l->scaling == GMM_SCALING_1X128 || l->scaling == GMM_SCALING_128X128)
-        return q / 2 < l->blocks ? *(const uint32_t *)(const void *)gmm_q_scale_at(l, q / 2) : 0u;
+    if (!line || q * GMM_Q_DEPTH >= k) return 0u;
+    if (count == 1) return *(const uint32_t *)(const void *)at;
 #pragma unroll
     for (i = 0; i < 4; i++)
-        if (i < count && count * q + i < l->blocks) r |= (uint32_t)*gmm_q_scale_at(l, count * q + i) << (8 * i);
+        if (i < count && q * GMM_Q_DEPTH + i * (GMM_Q_DEPTH / count) < k) r |= (uint32_t)at[i * t.block] << (8 * i);
     return r;
 }
-/* Keeps it in a slot: as elements, or with parts as fp32, where a line without blocks is not scaled. */
-GMM__DEVICE void gmm_q_keep(gmm_dtype dtype, int parts, const gmm_qline *l, uint32_t r, char *slot) {
-    const int mx = l->scaling == GMM_SCALING_MX32;
-    int i;
+/* Keeps it at `slot` of line `at` of `lines`: as elements, or with parts as fp32, where tokens are not scaled. */
+GMM__DEVICE void gmm_q_keep(gmm_dtype dtype, int parts, gmm_scaling scaling, uint32_t r, char *slot, int at,
+                            int lines) {
+    const int mx = scaling == GMM_SCALING_MX32;
     if (parts) {
-        float *to = (float *)slot + threadIdx.x;
-        to[0] = l->scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)r) : __uint_as_float(r);
-        if (mx || l->scaling == GMM_SCALING_NONE) to[256] = mx ? gmm_e8m0_to_f32((uint8_t)(r >> 8)) : 1.0f;
+        float *to = (float *)(void *)slot + at;
+        to[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)r) : __uint_as_float(r);
+        to[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(r >> 8)) : 1.0f;
     } else {
-        uint16_t *to = (uint16_t *)slot + threadIdx.x;
-        if (mx)
-            for (i = 0; i < 2; i++, r >>= 8) { /* E8M0 as BF16 */
-                const uint32_t k = r & 0xFFu;
-                to[256 * i] = (uint16_t)(k == 0 ? 0x0040u : k == 255 ? 0x7FFFu : k << 7);
-            }
-        else {
-            uint32_t v[2];
+        uint16_t *to = (uint16_t *)(void *)slot + at;
+        uint32_t v[2];
+        if (mx) { /* E8M0 as BF16 */
+            v[0] = r & 0xFFu;
+            v[1] = r >> 8;
+            to[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
+            to[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
+        } else {
             gmm_q_fp8(dtype, GMM_E4M3, r, v);
             to[0] = (uint16_t)v[0];
-            to[256] = (uint16_t)(v[0] >> 16);
-            to[512] = (uint16_t)v[1];
-            to[768] = (uint16_t)(v[1] >> 16);
+            to[lines] = (uint16_t)(v[0] >> 16);
+            to[2 * lines] = (uint16_t)v[1];
+            to[3 * lines] = (uint16_t)(v[1] >> 16);
         }
     }
 }
@@ -1001,6 +1017,7 @@ GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
 typedef struct gmm_qgemm_kernel {
     gmm_gemm_op op;
     int32_t a, b, parts; /* of the kind */
+    int32_t tile_cols, shared;
     gmm_dtype dtype;
     const void *function;
 } gmm_qgemm_kernel;
@@ -1008,7 +1025,9 @@ typedef struct gmm_qgemm_kernel {
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind) \
     { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qa_, kind), GMM__CAT(gmm_qb_, kind), GMM__CAT(gmm_qparts_, kind), \
-      (gmm_dtype)GMM__CAT(gmm_qdtype_, kind), (const void *)gmm_linear_##op##_quant_##kind },
+      GMM__CAT(gmm_qparts_, kind) ? gmm_q_cols_1 : gmm_q_cols_0, \
+      GMM__CAT(gmm_qparts_, kind) ? gmm_q_shared_1 : gmm_q_shared_0, (gmm_dtype)GMM__CAT(gmm_qdtype_, kind), \
+      (const void *)gmm_linear_##op##_quant_##kind },
     GMM_QUANT_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -1018,10 +1037,10 @@ static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, co
                                                 cudaStream_t stream) {
     const gmm_qgemm_kernel *row = &gmm_qgemm_kernels[kernel];
     void *params[1];
-    cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM_Q_SHARED);
+    cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
     params[0] = (void *)(uintptr_t)args;
     return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_Q_THREADS), params,
-                                               (size_t)GMM_Q_SHARED, stream) : e;
+                                               (size_t)row->shared, stream) : e;
 }
 
 /* ................................................................................................... Tail of D ... */
@@ -4191,106 +4210,165 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
     enum {
         TA = (int)GMM__CAT(gmm_qa_, GMM__KIND), TB = (int)GMM__CAT(gmm_qb_, GMM__KIND),
         PARTS = (int)GMM__CAT(gmm_qparts_, GMM__KIND), RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        MT = 4, NT = 4, KT = GMM_Q_DEPTH / 16, /* 2 x 4 warps of 64 x 32 */
-        A_LINE = TA ? 2 * GMM_Q_TILE : 2 * GMM_Q_DEPTH, B_LINE = TB ? 2 * GMM_Q_TILE : 2 * GMM_Q_DEPTH, /* bytes */
-        OUT_LD = 40, OUT_ROWS = 4
+        BM = GMM_Q_ROWS, BN = PARTS ? (int)gmm_q_cols_1 : (int)gmm_q_cols_0, LINES = BM + BN, BWIDE = PARTS ? 1 : 2,
+        WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_Q_DEPTH / 16, /* 2 x 4 warps */
+        A_LINE = TA ? 2 * BM : 2 * GMM_Q_DEPTH, B_LINE = TB ? 2 * BN : 2 * GMM_Q_DEPTH, /* bytes */
+        A_BYTES = 2 * BM * GMM_Q_DEPTH, STAGE = A_BYTES + 2 * BN * GMM_Q_DEPTH,
+        SLOT = PARTS ? (int)gmm_q_slot_1 : (int)gmm_q_slot_0, OUT_LD = WN + 8, OUT_LANES = WN / 4,
+        OUT_ROWS = 32 / OUT_LANES
     };
     const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qdtype_, GMM__KIND);
     extern __shared__ __align__(1024) char gmm_shared[];
-    const uint32_t elements = (uint32_t)__cvta_generic_to_shared(gmm_shared) + GMM_Q_ELEMENTS;
-    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    const int warp_m = warp / 4 * 64, warp_n = warp % 4 * 32;
-    const int scaled = !PARTS && (args.b.scaling == GMM_SCALING_MX32 || args.b.scaling == GMM_SCALING_NV16);
-    float *out = (float *)(gmm_shared + GMM_Q_ELEMENTS) + warp * 8 * OUT_LD;
-    uint32_t a_at, b_at, a[MT][4], b[NT / 2][4];
+    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
+    const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid >> 5, warp_m = warp / 4 * 64, warp_n = warp % 4 * WN;
+    const gmm_scaling sa = args.a.scaling, sb = args.b.scaling, s0 = tid < BM ? sa : sb;
+    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE; /* A needs nothing but to travel */
+    const int scaled = PARTS || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
+    const int a_passes = tokens ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
+    const int b_passes = (args.b.dtype == GMM_E2M1 ? 1 : 2) * (BN / 128);
+    char *const slots = gmm_shared + 2 * STAGE;
+    gmm_gemm_tile *const kept = (gmm_gemm_tile *)(void *)(slots + 4 * SLOT);
+    float *out = (float *)(void *)gmm_shared + warp * 8 * OUT_LD;
+    uint32_t a_at, b_at, a[2][4], b[NT / 2][4], next0, next1;
+    uint4 ra[2], rb[BN / 64];
     gmm_gemm_tile tile;
     gmm_qside qa, qb;
-    gmm_qline line;
+    const uint8_t *line0, *line1;
+    gmm_qsteps steps;
     float acc[MT][NT][4], sum[PARTS ? MT : 1][NT][4];
     int64_t at = blockIdx.x;
-    uint32_t next;
     int i, j, h, d, s, depth;
 
+    steps.block = steps.four = 0;
     if (TA)
         a_at = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
     else a_at = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
     if (TB) b_at = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
     else b_at = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+    b_at += A_BYTES;
 
-    for (tile.g = 0; gmm_gemm_next(&args.p, RAGGED_K, GMM_Q_TILE, GMM_Q_TILE, &at, &tile); at += gridDim.x) {
-        const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_Q_TILE, rows = RAGGED_K ? tile.k : tile.m;
+/* Fragments of step s of the stage at `base`: of 16 rows, and of all columns. */
+#define GMM__LOAD_A(base, s, i) \
+    if (TA) gmm_ldmatrix_t(a[(i) & 1], (base) + (a_at ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
+    else gmm_ldmatrix(a[(i) & 1], (base) + (a_at ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
+#define GMM__LOAD_B(base, s) \
+    _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
+        if (TB) gmm_ldmatrix_t(b[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix(b[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+/* The operands of the tile's group. */
+#define GMM__VIEWS \
+    const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_Q_ROWS, rows = RAGGED_K ? tile.k : tile.m; \
+    const gmm__qview va = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
+    const gmm__qview vb = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
+                                        RAGGED_K ? start : 0, RAGGED_K ? rows : args.b_rows, args.b_cols)
+/* Scales of stage q, asked for before, are kept; the next ones are asked for. */
+#define GMM__KEEP(q) \
+    gmm_q_keep(dtype, PARTS, s0, next0, slots + ((q) & 3) * SLOT, tid, LINES); \
+    if (LINES > 256 && tid < 128) gmm_q_keep(dtype, PARTS, sb, next1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
+    GMM__PEEK((q) + 1)
+#define GMM__PEEK(q) \
+    next0 = gmm_q_peek(line0, PARTS ? steps : tid < BM ? GMM__STEPS(a) : GMM__STEPS(b), s0, q, k); \
+    if (LINES > 256 && tid < 128) next1 = gmm_q_peek(line1, GMM__STEPS(b), sb, q, k)
+#define GMM__STEPS(x) gmm_q_steps(&args.x, GMM__CAT(gmm_q##x##_, GMM__KIND), args.x##_cols)
+/* Chunk i of stage t becomes elements; its successor is asked for. */
+#define GMM__EXPAND(x, apart, wide, i, t, first) \
+    gmm_q_expand(dtype, &args.x, apart, wide, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (first), \
+                 scaled && !PARTS ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((first) ? BM : 0) : NULL, \
+                 LINES); \
+    r##x[i] = gmm_q_fetch(&q##x, &args.x, apart, wide, i)
+
+    for (tile.g = 0; gmm_gemm_next(&args.p, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
         const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
         const int blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
-        gmm_gemm_out o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
-        qa.view = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols);
-        qb.view = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, RAGGED_K ? start : 0,
-                                RAGGED_K ? rows : args.b_rows, args.b_cols);
-        gmm_q_open(&qa, &args.a, TA, tile.row, tile.m0, tile.m, k);
-        gmm_q_open(&qb, &args.b, TB, 0, tile.n0, args.p.n, k);
-        line = threadIdx.x < GMM_Q_TILE ? gmm_q_line(&qa.view, args.a.scaling, tile.m0 + (int)threadIdx.x, tile.m, k)
-                                        : gmm_q_line(&qb.view, args.b.scaling,
-                                                     tile.n0 + (int)threadIdx.x - GMM_Q_TILE, args.p.n, k);
+        {
+            GMM__VIEWS;
+            gmm_q_open(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
+            gmm_q_open(&qb, &args.b, &vb, TB, BWIDE, 0, tile.n0, args.p.n, k);
+            line0 = tid < BM ? gmm_q_line(&va, sa, tile.m0 + tid, tile.m)
+                             : gmm_q_line(&vb, sb, tile.n0 + tid - BM, args.p.n);
+            line1 = gmm_q_line(&vb, sb, tile.n0 + tid + 128, args.p.n);
+            if (PARTS)
+                steps = tid < BM ? gmm_q_steps(&args.a, TA, va.lines) : gmm_q_steps(&args.b, TB, vb.lines);
+        }
         depth = k > 0 ? (k + GMM_Q_DEPTH - 1) / GMM_Q_DEPTH : 1; /* an empty group multiplies one stage of zeros */
-        for (s = 0; s < GMM_Q_STAGES; s++) {
-            if (s < depth) {
-                gmm_q_fetch(&qa, TA, s, gmm_shared + s * GMM_Q_CODES);
-                gmm_q_fetch(&qb, TB, s, gmm_shared + s * GMM_Q_CODES + GMM_Q_CODES_A);
+#pragma unroll
+        for (i = 0; i < 2; i++)
+            if (i < a_passes) ra[i] = gmm_q_fetch(&qa, &args.a, TA, 1, i);
+#pragma unroll
+        for (i = 0; i < BN / 64; i++)
+            if (i < b_passes) rb[i] = gmm_q_fetch(&qb, &args.b, TB, BWIDE, i);
+        if (scaled) {
+            next1 = 0;
+            GMM__PEEK(0);
+            GMM__KEEP(0);
+        }
+        __syncthreads(); /* scales are there, and results of the tile before have left */
+        if (tid == 0) *kept = tile; /* not in registers while products are made */
+        if (scaled) {
+            GMM__KEEP(1);
+        }
+        if (tokens) gmm_q_bring(&qa, &args.a, gmm_shared);
+        gmm_cp_commit();
+        gmm_q_advance(&qa, &args.a, TA);
+        gmm_q_advance(&qb, &args.b, TB);
+#pragma unroll
+        for (i = 0; i < 2; i++)
+            if (i < a_passes) {
+                GMM__EXPAND(a, TA, 1, i, 0, 0);
             }
-            gmm_cp_commit();
-        }
-        next = 0;
-        if (scaled || PARTS) {
-            gmm_q_keep(dtype, PARTS, &line, gmm_q_peek(&line, 0), gmm_shared + GMM_Q_SCALES);
-            next = gmm_q_peek(&line, 1);
-        }
+#pragma unroll
+        for (i = 0; i < BN / 64; i++)
+            if (i < b_passes) {
+                GMM__EXPAND(b, TB, BWIDE, i, 0, A_BYTES);
+            }
 #pragma unroll
         for (i = 0; i < MT; i++)
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = sum[PARTS ? i : 0][j][h] = 0.0f;
-        __syncthreads(); /* scales are there, and results of the tile before have left */
+        gmm_gemm_prefetch(&args.p, RAGGED_K, &tile, BM, BN);
 
         for (d = 0; d < depth; d++) {
-            char *codes = gmm_shared + d % GMM_Q_STAGES * GMM_Q_CODES, *to = gmm_shared + GMM_Q_ELEMENTS +
-                                                                            (d & 1) * 2 * GMM_Q_HALF;
-            const uint16_t *scales = scaled ? (const uint16_t *)(gmm_shared + GMM_Q_SCALES + (d & 3) * GMM_Q_SLOT)
-                                            : NULL;
-            const uint32_t base = elements + (uint32_t)((d & 1) * 2 * GMM_Q_HALF);
-            if (scaled || PARTS) { /* of the next stage; what was asked for one stage ago */
-                gmm_q_keep(dtype, PARTS, &line, next, gmm_shared + GMM_Q_SCALES + ((d + 1) & 3) * GMM_Q_SLOT);
-                next = gmm_q_peek(&line, d + 2);
+            const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
+            const int more = d + 1 < depth;
+            GMM__CP_WAIT(0);
+            __syncthreads(); /* stage d is there, and d - 1 has been read */
+            if (tokens && more) gmm_q_bring(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
+            gmm_cp_commit();
+            if (!tokens || more) gmm_q_advance(&qa, &args.a, TA);
+            gmm_q_advance(&qb, &args.b, TB);
+            if (scaled) {
+                GMM__KEEP(d + 2);
             }
-            GMM__CP_WAIT(GMM_Q_STAGES - 1);
-            gmm_q_expand(dtype, &qa, TA, codes, to, scales);
-            gmm_q_expand(dtype, &qb, TB, codes + GMM_Q_CODES_A, to + GMM_Q_HALF, scales ? scales + GMM_Q_TILE : NULL);
-            if (d + GMM_Q_STAGES < depth) {
-                gmm_q_fetch(&qa, TA, d + GMM_Q_STAGES, codes);
-                gmm_q_fetch(&qb, TB, d + GMM_Q_STAGES, codes + GMM_Q_CODES_A);
-            }
-            gmm_cp_commit(); /* waits count alike */
-            __syncthreads();
+            GMM__LOAD_A(base, 0, 0);
+            GMM__LOAD_B(base, 0);
 #pragma unroll
-            for (s = 0; s < KT; s++) {
-#pragma unroll
-                for (i = 0; i < MT; i++)
-                    if (TA) gmm_ldmatrix_t(a[i], base + (a_at ^ (uint32_t)(i * 32)) + s * 16 * A_LINE);
-                    else gmm_ldmatrix(a[i], base + (a_at ^ (uint32_t)(s * 32)) + i * 16 * A_LINE);
-#pragma unroll
-                for (j = 0; j < NT / 2; j++)
-                    if (TB) gmm_ldmatrix_t(b[j], base + GMM_Q_HALF + (b_at ^ (uint32_t)(j * 32)) + s * 16 * B_LINE);
-                    else gmm_ldmatrix(b[j], base + GMM_Q_HALF + (b_at ^ (uint32_t)(s * 32)) + j * 16 * B_LINE);
+            for (s = 0; s < KT; s++) { /* between products, a part of the next stage is made */
 #pragma unroll
                 for (i = 0; i < MT; i++) {
+                    if (i + 1 < MT) {
+                        GMM__LOAD_A(base, s, i + 1);
+                    }
                     if (i >= blocks) continue;
 #pragma unroll
                     for (j = 0; j < NT; j++)
-                        if (dtype == GMM_BF16) gmm_mma_bf16(acc[i][j], a[i], &b[j / 2][j % 2 * 2]);
-                        else gmm_mma_f16(acc[i][j], a[i], &b[j / 2][j % 2 * 2]);
+                        if (dtype == GMM_BF16) gmm_mma_bf16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
+                        else gmm_mma_f16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
                 }
-                if (PARTS && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || d == depth - 1)))) {
-                    const float *scale = (const float *)(gmm_shared + GMM_Q_SCALES + (d & 3) * GMM_Q_SLOT) +
-                                         (args.block == 32 ? s / 2 * 256 : 0);
+                if (s + 1 < KT) {
+                    GMM__LOAD_A(base, s + 1, 0);
+                    GMM__LOAD_B(base, s + 1);
+                }
+                if (s < 2 && more && s < a_passes) {
+                    GMM__EXPAND(a, TA, 1, s % 2, d + 1, 0);
+                }
+                if (s < BN / 64 && more && s < b_passes) {
+                    GMM__EXPAND(b, TB, BWIDE, s % (BN / 64), d + 1, A_BYTES);
+                }
+                if (PARTS && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !more)))) {
+                    const float *scale = (const float *)(void *)(slots + (d & 3) * SLOT) +
+                                         (args.block == 32 ? s / 2 * LINES : 0);
 #pragma unroll
                     for (i = 0; i < MT; i++)
 #pragma unroll
@@ -4298,7 +4376,7 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
 #pragma unroll
                             for (h = 0; h < 4; h++) {
                                 const float x = scale[warp_m + i * 16 + (lane >> 2) + h / 2 * 8];
-                                const float y = scale[GMM_Q_TILE + warp_n + j * 8 + (lane & 3) * 2 + h % 2];
+                                const float y = scale[BM + warp_n + j * 8 + (lane & 3) * 2 + h % 2];
                                 sum[PARTS ? i : 0][j][h] = __fmaf_rn(__fmul_rn(acc[i][j][h], x), y,
                                                                      sum[PARTS ? i : 0][j][h]);
                                 acc[i][j][h] = 0.0f;
@@ -4307,45 +4385,62 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
             }
         }
 
-        { /* what is outside of the sums; then on their way as plain products do */
-            const int32_t first = tile.m0 + warp_m + (lane >> 2), col = tile.n0 + warp_n + lane % 8 * 4;
-            const float share = gmm__fdiv(1.0f, gmm__fmul(gmm_q_largest(&qa.view, args.a.scaling),
-                                                          gmm_q_largest(&qb.view, args.b.scaling)));
-            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2];
+        { /* what is outside of the sums; then they leave as those of plain products do */
+            gmm_gemm_out o;
+            __syncthreads(); /* elements have been read: results stand there now */
+            tile = *kept;
+            GMM__VIEWS;
+            const float share = gmm__fdiv(1.0f, gmm__fmul(gmm_q_largest(&va, sa), gmm_q_largest(&vb, sb)));
+            const int32_t col = tile.n0 + warp_n + lane % OUT_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
-            const float alpha = o.alpha;
+            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2], alpha;
+            o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
+            alpha = o.alpha;
             o.alpha = 1.0f;
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
                 for (h = 0; h < 2; h++) {
                     const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
-                    over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&qb.view, args.b.scaling, n) : 1.0f;
+                    over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&vb, sb, n) : 1.0f;
                 }
             if (o.bias)
                 gmm_read4(args.p.bias.dtype, o.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
                           o.bias_whole, bias);
-            __syncthreads(); /* elements have been read: results stand there now */
-#pragma unroll
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time */
-                const int32_t mine = first + i * 8, row = tile.m0 + warp_m + i * 8 + lane / 8;
-                float outer = 1.0f;
-                if (tile.m0 + warp_m + i * 8 >= tile.m) break;
-                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, gmm_q_outer(&qa.view, args.a.scaling, mine));
-#pragma unroll
-                for (j = 0; j < NT; j++) {
-                    const float *v = PARTS ? &sum[PARTS ? i / 2 : 0][j][i % 2 * 2] : &acc[i / 2][j][i % 2 * 2];
-                    *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] = make_float2(
-                        gmm__fmul(v[0], gmm__fmul(gmm__fmul(outer, over[j][0]), share)),
-                        gmm__fmul(v[1], gmm__fmul(gmm__fmul(outer, over[j][1]), share)));
-                }
-                __syncwarp();
 #pragma unroll 1
-                for (d = 0; d < 8; d += OUT_ROWS) {
-                    const float4 f = *(const float4 *)&out[(lane / 8 + d) * OUT_LD + lane % 8 * 4];
-                    float v[4];
-                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                    if (row + d < tile.m && col < args.p.n) gmm_gemm_store(&args.p, &o, row + d, col, bias, v);
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
+                const int32_t first_row = tile.m0 + warp_m + i * 8, row = first_row + lane / OUT_LANES;
+                const int32_t mine = first_row + (lane >> 2);
+                const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
+                float outer = 1.0f;
+                if (first_row >= tile.m) break;
+                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, gmm_q_outer(&va, sa, mine));
+#pragma unroll
+                for (s = 0; s < 2 * MT; s++)
+                    if (s == i) {
+#pragma unroll
+                        for (j = 0; j < NT; j++) {
+                            const float *v = PARTS ? &sum[PARTS ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
+                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] = make_float2(
+                                gmm__fmul(v[0], gmm__fmul(gmm__fmul(outer, over[j][0]), share)),
+                                gmm__fmul(v[1], gmm__fmul(gmm__fmul(outer, over[j][1]), share)));
+                        }
+                    }
+                __syncwarp();
+                if (o.whole && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
+                    const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
+                    gmm_gemm_store_rows(&args.p, &o, 8 / OUT_ROWS,
+                                        o.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d), pitch * OUT_ROWS,
+                                        o.row_scale ? o.row_scale + row : NULL, OUT_ROWS, from, OUT_ROWS * OUT_LD,
+                                        bias);
+                } else {
+#pragma unroll 1
+                    for (d = 0; d < 8; d += OUT_ROWS) {
+                        const float4 f = *(const float4 *)(const void *)(from + d * OUT_LD);
+                        float v[4];
+                        v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                        if (row + d < tile.m && col < args.p.n) gmm_gemm_store(&args.p, &o, row + d, col, bias, v);
+                    }
                 }
                 __syncwarp();
             }
@@ -4354,6 +4449,13 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
     if (!RAGGED_K && args.p.zero_tail)
         gmm_gemm_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
 }
+#undef GMM__LOAD_A
+#undef GMM__LOAD_B
+#undef GMM__VIEWS
+#undef GMM__KEEP
+#undef GMM__PEEK
+#undef GMM__STEPS
+#undef GMM__EXPAND
 #undef GMM__NAME
 #undef GMM__KIND
 

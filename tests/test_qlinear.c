@@ -657,6 +657,73 @@ static void exact_nv(int arg) {
     }
 }
 
+/* Sets everything of a copy that holds no element and no scale of one to 0xFF: NaN, or the largest FP4 code. */
+static void poison_padding(const qrun *r, const qcase *c, const operand *o, gmm_direction direction) {
+    const int weight = o == &r->w, k = direction == GMM_COLUMNWISE;
+    const image im = image_of(o, direction, c->groups, weight ? c->N : r->capacity, o->src.cols);
+    const int64_t cols = o->src.cols, w = o->quantized ? gmm_block_along(im.m->scaling) : 0;
+    gmm_layout l = GMM_ZERO;
+    uint8_t *data, *scale, *keep_data, *keep_scale;
+    size_t data_bytes, scale_bytes;
+    int64_t size;
+    if (!o->quantized) return;
+    T_CHECK((o->grouped ? gmm_layout_of_groups(im.m->dtype, im.m->scaling, im.m->scale_order, direction, c->groups,
+                                               r->capacity, cols, &l, NULL)
+                        : gmm_layout_of(im.m->dtype, im.m->scaling, im.m->scale_order, direction, c->N, cols, &l,
+                                        NULL)) == GMM_OK, "layout");
+    size = l.scale_dtype == GMM_F32 ? 4 : 1;
+    data_bytes = (size_t)(l.data_bytes * (o->grouped ? 1 : c->groups));
+    scale_bytes = (size_t)(l.scale_bytes * (o->grouped ? 1 : c->groups));
+    data = (uint8_t *)t_host(data_bytes + 1);
+    scale = (uint8_t *)t_host(scale_bytes + 1);
+    keep_data = (uint8_t *)t_host(data_bytes + 1);
+    keep_scale = (uint8_t *)t_host(scale_bytes + 1);
+    memcpy(data, im.data, data_bytes);
+    memcpy(scale, im.scale, scale_bytes);
+    for (int64_t g = 0, start = 0; g < c->groups; start += up(c->sizes[g++], 128)) {
+        const int64_t row = weight ? 0 : r->first[g], n = weight ? c->N : c->sizes[g], P = o->grouped ? up(n, 128) : n;
+        const int64_t lines = k ? cols : n, along = k ? (im.m->hadamard ? up(n, 16) : n) : cols;
+        for (int64_t i = 0; i < lines; i++)
+            for (int64_t a = 0; a < along; a++) {
+                const int64_t e = k && im.m->scaling == GMM_SCALING_MX32 ? (row + a) * im.ld + i
+                                  : k ? i * im.ld + (weight ? 0 : start) + a : (row + i) * im.ld + a;
+                const int64_t j = gmm_scale_index(im.m->scaling, im.m->scale_order, direction, k ? cols : P,
+                                                  k ? P : cols, i, w ? a / w : 0) +
+                                  (o->grouped ? gmm_scale_base(im.m->scaling, direction, cols, g, row, start) : 0);
+                keep_data[(o->grouped ? 0 : g * im.stride) + (im.m->dtype == GMM_E2M1 ? e / 2 : e)] = 1;
+                memset(keep_scale + (o->grouped ? 0 : g * im.scale_stride) + j * size, 1, (size_t)size);
+            }
+    }
+    for (size_t i = 0; i < data_bytes; i++)
+        if (!keep_data[i]) data[i] = 0xFF;
+    for (size_t i = 0; i < scale_bytes; i++)
+        if (!keep_scale[i]) scale[i] = 0xFF;
+    t_upload(im.m->data, data, data_bytes);
+    t_upload(im.m->scale, scale, scale_bytes);
+}
+
+/* Vector 120 of specs/quantization.md: what pads elements and scales reaches no result. */
+static void padding(int arg) {
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 160, .extra = 30,
+                          .fill = T_REALS };
+        const int wgrad = ops[i] == GMM_OP_LINEAR_WGRAD;
+        qrun r;
+        const void *clean;
+        build(&r, &c);
+        T_OK(run(&r.d, c.op));
+        clean = t_mat_bits(&r.out);
+        for (int k = 0; k < 2; k++) {
+            poison_padding(&r, &c, &r.x, (gmm_direction)k);
+            poison_padding(&r, &c, &r.w, (gmm_direction)k);
+            poison_padding(&r, &c, &r.dy, (gmm_direction)k);
+        }
+        T_OK(run(&r.d, c.op));
+        t_same("with padding poisoned", t_mat_bits(&r.out), clean,
+               (size_t)((wgrad ? r.out.count * r.out.rows : r.live) * r.out.cols * 4));
+    }
+}
+
 static void refusals(int arg) {
     const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = 4, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
                       .fill = T_REALS };
@@ -710,6 +777,7 @@ void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "row16 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(faults, i, "row17 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear alone %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(padding, i, "qlinear padding %s", setup_of(i).name);
     t_add(exact, 0, "qlinear exact fp8 delayed"); /* whose scales are 1 */
     t_add(exact, 2, "qlinear exact fp8 block");
     t_add(exact, 3, "qlinear exact mxfp8");

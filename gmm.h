@@ -191,6 +191,8 @@ typedef struct gmm_options {
     int32_t allow_nondeterminism;/* 1: floating-point atomics may be used */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
     int32_t fp8_fast_accum;      /* 1: FP8 products may skip promotion */
+    int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, for trying them;
+                                    0, or more than there are: the one expected to be fastest. Never changes results */
 } gmm_options;
 
 /* What a query tells. */
@@ -1583,6 +1585,8 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
     }
     if (call->options.sm_limit < 0)
         return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", (int)call->options.sm_limit);
+    if (call->options.tile < 0)
+        return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", (int)call->options.tile);
     return GMM_OK;
 }
 
@@ -7034,17 +7038,23 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtyp
     const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
     double best = 0.0;
-    int32_t choice = -1, i, u;
+    int32_t choice = -1, nth = 0, i, u;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
         if (k->op != op || k->dtype != dtype) continue;
+        if (++nth == call->options.tile) return i;
         for (u = k->units; u > k->units / 2; u--) { /* the heights that the device chooses among */
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
             const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
-            const double multiply = 64.0 * wide * height, move = 256.0 * wide + (16.0 + 32.0 * wide) * height;
-            const double out = wide * height * (f32 ? 750.0 : 160.0); /* fp32 is read and written: bound by memory */
-            const double sum = (double)depths * (multiply > move ? multiply : move);
-            const double tile = k->teams == 2 ? sum + out + 400.0 : sum > out ? sum + 200.0 : out + 200.0;
+            const int both = k->teams == 2;
+            const double multiply = 64.0 * wide * height;
+            const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
+            /* alone, half the columns share a row of A, which the L2 has forgotten where sums are deep */
+            const double sum = (double)depths * (multiply > move ? multiply : move) *
+                               (both ? 1.0 : 1.0 + (double)depths / 4000.0);
+            /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
+            const double out = wide * height * (f32 ? 1460.0 : both ? 195.0 : 660.0);
+            const double tile = both ? sum + out + 400.0 : (sum > 0.5 * out ? sum : 0.5 * out) + 200.0;
             const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) * tile;
             if (choice >= 0 && cost >= 0.99 * best) continue;
             best = cost;

@@ -1118,19 +1118,17 @@ typedef struct gmm_sm90_args {
 #define GMM_SM90_TILE_LIST(X) \
     X(256x160, 2, 2, 10, 4, 2, 256) \
     X(128x256, 2, 1, 16, 4, 4, 256) \
-    X(128x160, 1, 2, 10, 5, 4, 256) \
-    X(128x128, 1, 2, 8, 6, 4, 256)
+    X(128x176, 1, 2, 11, 5, 4, 256)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 256x160) X(fwd, GMM_F16, f16, 256x160) \
     X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) \
-    X(fwd, GMM_BF16, bf16, 128x160) X(fwd, GMM_F16, f16, 128x160) \
+    X(fwd, GMM_BF16, bf16, 128x176) X(fwd, GMM_F16, f16, 128x176) \
     X(dgrad, GMM_BF16, bf16, 256x160) X(dgrad, GMM_F16, f16, 256x160) \
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
-    X(dgrad, GMM_BF16, bf16, 128x160) X(dgrad, GMM_F16, f16, 128x160) \
-    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256) \
-    X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
+    X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
+    X(wgrad, GMM_BF16, bf16, 128x176) X(wgrad, GMM_F16, f16, 128x176)
 
 enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16 };
 
@@ -1512,7 +1510,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x160
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
@@ -1520,13 +1518,11 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x160
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
-#include GMM_KERNELS_FILE
-#define GMM__TILE 128x128
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -1538,7 +1534,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x160
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
@@ -1546,13 +1542,11 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x160
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
-#include GMM_KERNELS_FILE
-#define GMM__TILE 128x128
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -5013,7 +5007,6 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
 #define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
-#define GMM__AHEAD (GMM__RAGGED ? 3 : 1) /* lots that are read ahead of adding to them */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
@@ -5158,7 +5151,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
         const int size = gmm_kmat_size(&args.p.d);
         const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-        uint4 old[GMM__AHEAD][GMM__LOT / 8]; /* of what is added to */
         uint32_t at = 0, turn = 0, tile = 0;
         int j, u, e, x;
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -5187,14 +5179,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             beta = gmm_gemm_beta(&args.p, t->g);
             d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
             whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__RAGGED && beta != 0.0f && whole && t->cols - first >= 64) /* the first lots that are added to */
-#pragma unroll
-                for (u = 0; u < GMM__AHEAD; u++)
-#pragma unroll
-                    for (x = 0; x < GMM__LOT / 8; x++) {
-                        const int r = u * GMM__LOT + x * 8 + tid / 16, c = t->n0 + first + tid % 16 * 4;
-                        if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + c * size);
-                    }
 #pragma unroll
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
@@ -5287,45 +5271,38 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 #pragma unroll
                         for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
                             const int room = (turn & 1) * GMM__OF(room);
-                            /* lots of all columns are counted through: what is read ahead may be of the next 64 */
-                            const int lots = (GMM__OF(units) * 16 + GMM__LOT - 1) / GMM__LOT;
-                            const int lot = j * lots + u * 16 / GMM__LOT, ahead = lot % GMM__AHEAD;
-                            const int then_j = (lot + GMM__AHEAD) / lots, then = (lot + GMM__AHEAD) % lots * GMM__LOT;
-                            const int more = GMM__RAGGED && then_j < GMM__OF(mb) && t->cols - first - 64 * then_j >= 64;
                             const char *const get = mine + room + tid / 16 * 256 +
                                                     (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                            if (u < units) {
-                                turn++;
+                            uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
+                            if (u >= units) break;
+                            turn++;
 #pragma unroll
-                                for (x = 0; x < GMM__LOT / 16; x++)
-                                    if (u + x < GMM__OF(units)) {
-#pragma unroll
-                                        for (e = 0; e < 8; e++)
-                                            *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
-                                                       (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
-                                                sum[j][8 * (u + x) + e];
-                                    }
-                                gmm_bar_half(wg);
+                            for (x = 0; x < GMM__LOT / 8; x++) {
+                                old[x] = make_uint4(0, 0, 0, 0);
+                                if (plain && beta != 0.0f && 16 * u + 8 * x + tid / 16 < rows)
+                                    old[x] = gmm_sm90_peek(size, to + 8 * x * pitch);
                             }
+#pragma unroll
+                            for (x = 0; x < GMM__LOT / 16; x++)
+                                if (u + x < GMM__OF(units)) {
+#pragma unroll
+                                    for (e = 0; e < 8; e++)
+                                        *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                                   (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                            sum[j][8 * (u + x) + e];
+                                }
+                            gmm_bar_half(wg);
                             if (plain) {
-                                const char *const next = d + (then + tid / 16) * pitch +
-                                                         (t->n0 + first + 64 * then_j + 4 * (tid % 16)) * size;
 #pragma unroll
                                 for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
                                     const int r = 16 * u + 8 * x + tid / 16;
                                     const float4 f = *(const float4 *)(get + x * 2048);
                                     float v[4];
                                     v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                                    if (beta != 0.0f) {
-                                        if (!GMM__RAGGED && r < rows) old[ahead][x] = gmm_sm90_peek(size, to);
+                                    if (beta != 0.0f)
 #pragma unroll
-                                        for (e = 0; e < 4; e++) {
-                                            const float was = gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e);
-                                            v[e] = __fmaf_rn(beta, was, v[e]);
-                                        }
-                                        if (more && then + 8 * x + tid / 16 < rows)
-                                            old[ahead][x] = gmm_sm90_peek(size, next + 8 * x * pitch);
-                                    }
+                                        for (e = 0; e < 4; e++)
+                                            v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old[x], e), v[e]);
                                     if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
                                 }
                             } else {
@@ -5352,7 +5329,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
-#undef GMM__AHEAD
 #undef GMM__LOT
 #undef GMM__RAGGED
 #undef GMM__TB

@@ -55,7 +55,7 @@ static void restore(lin_run *r) {
         }
 }
 
-/* Integers: exact, and in every bit what MMA computes. Reals: within the bound, and the same bits again. */
+/* Integers: exact, and in every bit what MMA computes. Reals: within the bound, and the same bits with every tile. */
 static void both(lin_spec s) {
     for (int i = 0; i < 2; i++) {
         lin_run r;
@@ -65,10 +65,17 @@ static void both(lin_spec s) {
         T_OK(t_linear(T.ctx, s.op, &r.d));
         lin_check(&r);
         first = t_mat_bits(&r.out);
+        for (int32_t tile = 1; tile < 4; tile++) {
+            restore(&r);
+            r.options.tile = tile;
+            T_OK(t_linear(T.ctx, s.op, &r.d));
+            t_same("another tile", first, t_mat_bits(&r.out), out_bytes(&r));
+        }
+        if (i) continue;
         restore(&r);
-        demand(&r, i ? GMM_ENGINE_WGMMA : GMM_ENGINE_MMA);
+        demand(&r, GMM_ENGINE_MMA);
         T_OK(t_linear(T.ctx, s.op, &r.d));
-        t_same(i ? "second call" : "MMA", first, t_mat_bits(&r.out), out_bytes(&r));
+        t_same("MMA", first, t_mat_bits(&r.out), out_bytes(&r));
     }
 }
 
@@ -169,6 +176,7 @@ static void odd_d(int arg) {
                 if (add) memcpy(r.out.v, old.v, (size_t)(old.count * old.rows * old.cols) * sizeof *old.v);
                 restore(&r);
                 r.before = t_mat_bits(&r.out);
+                r.options.tile = pad % 4;
                 T_OK(t_linear(T.ctx, s.op, &r.d));
                 lin_check(&r);
                 if (s.op != GMM_OP_LINEAR_FWD) continue;
@@ -232,6 +240,7 @@ static void contained(int arg) {
     s.extra = 300;
     s.fill = T_INTS;
     build(&r, &s);
+    r.options.tile = 1 + arg % 3;
     m = s.op == GMM_OP_LINEAR_FWD ? &r.x : &r.dy;
     for (int64_t i = r.offsets[1] * m->cols; i < r.offsets[2] * m->cols; i++)
         m->v[i] = i % 2 ? (double)NAN : (double)INFINITY;
@@ -269,13 +278,14 @@ static void alone(int arg) {
         first = t_mat_bits(&r.out);
         for (int l = 0; l < 7; l++) {
             r.options.sm_limit = limits[l];
+            r.options.tile = l % 4;
             r.groups.rows_hint = l * 300;
             r.groups.capacity = r.capacity - 5 * l;
             restore(&r);
             T_OK(t_linear(T.ctx, s.op, &r.d));
             t_same("sm_limit, hint, capacity", first, t_mat_bits(&r.out), out_bytes(&r));
         }
-        r.options.sm_limit = 0;
+        r.options.sm_limit = r.options.tile = 0;
         r.groups.rows_hint = 0;
         r.groups.capacity = r.capacity;
         if (i == 0) lin_alone(&r);
@@ -422,6 +432,34 @@ static void choice(int arg) {
     T_CHECK(strstr(l.last, "served by mma") && strstr(l.last, "wgmma multiplies no f32"), "\"%s\"", l.last);
 }
 
+/* options.tile names the tiles of the table one after another, and none beyond it. */
+static void tiles(int arg) {
+    static const int64_t sizes[] = {177, 0, 50};
+    lin_spec s = spec_of(arg, 3, sizes);
+    char seen[4][sizeof(((gmm_info *)0)->note)];
+    const int wgrad = s.op == GMM_OP_LINEAR_WGRAD;
+    lin_run r;
+    s.fill = T_INTS;
+    build(&r, &s);
+    for (int32_t tile = 0; tile < 4; tile++) {
+        gmm_info info = GMM_ZERO;
+        r.options.tile = tile;
+        T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &info));
+        T_CHECK(strstr(info.note, "tile "), "\"%s\"", info.note);
+        (void)snprintf(seen[tile], sizeof seen[tile], "%s", info.note);
+        for (int32_t other = 1; other < tile && !wgrad; other++)
+            T_CHECK(strcmp(seen[other], seen[tile]), "tiles %d and %d: \"%s\"", (int)other, (int)tile, seen[tile]);
+    }
+    r.options.tile = 99;
+    {
+        gmm_info info = GMM_ZERO;
+        T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &info));
+        T_CHECK(!strcmp(info.note, seen[0]), "\"%s\" is not \"%s\"", info.note, seen[0]);
+    }
+    r.options.tile = -3;
+    T_REFUSED_TEXT(GMM_E_ARG, t_linear(T.ctx, s.op, &r.d), gmm_last_error(T.ctx), "options.tile", "-3", NULL);
+}
+
 /* An MLP under AUTO is composed of what AUTO picks for each part. */
 static void mlp_choice(int arg) {
     const gmm_mat mat = gmm_mat_packed(GMM_BF16, NULL);
@@ -560,6 +598,7 @@ void tests_wgmma(void) {
         t_add_gpu_once(many_groups, i, "wgmma up to 3001 groups %s %s", op, dtype);
         t_add_gpu_once(contained, i, "wgmma NaN of one group %s %s", op, dtype);
         t_add_gpu_once(alone, i, "wgmma group alone, other tiles, sm_limit, hint, capacity %s %s", op, dtype);
+        t_add_gpu_once(tiles, i, "wgmma tiles by option %s %s", op, dtype);
         if (i < 2) t_add_gpu_once(biases, i, "wgmma bias %s", dtype);
         if (i < 2) t_add_gpu_once(replays, (int)lin_dtype(1 + i), "wgmma 10000 replays of a graph %s", dtype);
         if (i < 4) t_add_gpu_once(device_table, i, "wgmma odd address in a device table %s %s", op, dtype);

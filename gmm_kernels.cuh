@@ -7,11 +7,11 @@
  *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
  *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
  *                             accumulate, convert)
- *     Bodies 1 to 9           the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *     Bodies 1 to 11          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
  *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
  *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
- *                             instruction, 9 product on Hopper. So a profiler and a debugger see every line of a
- *                             kernel.
+ *                             instruction, 9 product on Hopper, 10 product of quantized operands, 11 FP8 product on
+ *                             Hopper. So a profiler and a debugger see every line of a kernel.
  *
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
@@ -759,6 +759,353 @@ static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 
+/* ................................................................................ Grouped products, quantized ... */
+
+/* The same products where both operands are quantized, or the weights alone. An operand is seen as lines that run along
+   the contraction: while a stage is multiplied, the codes of the next one become 16-bit elements in shared memory, once
+   per tile, and those behind it are asked for. Where the scales go:
+   MX32, NV16     into the elements, in BF16: a code times its scale is exact, MX32 for scales of 2^-124 to 2^119 and
+                  above or below unless the element leaves BF16's range; NV16 in F16 too, beside F16 tokens
+   1X128, 128X128 onto the sum of each 128 along the contraction; MX32 beside F16 tokens onto each 32
+   others         onto the whole sum, with NV16's amax, at the end
+   Codes alone are multiplied as F16, which holds all of FP8. */
+typedef struct gmm_qgemm_args {
+    gmm_gemm_args p;               /* without a and b */
+    gmm_mat a, b;                  /* copies, or for a tokens; tables in device memory */
+    gmm_direction a_along, b_along;
+    int32_t a_cols, b_rows, b_cols; /* columns of the matrices that were quantized; rows of the weights */
+    int32_t k_round;               /* 16 for transformed copies, whose last rows spread, else 1 */
+    int32_t block;                 /* elements along the contraction whose sum is scaled by itself */
+} gmm_qgemm_args;
+
+/* Kinds of product: X(tag, A stands as [k][lines], B stands as [k][lines], sums in parts, dtype). Columnwise MX32
+   stands like that. */
+#define GMM_QUANT_KIND_LIST(X) \
+    X(bf16, 0, 0, 0, GMM_BF16) \
+    X(bf16_nn, 0, 1, 0, GMM_BF16) \
+    X(bf16_tn, 1, 1, 0, GMM_BF16) \
+    X(f16, 0, 0, 0, GMM_F16) \
+    X(f16_parts, 0, 0, 1, GMM_F16) \
+    X(f16_parts_nn, 0, 1, 1, GMM_F16)
+
+/* Instances: X(op, kind); the includes below follow the same list. */
+#define GMM_QUANT_KERNEL_LIST(X) \
+    X(fwd, bf16) X(fwd, f16) X(fwd, f16_parts) \
+    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_parts) X(dgrad, f16_parts_nn) \
+    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_parts)
+
+#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qa_, tag) = ta, GMM__CAT(gmm_qb_, tag) = tb, \
+    GMM__CAT(gmm_qparts_, tag) = parts, GMM__CAT(gmm_qdtype_, tag) = dtype,
+enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
+#undef GMM__X
+
+/* A tile is 128 rows, as groups are placed in columnwise copies, by 256 columns, or 128 where sums come in parts; a
+   stage is 64 deep. Shared memory: the elements of two stages, A's before B's, where results leave too; the scales of
+   four; the tile. */
+enum {
+    GMM_Q_ROWS = 128, GMM_Q_DEPTH = 64, GMM_Q_THREADS = 256, gmm_q_cols_0 = 256, gmm_q_cols_1 = 128,
+    gmm_q_slot_0 = 8 * (GMM_Q_ROWS + gmm_q_cols_0), gmm_q_slot_1 = 8 * (GMM_Q_ROWS + gmm_q_cols_1),
+    gmm_q_shared_0 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_0) + 4 * gmm_q_slot_0 + (int)sizeof(gmm_gemm_tile),
+    gmm_q_shared_1 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_1) + 4 * gmm_q_slot_1 + (int)sizeof(gmm_gemm_tile)
+};
+
+GMM__DEVICE uint32_t gmm_q_bytes(uint32_t a, uint32_t b, uint32_t choice) {
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
+    return r;
+}
+/* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
+GMM__DEVICE uint32_t gmm_q_times(gmm_dtype dtype, uint32_t a, uint32_t b) {
+    uint32_t r;
+    if (dtype == GMM_BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+    else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+/* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
+GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
+    const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
+    const uint32_t a = gmm_q_bytes(codes, 0u, 0x1404u), b = gmm_q_bytes(codes, 0u, 0x3424u);
+    const int shift = half ? 1 : e4m3 ? 4 : 3;
+    const uint32_t field = half ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
+    const uint32_t lift = half ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
+    const uint32_t odd = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
+    if (half && !e4m3) {
+        to[0] = a;
+        to[1] = b;
+        return;
+    }
+#if __CUDA_ARCH__ >= 890
+    if (half) {
+        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+            "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(to[0]), "=r"(to[1]) : "r"(codes));
+        return;
+    }
+#endif
+    to[0] = (a & 0x80008000u) | (a >> shift & field);
+    to[1] = (b & 0x80008000u) | (b >> shift & field);
+    if (odd) {
+        const uint32_t bits = e4m3 ? 0x7FFF7FFFu : 0x7F807F80u;
+        to[0] |= gmm_q_bytes(odd, 0u, 0x9988u) & bits;
+        to[1] |= gmm_q_bytes(odd, 0u, 0xBBAAu) & bits;
+    }
+    to[0] = gmm_q_times(dtype, to[0], lift);
+    to[1] = gmm_q_times(dtype, to[1], lift);
+}
+/* Eight E2M1 codes. */
+GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
+    const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
+    int i;
+#pragma unroll
+    for (i = 0; i < 4; i++) {
+        const uint32_t pair = codes >> (8 * i) & 0xFFu, z = pair | pair << 12; /* half bytes at bits 0 and 16 */
+        to[i] = gmm_q_times(dtype, (z & 0x00080008u) << 12 | (z & 0x00070007u) << (dtype == GMM_F16 ? 9 : 6), lift);
+    }
+}
+
+/* One operand of a tile as a thread moves it: chunks of 16 bytes, each some rows on. A stage holds 64 elements of each
+   line; of an operand that stands as [k][lines], all lines of each of 64 values of k. */
+typedef struct gmm_qside {
+    const char *from;    /* the thread's first chunk of the stage that comes next */
+    int32_t rows, bytes; /* left from there: of what stands one below the other; along it */
+    int32_t whole;       /* chunks are aligned to 16 bytes */
+} gmm_qside;
+
+/* Chunks of a row of a stage, as power of two; `wide` is the lines of the tile over 64, as power of two. */
+GMM__DEVICE int gmm_q_shift(const gmm_mat *m, int apart, int wide) {
+    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (apart ? wide : 0);
+}
+GMM__DEVICE int gmm_q_bits(const gmm_mat *m) {
+    return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
+}
+
+/* Opens lines [line, lines) of an operand; k elements of each exist. `row` is the first one of the group in tokens. */
+GMM__DEVICE void gmm_q_open(gmm_qside *s, const gmm_mat *m, const gmm__qview *view, int apart, int wide, int64_t row,
+                            int32_t line, int32_t lines, int32_t k) {
+    const int bits = gmm_q_bits(m), shift = gmm_q_shift(m, apart, wide);
+    const int64_t pitch = m->ld * bits / 8;
+    const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
+    const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
+    s->whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s->from = base + 16 * chunk + (apart ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
+    s->rows = (apart ? k : lines - line) - first;
+    s->bytes = (int32_t)(((int64_t)(apart ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+}
+/* On to the next stage. */
+GMM__DEVICE void gmm_q_advance(gmm_qside *s, const gmm_mat *m, int apart) {
+    const int bits = gmm_q_bits(m);
+    if (apart) s->rows -= GMM_Q_DEPTH;
+    else s->bytes -= GMM_Q_DEPTH * bits / 8;
+    s->from += apart ? GMM_Q_DEPTH * (m->ld * bits / 8) : GMM_Q_DEPTH * bits / 8;
+}
+/* Bytes of the thread's chunk i that exist, and where they stand. */
+GMM__DEVICE int gmm_q_chunk(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i, const char **from) {
+    const int32_t hop = i * (GMM_Q_THREADS >> gmm_q_shift(m, apart, wide));
+    *from = s->from + hop * (m->ld * gmm_q_bits(m) / 8);
+    return hop >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
+}
+GMM__DEVICE uint4 gmm_q_fetch(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i) {
+    const char *from;
+    const int count = gmm_q_chunk(s, m, apart, wide, i, &from);
+    uint4 v = make_uint4(0u, 0u, 0u, 0u);
+    int e;
+    if (count == 16 && s->whole) return *(const uint4 *)(const void *)from;
+#pragma unroll 1
+    for (e = count - 1; e >= 0; e--) {
+        v.w = __funnelshift_l(v.z, v.w, 8);
+        v.z = __funnelshift_l(v.y, v.z, 8);
+        v.y = __funnelshift_l(v.x, v.y, 8);
+        v.x = v.x << 8 | (uint32_t)(uint8_t)from[e];
+    }
+    return v;
+}
+/* Tokens go straight to their place. */
+GMM__DEVICE void gmm_q_bring(const gmm_qside *s, const gmm_mat *m, char *to) {
+    const char *from;
+    int i, e;
+#pragma unroll 1
+    for (i = 0; i < GMM_Q_ROWS / 32; i++) {
+        const int count = gmm_q_chunk(s, m, 0, 1, i, &from);
+        char *at = to + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_Q_DEPTH);
+        if (s->whole) gmm_cp_async_part((uint32_t)__cvta_generic_to_shared(at), from, count);
+        else
+#pragma unroll 1
+            for (e = 0; e < 16; e++) at[e] = e < count ? from[e] : (char)0;
+    }
+}
+
+/* Turns chunk i into elements at `to`, times their scales if `scales` is given: for each block of a line, `lines` to a
+   block, as elements. */
+GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_mat *m, int apart, int wide, int i, uint4 codes, char *to,
+                              const uint16_t *scales, int lines) {
+    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_q_shift(m, apart, wide);
+    const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_Q_THREADS >> shift));
+    const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
+    const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
+    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* of blocks in a chunk; else it lies in one */
+    uint32_t f[2] = { 0u, 0u };
+    int e, j;
+    if (scales && !apart) {
+        const uint16_t *at = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
+        f[0] = at[0] * 0x00010001u;
+        f[1] = pairs ? at[lines] * 0x00010001u : f[0];
+    }
+#pragma unroll
+    for (e = 0; e < 4; e++) { /* eighths of the row */
+        const uint32_t at = chunk * (fp4 ? 4 : 2) + e;
+        uint32_t v[4];
+        if (!fp4 && e >= 2) break;
+        if (fp4) gmm_q_fp4(dtype, w[e], v);
+        else {
+            gmm_q_fp8(dtype, m->dtype, w[2 * e & 3], v);
+            gmm_q_fp8(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
+        }
+        if (scales && apart) {
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * at];
+            v[0] = gmm_q_times(dtype, v[0], x.x);
+            v[1] = gmm_q_times(dtype, v[1], x.y);
+            v[2] = gmm_q_times(dtype, v[2], x.z);
+            v[3] = gmm_q_times(dtype, v[3], x.w);
+        } else if (scales)
+#pragma unroll
+            for (j = 0; j < 4; j++) v[j] = gmm_q_times(dtype, v[j], f[e / 2]);
+        *(uint4 *)(void *)(to + gmm_swizzle(row, at, apart ? 128u << wide : 2 * GMM_Q_DEPTH)) =
+            make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+/* Bytes of the scales of a line from block to block within four, and from four to four. */
+typedef struct gmm_qsteps {
+    int32_t block, four;
+} gmm_qsteps;
+
+/* Of a group whose scales lie as those of `lines` lines. */
+GMM__DEVICE gmm_qsteps gmm_q_steps(const gmm_mat *m, int apart, int64_t lines) {
+    const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
+    gmm_qsteps t;
+    t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(lines, 4)
+              : m->scaling == GMM_SCALING_128X128 ? 4 : apart && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
+    t.four = swizzled ? 512 : 4 * t.block;
+    return t;
+}
+/* The first scale of a line, one thread to a line; NULL without scales and behind the last line. */
+GMM__DEVICE const uint8_t *gmm_q_line(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
+    const int32_t width = gmm_block_along(scaling);
+    return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
+}
+/* What a line needs of stage q: scale bytes of its blocks, the first lowest; or the fp32 scale of blocks of 128. Behind
+   its k elements, and without scales, zeros. */
+GMM__DEVICE uint32_t gmm_q_peek(const uint8_t *line, gmm_qsteps t, gmm_scaling scaling, int q, int32_t k) {
+    const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
+    const int32_t first = count == 1 ? q / 2 : count * q;
+    const uint8_t *at = line + (first >> 2) * (int64_t)t.four + (first & 3) * t.block;
+    uint32_t r = 0;
+    int i;
+    if (!line || q * GMM_Q_DEPTH >= k) return 0u;
+    if (count == 1) return *(const uint32_t *)(const void *)at;
+#pragma unroll
+    for (i = 0; i < 4; i++)
+        if (i < count && q * GMM_Q_DEPTH + i * (GMM_Q_DEPTH / count) < k) r |= (uint32_t)at[i * t.block] << (8 * i);
+    return r;
+}
+/* Keeps it at `slot` of line `at` of `lines`: as elements, or with parts as fp32, where tokens are not scaled. */
+GMM__DEVICE void gmm_q_keep(gmm_dtype dtype, int parts, gmm_scaling scaling, uint32_t r, char *slot, int at,
+                            int lines) {
+    const int mx = scaling == GMM_SCALING_MX32;
+    if (parts) {
+        float *to = (float *)(void *)slot + at;
+        to[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)r) : __uint_as_float(r);
+        to[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(r >> 8)) : 1.0f;
+    } else {
+        uint16_t *to = (uint16_t *)(void *)slot + at;
+        uint32_t v[2];
+        if (mx) { /* E8M0 as BF16 */
+            v[0] = r & 0xFFu;
+            v[1] = r >> 8;
+            to[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
+            to[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
+        } else {
+            gmm_q_fp8(dtype, GMM_E4M3, r, v);
+            to[0] = (uint16_t)v[0];
+            to[lines] = (uint16_t)(v[0] >> 16);
+            to[2 * lines] = (uint16_t)v[1];
+            to[3 * lines] = (uint16_t)(v[1] >> 16);
+        }
+    }
+}
+
+/* What line l is multiplied by outside of the sum, and the share that stands in for 1 / (6 e4m3_max) of NV16. */
+GMM__DEVICE float gmm_q_outer(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
+    if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
+    return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
+}
+GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
+    return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
+}
+
+#define GMM__BODY 10
+#define GMM__OP fwd
+#define GMM__KIND bf16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP dgrad
+#define GMM__KIND bf16
+#include GMM_KERNELS_FILE
+#define GMM__KIND bf16_nn
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts_nn
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP wgrad
+#define GMM__KIND bf16
+#include GMM_KERNELS_FILE
+#define GMM__KIND bf16_tn
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#undef GMM__BODY
+
+/* One row per kernel. */
+typedef struct gmm_qgemm_kernel {
+    gmm_gemm_op op;
+    int32_t a, b, parts; /* of the kind */
+    int32_t tile_cols, shared;
+    gmm_dtype dtype;
+    const void *function;
+} gmm_qgemm_kernel;
+
+static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
+#define GMM__X(op, kind) \
+    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qa_, kind), GMM__CAT(gmm_qb_, kind), GMM__CAT(gmm_qparts_, kind), \
+      GMM__CAT(gmm_qparts_, kind) ? gmm_q_cols_1 : gmm_q_cols_0, \
+      GMM__CAT(gmm_qparts_, kind) ? gmm_q_shared_1 : gmm_q_shared_0, (gmm_dtype)GMM__CAT(gmm_qdtype_, kind), \
+      (const void *)gmm_linear_##op##_quant_##kind },
+    GMM_QUANT_KERNEL_LIST(GMM__X)
+#undef GMM__X
+};
+enum { GMM_QGEMM_KERNELS = (int)(sizeof gmm_qgemm_kernels / sizeof gmm_qgemm_kernels[0]) };
+
+static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, const gmm_qgemm_args *args,
+                                                cudaStream_t stream) {
+    const gmm_qgemm_kernel *row = &gmm_qgemm_kernels[kernel];
+    void *params[1];
+    cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    params[0] = (void *)(uintptr_t)args;
+    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_Q_THREADS), params,
+                                               (size_t)row->shared, stream) : e;
+}
+
 /* ................................................................................................... Tail of D ... */
 
 /* For products whose own kernel does not know the tail. */
@@ -987,36 +1334,73 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(15, "240", "%120", "%121") \
     X(16, "256", "%128", "%129")
 
-#define GMM__V(b) "+f"(d[(b)]), "+f"(d[(b) + 1]), "+f"(d[(b) + 2]), "+f"(d[(b) + 3]), "+f"(d[(b) + 4]), \
-    "+f"(d[(b) + 5]), "+f"(d[(b) + 6]), "+f"(d[(b) + 7])
+#define GMM__V(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3]), GMM__W(d[(b) + 4]), \
+    GMM__W(d[(b) + 5]), GMM__W(d[(b) + 6]), GMM__W(d[(b) + 7])
+#define GMM__W(x) GMM__WGMMA_TO "f"(x)
 
 #define GMM__BODY 8
+#define GMM__WGMMA_TO "+"
+#define GMM__WGMMA_ADD "1"
 #define GMM__TAG bf16
-#define GMM__WGMMA_TYPES "f32.bf16.bf16"
+#define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
 #define GMM__OP fwd
-#define GMM__WGMMA_MAJOR "0, 0"
+#define GMM__WGMMA_MAJOR ", 0, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR "1, 0"
+#define GMM__WGMMA_MAJOR ", 1, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR "1, 1"
+#define GMM__WGMMA_MAJOR ", 1, 1"
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
 #define GMM__TAG f16
-#define GMM__WGMMA_TYPES "f32.f16.f16"
+#define GMM__WGMMA_TYPES "k16.f32.f16.f16"
 #define GMM__OP fwd
-#define GMM__WGMMA_MAJOR "0, 0"
+#define GMM__WGMMA_MAJOR ", 0, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR "1, 0"
+#define GMM__WGMMA_MAJOR ", 1, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR "1, 1"
+#define GMM__WGMMA_MAJOR ", 1, 1"
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e4m3
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
+#define GMM__OP add
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e5m2
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e5m2"
+#define GMM__OP add
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#undef GMM__WGMMA_TO
+#undef GMM__WGMMA_ADD
+#define GMM__WGMMA_TO "="
+#define GMM__WGMMA_ADD "0"
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e4m3
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
+#define GMM__OP set
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e5m2
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e5m2"
+#define GMM__OP set
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#undef GMM__WGMMA_TO
+#undef GMM__WGMMA_ADD
 #undef GMM__BODY
 
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
@@ -1058,8 +1442,7 @@ GMM__DEVICE int32_t gmm_sm90_items(int32_t tiles_m, int32_t tiles_n, int32_t pai
 
 /* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. `report`: this warp
    reports faults. */
-GMM__DEVICE void gmm_sm90_split(const gmm_sm90_args *args, int report, int32_t *ends) {
-    const gmm_groups *s = &args->groups;
+GMM__DEVICE void gmm_sm90_split(const gmm_groups *s, const gmm_gemm_args *p, int report, int32_t *ends) {
     const int64_t capacity = s->capacity;
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
     int64_t rows = 0, value = lane < s->count ? gmm_split_value(s, lane + by_offsets) : 0;
@@ -1083,19 +1466,19 @@ GMM__DEVICE void gmm_sm90_split(const gmm_sm90_args *args, int report, int32_t *
         rows = (int64_t)__shfl_sync(0xFFFFFFFFu, (long long)end, 31);
         value = next;
     }
-    for (i = lane; report && args->p.b.table && i < s->count; i += 32)
-        if ((uintptr_t)args->p.b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
+    for (i = lane; report && p->b.table && i < s->count; i += 32)
+        if ((uintptr_t)p->b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
     if (report && fault && s->fault) atomicOr(s->fault, fault);
     __syncwarp();
 }
 
-/* Chooses the tiles' height in units, unless it is given: the one whose rounds take the least time; bits do not depend
-   on it. Writes the prefix sums of the groups' items [G + 1]. One warp. */
-GMM__DEVICE int32_t gmm_sm90_height(const gmm_sm90_args *args, int ragged_k, int32_t cols, int32_t units, int32_t pair,
-                                    const int32_t *ends, int32_t *items) {
-    const int32_t tiles_n = (args->p.n + cols - 1) / cols, clusters = (int32_t)gridDim.x / pair;
-    const int32_t G = args->p.groups, lane = (int32_t)threadIdx.x & 31;
-    int32_t first, total = 0, i, most = args->units_max;
+/* Chooses the tiles' height in units, unless it is given (`most`): the one whose rounds take the least time; bits do
+   not depend on it. Writes the prefix sums of the groups' items [G + 1]. One warp. */
+GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_t cols, int32_t units, int32_t pair,
+                                    int32_t most, const int32_t *ends, int32_t *items) {
+    const int32_t tiles_n = (p->n + cols - 1) / cols, clusters = (int32_t)gridDim.x / pair;
+    const int32_t G = p->groups, lane = (int32_t)threadIdx.x & 31;
+    int32_t first, total = 0, i;
     if (most == 0) { /* each lane judges one height, for the mean of the groups that have rows */
         float cost = 0.0f, best;
         int32_t tall = 0, live = 0, u = units - lane;
@@ -1125,8 +1508,8 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_sm90_args *args, int ragged_k, int
         int32_t count = 0;
         if (g < G) {
             if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, most), tiles_n, pair, cols == 128);
-            else if (!(args->p.frozen && args->p.frozen[g]) && !(m == 0 && gmm_gemm_beta(&args->p, g) == 1.0f))
-                count = gmm_sm90_items(gmm_sm90_tiles(args->p.m, most), tiles_n, pair, cols == 128);
+            else if (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f))
+                count = gmm_sm90_items(gmm_sm90_tiles(p->m, most), tiles_n, pair, cols == 128);
         }
         for (i = 1; i < 32; i *= 2) {
             const int32_t other = __shfl_up_sync(0xFFFFFFFFu, count, (unsigned)i);
@@ -1314,6 +1697,281 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op != gmm_gemm_wgrad)
         mapped = mapped && gmm_sm90_map_ragged(encode, &args->a, &p->a, p->k, 64) &&
                  gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16);
+    if (!mapped) return cudaErrorInvalidValue;
+    memset(attributes, 0, sizeof attributes);
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = (unsigned)pair;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)(blocks / pair * pair));
+    config.blockDim = dim3(GMM_SM90_THREADS);
+    config.dynamicSmemBytes = (size_t)row->shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    e = cudaGetDevice(&device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < processors / pair * pair ? 1 : 2;
+    params[0] = args;
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
+}
+
+/* ............................................................................ Grouped FP8 products on Hopper ... */
+
+/* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
+   COLUMNWISE, wgrad dy and x COLUMNWISE. Tiles, pairs, stages and the way out are those of the 16-bit products, a stage
+   128 deep; D's columns are wgmma's first factor, E4M3, its rows the second, E4M3 or E5M2.
+
+   The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
+   added up in fp32, times the scales of its block: those of D's rows times one per 128 columns, a tile's (rows), or
+   times those of D's columns (both). A warp beside the producer brings the scales of a stage. Scales of whole matrices and of lines
+   are applied once, at the end. */
+typedef struct gmm_fp8_args {
+    CUtensorMap a, a16, b;    /* boxes: A 64 lines and 16, B half the columns of a tile */
+    gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
+    gmm_groups groups;        /* splits in device memory */
+    gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
+    int32_t *tables;          /* more groups than the kernel has room for: gmm_fp8_table_bytes per block */
+    int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
+    int32_t wgrad;
+    int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
+} gmm_fp8_args;
+
+/* Tiles: X(tag, blocks of 64 columns per group of threads, most units of 16 rows, stages, units that go out at once,
+   groups that fit) */
+#define GMM_FP8_TILE_LIST(X) \
+    X(128x192, 1, 12, 5, 2, 256) \
+    X(128x256, 1, 16, 4, 2, 256)
+
+/* What a block's sum is multiplied by: X(tag, value, bytes per stage) */
+enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
+#define GMM_FP8_SUM_LIST(X) X(fast, GMM_FP8_FAST, 0) X(rows, GMM_FP8_ROWS, 768) X(both, GMM_FP8_BOTH, 1280)
+
+/* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
+#define GMM_FP8_KERNEL_LIST(X) \
+    X(GMM_E4M3, e4m3, rows, 128x192) X(GMM_E5M2, e5m2, rows, 128x192) \
+    X(GMM_E4M3, e4m3, both, 128x192) X(GMM_E5M2, e5m2, both, 128x192) \
+    X(GMM_E4M3, e4m3, fast, 128x256) X(GMM_E5M2, e5m2, fast, 128x256)
+
+enum { GMM_FP8_TILE_BYTES = 44 };
+
+/* Shared memory: stages of B and A, scales of stages, two rooms for D on its way per group of threads, barriers, tiles,
+   groups. */
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_mb_, tag) = mb, GMM__CAT(gmm11_units_, tag) = units, \
+    GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_out_, tag) = out, GMM__CAT(gmm11_groups_, tag) = groups, \
+    GMM__CAT(gmm11_b_, tag) = (mb) * 16384, GMM__CAT(gmm11_stage_, tag) = (mb) * 16384 + (units) * 2048, \
+    GMM__CAT(gmm11_room_, tag) = (out) * 2048,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_tiles_end };
+#undef GMM__X
+#define GMM__X(tag, value, bytes) GMM__CAT(gmm11_sums_, tag) = value, GMM__CAT(gmm11_scales_, tag) = bytes,
+enum { GMM_FP8_SUM_LIST(GMM__X) gmm11_sums_end };
+#undef GMM__X
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
+    GMM__CAT(gmm11_bars_, tag) = GMM__CAT(gmm11_stage_, tag) * (st) + 4 * (out) * 2048, \
+    GMM__CAT(gmm11_ring_, tag) = (GMM__CAT(gmm11_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING, \
+    GMM__CAT(gmm11_lists_, tag) = (GMM__CAT(gmm11_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
+                                  (8 + GMM_FP8_TILE_BYTES) * GMM_SM90_RING,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_rooms_end };
+#undef GMM__X
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_factors_, tag) = \
+    (GMM__CAT(gmm11_lists_, tag) + 12 * ((groups) + 1) + 15) / 16 * 16,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_factors_end };
+#undef GMM__X
+#define GMM__X(dtype, tag, sums, tile) gmm11_fits_##tag##_##sums##_##tile = 1 / (GMM__CAT(gmm11_factors_, tile) + \
+    GMM__CAT(gmm11_stages_, tile) * GMM__CAT(gmm11_scales_, sums) <= 232448),
+enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_fits_end };
+#undef GMM__X
+
+static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
+
+/* From shared memory, in the order of the program: what is read early holds registers. */
+GMM__DEVICE void gmm_shared_read4(uint32_t from, float v[4]) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from)
+                 : "memory");
+}
+GMM__DEVICE float gmm_shared_read(uint32_t from) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+    return v;
+}
+
+/* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
+GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
+/* threadIdx.x, read anew. */
+GMM__DEVICE int gmm_tid(void) {
+    int tid;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+    return tid;
+}
+
+/* A tile, and where its group's rows start in padded copies. */
+typedef struct gmm_fp8_tile {
+    gmm_sm90_tile t;
+    int32_t start;
+} gmm_fp8_tile;
+
+/* Stages of a tile; an empty sum has none. */
+GMM__DEVICE uint32_t gmm_fp8_depths(int32_t k) { return (uint32_t)(k + 127) / 128; }
+
+/* Prefix sums of the groups' rows in padded copies [G + 1]. One warp. */
+GMM__DEVICE void gmm_fp8_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t first, total = 0, i;
+    if (lane == 0) starts[0] = 0;
+    for (first = 0; first < groups; first += 32) {
+        const int32_t g = first + lane;
+        int32_t rows = g < groups ? (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS : 0;
+        for (i = 1; i < 32; i *= 2) {
+            const int32_t other = __shfl_up_sync(0xFFFFFFFFu, rows, (unsigned)i);
+            if (lane >= i) rows += other;
+        }
+        if (g < groups) starts[g + 1] = total + rows;
+        total += __shfl_sync(0xFFFFFFFFu, rows, 31);
+    }
+    __syncwarp();
+}
+
+/* The first scale of a tile's group. Lines of A are rows, or in wgrad D's rows; lines of B are D's columns. */
+GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
+    const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->start, t->t.end - t->t.row,
+                                       args->wgrad ? args->p.m : args->p.k);
+    *step = gmm__qview_scale(&v, 0, 1);
+    return (const float *)(const void *)v.scale;
+}
+GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step,
+                                          int64_t *block) {
+    const gmm_direction direction = args->wgrad || args->b_columnwise ? GMM_COLUMNWISE : GMM_ROWWISE;
+    const int64_t rows = args->wgrad ? t->t.end - t->t.row : args->b_columnwise ? args->p.k : args->p.n;
+    const int64_t cols = args->b_columnwise || args->wgrad ? args->p.n : args->p.k;
+    const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
+                                       args->wgrad ? t->start : 0, rows, cols);
+    *step = gmm__qview_scale(&v, 0, 1);
+    *block = gmm__qview_scale(&v, 128, 0);
+    return (const float *)(const void *)v.scale;
+}
+
+/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. */
+GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
+    float all = 1.0f;
+    if (t->k == 0) return all;
+    if (args->p.alpha) all = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR) all = __fmul_rn(all, ((const float *)args->a_scale.scale)[t->g]);
+    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
+        all = __fmul_rn(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                       : ((const float *)args->b_scale.scale)[t->g]);
+    return all;
+}
+
+#define GMM__BODY 11
+#define GMM__TAG e4m3
+#define GMM__SUMS rows
+#define GMM__FAST 0
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__SUMS both
+#define GMM__FAST 0
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__SUMS fast
+#define GMM__FAST 1
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#define GMM__TAG e5m2
+#define GMM__SUMS rows
+#define GMM__FAST 0
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__SUMS both
+#define GMM__FAST 0
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__SUMS fast
+#define GMM__FAST 1
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__BODY
+
+typedef struct gmm_fp8_kernel {
+    gmm_dtype dtype;
+    int32_t sums, cols, units, shared, groups;
+    const void *function;
+} gmm_fp8_kernel;
+
+static const gmm_fp8_kernel gmm_fp8_kernels[] = {
+#define GMM__X(dtype, tag, sums, tile) \
+    { dtype, GMM__CAT(gmm11_sums_, sums), 128 * GMM__CAT(gmm11_mb_, tile), GMM__CAT(gmm11_units_, tile), \
+      GMM__CAT(gmm11_factors_, tile) + GMM__CAT(gmm11_stages_, tile) * GMM__CAT(gmm11_scales_, sums), \
+      GMM__CAT(gmm11_groups_, tile), (const void *)gmm_linear_##tag##_##sums##_##tile##_sm90 },
+    GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+};
+enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
+
+/* One map of codes: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
+static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, void *base,
+                                   const cuuint64_t dims[4], const cuuint64_t strides[3], int32_t box_lines) {
+    const cuuint32_t one[4] = { 1, 1, 1, 1 };
+    cuuint32_t box[4] = { 128, 0, 1, 1 };
+    box[1] = (cuuint32_t)box_lines;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+/* Rows of a ROWWISE copy of tokens; a weight wherever it stands; a COLUMNWISE copy of tokens, `along` of them. */
+static GMM__UNUSED int gmm_fp8_map_rows(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
+                                        int64_t features, int32_t box_lines) {
+    const cuuint64_t pitch = (cuuint64_t)m->ld;
+    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
+    dims[0] = (cuuint64_t)features;
+    strides[0] = strides[1] = pitch;
+    strides[2] = ((cuuint64_t)1 << 34) - pitch;
+    return gmm_fp8_map(encode, map, m->data, dims, strides, box_lines);
+}
+static GMM__UNUSED int gmm_fp8_map_weight(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                          const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
+    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
+    dims[0] = (cuuint64_t)along;
+    dims[1] = (cuuint64_t)lines;
+    strides[0] = (cuuint64_t)m->ld;
+    return gmm_fp8_map(encode, map, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+}
+static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
+    cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
+    dims[0] = (cuuint64_t)along;
+    dims[1] = (cuuint64_t)lines;
+    strides[0] = (cuuint64_t)m->ld;
+    return gmm_fp8_map(encode, map, m->data, dims, strides, box_lines);
+}
+
+/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
+   their rows stand at multiples of 16 bytes. */
+static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
+                                              gmm_fp8_args *args, cudaStream_t stream) {
+    const gmm_fp8_kernel *row = &gmm_fp8_kernels[kernel];
+    const gmm_gemm_args *p = &args->p;
+    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1; /* a map has no empty dimension */
+    const int64_t padded = gmm_padded_capacity(p->groups, rows);
+    const int pair = blocks > 1 ? 2 : 1;
+    cudaLaunchConfig_t config = GMM_ZERO;
+    cudaLaunchAttribute attributes[2];
+    void *params[1];
+    cudaError_t e;
+    int mapped, device = 0, processors = 0;
+    if (args->wgrad)
+        mapped = gmm_fp8_map_columns(encode, &args->a, &p->a, padded, p->m, 64) &&
+                 gmm_fp8_map_columns(encode, &args->a16, &p->a, padded, p->m, 16) &&
+                 gmm_fp8_map_columns(encode, &args->b, &p->b, padded, p->n, row->cols / 2);
+    else
+        mapped = gmm_fp8_map_rows(encode, &args->a, &p->a, p->k, 64) &&
+                 gmm_fp8_map_rows(encode, &args->a16, &p->a, p->k, 16) &&
+                 gmm_fp8_map_weight(encode, &args->b, &p->b, p->k, p->n, row->cols / 2);
     if (!mapped) return cudaErrorInvalidValue;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -4054,6 +4712,267 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
 }
 #undef GMM__OP
 
+/* ............................................................... Body: product of quantized operands ... */
+#elif GMM__BODY == 10
+
+#if !defined(GMM__OP) || !defined(GMM__KIND)
+#error "gmm: this body needs GMM__OP and GMM__KIND"
+#endif
+#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _quant_), GMM__KIND)
+
+GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
+    enum {
+        TA = (int)GMM__CAT(gmm_qa_, GMM__KIND), TB = (int)GMM__CAT(gmm_qb_, GMM__KIND),
+        PARTS = (int)GMM__CAT(gmm_qparts_, GMM__KIND), RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        BM = GMM_Q_ROWS, BN = PARTS ? (int)gmm_q_cols_1 : (int)gmm_q_cols_0, LINES = BM + BN, BWIDE = PARTS ? 1 : 2,
+        WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_Q_DEPTH / 16, /* 2 x 4 warps */
+        A_LINE = TA ? 2 * BM : 2 * GMM_Q_DEPTH, B_LINE = TB ? 2 * BN : 2 * GMM_Q_DEPTH, /* bytes */
+        A_BYTES = 2 * BM * GMM_Q_DEPTH, STAGE = A_BYTES + 2 * BN * GMM_Q_DEPTH,
+        SLOT = PARTS ? (int)gmm_q_slot_1 : (int)gmm_q_slot_0, OUT_LD = WN + 8, OUT_LANES = WN / 4,
+        OUT_ROWS = 32 / OUT_LANES
+    };
+    const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qdtype_, GMM__KIND);
+    extern __shared__ __align__(1024) char gmm_shared[];
+    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
+    const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid >> 5, warp_m = warp / 4 * 64, warp_n = warp % 4 * WN;
+    const gmm_scaling sa = args.a.scaling, sb = args.b.scaling, s0 = tid < BM ? sa : sb;
+    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE; /* A needs nothing but to travel */
+    const int scaled = PARTS || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
+    const int a_passes = tokens ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
+    const int b_passes = (args.b.dtype == GMM_E2M1 ? 1 : 2) * (BN / 128);
+    char *const slots = gmm_shared + 2 * STAGE;
+    gmm_gemm_tile *const kept = (gmm_gemm_tile *)(void *)(slots + 4 * SLOT);
+    float *out = (float *)(void *)gmm_shared + warp * 8 * OUT_LD;
+    uint32_t a_at, b_at, a[2][4], b[NT / 2][4], next0, next1;
+    uint4 ra[2], rb[BN / 64];
+    gmm_gemm_tile tile;
+    gmm_qside qa, qb;
+    const uint8_t *line0, *line1;
+    gmm_qsteps steps;
+    float acc[MT][NT][4], sum[PARTS ? MT : 1][NT][4];
+    int64_t at = blockIdx.x;
+    int i, j, h, d, s, depth;
+
+    steps.block = steps.four = 0;
+    if (TA)
+        a_at = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
+    else a_at = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
+    if (TB) b_at = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
+    else b_at = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+    b_at += A_BYTES;
+
+/* Fragments of step s of the stage at `base`: of 16 rows, and of all columns. */
+#define GMM__LOAD_A(base, s, i) \
+    if (TA) gmm_ldmatrix_t(a[(i) & 1], (base) + (a_at ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
+    else gmm_ldmatrix(a[(i) & 1], (base) + (a_at ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
+#define GMM__LOAD_B(base, s) \
+    _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
+        if (TB) gmm_ldmatrix_t(b[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix(b[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+/* The operands of the tile's group. */
+#define GMM__VIEWS \
+    const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_Q_ROWS, rows = RAGGED_K ? tile.k : tile.m; \
+    const gmm__qview va = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
+    const gmm__qview vb = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
+                                        RAGGED_K ? start : 0, RAGGED_K ? rows : args.b_rows, args.b_cols)
+/* Scales of stage q, asked for before, are kept; the next ones are asked for. */
+#define GMM__KEEP(q) \
+    gmm_q_keep(dtype, PARTS, s0, next0, slots + ((q) & 3) * SLOT, tid, LINES); \
+    if (LINES > 256 && tid < 128) gmm_q_keep(dtype, PARTS, sb, next1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
+    GMM__PEEK((q) + 1)
+#define GMM__PEEK(q) \
+    next0 = gmm_q_peek(line0, PARTS ? steps : tid < BM ? GMM__STEPS(a) : GMM__STEPS(b), s0, q, k); \
+    if (LINES > 256 && tid < 128) next1 = gmm_q_peek(line1, GMM__STEPS(b), sb, q, k)
+#define GMM__STEPS(x) gmm_q_steps(&args.x, GMM__CAT(gmm_q##x##_, GMM__KIND), args.x##_cols)
+/* Chunk i of stage t becomes elements; its successor is asked for. */
+#define GMM__EXPAND(x, apart, wide, i, t, first) \
+    gmm_q_expand(dtype, &args.x, apart, wide, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (first), \
+                 scaled && !PARTS ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((first) ? BM : 0) : NULL, \
+                 LINES); \
+    r##x[i] = gmm_q_fetch(&q##x, &args.x, apart, wide, i)
+
+    for (tile.g = 0; gmm_gemm_next(&args.p, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
+        const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
+        const int blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        {
+            GMM__VIEWS;
+            gmm_q_open(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
+            gmm_q_open(&qb, &args.b, &vb, TB, BWIDE, 0, tile.n0, args.p.n, k);
+            line0 = tid < BM ? gmm_q_line(&va, sa, tile.m0 + tid, tile.m)
+                             : gmm_q_line(&vb, sb, tile.n0 + tid - BM, args.p.n);
+            line1 = gmm_q_line(&vb, sb, tile.n0 + tid + 128, args.p.n);
+            if (PARTS)
+                steps = tid < BM ? gmm_q_steps(&args.a, TA, va.lines) : gmm_q_steps(&args.b, TB, vb.lines);
+        }
+        depth = k > 0 ? (k + GMM_Q_DEPTH - 1) / GMM_Q_DEPTH : 1; /* an empty group multiplies one stage of zeros */
+#pragma unroll
+        for (i = 0; i < 2; i++)
+            if (i < a_passes) ra[i] = gmm_q_fetch(&qa, &args.a, TA, 1, i);
+#pragma unroll
+        for (i = 0; i < BN / 64; i++)
+            if (i < b_passes) rb[i] = gmm_q_fetch(&qb, &args.b, TB, BWIDE, i);
+        if (scaled) {
+            next1 = 0;
+            GMM__PEEK(0);
+            GMM__KEEP(0);
+        }
+        __syncthreads(); /* scales are there, and results of the tile before have left */
+        if (tid == 0) *kept = tile; /* not in registers while products are made */
+        if (scaled) {
+            GMM__KEEP(1);
+        }
+        if (tokens) gmm_q_bring(&qa, &args.a, gmm_shared);
+        gmm_cp_commit();
+        gmm_q_advance(&qa, &args.a, TA);
+        gmm_q_advance(&qb, &args.b, TB);
+#pragma unroll
+        for (i = 0; i < 2; i++)
+            if (i < a_passes) {
+                GMM__EXPAND(a, TA, 1, i, 0, 0);
+            }
+#pragma unroll
+        for (i = 0; i < BN / 64; i++)
+            if (i < b_passes) {
+                GMM__EXPAND(b, TB, BWIDE, i, 0, A_BYTES);
+            }
+#pragma unroll
+        for (i = 0; i < MT; i++)
+#pragma unroll
+            for (j = 0; j < NT; j++)
+#pragma unroll
+                for (h = 0; h < 4; h++) acc[i][j][h] = sum[PARTS ? i : 0][j][h] = 0.0f;
+        gmm_gemm_prefetch(&args.p, RAGGED_K, &tile, BM, BN);
+
+        for (d = 0; d < depth; d++) {
+            const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
+            const int more = d + 1 < depth;
+            GMM__CP_WAIT(0);
+            __syncthreads(); /* stage d is there, and d - 1 has been read */
+            if (tokens && more) gmm_q_bring(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
+            gmm_cp_commit();
+            if (!tokens || more) gmm_q_advance(&qa, &args.a, TA);
+            gmm_q_advance(&qb, &args.b, TB);
+            if (scaled) {
+                GMM__KEEP(d + 2);
+            }
+            GMM__LOAD_A(base, 0, 0);
+            GMM__LOAD_B(base, 0);
+#pragma unroll
+            for (s = 0; s < KT; s++) { /* between products, a part of the next stage is made */
+#pragma unroll
+                for (i = 0; i < MT; i++) {
+                    if (i + 1 < MT) {
+                        GMM__LOAD_A(base, s, i + 1);
+                    }
+                    if (i >= blocks) continue;
+#pragma unroll
+                    for (j = 0; j < NT; j++)
+                        if (dtype == GMM_BF16) gmm_mma_bf16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
+                        else gmm_mma_f16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
+                }
+                if (s + 1 < KT) {
+                    GMM__LOAD_A(base, s + 1, 0);
+                    GMM__LOAD_B(base, s + 1);
+                }
+                if (s < 2 && more && s < a_passes) {
+                    GMM__EXPAND(a, TA, 1, s % 2, d + 1, 0);
+                }
+                if (s < BN / 64 && more && s < b_passes) {
+                    GMM__EXPAND(b, TB, BWIDE, s % (BN / 64), d + 1, A_BYTES);
+                }
+                if (PARTS && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !more)))) {
+                    const float *scale = (const float *)(void *)(slots + (d & 3) * SLOT) +
+                                         (args.block == 32 ? s / 2 * LINES : 0);
+#pragma unroll
+                    for (i = 0; i < MT; i++)
+#pragma unroll
+                        for (j = 0; j < NT; j++)
+#pragma unroll
+                            for (h = 0; h < 4; h++) {
+                                const float x = scale[warp_m + i * 16 + (lane >> 2) + h / 2 * 8];
+                                const float y = scale[BM + warp_n + j * 8 + (lane & 3) * 2 + h % 2];
+                                sum[PARTS ? i : 0][j][h] = __fmaf_rn(__fmul_rn(acc[i][j][h], x), y,
+                                                                     sum[PARTS ? i : 0][j][h]);
+                                acc[i][j][h] = 0.0f;
+                            }
+                }
+            }
+        }
+
+        { /* what is outside of the sums; then they leave as those of plain products do */
+            gmm_gemm_out o;
+            __syncthreads(); /* elements have been read: results stand there now */
+            tile = *kept;
+            GMM__VIEWS;
+            const float share = gmm__fdiv(1.0f, gmm__fmul(gmm_q_largest(&va, sa), gmm_q_largest(&vb, sb)));
+            const int32_t col = tile.n0 + warp_n + lane % OUT_LANES * 4;
+            const int empty = tile.k == 0; /* an empty sum is +0 */
+            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2], alpha;
+            o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
+            alpha = o.alpha;
+            o.alpha = 1.0f;
+#pragma unroll
+            for (j = 0; j < NT; j++)
+#pragma unroll
+                for (h = 0; h < 2; h++) {
+                    const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
+                    over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&vb, sb, n) : 1.0f;
+                }
+            if (o.bias)
+                gmm_read4(args.p.bias.dtype, o.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
+                          o.bias_whole, bias);
+#pragma unroll 1
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
+                const int32_t first_row = tile.m0 + warp_m + i * 8, row = first_row + lane / OUT_LANES;
+                const int32_t mine = first_row + (lane >> 2);
+                const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
+                float outer = 1.0f;
+                if (first_row >= tile.m) break;
+                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, gmm_q_outer(&va, sa, mine));
+#pragma unroll
+                for (s = 0; s < 2 * MT; s++)
+                    if (s == i) {
+#pragma unroll
+                        for (j = 0; j < NT; j++) {
+                            const float *v = PARTS ? &sum[PARTS ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
+                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] = make_float2(
+                                gmm__fmul(v[0], gmm__fmul(gmm__fmul(outer, over[j][0]), share)),
+                                gmm__fmul(v[1], gmm__fmul(gmm__fmul(outer, over[j][1]), share)));
+                        }
+                    }
+                __syncwarp();
+                if (o.whole && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
+                    const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
+                    gmm_gemm_store_rows(&args.p, &o, 8 / OUT_ROWS,
+                                        o.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d), pitch * OUT_ROWS,
+                                        o.row_scale ? o.row_scale + row : NULL, OUT_ROWS, from, OUT_ROWS * OUT_LD,
+                                        bias);
+                } else {
+#pragma unroll 1
+                    for (d = 0; d < 8; d += OUT_ROWS) {
+                        const float4 f = *(const float4 *)(const void *)(from + d * OUT_LD);
+                        float v[4];
+                        v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                        if (row + d < tile.m && col < args.p.n) gmm_gemm_store(&args.p, &o, row + d, col, bias, v);
+                    }
+                }
+                __syncwarp();
+            }
+        }
+    }
+    if (!RAGGED_K && args.p.zero_tail)
+        gmm_gemm_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
+}
+#undef GMM__LOAD_A
+#undef GMM__LOAD_B
+#undef GMM__VIEWS
+#undef GMM__KEEP
+#undef GMM__PEEK
+#undef GMM__STEPS
+#undef GMM__EXPAND
+#undef GMM__NAME
+#undef GMM__KIND
+
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
 
@@ -4600,14 +5519,14 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n16u by k16: B's columns at db, A's rows at da. */
+/* d += the product of m64 by n16u by 32 bytes of k: B's columns at db, A's rows at da; d = where GMM__WGMMA_ADD is 0. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int units, float *d, uint64_t db,
                                                                                   uint64_t da) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (units) {
 #define GMM__X(u, n, b, a) \
-    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n "k16." \
-                         GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1, " GMM__WGMMA_MAJOR ";\n}" \
+    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD ", 0;\n wgmma.mma_async.sync.aligned" \
+                         ".m64n" n GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
                          : GMM__V##u : "l"(db), "l"(da)); break;
     GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -4699,8 +5618,9 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             int32_t item = (int32_t)(blockIdx.x / pair), most;
             uint32_t at = 0, turn = 0;
             gmm_sm90_tile t;
-            gmm_sm90_split(&args, blockIdx.x == 0, ends);
-            most = gmm_sm90_height(&args, GMM__RAGGED, GMM__OF(cols), GMM__OF(units), (int32_t)pair, ends, items);
+            gmm_sm90_split(&args.groups, &args.p, blockIdx.x == 0, ends);
+            most = gmm_sm90_height(&args.p, GMM__RAGGED, GMM__OF(cols), GMM__OF(units), (int32_t)pair, args.units_max,
+                                   ends, items);
             t.g = 0;
             for (; item < items[args.p.groups]; item += hop) {
                 uint32_t bytes, to, depths;
@@ -4955,6 +5875,486 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 #undef GMM__PART
 #undef GMM__OF
 #undef GMM__TILE
+
+
+/* =================================================================================== Body: FP8 product on Hopper === */
+
+#elif GMM__BODY == 11
+#define GMM__OF(name) (int)GMM__CAT(gmm11_##name##_, GMM__TILE)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SUMS), _), GMM__TILE)
+#define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
+#define GMM__KIND (int)GMM__CAT(gmm11_sums_, GMM__SUMS)
+#define GMM__FACTORS (int)GMM__CAT(gmm11_scales_, GMM__SUMS) /* bytes of a stage's scales */
+#define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
+#define GMM__AHEAD 3                       /* lots that are read ahead of adding to them */
+#define GMM__MULTIPLY(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
+   descriptor of the group's columns in stage 0. A stage's scales are those of rows, in fours for lane % 4, and
+   behind them those of the tile's columns. */
+GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
+                                       uint32_t columns, uint32_t rows, uint32_t bars, uint32_t pair, uint32_t *at) {
+    const uint32_t tid = (uint32_t)gmm_tid(), lane = tid & 31, end = *at + depths;
+    const uint32_t base = bars - GMM__OF(bars) + GMM__OF(factors);
+    const uint32_t factors = base + lane % 4 * 16;
+    const uint32_t of_columns = base + 64 * GMM__OF(units) +
+                                4 * (64 * GMM__OF(mb) * (tid >> 7) + 16 * (tid >> 5 & 3) + lane / 4);
+    uint32_t q;
+    int kk, j, u, e;
+    (void)factors, (void)of_columns, (void)u, (void)e;
+#pragma unroll 1
+    for (q = *at; q != end; q++) {
+        const uint32_t s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
+        const uint32_t b = columns + s * (GMM__OF(stage) >> 4), a = rows + s * (GMM__OF(stage) >> 4);
+        gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
+#if GMM__FAST
+        gmm_wgmma_fence();
+#pragma unroll
+        for (kk = 0; kk < 4; kk++)
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+                GMM__MULTIPLY(add)(units, sum[j], gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
+                                    gmm_wgmma_whole(a + kk * (32 >> 4)));
+        gmm_wgmma_commit();
+        GMM__WGMMA_WAIT(1);
+        if (q != *at && lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+#else
+#pragma unroll
+        for (j = 0; j < GMM__OF(mb); j++) {
+            float part[8 * GMM__OF(units)], by[4][4], low = 1.0f, high = 1.0f;
+            const uint32_t from = factors + s * GMM__FACTORS;
+            gmm_wgmma_fence();
+            GMM__MULTIPLY(set)(units, part, gmm_wgmma_whole(b + j * (8192 >> 4)), gmm_wgmma_whole(a));
+#pragma unroll
+            for (kk = 1; kk < 4; kk++)
+                GMM__MULTIPLY(add)(units, part, gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
+                                   gmm_wgmma_whole(a + kk * (32 >> 4)));
+            gmm_wgmma_commit();
+#pragma unroll
+            for (u = 0; u < 4 && u < units; u++) gmm_shared_read4(from + 64 * u, by[u]);
+            if (GMM__KIND == GMM_FP8_BOTH) {
+                low = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j);
+                high = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j + 32);
+            }
+            GMM__WGMMA_WAIT(0);
+#pragma unroll
+            for (u = 0; u < 8 * units; u++) asm volatile("" : "+f"(part[u]) : : "memory");
+#pragma unroll
+            for (u = 0; u < units; u++) {
+#pragma unroll
+                for (e = 0; e < 8; e++) {
+                    float f = by[u % 4][e / 4 * 2 + e % 2];
+                    if (GMM__KIND == GMM_FP8_BOTH) f = __fmul_rn(f, e / 2 % 2 ? high : low);
+                    sum[j][8 * u + e] = __fmaf_rn(part[8 * u + e], f, sum[j][8 * u + e]);
+                }
+                if (u + 4 < units) gmm_shared_read4(from + 64 * (u + 4), by[u % 4]);
+            }
+        }
+        if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+#endif
+    }
+#if GMM__FAST
+    GMM__WGMMA_WAIT(0);
+    if (depths > 0 && lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+#endif
+    *at = end;
+}
+#endif
+
+GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) char gmm_shared[];
+    gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__OF(ring));
+    const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
+    const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
+    const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, bn = 128 * GMM__OF(mb);
+    const int ragged = args.wgrad;
+    uint32_t pair, rank, i;
+
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if (threadIdx.x == 0) {
+        for (i = 0; i < GMM__OF(stages); i++) {
+            gmm_bar_init(bars + 16 * i, GMM__FACTORS ? 2 : 1);
+            gmm_bar_init(bars + 16 * i + 8, 8 * pair); /* every warp that multiplies what the stage held */
+        }
+        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
+        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+
+    if (warp >= 8) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == 8) { /* moves A and B: each lane one box of every stage */
+            int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
+                                              : (int32_t *)(ring + GMM_SM90_RING);
+            int32_t *const items = ends + args.p.groups + 1, *const starts = items + args.p.groups + 1;
+            const int32_t hop = (int32_t)(gridDim.x / pair);
+            int32_t item = (int32_t)(blockIdx.x / pair), most;
+            uint32_t at = 0, turn = 0;
+            gmm_fp8_tile f;
+            gmm_sm90_split(&args.groups, &args.p, blockIdx.x == 0, ends);
+            most = gmm_sm90_height(&args.p, ragged, bn, GMM__OF(units), (int32_t)pair, args.units_max, ends, items);
+            gmm_fp8_starts(args.p.groups, ends, starts);
+            f.t.g = 0;
+            for (; item < items[args.p.groups]; item += hop) {
+                uint32_t bytes, to, depths;
+                int32_t boxes_b, boxes_a, box, x, y, end, wrap;
+                const CUtensorMap *map;
+                int live, both;
+                gmm_sm90_place(&args.p, ragged, ends, items, item, bn, most, (int32_t)pair, (int32_t)rank, &f.t);
+                f.start = starts[f.t.g];
+                if (lane == 0) {
+                    ring[turn % GMM_SM90_RING] = f;
+                    gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
+                }
+                turn++;
+                depths = gmm_fp8_depths(f.t.k);
+                boxes_b = (f.t.cols + 64 * GMM__OF(mb) - 1) / (64 * GMM__OF(mb));
+                boxes_a = f.t.units / 4 + f.t.units % 4;
+                bytes = (uint32_t)boxes_b * 8192 * GMM__OF(mb) + (uint32_t)f.t.units * 2048;
+                live = lane < boxes_b + boxes_a;
+                if (f.t.cols <= 0) live = 0, bytes = 0;
+                x = ragged ? f.start : 0;
+                end = wrap = 0;
+                if (lane < boxes_b) {
+                    box = lane;
+                    both = f.t.share == 1;
+                    map = &args.b;
+                    to = 8192 * GMM__OF(mb) * box;
+                    y = f.t.n0 + 64 * GMM__OF(mb) * box;
+                    if (!ragged) {
+                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f.t.g) - GMM_SM90_BASE;
+                        end = (int32_t)(from >> 4 & 0x3FFF);
+                        wrap = (int32_t)(from >> 18);
+                    }
+                } else {
+                    box = lane - boxes_b;
+                    both = f.t.share == 2;
+                    map = box < f.t.units / 4 ? &args.a : &args.a16;
+                    to = box < f.t.units / 4 ? 64 * box : 16 * box + f.t.units / 4 * 48;
+                    y = f.t.m0 + (int32_t)to;
+                    if (!ragged) {
+                        y += GMM_SM90_RAGGED - (f.t.end - f.t.row);
+                        end = f.t.end;
+                        wrap = GMM_SM90_RAGGED;
+                    }
+                    to = GMM__OF(b) + 128 * to;
+                }
+                if (both && (box & 1) != (int)rank) live = 0;
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
+                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
+                    if (lane == 0) gmm_bar_expect(full, bytes);
+                    if (live) gmm_tma_load(base + s * GMM__OF(stage) + to, map, full, both, x, y, end, wrap);
+                    x += 128;
+                }
+            }
+            if (lane == 0) {
+                ring[turn % GMM_SM90_RING].t.units = 0; /* no more */
+                gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
+            }
+        } else if (warp == 9 && GMM__FACTORS) { /* brings the stages' scales, in the order in which threads hold sums */
+            char *const to = gmm_shared + GMM__OF(factors);
+            uint32_t at = 0, tile = 0;
+            for (;; tile++) {
+                const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
+                const int plain = args.a_scale.scaling != GMM_SCALING_1X128;
+                const float *from_a, *from_b;
+                int64_t step_a = 0, step_b = 0, block_b = 0;
+                uint32_t depths, x;
+                int rows, cols;
+                gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+                if (f->t.units == 0) break;
+                depths = gmm_fp8_depths(f->t.k);
+                cols = plain ? 0 : f->t.cols - (GMM__KIND == GMM_FP8_BOTH ? lane : 0);
+                rows = !plain && f->t.cols > 0 ? f->t.rows - lane : 0;
+                from_a = gmm_fp8_scales_a(&args, f, &step_a) + f->t.m0 + lane;
+                from_b = gmm_fp8_scales_b(&args, f, &step_b, &block_b);
+                from_b += GMM__KIND == GMM_FP8_BOTH ? f->t.n0 + lane : f->t.n0 / 128 * block_b;
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
+                    char *const put = to + s * GMM__FACTORS + lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
+                                      lane % 2 * 4;
+                    float a[GMM__OF(units) / 2], b[GMM__KIND == GMM_FP8_BOTH ? 4 : 1];
+#pragma unroll
+                    for (x = 0; x < GMM__OF(units) / 2; x++)
+                        a[x] = 32 * (int)x < rows ? __ldg(from_a + 32 * x) : 1.0f;
+#pragma unroll
+                    for (x = 0; x < (GMM__KIND == GMM_FP8_BOTH ? 4 : 1); x++)
+                        b[x] = 32 * (int)x < cols ? __ldg(from_b + 32 * x) : 1.0f;
+                    from_a += step_a;
+                    from_b += step_b;
+                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
+                    if (GMM__KIND == GMM_FP8_BOTH) {
+#pragma unroll
+                        for (x = 0; x < GMM__OF(units) / 2; x++) *(float *)(put + 128 * x) = a[x];
+#pragma unroll
+                        for (x = 0; x < 4; x++)
+                            *(float *)(to + s * GMM__FACTORS + 64 * GMM__OF(units) + 128 * x + 4 * lane) = b[x];
+                    } else {
+#pragma unroll
+                        for (x = 0; x < GMM__OF(units) / 2; x++) *(float *)(put + 128 * x) = __fmul_rn(a[x], b[0]);
+                    }
+                    __syncwarp();
+                    if (lane == 0) gmm_bar_arrive_here(full);
+                }
+            }
+        }
+    } else {
+        float sum[GMM__OF(mb)][8 * GMM__OF(units)];
+        uint32_t at = 0, turn = 0, tile = 0;
+        int j, u, e, x;
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        for (;; tile++) {
+            const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING].t;
+            /* none of this is kept while sums fill the registers */
+            const int first = 64 * GMM__OF(mb) * __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0); /* tile's column */
+            const uint32_t columns = (uint32_t)gmm_wgmma_desc(base + 128 * first, 0);
+            const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(b), 0);
+            uint32_t depths;
+            int rows, whole, size, lane, w, tid, wg, a_scaling, b_scaling, bias_dtype, wgrad;
+            int64_t pitch;
+            float beta;
+            char *d, *mine;
+            uint4 old[GMM__AHEAD][GMM__LOT / 8]; /* of what is added to */
+            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+            if (t->units == 0) break;
+            depths = gmm_fp8_depths(t->k);
+            if (t->cols <= first) { /* nothing to multiply: hands the stages back */
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages);
+                    gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
+                    if ((threadIdx.x & 31) < pair) gmm_bar_arrive(bars + 16 * s + 8, threadIdx.x & 31);
+                }
+                continue;
+            }
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+                for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
+            switch (t->units) {
+#define GMM__X(u, n, b, a) \
+    case u: if (u <= GMM__OF(units)) GMM__PART(gmm11_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, lines, \
+                                                           bars, pair, &at); break;
+            GMM_WGMMA_LIST(GMM__X)
+#undef GMM__X
+            default: break;
+            }
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+                for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
+            tid = gmm_tid();
+            size = gmm_kmat_size(&args.p.d);
+            a_scaling = (int)args.a_scale.scaling;
+            b_scaling = (int)args.b_scale.scaling;
+            bias_dtype = (int)args.p.bias.dtype;
+            wgrad = args.wgrad;
+            asm volatile("" : "+r"(size), "+r"(a_scaling), "+r"(b_scaling), "+r"(bias_dtype), "+r"(wgrad));
+            wg = tid >> 7;
+            lane = tid & 31;
+            w = tid >> 5 & 3;
+            tid &= 127;
+            mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
+            pitch = args.p.d.ld * size;
+            rows = t->rows;
+            beta = gmm_gemm_beta(&args.p, t->g);
+            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (wgrad ? 0 : (int64_t)t->row)) * pitch;
+            whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+#pragma unroll
+            for (u = 0; u < GMM__AHEAD; u++) /* or else registers would be kept for it from tile to tile */
+#pragma unroll
+                for (x = 0; x < GMM__LOT / 8; x++) old[u][x] = make_uint4(0, 0, 0, 0);
+            if (wgrad && beta != 0.0f && whole && t->cols - first >= 64) /* the first lots that are added to */
+#pragma unroll
+                for (u = 0; u < GMM__AHEAD; u++)
+#pragma unroll
+                    for (x = 0; x < GMM__LOT / 8; x++) {
+                        const int r = u * GMM__LOT + x * 8 + tid / 16, c = t->n0 + first + tid % 16 * 4;
+                        if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + c * size);
+                    }
+            { /* from registers to D, transposed in shared memory */
+                const float all = gmm_fp8_outer(&args, t);
+                const int ahead_of = wgrad ? rows : 0, at_once = rows - ahead_of; /* rows of D read ahead, or not */
+                const float *const by_row = a_scaling == GMM_SCALING_ROW
+                    ? (const float *)args.a_scale.scale + (wgrad ? (int64_t)t->g * args.p.m : t->row) + t->m0 : NULL;
+                const float *const by_col = b_scaling == GMM_SCALING_ROW
+                    ? (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
+                                                : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0
+                    : NULL;
+                const char *const bias = wgrad || bias_dtype == GMM_NONE ? NULL
+                                                                                      : gmm_kmat_at(&args.p.bias, t->g);
+                const int units = t->units;
+#pragma unroll
+                for (j = 0; j < GMM__OF(mb); j++) {
+                    const int c0 = first + 64 * j;
+                    const int plain = whole && t->cols - c0 >= 64;
+                    if (c0 >= t->cols) break;
+                    if (by_row || by_col || all != 1.0f) {
+                        const int c = c0 + 16 * w + lane / 4;
+                        const float low = by_col && c < t->cols ? __fmul_rn(all, by_col[c]) : all;
+                        const float high = by_col && c + 8 < t->cols ? __fmul_rn(all, by_col[c + 8]) : all;
+#pragma unroll
+                        for (u = 0; u < 8 * GMM__OF(units); u += 4) {
+                            const int r = 2 * u + lane % 4 * 2;
+                            float s0, s1;
+                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
+                            s0 = by_row && r < rows ? by_row[r] : 1.0f;
+                            s1 = by_row && r + 1 < rows ? by_row[r + 1] : 1.0f;
+                            sum[j][u] = __fmul_rn(__fmul_rn(sum[j][u], s0), low);
+                            sum[j][u + 1] = __fmul_rn(__fmul_rn(sum[j][u + 1], s1), low);
+                            sum[j][u + 2] = __fmul_rn(__fmul_rn(sum[j][u + 2], s0), high);
+                            sum[j][u + 3] = __fmul_rn(__fmul_rn(sum[j][u + 3], s1), high);
+                        }
+                    }
+                    if (bias) {
+                        const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
+                        const int c = t->n0 + c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                        float low[4], high[4];
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low);
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high);
+#pragma unroll
+                        for (u = 0; u < 8 * GMM__OF(units); u += 4) {
+                            const int r = 2 * u + lane % 4 * 2;
+                            float s0, s1;
+                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
+                            s0 = row_scale && r < rows ? row_scale[r] : 1.0f;
+                            s1 = row_scale && r + 1 < rows ? row_scale[r + 1] : 1.0f;
+                            sum[j][u] = __fmaf_rn(low[0], s0, sum[j][u]);
+                            sum[j][u + 1] = __fmaf_rn(low[0], s1, sum[j][u + 1]);
+                            sum[j][u + 2] = __fmaf_rn(high[0], s0, sum[j][u + 2]);
+                            sum[j][u + 3] = __fmaf_rn(high[0], s1, sum[j][u + 3]);
+                        }
+                    }
+                    if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
+                        const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) +
+                                             (lane / 16 * 8 + lane % 8) * 128 +
+                                             (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                        const int line = tid / 8, chunk = tid % 8, left = t->cols - c0 - 8 * chunk;
+                        const char *const get = mine + line * 128 + ((chunk ^ (line & 7)) << 4);
+                        char *to = d + line * pitch + (t->n0 + c0 + 8 * chunk) * 2;
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u += GMM__OF(out)) {
+                            const int room = (turn & 1) * GMM__OF(room);
+                            uint4 v[GMM__OF(out)];
+                            if (u >= units) break;
+                            turn++;
+#pragma unroll
+                            for (x = 0; x < GMM__OF(out); x++)
+                                if (u + x < GMM__OF(units)) {
+                                    const float *const f = &sum[j][8 * (u + x)];
+                                    const gmm_dtype dtype = args.p.d.dtype;
+                                    gmm_stmatrix_t(put + room + x * 2048, gmm_pack2(dtype, f[0], f[1]),
+                                                   gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
+                                                   gmm_pack2(dtype, f[6], f[7]));
+                                }
+                            gmm_bar_half(wg);
+                            if (plain) {
+#pragma unroll
+                                for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
+#pragma unroll
+                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+                                    if (16 * (u + x) + line < rows) *(uint4 *)to = v[x];
+                            } else {
+#pragma unroll 1
+                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+#pragma unroll 1
+                                    for (e = 0; e < 8 && e < left && 16 * (u + x) + line < rows; e++)
+                                        ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
+                            }
+                        }
+                    } else { /* rooms hold sums */
+                        char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
+                        const int f4 = w * 4 + lane / 16, left = t->cols - c0 - 4 * (tid % 16);
+                        char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
+                            const int room = (turn & 1) * GMM__OF(room);
+                            /* lots of all columns are counted through: what is read ahead may be of the next 64 */
+                            const int lots = (GMM__OF(units) * 16 + GMM__LOT - 1) / GMM__LOT;
+                            const int lot = j * lots + u * 16 / GMM__LOT, ahead = lot % GMM__AHEAD;
+                            const int then_j = (lot + GMM__AHEAD) / lots, then = (lot + GMM__AHEAD) % lots * GMM__LOT;
+                            const int more = then_j >= GMM__OF(mb) || t->cols - first - 64 * then_j < 64 ? 0 : ahead_of;
+                            const char *const get = mine + room + tid / 16 * 256 +
+                                                    (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+                            if (u < units) {
+                                turn++;
+#pragma unroll
+                                for (x = 0; x < GMM__LOT / 16; x++)
+                                    if (u + x < GMM__OF(units)) {
+#pragma unroll
+                                        for (e = 0; e < 8; e++)
+                                            *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                                       (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                                sum[j][8 * (u + x) + e];
+                                    }
+                                gmm_bar_half(wg);
+                            }
+                            if (plain) {
+                                const char *const next = d + (then + tid / 16) * pitch +
+                                                         (t->n0 + first + 64 * then_j + 4 * (tid % 16)) * size;
+#pragma unroll
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
+                                    const int r = 16 * u + 8 * x + tid / 16;
+                                    const float4 f = *(const float4 *)(get + x * 2048);
+                                    float v[4];
+                                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                                    if (beta != 0.0f) {
+                                        if (r < at_once) old[ahead][x] = gmm_sm90_peek(size, to);
+#pragma unroll
+                                        for (e = 0; e < 4; e++) {
+                                            const float was = gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e);
+                                            v[e] = __fmaf_rn(beta, was, v[e]);
+                                        }
+                                        if (then + 8 * x + tid / 16 < more)
+                                            old[ahead][x] = gmm_sm90_peek(size, next + 8 * x * pitch);
+                                    }
+                                    if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                                }
+                            } else {
+#pragma unroll 1
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
+#pragma unroll 1
+                                    for (e = 0; e < 4 && e < left && 16 * u + 8 * x + tid / 16 < rows; e++) {
+                                        float v[4], was[4];
+                                        v[0] = ((const float *)(get + x * 2048))[e];
+                                        gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
+                                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                        gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
+                                    }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+#endif
+}
+#undef GMM__MULTIPLY
+#undef GMM__AHEAD
+#undef GMM__LOT
+#undef GMM__FACTORS
+#undef GMM__KIND
+#undef GMM__NAME
+#undef GMM__PART
+#undef GMM__OF
+#undef GMM__TILE
+#undef GMM__SUMS
+#undef GMM__FAST
+
 
 /* ============================================================================== Bodies per source: quantization === */
 

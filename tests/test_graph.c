@@ -7,10 +7,13 @@
 #ifdef HAVE_CUDA
 #include "device.h"
 
-enum { TOKENS = 96, EXPERTS = 12, TOPK = 3, HIDDEN = 40, FFN = 24, ROWS = TOKENS * TOPK, SLOTS = TOKENS * TOPK };
+enum { TOKENS = 96, EXPERTS = 12, TOPK = 3, ROWS = TOKENS * TOPK, SLOTS = TOKENS * TOPK };
 
 /* A mixture-of-experts layer, forward and backward, over buffers that stay where they are. */
 typedef struct layer {
+    int64_t hidden, ffn;
+    gmm_recipe recipe;
+    gmm_mlp_quant quant;
     gmm_groups groups;
     gmm_options options;
     gmm_mlp_config config;
@@ -30,29 +33,36 @@ static void grow(layer *l, gmm_info *info) {
     memset(info, 0, sizeof *info);
 }
 
-static void layer_build(layer *l, gmm_dtype dtype, int32_t sm_limit) {
+static void layer_build(layer *l, gmm_dtype dtype, gmm_recipe_kind recipe, int32_t sm_limit) {
     const uint32_t zero = 0;
+    const uint64_t random[4] = { 1, 2, 3, 4 };
+    const int64_t hidden = recipe ? 64 : 40, ffn = recipe ? 96 : 24;
     gmm_info info = GMM_ZERO;
     memset(l, 0, sizeof *l);
+    l->hidden = hidden;
+    l->ffn = ffn;
+    l->recipe = gmm_recipe_of(recipe);
+    l->quant.recipe = &l->recipe;
+    l->quant.random = (const uint64_t *)t_in(random, sizeof random);
     l->options.sm_limit = sm_limit;
     l->logits = t_mat_make(GMM_F32, 1, TOKENS, EXPERTS, 0, 0, T_PACKED, T_REALS);
     l->dlogits = t_mat_out(GMM_F32, 1, TOKENS, EXPERTS);
-    l->x = t_mat_make(dtype, 1, TOKENS, HIDDEN, 0, 0, T_PACKED, T_REALS);
-    l->rows = t_mat_out(dtype, 1, ROWS, HIDDEN);
-    l->w1 = t_mat_make(dtype, EXPERTS, 2 * FFN, HIDDEN, 0, 0, T_PACKED, T_REALS);
-    l->w2 = t_mat_make(dtype, EXPERTS, HIDDEN, FFN, 0, 0, T_TABLE, T_REALS);
-    l->b1 = t_mat_make(dtype, EXPERTS, 1, 2 * FFN, 0, 0, T_PACKED, T_REALS);
-    l->b2 = t_mat_make(dtype, EXPERTS, 1, HIDDEN, 0, 0, T_PACKED, T_REALS);
-    l->y = t_mat_out(dtype, 1, ROWS, HIDDEN);
-    l->out = t_mat_out(dtype, 1, TOKENS, HIDDEN);
-    l->dout = t_mat_make(dtype, 1, TOKENS, HIDDEN, 0, 0, T_PACKED, T_REALS);
-    l->drows_y = t_mat_out(dtype, 1, ROWS, HIDDEN);
-    l->drows_x = t_mat_out(dtype, 1, ROWS, HIDDEN);
-    l->dx = t_mat_out(dtype, 1, TOKENS, HIDDEN);
-    l->dw1 = t_mat_out(GMM_F32, EXPERTS, 2 * FFN, HIDDEN);
-    l->dw2 = t_mat_make(GMM_F32, EXPERTS, HIDDEN, FFN, 0, 0, T_TABLE, T_POISON);
-    l->db1 = t_mat_out(GMM_F32, EXPERTS, 1, 2 * FFN);
-    l->db2 = t_mat_out(GMM_F32, EXPERTS, 1, HIDDEN);
+    l->x = t_mat_make(dtype, 1, TOKENS, hidden, 0, 0, T_PACKED, T_REALS);
+    l->rows = t_mat_out(dtype, 1, ROWS, hidden);
+    l->w1 = t_mat_make(dtype, EXPERTS, 2 * ffn, hidden, 0, 0, T_PACKED, T_REALS);
+    l->w2 = t_mat_make(dtype, EXPERTS, hidden, ffn, 0, 0, T_TABLE, T_REALS);
+    l->b1 = t_mat_make(dtype, EXPERTS, 1, 2 * ffn, 0, 0, T_PACKED, T_REALS);
+    l->b2 = t_mat_make(dtype, EXPERTS, 1, hidden, 0, 0, T_PACKED, T_REALS);
+    l->y = t_mat_out(dtype, 1, ROWS, hidden);
+    l->out = t_mat_out(dtype, 1, TOKENS, hidden);
+    l->dout = t_mat_make(dtype, 1, TOKENS, hidden, 0, 0, T_PACKED, T_REALS);
+    l->drows_y = t_mat_out(dtype, 1, ROWS, hidden);
+    l->drows_x = t_mat_out(dtype, 1, ROWS, hidden);
+    l->dx = t_mat_out(dtype, 1, TOKENS, hidden);
+    l->dw1 = t_mat_out(GMM_F32, EXPERTS, 2 * ffn, hidden);
+    l->dw2 = t_mat_make(GMM_F32, EXPERTS, hidden, ffn, 0, 0, T_TABLE, T_POISON);
+    l->db1 = t_mat_out(GMM_F32, EXPERTS, 1, 2 * ffn);
+    l->db2 = t_mat_out(GMM_F32, EXPERTS, 1, hidden);
     l->row_probs = t_floats_out(ROWS);
     l->drow_probs = t_floats_out(ROWS);
     l->dprobs = t_floats_out(SLOTS);
@@ -77,7 +87,7 @@ static void layer_build(layer *l, gmm_dtype dtype, int32_t sm_limit) {
     l->permute.experts = EXPERTS;
     l->permute.topk = TOPK;
     l->permute.capacity = ROWS;
-    l->permute.hidden = HIDDEN;
+    l->permute.hidden = hidden;
     l->permute.tail = GMM_TAIL_ZERO;
     l->permute.options = &l->options;
     l->permute.fault = l->fault;
@@ -96,12 +106,14 @@ static void layer_build(layer *l, gmm_dtype dtype, int32_t sm_limit) {
     l->groups.dtype = GMM_I32;
     l->groups.tail = GMM_TAIL_ZERO;
     l->groups.fault = l->fault;
-    l->config.hidden = HIDDEN;
-    l->config.ffn = FFN;
+    l->config.hidden = hidden;
+    l->config.ffn = ffn;
     l->config.act.kind = GMM_ACT_SWIGLU;
     l->config.act.interleave = 8;
+    l->config.recipe = recipe;
     l->config.bias1 = l->config.bias2 = l->config.prob = l->config.prob_on_bias2 = 1;
     l->mlp.config = &l->config;
+    if (recipe) l->mlp.quant = &l->quant;
     l->mlp.groups = &l->groups;
     l->mlp.options = &l->options;
     l->mlp.x = &l->rows.mat;
@@ -228,7 +240,7 @@ static void layer_reroute(layer *l, int kind) {
         l->logits.v[i] = (double)(float)(t_real() + (kind == 1 && i % EXPERTS < TOPK ? 8.0 : 0.0) +
                                          (kind == 2 && i % EXPERTS == 5 ? 8.0 : 0.0));
     t_mat_put(&l->logits);
-    for (int64_t i = 0; i < TOKENS * HIDDEN; i++) l->x.v[i] = ref_round(l->x.dtype, t_real());
+    for (int64_t i = 0; i < TOKENS * l->hidden; i++) l->x.v[i] = ref_round(l->x.dtype, t_real());
     t_mat_put(&l->x);
 }
 
@@ -243,7 +255,7 @@ static void replay_layer(int arg) {
     unsigned char *kept, *seen;
     size_t bytes;
     void *graph = NULL;
-    layer_build(&l, (gmm_dtype)arg, 0);
+    layer_build(&l, (gmm_dtype)(arg & 255), (gmm_recipe_kind)(arg >> 8), 0);
     bytes = layer_keep(&l, NULL, &at[0][0]);
     kept = (unsigned char *)t_alloc(2 * BATCH * bytes);
     seen = (unsigned char *)t_host(2 * BATCH * bytes);
@@ -281,7 +293,7 @@ static void limits(int arg) {
     for (int i = 0; i < 5; i++) {
         layer l;
         t_reseed(56);
-        layer_build(&l, (gmm_dtype)arg, limit[i]);
+        layer_build(&l, (gmm_dtype)(arg & 255), (gmm_recipe_kind)(arg >> 8), limit[i]);
         layer_reroute(&l, 0);
         T_OK(layer_run(&l));
         b = layer_bits(&l);
@@ -501,6 +513,11 @@ void tests_graph(void) {
     }
     for (int i = 0; i < 3; i++)
         t_add_gpu(freed, i, "row56 sm_limit frees multiprocessors %s", gmm_op_name((gmm_op)(GMM_OP_LINEAR_FWD + i)));
+    for (int i = 1; i <= (int)GMM_RECIPE_NVFP4; i++) {
+        t_add_gpu(replay_layer, (int)GMM_BF16 | i << 8, "row53 row54 graph of a whole layer, other routings, recipe %d",
+                  i);
+        t_add_gpu(limits, (int)GMM_BF16 | i << 8, "row56 sm_limit leaves the bits of a layer, recipe %d", i);
+    }
     t_add_gpu(host_sizes, 0, "row55 host sizes while capturing");
 }
 #else

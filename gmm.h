@@ -148,6 +148,8 @@ GMMDEF uint32_t gmm_version_number(void);
     X(GMM_OP_DEQUANTIZE, dequantize) \
     X(GMM_OP_REQUANTIZE, requantize) \
     X(GMM_OP_SCALE_UPDATE, scale_update) \
+    X(GMM_OP_TRANSPOSE, transpose) \
+    X(GMM_OP_SHARD_CAST, shard_cast) \
     X(GMM_OP_OFFSETS, offsets) \
     X(GMM_OP_LINEAR_FWD, linear_fwd) \
     X(GMM_OP_LINEAR_DGRAD, linear_dgrad) \
@@ -191,6 +193,8 @@ typedef struct gmm_options {
     int32_t allow_nondeterminism;/* 1: floating-point atomics may be used */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
     int32_t fp8_fast_accum;      /* 1: FP8 products may skip promotion */
+    int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, for trying them;
+                                    0, or more than there are: the one expected to be fastest. Never changes results */
 } gmm_options;
 
 /* What a query tells. */
@@ -440,8 +444,10 @@ typedef enum gmm_mlp_slot {
 } gmm_mlp_slot;
 
 /* How the products of an MLP are quantized: each quantizes its two factors (x, FC2's input h, w1, w2, dy, FC1's output
-   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Everything else stays as
-   without a recipe: saved values are those of the unquantized dtype, and gradients of biases come from them. */
+   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Weights may come quantized
+   already, in the recipe's dtype and scaling: fwd reads them rowwise, bwd w1.columnwise and w2.columnwise (and w1 if
+   FC1 runs again), which is the same to the bit. Everything else stays as without a recipe: saved values are those of
+   the unquantized dtype, and gradients of biases come from them. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
@@ -455,8 +461,8 @@ typedef struct gmm_mlp_quant {
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
-   dtypes: x, w1, w2, dy share F32, F16 or BF16, which is also the dtype of what is saved; the rest is free as in
-       gmm_linear.  Aliasing: none. */
+   dtypes: x, w1, w2, dy share F32, F16 or BF16, which is also the dtype of what is saved (with `quant`, weights may
+       be quantized copies instead); the rest is free as in gmm_linear.  Aliasing: none. */
 typedef struct gmm_mlp {
     uint32_t struct_size;
     int32_t reserved;       /* 0 */
@@ -843,6 +849,26 @@ GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantiz
 GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
 
+/* The columnwise copy of matrices from their rowwise one, bit for bit: elements transposed, and the scales of their
+   blocks too. For the scalings whose blocks are the same both ways, TENSOR and 128X128, so that one copy suffices to
+   keep and to send.
+   Shapes: src, dst count x [rows, cols]. Elements of dst between rows and its ld are left alone.  Aliasing: none. */
+typedef struct gmm_transposition {
+    uint32_t struct_size;
+    int32_t count;            /* >= 1 */
+    int64_t rows, cols;       /* >= 1 */
+    const gmm_options *options;
+    const gmm_mat *src;       /* ROWWISE */
+    const gmm_mat *dst;       /* COLUMNWISE, of the same dtype and scaling */
+} gmm_transposition;
+
+/* Engine and workspace of GMM_OP_TRANSPOSE; none for one matrix.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition *transposition, gmm_info *info);
+
+/* Transposes. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *transposition, void *workspace,
+                                size_t workspace_bytes, gmm_stream stream);
+
 /* dst = the values of a copy, in the order of the source: code times scale in fp32, one rounding at the store. A copy
    that a Hadamard transform went into gives the transformed values.
    Shapes: dst [T, cols] or count x [rows, cols].  dtypes: dst F32, F16 or BF16.  Aliasing: none. */
@@ -889,6 +915,40 @@ typedef struct gmm_scale_update {
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED,
        GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
+
+/* Quantized weights whose fp32 masters are sharded over ranks: elements [start, start + length) of `count` matrices,
+   one after another, are this rank's (gmm_ckpt_shard_members gives what it has of each). Every rank calls, with or
+   without a shard:
+       phase AMAX   writes the amaxes of what it has, zeros elsewhere: gmm_shard_amaxes floats in an order that all
+                    ranks share. The caller takes their maximum over ranks, in place
+       phase CAST   writes all scales of the copies (and amaxes), and the codes of its own elements; the others stay,
+                    also the other half of a byte of E2M1
+   Delayed scaling casts by `scale` at once; AMAX then gives what goes into the history.
+   Shapes: master [length]; copies count x [rows, cols].  dtypes: copies as `format`: TENSOR, 1X128, 128X128, MX32, NV16
+       without transform, stochastic rounding, choice of scales and amaxes per row. Only MX32 has a columnwise copy
+       here: transposed ones are made from gathered codes. cols even.  Aliasing: none. */
+typedef struct gmm_sharding {
+    uint32_t struct_size;
+    int32_t count;            /* matrices, >= 1 */
+    int64_t rows, cols;       /* of each, >= 1 */
+    int64_t start, length;    /* of the shard; -1 and 0: none */
+    const gmm_options *options;
+    const gmm_format *format;
+    gmm_dtype model;          /* masters are rounded to it first: BF16 or F16; F32 = as they are */
+    gmm_quant_phase phase;    /* AMAX or CAST */
+    const float *master;      /* NULL without a shard */
+    float *amax;              /* delayed: phase CAST does not read it */
+    const gmm_mat *rowwise;   /* NULL = not wanted. Phase AMAX looks at which are wanted, and writes neither */
+    const gmm_mat *columnwise;
+    const float *scale;       /* delayed: [count]; NULL = ones */
+} gmm_sharding;
+
+/* Floats of gmm_sharding.amax; 0 where the format is not one of these. `columnwise`: with a columnwise copy. Pure. */
+GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise);
+
+/* One phase. No workspace.  Stream, graph: enqueued; capturable.
+   Errors: as gmm_quantize; GMM_E_ARG (start, length), GMM_E_CONFIG (format, phase), GMM_E_NULL (master, amax). */
+GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream);
 
 /* --------------------------------------------------------------------------------------------------- 12 Runtime --- */
 
@@ -1290,10 +1350,21 @@ typedef struct gmm_ckpt_move {
 GMMDEF const gmm_ckpt_move *gmm_ckpt_plan_moves(const gmm_ckpt_plan *plan, int64_t *count);
 
 /* Proves that `count` moves (NULL: the plan's own) read and write within bounds and write every byte of every target
-   exactly once, views counting as written.  Errors: GMM_E_NULL, GMM_E_STATE (not so; names the target),
-       GMM_E_MEMORY. */
+   exactly once (of a partial plan: at most once), views counting as written.
+   Errors: GMM_E_NULL, GMM_E_STATE (not so; names the target), GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move *moves, int64_t count,
                                   gmm_error *error);
+
+/* A plan of the caller's own moves: what gmm_gtp_export and gmm_gtp_import are made of. Targets get the storage and
+   offsets that plans give; of each tensor name, dtype, rank and shape are read. Moves are copied, tidied and ordered.
+   They may be COPY, CONVERT, DEQUANT and ZERO, and are checked as gmm_ckpt_verify does. partial 1: bytes of targets may
+   be left to others, and gmm_ckpt_verify asks for none twice only. Of parts, only tables are read.
+   Errors (reason): GMM_E_NULL, GMM_E_ARG (argument), GMM_E_KEY (duplicate_key), GMM_E_DTYPE, GMM_E_OVERFLOW,
+       GMM_E_MEMORY; GMM_E_STATE (argument: what gmm_ckpt_verify finds). */
+GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                         const gmm_ckpt_tensor *targets, int64_t target_count,
+                                         const gmm_ckpt_move *moves, int64_t count, int32_t partial,
+                                         const gmm_allocator *allocator, gmm_ckpt_report *report);
 
 typedef struct gmm_ckpt_cost {
     uint32_t struct_size;
@@ -1449,6 +1520,7 @@ struct gmm_context {
     int32_t threads;   /* CPU engine */
     int32_t cpu_level; /* 1 plain, 2 AVX2, 3 AVX-512 */
     int32_t capability;/* CUDA: 90 for compute capability 9.0 */
+    int32_t early;     /* CUDA: kernels may be launched before their predecessor has ended */
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
     const char *wgmma_lacks;                        /* why it serves nothing; NULL = it does */
@@ -1497,6 +1569,8 @@ typedef struct gmm__call {
         gmm_quantization quant;
         gmm_dequantization dequant;
         gmm_scale_update update;
+        gmm_transposition transposition;
+        gmm_sharding shard;
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
@@ -1583,6 +1657,8 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
     }
     if (call->options.sm_limit < 0)
         return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", (int)call->options.sm_limit);
+    if (call->options.tile < 0)
+        return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", (int)call->options.tile);
     return GMM_OK;
 }
 
@@ -3492,6 +3568,41 @@ static gmm_status gmm__mlp_match(gmm__call *call, const char *argument, int give
     return GMM_OK;
 }
 
+/* Reads a weight: floats, or copies that the recipe's quantization of it would make. */
+static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
+                                       int columnwise, int64_t rows, int64_t cols) {
+    const gmm_format *f = &call->recipe.weight;
+    gmm_status s = GMM_OK;
+    char name[32];
+    gmm_mat m;
+    int way;
+    if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
+        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise, call->groups.count, rows, cols,
+                             GMM__FLOATS);
+    if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what quant.recipe makes of "
+                           "weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
+                           gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
+    (void)snprintf(name, sizeof name, "%s.columnwise", argument);
+    for (way = 0; way < 2 && s == GMM_OK; way++) {
+        if (!(way ? columnwise : rowwise)) continue;
+        if (way && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
+        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat, call->groups.count, rows, cols,
+                            way ? GMM_COLUMNWISE : GMM_ROWWISE);
+        if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
+            return gmm__refuse(call, GMM_E_DTYPE, way ? name : argument, "%s scaled %s: must be as the rowwise copy",
+                               gmm_dtype_name(call->mat[role].dtype), gmm_scaling_name(call->mat[role].scaling));
+    }
+    call->mat[role] = m; /* each product reads what it contracts along */
+    call->mat[role].struct_size = 0;
+    return s;
+}
+/* Dtype of what is not quantized. */
+static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
+    const gmm_mat *w = &call->mat[GMM__W2];
+    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
+}
+
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_mlp *mlp, int query) {
     gmm_mlp *d = &call->d.mlp;
@@ -3545,9 +3656,9 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     /* bwd runs FC1 again where fwd kept nothing */
     again = !fwd && c->save == GMM_SAVE_NOTHING;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, 0, call->rows, c->hidden, GMM__FLOATS)) ||
-        (s = gmm__read_mat(call, GMM__W, "w1", d->w1, fwd || again || d->dx, G, F1, c->hidden, GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || again, !fwd && d->dx, F1, c->hidden)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, G, 1, F1, GMM__FLOATS)) ||
-        (s = gmm__read_mat(call, GMM__W2, "w2", d->w2, 1, G, out, c->ffn, GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)), G, 1,
                            out, GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
@@ -3567,11 +3678,14 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     {
         const int roles[] = { GMM__X_, GMM__W, GMM__DY };
         const char *names[] = { "x", "w1", "dy" };
+        const gmm_dtype dtype = gmm__mlp_dtype(call);
         int i;
         for (i = 0; i < 3; i++)
-            if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != call->mat[GMM__W2].dtype)
-                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of w2, %s",
-                                   gmm_dtype_name(call->mat[roles[i]].dtype), gmm_dtype_name(call->mat[GMM__W2].dtype));
+            if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
+                call->mat[roles[i]].scaling == GMM_SCALING_NONE)
+                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of %s, %s",
+                                   gmm_dtype_name(call->mat[roles[i]].dtype), call->mat[GMM__W2].scaling ==
+                                   GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy", gmm_dtype_name(dtype));
     }
     return GMM_OK;
 }
@@ -3589,7 +3703,7 @@ static size_t gmm__round256(size_t bytes) {
 }
 
 static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
-    const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(call->mat[GMM__W2].dtype) / 8);
+    const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(gmm__mlp_dtype(call)) / 8);
     gmm__mlp_buffers b;
     b.z_bytes = gmm__round256(row * (size_t)gmm__mlp_fc1_cols(call));
     b.h_bytes = gmm__round256(row * (size_t)call->config.ffn);
@@ -3637,7 +3751,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offset
     const gmm__call *call = plan->call;
     const gmm_mlp *d = &call->d.mlp;
     const gmm_mlp_config *c = &call->config;
-    const gmm_dtype dtype = call->mat[GMM__W2].dtype;
+    const gmm_dtype dtype = gmm__mlp_dtype(call);
     const int64_t F1 = gmm__mlp_fc1_cols(call);
 
     memset(t, 0, sizeof *t);
@@ -3795,7 +3909,7 @@ static gmm_status gmm__mlp_product(gmm_context *ctx, const char *function, const
         gmm_format *to = &format[count];
         gmm_layout layout;
         gmm_error why = GMM_ZERO;
-        if (f->role->dtype == GMM_NONE) continue;
+        if (f->role->dtype == GMM_NONE || (*f->place)->scaling != GMM_SCALING_NONE) continue;
         *to = *f->role;
         to->struct_size = 0;
         if (f->direction == GMM_COLUMNWISE) to->row_amax = 0; /* sums run over the rows */
@@ -5335,6 +5449,39 @@ GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *deq
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
+static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                         const gmm_transposition *transposition, int query) {
+    gmm_transposition *d = &call->d.transposition;
+    const gmm_mat *src = &call->mat[GMM__DY], *dst = &call->mat[GMM__Y];
+    gmm_status s = gmm__open(call, ctx, GMM_OP_TRANSPOSE, function, query);
+    if (s != GMM_OK || (s = gmm__read(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
+        (s = gmm__read_options(call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE)) != GMM_OK)
+        return s;
+    if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128)
+        return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor or 128x128, whose blocks are the same "
+                           "both ways", gmm_scaling_name(src->scaling));
+    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, call->units, call->rows, call->in, GMM_COLUMNWISE);
+    if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as src, %s scaled %s",
+                           gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
+                           gmm_scaling_name(src->scaling));
+    return s;
+}
+
+GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition *transposition, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__transpose_prepare(&call, ctx, "gmm_transpose_query", transposition, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *transposition, void *workspace,
+                                size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__transpose_prepare(&call, ctx, "gmm_transpose", transposition, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream) {
     gmm__call call;
     gmm__plan plan;
@@ -5363,6 +5510,90 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     if (d->reduce && (s = d->reduce(d->user, d->history, d->slots, stream)) != GMM_OK)
         return gmm__refuse(&call, s, "reduce", "gave %s", gmm_status_name(s));
     return gmm__serve(&call, NULL, NULL, 0, stream);
+}
+
+static int gmm__shard_takes(const gmm_format *f) {
+    return f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic &&
+           !f->four_over_six && !f->row_amax;
+}
+GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise) {
+    gmm_format f;
+    if (!format || !gmm__copy_sized(&f, sizeof f, format) || gmm_format_validate(&f, NULL) != GMM_OK ||
+        !gmm__shard_takes(&f) || count < 1 || rows < 1 || cols < 1)
+        return 0;
+    return (f.scaling == GMM_SCALING_NV16 ? count : 0) + gmm__shard_blocks(&f, count, rows, cols, 0) +
+           (columnwise && f.scaling == GMM_SCALING_MX32 && !f.square ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
+}
+
+GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream) {
+    static const char *const names[2] = { "rowwise", "columnwise" };
+    gmm__call call;
+    gmm_sharding *d = &call.d.shard;
+    gmm_format *f = &call.format;
+    gmm_error why = GMM_ZERO;
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_SHARD_CAST, "gmm_shard_cast", 0);
+    int64_t all;
+    int k;
+    if (s != GMM_OK || (s = gmm__read(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
+        (s = gmm__read_options(&call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(&call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read(&call, "format", f, sizeof *f, d->format)) != GMM_OK)
+        return s;
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(&call, s, "format", "%s", why.text);
+    if (!gmm__shard_takes(f))
+        return gmm__refuse(&call, GMM_E_CONFIG, "format", "%s: must be tensor, 1x128, 128x128, mx32 or nv16, without "
+                           "transform, stochastic rounding, choice of scales and amaxes per row",
+                           gmm_scaling_name(f->scaling));
+    if (d->model != GMM_F32 && d->model != GMM_BF16 && d->model != GMM_F16)
+        return gmm__refuse(&call, GMM_E_DTYPE, "model", "%s must be f32, f16 or bf16", gmm_dtype_name(d->model));
+    if (d->phase != GMM_QUANT_AMAX && d->phase != GMM_QUANT_CAST)
+        return gmm__refuse(&call, GMM_E_CONFIG, "phase", "%d must be 1 or 2", (int)d->phase);
+    if (d->cols % 2) return gmm__refuse(&call, GMM_E_ARG, "cols", "%lld must be even", (long long)d->cols);
+    if (!gmm__mul(d->rows, d->cols, &all) || !gmm__mul(all, d->count, &all) || all > INT64_MAX / 8)
+        return gmm__refuse(&call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld x %lld do not fit 64 bits",
+                           (int)d->count, (long long)d->rows, (long long)d->cols);
+    if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > all - d->length)
+        return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
+                           "without a shard", (long long)d->start, (long long)d->length, (long long)all);
+    if (!d->rowwise && !d->columnwise)
+        return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+    if (d->columnwise && f->scaling != GMM_SCALING_MX32)
+        return gmm__refuse(&call, GMM_E_CONFIG, "columnwise", "must be NULL with %s: transposed copies are made from "
+                           "gathered codes", gmm_scaling_name(f->scaling));
+    for (k = 0; k < 2; k++) {
+        const gmm_mat *m = k ? d->columnwise : d->rowwise;
+        s = gmm__read_copy(&call, k ? GMM__DX : GMM__Y, names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);
+        if (s != GMM_OK) return s;
+        if (m && ctx->config.space != GMM_SPACE_CPU &&
+            (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+            return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
+    }
+    if ((s = gmm__check_array(&call, "master", d->master, d->length > 0, d->length)) != GMM_OK ||
+        (s = gmm__check_array(&call, "amax", d->amax, !f->delayed || d->phase == GMM_QUANT_AMAX, 1)) != GMM_OK ||
+        (s = gmm__check_array(&call, "scale", d->scale, 0, d->count)) != GMM_OK)
+        return s;
+    return gmm__serve(&call, NULL, NULL, 0, stream);
+}
+static gmm__shard_args gmm__shard_of(const gmm__call *call) {
+    const gmm_sharding *d = &call->d.shard;
+    gmm__shard_args a;
+    memset(&a, 0, sizeof a);
+    a.format = call->format;
+    a.model = d->model;
+    a.count = d->count;
+    a.rows = d->rows;
+    a.cols = d->cols;
+    a.start = d->length ? d->start : 0;
+    a.length = d->length;
+    a.master = d->master;
+    a.scale = d->scale;
+    a.amax = d->amax;
+    a.copy[0] = call->mat[GMM__Y];
+    a.copy[1] = call->mat[GMM__DX];
+    return a;
+}
+static int64_t gmm__shard_floats(const gmm__shard_args *a) {
+    return gmm_shard_amaxes(&a->format, (int32_t)a->count, a->rows, a->cols, a->copy[1].dtype != GMM_NONE);
 }
 
 /* --- CPU engine: tiles of 128 rows of one group or matrix by 128 columns --- */
@@ -5756,6 +5987,37 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return GMM_OK;
 }
 
+/* A tile of 128 x 128, in squares that stay in the nearest cache. */
+static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) {
+    enum { SIDE = 32 };
+    const gmm__call *call = (const gmm__call *)arg;
+    const int64_t down = gmm__ceil_div(call->rows, GMM_TILE), across = gmm__ceil_div(call->in, GMM_TILE);
+    const int64_t u = index / (down * across), i = index / across % down, j = index % across;
+    const gmm__qview from = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview to = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
+    const int64_t r1 = gmm__min_i64(call->rows, (i + 1) * GMM_TILE), c1 = gmm__min_i64(call->in, (j + 1) * GMM_TILE);
+    int64_t r0, c0, r, c;
+    (void)thread;
+    for (r0 = i * GMM_TILE; r0 < r1; r0 += SIDE)
+        for (c0 = j * GMM_TILE; c0 < c1; c0 += SIDE)
+            for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
+                for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
+                    to.data[c * to.ld + r] = from.data[r * from.ld + c];
+    gmm__qview_turn_scales(&from, &to, i, j);
+}
+static int gmm__cpu_plan_transpose(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    (void)stream;
+    gmm__cpu_for(call->ctx, call->units * gmm__ceil_div(call->rows, GMM_TILE) * gmm__ceil_div(call->in, GMM_TILE),
+                 gmm__transpose_task, call);
+    return GMM_OK;
+}
+
 static int gmm__cpu_plan_scale_update(const gmm__call *call, gmm__plan *plan) {
     (void)call;
     (void)plan;
@@ -5768,6 +6030,39 @@ static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream
     for (i = 0; i < d->slots; i++)
         d->scale[i] = gmm_delayed_scale(d->history + i, d->stride, d->history_length, gmm_dtype_largest(d->dtype),
                                         d->margin, d->most_recent, 0.0f, d->scale[i]);
+    return GMM_OK;
+}
+
+static int gmm__cpu_plan_shard_cast(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__shard_args a = gmm__shard_of(plan->call);
+    const int nv = a.format.scaling == GMM_SCALING_NV16;
+    int64_t i, lines, blocks;
+    int k;
+    (void)stream;
+    if (plan->call->d.shard.phase == GMM_QUANT_AMAX) {
+        memset(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float));
+        for (i = 0; i < a.length; i++) {
+            const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
+            const float v = gmm__shard_value(&a, i);
+            for (k = 0; k < 2 + nv; k++) {
+                float *to = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                if (k == 2 || a.copy[k].dtype != GMM_NONE)
+                    *to = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*to), v));
+            }
+        }
+        return GMM_OK;
+    }
+    for (k = 0; k < 2; k++) {
+        if (a.copy[k].dtype == GMM_NONE) continue;
+        gmm__shard_scales(&a, k, &lines, &blocks);
+        for (i = 0; i < a.count * lines * blocks; i++) gmm__shard_store_scale(&a, k, i);
+        for (i = a.start / 2; 2 * i < a.start + a.length; i++) gmm__shard_store_pair(&a, k, i);
+    }
     return GMM_OK;
 }
 
@@ -5807,6 +6102,10 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
         gmm__reserve(plan, part, (size_t)call->groups.count * sizeof(void *));
 }
 
+/* Whether a call's kernels may be launched early. Not where multiprocessors are to be left alone: no block of the next
+   launch may wait on those. */
+static int gmm__mma_early(const gmm__call *call) { return call->ctx->early && call->options.sm_limit == 0; }
+
 /* Enqueues the offsets and tiles of a call. */
 static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
                                    gmm_stream stream) {
@@ -5842,7 +6141,7 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
         args.groups.dtype = GMM_I64;
         args.groups.row_align = 0;
     }
-    return gmm__cuda_status(call, gmm_launch_offsets(&args, stream));
+    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_early(call), stream));
 }
 
 /* A call's operand as kernels address it. A host table is copied to `part` of the workspace. */
@@ -6114,17 +6413,16 @@ enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int
 enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
 enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
 
-/* Blocks that kernels may start. */
-static int64_t gmm__mma_blocks(const gmm__call *call) {
+static gmm__room gmm__mma_room(const gmm__call *call, int32_t blocks) {
     const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
-    return gmm__grid(processors, call->options.sm_limit, GMM__ELEM_PER_SM, INT32_MAX);
+    gmm__room room;
+    room.most = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
+    room.early = gmm__mma_early(call);
+    return room;
 }
-
-/* The same for kernels that stream rows. */
-static int64_t gmm__mma_stream(const gmm__call *call) {
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
-    return gmm__grid(processors, call->options.sm_limit, GMM__ELEM_STREAM, INT32_MAX);
-}
+/* What kernels may take, and those that stream rows. */
+static gmm__room gmm__mma_blocks(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_PER_SM); }
+static gmm__room gmm__mma_stream(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_STREAM); }
 
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     const gmm_mat *m = &call->mat[role];
@@ -6221,7 +6519,7 @@ static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
     gmm__reserve(plan, GMM__ROUTE_SUMS,
                  gmm__mma_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call)));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -6240,7 +6538,7 @@ static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
 
 static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call)));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -6429,7 +6727,7 @@ static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int pa
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
-    const int64_t most = gmm__mma_stream(call);
+    const gmm__room room = gmm__mma_stream(call);
     gmm__glu_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -6442,10 +6740,10 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     a.cols = d->cols;
     a.block = d->block;
     a.inverse = d->inverse;
-    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, most, stream));
+    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, room, stream));
     e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC, &a.src_table, stream);
     if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST, &a.dst_table, stream);
-    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, most, stream);
+    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, room, stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -6545,8 +6843,6 @@ static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_quantization *d = &call->d.quant;
     size_t part[3], sums = 0;
-    if (call->format.square && call->format.four_over_six)
-        return gmm__decline(plan, "has no four_over_six of square tiles");
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_floats(call, part) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 5 * (size_t)call->units * sizeof(void *));
@@ -6591,6 +6887,48 @@ static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, 
     return gmm__k_quantize_tail(&t, stream);
 }
 
+/* Whether the kernels that move whole vectors serve the call, and what they want to know. */
+static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
+    const gmm_format *f = &call->format;
+    const gmm_mat *mat[3];
+    uint64_t odd = (uint64_t)a->cols % 8; /* address bits that would have to be 0 */
+    int k;
+    mat[0] = &a->rowwise;
+    mat[1] = &a->columnwise;
+    mat[2] = &a->src;
+    for (k = 0; k < 3; k++) {
+        const gmm_mat *m = mat[k];
+        const int64_t bits = gmm_dtype_bits(m->dtype);
+        /* a row of eight elements, or of a transposed copy a run of 16 bytes, is one access */
+        const int64_t whole = k == 2 || (k == 1 && f->scaling != GMM_SCALING_MX32) ? 16 : bits;
+        if (m->dtype == GMM_NONE) continue;
+        a->step[k] = a->grouped ? 0 : m->group_stride * bits / 8;
+        if (k < 2 && !a->grouped)
+            a->scale_step[k] = gmm__scale_count(m->scaling, k ? a->cols : a->rows, k ? a->rows : a->cols) *
+                               (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16 ? 1 : 4);
+        else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
+        odd |= (uint64_t)(m->table != NULL) | ((uint64_t)(uintptr_t)m->data & (uint64_t)(whole - 1)) |
+               ((uint64_t)(m->ld * bits / 8) & (uint64_t)(whole - 1)) |
+               ((uint64_t)a->step[k] & (uint64_t)(whole - 1)) | (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) |
+               ((uint64_t)(uintptr_t)m->scale & 3);
+        if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
+            odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
+    }
+    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->stochastic &&
+               !f->row_amax && !(f->hadamard && a->columnwise.dtype != GMM_NONE) &&
+               !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
+    if (!a->swift) return;
+    a->groups = call->groups;
+    a->few = a->grouped && call->groups.count <= 32 && !call->groups.on_host && call->groups.tail == GMM_TAIL_KEEP;
+    a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
+    a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
+                  (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
+    if (a->phase == GMM_QUANT_ALL) a->amax[1] = a->amax[0];
+    if (a->phase != GMM_QUANT_CAST) return;
+    a->amax[0] = a->rowwise.dtype != GMM_NONE ? a->rowwise.amax : a->columnwise.amax;
+    a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
+}
+
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_quantization *d = &call->d.quant;
@@ -6602,7 +6940,6 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     size_t part[3], floats = gmm__mma_quant_floats(call, part);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     gmm__quant_args a;
-    int64_t items;
     cudaError_t e;
     int k;
 
@@ -6624,20 +6961,23 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
-    if (a.grouped) {
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
+    gmm__mma_quant_swift(call, &a);
+    if (e == cudaSuccess && a.grouped && !a.few) {
         const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
     }
-    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
-    if (e == cudaSuccess) e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
+    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (global || records || a.lines))
+        e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
-    items = gmm__strips(call) * a.col_tiles;
-    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || records || a.lines), d->phase != GMM_QUANT_AMAX,
-                        items, gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
+                        d->phase != GMM_QUANT_AMAX, gmm__strips(call),
+                        gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
+                        gmm__mma_stream(call), stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
@@ -6694,6 +7034,37 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     return gmm__cuda_status(call, e);
 }
 
+/* One matrix takes no workspace: its table is an address. */
+static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
+    return 1;
+}
+static cudaError_t gmm__mma_transpose_mat(const gmm__plan *plan, int role, int slot, gmm_mat *out, gmm_stream stream) {
+    const gmm_mat *m = &plan->call->mat[role];
+    if (plan->call->units > 1 || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+        return gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, role, slot, out, stream);
+    *out = *m;
+    out->data = m->table[0];
+    out->scale = m->scale_table[0];
+    out->table = out->scale_table = NULL;
+    return cudaSuccess;
+}
+static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    gmm__transpose_args a;
+    cudaError_t e;
+    memset(&a, 0, sizeof a);
+    a.units = gmm__units(call);
+    a.rows = call->rows;
+    a.cols = call->in;
+    e = gmm__mma_transpose_mat(plan, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_transpose_mat(plan, GMM__Y, 2, &a.dst, stream);
+    if (e == cudaSuccess)
+        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TURN_PER_SM, INT32_MAX), stream);
+    return gmm__cuda_status(call, e);
+}
+
 static int gmm__mma_plan_scale_update(const gmm__call *call, gmm__plan *plan) {
     (void)call;
     (void)plan;
@@ -6712,6 +7083,20 @@ static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream
     a.most_recent = d->most_recent;
     a.qmax = gmm_dtype_largest(d->dtype);
     return gmm__cuda_status(plan->call, gmm__k_update_scales(&a, stream));
+}
+
+static int gmm__mma_plan_shard_cast(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__shard_args a = gmm__shard_of(plan->call);
+    const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
+    cudaError_t e = cudaSuccess;
+    if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
+    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call), stream);
+    return gmm__cuda_status(plan->call, e);
 }
 
 #endif /* __CUDACC__ */
@@ -7008,10 +7393,11 @@ static void gmm__wgmma_open(gmm_context *ctx) {
 /* Whether rows of an operand begin where TMA takes them. Of tables on the device the kernel tells by a fault bit. */
 static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
     const gmm_mat *m = &call->mat[role];
+    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
     int64_t g;
-    if (m->ld % 8)
+    if (m->ld % unit)
         return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
-    if (call->groups.count > 1 && m->group_stride % 8)
+    if (call->groups.count > 1 && m->group_stride % unit)
         return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
                             (long long)m->group_stride);
     if ((uintptr_t)m->data % 16)
@@ -7033,17 +7419,24 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtyp
     const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
     double best = 0.0;
-    int32_t choice = -1, i, u;
+    int32_t choice = -1, nth = 0, i, u;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
         if (k->op != op || k->dtype != dtype) continue;
+        if (++nth == call->options.tile) return i;
         for (u = k->units; u > k->units / 2; u--) { /* the heights that the device chooses among */
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
             const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
-            const double multiply = 64.0 * wide * height, move = 256.0 * wide + (16.0 + 32.0 * wide) * height;
-            const double out = 400.0 + wide * height * (f32 ? 40.0 * height : 160.0); /* fp32 waits for memory */
-            const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) *
-                                ((double)depths * (multiply > move ? multiply : move) + out);
+            const int both = k->teams == 2;
+            const double multiply = 64.0 * wide * height;
+            const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
+            /* alone, half the columns share a row of A, which the L2 has forgotten where sums are deep */
+            const double sum = (double)depths * (multiply > move ? multiply : move) *
+                               (both ? 1.0 : 1.0 + (double)depths / 4000.0);
+            /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
+            const double out = wide * height * (f32 ? 1460.0 : both ? 195.0 : 660.0);
+            const double tile = both ? sum + out + 400.0 : (sum > 0.5 * out ? sum : 0.5 * out) + 200.0;
+            const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) * tile;
             if (choice >= 0 && cost >= 0.99 * best) continue;
             best = cost;
             choice = i;
@@ -7057,6 +7450,47 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
+/* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it. */
+static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), wgrad = op == gmm_gemm_wgrad;
+    const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
+    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
+    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, huge = INT32_MAX - 1024;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int blocks = gmm_block_along(b->scaling) == 128;
+    const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_BOTH : GMM_FP8_ROWS)
+                                : call->options.fp8_fast_accum ? GMM_FP8_FAST : GMM_FP8_ROWS;
+    const gmm_fp8_kernel *k;
+    int64_t tiles;
+    int32_t i;
+    plan->kernel = -1;
+    for (i = 0; i < GMM_FP8_KERNELS; i++)
+        if (gmm_fp8_kernels[i].dtype == a->dtype && gmm_fp8_kernels[i].sums == sums) plan->kernel = i;
+    if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
+        (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
+        return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
+                            gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
+    k = &gmm_fp8_kernels[plan->kernel];
+    if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
+    tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
+    if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
+    if (!gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_takes(call, rb, wgrad ? "x" : "w", plan))
+        return 0;
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
+    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
+    if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
+    gmm__mma_reserve_groups(call, plan);
+    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
+    if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
+                   gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
+                   (int)k->units * 16, (int)k->cols, (int)plan->grid[0]);
+    return 1;
+}
+
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
@@ -7068,7 +7502,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_sm90_kernel *k;
     int64_t tiles;
     if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
-    if (gmm__quantized(call)) return gmm__decline(plan, "has no kernel for quantized operands");
+    if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
@@ -7095,9 +7529,35 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
+/* Launches an FP8 product; `product` holds the split and what is not of the scales. */
+static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const int rb = gmm__mma_factor_b(op);
+    const gmm_fp8_kernel *k = &gmm_fp8_kernels[plan->kernel];
+    gmm_fp8_args args;
+    cudaError_t e = cudaSuccess;
+    memset(&args, 0, sizeof args);
+    args.p = product->p;
+    args.groups = product->groups;
+    args.a_scale = call->mat[gmm__mma_factor_a(op)];
+    args.b_scale = call->mat[rb];
+    args.b_scale.table = product->p.b.table;
+    args.wgrad = op == gmm_gemm_wgrad;
+    args.b_columnwise = op == gmm_gemm_dgrad;
+    args.units_max = args.wgrad ? k->units : 0;
+    if (call->groups.count > k->groups) args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+    if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
+        args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
+    }
+    if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
+    return gmm__cuda_status(call, e);
+}
+
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD, quantized = gmm__quantized(call);
     gmm_sm90_args args;
     gmm_status s;
     cudaError_t e = cudaSuccess;
@@ -7118,8 +7578,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (wgrad) args.p.b.data = plan->workspace;
         else args.p.d.data = plan->workspace;
     }
-    args.units_max = wgrad ? gmm_sm90_kernels[plan->kernel].units : 0;
-    if (call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
+    if (!quantized) args.units_max = wgrad ? gmm_sm90_kernels[plan->kernel].units : 0;
+    if (!quantized && call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
         args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
     if (args.p.zero_tail && !wgrad) {
         gmm_tail_args tail;
@@ -7128,6 +7588,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         tail.n = args.p.n;
         e = gmm_launch_tail(plan->grid[0], &tail, stream);
     }
+    if (e == cudaSuccess && quantized) return gmm__wgmma_launch_fp8(plan, &args, stream);
     if (e == cudaSuccess) e = gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
@@ -7481,7 +7942,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 static const gmm__engine_row gmm__engines[] = {
     { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
         GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize), GMM__OP(cpu, requantize), GMM__OP(cpu, scale_update),
-        GMM__OP(cpu, offsets),
+        GMM__OP(cpu, transpose), GMM__OP(cpu, shard_cast), GMM__OP(cpu, offsets),
         GMM__OP(cpu, product), /* linear_fwd */
         GMM__OP(cpu, product), /* linear_dgrad */
         GMM__OP(cpu, product), /* linear_wgrad */
@@ -7501,6 +7962,8 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
         GMM__NO_OP, /* scale_update */
+        GMM__NO_OP, /* transpose */
+        GMM__NO_OP, /* shard_cast */
         GMM__NO_OP, /* offsets */
         GMM__OP(wgmma, product), /* linear_fwd */
         GMM__OP(wgmma, product), /* linear_dgrad */
@@ -7511,7 +7974,7 @@ static const gmm__engine_row gmm__engines[] = {
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
         GMM__OP(mma, quantize), GMM__OP(mma, dequantize), GMM__OP(mma, requantize), GMM__OP(mma, scale_update),
-        GMM__OP(mma, offsets),
+        GMM__OP(mma, transpose), GMM__OP(mma, shard_cast), GMM__OP(mma, offsets),
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act_fwd), GMM__OP(mma, act_bwd),
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
@@ -7529,6 +7992,8 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
         GMM__NO_OP, /* scale_update */
+        GMM__NO_OP, /* transpose */
+        GMM__NO_OP, /* shard_cast */
         GMM__NO_OP, /* offsets */
         GMM__OP(lt, product), /* linear_fwd */
         GMM__OP(lt, product), /* linear_dgrad */
@@ -7681,7 +8146,7 @@ static int32_t gmm__cpu_best_level(void) {
 
 #ifdef __CUDACC__
 /* Whether a device is there and runs this build's kernels. */
-static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_error *error) {
+static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, int32_t *early, gmm_error *error) {
     struct cudaFuncAttributes attributes;
     int count = 0, major = 0, minor = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
@@ -7711,6 +8176,7 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_
     if (e != cudaSuccess)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.device: %d has compute capability %d.%d, and this "
                          "build holds no kernel for it: %s", (int)c->device, major, minor, cudaGetErrorString(e));
+    *early = attributes.ptxVersion >= 90; /* kernels that were compiled for less cannot wait */
     return GMM_OK;
 }
 #endif
@@ -7718,7 +8184,7 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error) {
     gmm_config c = GMM_ZERO;
     gmm_context *ctx;
-    int32_t threads = 1, capability = 0;
+    int32_t threads = 1, capability = 0, early = 0;
     const int32_t level = gmm__cpu_best_level();
 
     if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_create: out is NULL");
@@ -7737,7 +8203,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
                          (int)c.space);
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA) {
-        const gmm_status s = gmm__cuda_probe(&c, &capability, error);
+        const gmm_status s = gmm__cuda_probe(&c, &capability, &early, error);
         if (s != GMM_OK) return s;
     }
 #else
@@ -7777,6 +8243,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     ctx->threads = threads;
     ctx->cpu_level = c.cpu_level ? c.cpu_level : level;
     ctx->capability = capability;
+    ctx->early = early;
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA) gmm__wgmma_open(ctx);
 #endif
@@ -8349,7 +8816,7 @@ struct gmm_ckpt_plan {
     int64_t *last;       /* [targets] the last move into each; -1 = none */
     gmm__ck_span *spans; /* the source's memory, ascending and disjoint */
     int64_t count, span_count;
-    int32_t part_count;
+    int32_t part_count, partial;
     gmm_ckpt_cost cost;
 };
 
@@ -10583,13 +11050,82 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
             }
             if (status) break;
         }
-        if (!status && sum != gmm__ck_units(d))
+        if (!status && sum != gmm__ck_units(d) && !plan->partial)
             status = gmm__fail(error, GMM_E_STATE, "%s: target %.160s: %lld of its %lld elements are written", fn,
                                d->name,
                                (long long)sum, (long long)gmm__ck_units(d));
     }
     gmm__ck_clear(&arena);
     return status;
+}
+
+GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                         const gmm_ckpt_tensor *targets, int64_t target_count,
+                                         const gmm_ckpt_move *moves, int64_t count, int32_t partial,
+                                         const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    static const char fn[] = "gmm_ckpt_plan_of_moves";
+    gmm__ck_build b;
+    gmm_error why = GMM_ZERO;
+    gmm_status status;
+    int64_t i;
+    if (!out) return gmm__ck_null(fn, "out", report);
+    *out = NULL;
+    if (!parts || (!targets && target_count) || (!moves && count))
+        return gmm__ck_null(fn, !parts ? "parts" : !targets && target_count ? "targets" : "moves", report);
+    status = gmm__ck_start(&b, fn, out, allocator, report);
+    if (!status && (part_count < 1 || target_count < 0 || count < 0 || partial < 0 || partial > 1))
+        status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%d parts, %lld targets, %lld moves, partial %d: must be "
+                                ">= 1, >= 0, >= 0, and 0 or 1", (int)part_count, (long long)target_count,
+                                (long long)count, (int)partial);
+    for (i = 0; !status && i < part_count; i++)
+        if (!parts[i].table)
+            status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "parts[%lld].table is NULL", (long long)i);
+    if (!status) {
+        b.source.part_count = part_count;
+        b.parts = (gmm_ckpt_part *)gmm__ck_get(&b.temp, part_count, sizeof *b.parts);
+        if (!b.parts) status = gmm__ck_no_memory(&b);
+        else memcpy(b.parts, parts, (size_t)part_count * sizeof *parts);
+    }
+    for (i = 0; !status && i < target_count; i++) {
+        gmm_ckpt_tensor t = targets[i];
+        int32_t index;
+        if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_I64)
+            status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, t.name, "targets[%lld]: rank %d, dtype %d: must be 0 to %d, "
+                                    "and a dtype", (long long)i, (int)t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
+        else if (!gmm__ck_bytes(&t, &t.bytes))
+            status = gmm__ck_refuse(&b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
+        else status = gmm__ck_new_target(&b, &t, &index);
+    }
+    if (!status) { /* checked before they are tidied, which trusts them */
+        (*out)->parts = b.parts;
+        (*out)->part_count = part_count;
+        (*out)->partial = partial;
+    }
+    for (i = 0; !status && i < count; i++) {
+        gmm_ckpt_move m = moves[i];
+        const char *fault = m.kind == GMM_CKPT_VIEW ? "a view" : m.loops < 1 || m.loops > GMM_CKPT_LOOPS
+                          ? "loops out of range" : NULL;
+        int32_t l;
+        for (l = 0; !fault && l < m.loops; l++)
+            if (m.count[l] < 1 || m.src_step[l] < 0 || m.dst_step[l] < 0) fault = "a count or step out of range";
+        if (m.kind == GMM_CKPT_ZERO) m.src = m.scale = -1;
+        if (!fault) gmm__ck_tidy(&m);
+        if (!fault) fault = gmm__ck_faulty(*out, &m);
+        if (fault) {
+            status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "moves[%lld]: %s", (long long)i, fault);
+            if (report) report->error.status = GMM_E_STATE;
+            status = GMM_E_STATE;
+        } else status = gmm__ck_push(&b, &m);
+    }
+    if (!status) status = gmm__ck_finish(&b, *out);
+    if (!status) {
+        status = gmm_ckpt_verify(*out, NULL, 0, &why);
+        if (status) {
+            (void)gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%.400s", why.text);
+            if (report) report->error.status = status;
+        }
+    }
+    return gmm__ck_end(&b, out, status);
 }
 
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error) {

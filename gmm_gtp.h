@@ -14,13 +14,15 @@
  *     gmm_gtp_plan(&shard, &plan, NULL);  // plan.shard_rows, plan.row0, plan.shard_data_bytes[GMM_ROWWISE]
  *
  * CONTENTS
- *     1  Shard plans      4  Seeds               7  CPU ranks           10  Licence
- *     2  Extents          5  Memory, forecast    8  Runtime
- *     3  Process grids    6  Communicators       9  Implementation
+ *     1  Shard plans      4  Seeds               7  CPU ranks       10  Runtime
+ *     2  Extents          5  Memory, forecast    8  NCCL            11  Checkpoints
+ *     3  Process grids    6  Communicators       9  Peer copies     12  Implementation, 13 Licence
  *
  * CONFIGURATION (beside gmm_quant.h's and gmm.h's; define where GMM_IMPLEMENTATION is)
  *     GMM_WITH_CPU_RANKS   CPU ranks, which need POSIX threads (pthread.h, -pthread). Without it gmm_ranks_create is
  *                          GMM_E_BUILD, and no header of theirs is included.
+ *     GMM_WITH_NCCL        Communicators of NCCL (nccl.h, -lnccl), where nvcc compiles GMM_IMPLEMENTATION. Without it
+ *                          gmm_nccl_open is GMM_E_BUILD.
  *
  * THE SHARDING RULE
  *     Tensor parallelism (TP) cuts a weight [N, K] first: by rows (column-parallel), by columns (row-parallel), or not
@@ -43,8 +45,8 @@
  *
  *     A gradient scale is never derived from a group size: where gradients are reduced, it is an argument in fp32.
  *
- * Thread safety: sections 1 to 5 are pure or write only through their arguments. Communicators and the runtime serve
- * one thread at a time each. Only CPU ranks, and runtimes where they make events, allocate.
+ * Thread safety: sections 1 to 5 and 11 are pure or write only through their arguments. Communicators and the runtime
+ * serve one thread at a time each. Only what makes CPU ranks, communicators and events, and checkpoint plans allocate.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -232,7 +234,8 @@ typedef struct gmm_gtp_use {
     int32_t reserved;         /* 0 */
 } gmm_gtp_use;
 
-/* Bytes per rank. Padding rows and scales are counted. */
+/* Bytes per rank, as a runtime takes them. Padding rows and scales are counted; alignment, amaxes and workspaces are
+   not. */
 typedef struct gmm_gtp_memory {
     uint32_t struct_size;
     int32_t reserved;
@@ -242,8 +245,10 @@ typedef struct gmm_gtp_memory {
     int64_t gather;     /* gathered operands; also the local transposes that TENSOR and 128X128 need for backward */
     int64_t wgrad;      /* whole gradients before their reduction */
     int64_t reduce;     /* what reductions receive */
-    int64_t total;      /* of the above */
+    int64_t total;      /* of the above, and the stage */
     int64_t whole_weights; /* for comparison: what `weights` would be with gtp_size 1; not in the total */
+    int64_t stage;      /* where parts of ranks arrive that are put side by side (1X128, NV16) or transposed (TENSOR,
+                           128X128): once for all uses, the most that one wants */
 } gmm_gtp_memory;
 
 /* Adds the bytes of one use to *memory; start from GMM_ZERO. *memory is written on success only.
@@ -274,7 +279,7 @@ typedef struct gmm_gtp_forecast {
     double gemm_rate;        /* flop/s that GEMMs of these shapes reach; > 0 */
     double link_rate;        /* bytes/s that a rank receives and sends in a collective; > 0 */
     double latency;          /* of a collective; >= 0 */
-    double memory_rate;      /* bytes/s of the sum into main_grad; 0 = it takes no time */
+    double memory_rate;      /* bytes/s of the sum into main_grad and of transposes; 0 = they take no time */
     gmm_dtype wire;          /* of gradients: F32 or BF16; NONE = F32 */
     gmm_dtype main_grad;     /* F32 or BF16; NONE = F32 */
     int32_t prefetch;        /* bundles gathered ahead; one slot more, of each direction */
@@ -303,6 +308,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
 typedef struct gmm_comm {
     uint32_t struct_size;
     int32_t rank, size;
+    int32_t exchanges;    /* 1: all_to_all and a sum behind it are faster than reduce_scatter: GMM_GTP_REDUCE_AUTO */
+    int32_t processors;   /* multiprocessors that its calls need beside a GEMM: see gmm_gtp_view.leave */
     int32_t reserved;
     void *self;
     gmm_status (*group_begin)(void *self, const char *what);
@@ -385,7 +392,60 @@ GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stre
 GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream);
 GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it runs */
 
-/* ---------------------------------------------------------------------------------------------------- 8 Runtime --- */
+/* ------------------------------------------------------------------------------------------------------- 8 NCCL --- */
+
+/* Collectives of NCCL on a communicator that the caller has made, between GPUs of any number of processes and hosts.
+   Calls are captured by graphs as NCCL captures them: by all ranks or by none. Gathers and reductions side by side take
+   two communicators, all ranks issuing their calls in one order; NCCL_LAUNCH_ORDER_IMPLICIT=1 has NCCL keep that order
+   on the device too. On a non-blocking communicator (ncclConfig_t.blocking 0) a call waits for NCCL at most
+   timeout_ms, so that a rank which is gone before the first collective is an error; a blocking one waits without end.
+   give_up is ncclCommAbort: the ncclComm_t is gone once poll fails. Needs GMM_WITH_NCCL and nvcc. */
+struct ncclComm;
+typedef struct gmm_nccl_config {
+    uint32_t struct_size;
+    int32_t windows;       /* 1: window_add registers symmetric windows, of memory that ncclMemAlloc gave */
+    struct ncclComm *comm; /* the ncclComm_t; the caller destroys it, after gmm_nccl_close */
+    gmm_context *ctx;      /* of the communicator's device: its memory, its messages */
+    int32_t timeout_ms;    /* 0 = 10000 */
+    int32_t reserved;
+} gmm_nccl_config;
+
+/* Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (what NCCL says of the communicator),
+       GMM_E_BUILD. *out is zeroed after a failure. */
+GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gmm_error *error);
+/* Frees what open made; work must be done. NULL and a zeroed one are allowed. */
+GMMDEF void gmm_nccl_close(gmm_comm *comm);
+
+/* ------------------------------------------------------------------------------------------------ 9 Peer copies --- */
+
+/* Collectives by copies between the GPUs of one host, on their copy engines: no multiprocessor takes part in all_gather
+   and all_to_all, which push into windows of the peers; hand-shakes are words in device memory that the streams
+   themselves write and wait for. reduce_scatter is a sum over the peers' windows, in the order of ranks and in fp32;
+   the values of all_reduce_max go through a box of the communicator's own. Calls are captured like any other work, and
+   replays mix with calls. What all_gather and all_to_all receive, and what reduce_scatter sends, lies in a window.
+   Ranks are threads of one process, or processes: then windows must be memory of cudaMalloc, 2 MiB or more, which CUDA
+   IPC opens.
+   A rank that is gone leaves the others' streams waiting until give_up, which gmm_gtp_poll calls: it lets go, for three
+   seconds, whatever waits or comes to wait. */
+typedef struct gmm_peers_config {
+    uint32_t struct_size;
+    int32_t rank, size;    /* size at most 64 */
+    int32_t processes;     /* 1: every rank is a process of its own; 0: all are threads of this one */
+    gmm_context *ctx;      /* of the rank's device: its memory, its messages */
+    /* The host's all-gather: all [size][bytes] = what every rank gives as mine. Collective, waits; open, window_add and
+       window_remove call it. Other than GMM_OK: GMM_E_COMM. */
+    gmm_status (*exchange)(void *user, const void *mine, void *all, size_t bytes);
+    void *user;
+} gmm_peers_config;
+
+/* Collective. Allocates 2 MiB of device memory.
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM, GMM_E_UNSUPPORTED (a GPU that cannot reach
+       another's memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
+GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error);
+/* Frees what open made; the work of all ranks must be done. NULL and a zeroed one are allowed. */
+GMMDEF void gmm_peers_close(gmm_comm *comm);
+
+/* --------------------------------------------------------------------------------------------------- 10 Runtime --- */
 
 /* The GTP runtime: weights gathered before they are read, gradients reduced behind the compute.
    Weights are declared, bound into bundles (gathered and reduced together, such as a layer's local experts) and named
@@ -406,9 +466,12 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it run
                used again, and an outdated one never. Addresses depend on bundle and pass alone, for ever after bind.
    Shards      Whoever writes shards first makes his stream wait for the gathers that read them (fence), and publishes
                them afterwards.
-   Formats     Elements and scales of quantized shards move as they are: quantized once, where they are published.
+   Formats     Elements and scales of quantized shards move as they are: quantized once, where they are published
+               (gmm_gtp_quantize), in the directions that the format stores; which one is gathered is a matter of the
+               pass alone. What arrives is what one rank would have made of the whole matrix, bit for bit, and is put
+               where it stays in one step.
    g = 1       No communicator is called: views are the shards. Gradients go through the same buffers, since scale and
-               accumulation are the same.
+               accumulation are the same. TENSOR and 128X128 are transposed for backward on the caller's stream.
    Graphs      Between capture_begin and capture_end acquire, release, wgrad, submit and fence may be called, nothing
                else; chains say beforehand which bundles are captured. Content of slots passes from one graph to the
                next only if it was prefetched for it; graphs are then replayed in the order of their capture.
@@ -443,14 +506,15 @@ typedef struct gmm_gtp_config {
     uint32_t struct_size;
     int32_t domains, weights, bundles, chains, graphs; /* the most that will be declared; domains 0 = 1 */
     int32_t timeout_ms;         /* of a collective that has begun, see gmm_gtp_poll; 0 = 10000 */
-    gmm_context *ctx;           /* for sums; with CPU ranks one that nobody else uses */
+    gmm_context *ctx;           /* for sums and quantization; with CPU ranks one that nobody else uses */
     const gmm_runtime *runtime; /* copied; NULL = that of ctx */
     gmm_gtp_hooks hooks;
 } gmm_gtp_config;
 
 /* How gradients are reduced. Either way their sum is scaled and added in fp32. */
 typedef enum gmm_gtp_reduction {
-    GMM_GTP_REDUCE_AUTO = 0,   /* SCATTER with an fp32 wire or at most two ranks, else EXCHANGE */
+    GMM_GTP_REDUCE_AUTO = 0,   /* EXCHANGE where the communicator says so; else SCATTER with an fp32 wire or at most
+                                  two ranks, else EXCHANGE */
     GMM_GTP_REDUCE_SCATTER = 1, /* the communicator adds; with a bf16 wire its sum is rounded to bf16 */
     GMM_GTP_REDUCE_EXCHANGE = 2, /* all_to_all of the parts, which are then added in fp32 in the order of ranks */
     GMM_GTP_REDUCTION_MAX = 0x7fffffff
@@ -477,12 +541,15 @@ typedef struct gmm_gtp_weight {
     const gmm_shard *shard;     /* copied; its group is the domain's */
     void *data[2];              /* the shard by gmm_direction, as gmm_gtp_plan sizes it; [COLUMNWISE] NULL where the
                                    plan has 0 bytes. Padding rows are zeros */
-    void *scale[2];             /* its scales, COMPACT; TENSOR: one value, the same on all ranks */
+    void *scale[2];             /* its scales, COMPACT; TENSOR: one value in [ROWWISE], the same on all ranks */
     float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle stand one behind the
-                                   other in the order of experts */
+                                   other in the order of experts. TENSOR: where gmm_gtp_quantize leaves it, or NULL */
     void *main_grad;            /* [shard_rows, local_cols], dense; NULL = frozen, on all ranks alike */
     gmm_dtype main_grad_dtype;  /* F32 or BF16 */
     int32_t reserved;
+    const gmm_format *format;   /* how gmm_gtp_quantize makes a quantized shard, copied; NULL = the caller makes it.
+                                   Scales in COMPACT order; not stochastic, hadamard or row_amax, whose bits would
+                                   depend on where shards end */
 } gmm_gtp_weight;
 
 typedef struct gmm_gtp_chain {
@@ -495,10 +562,12 @@ typedef struct gmm_gtp_chain {
     int32_t captured;           /* 1: for graphs; may be run without one before, to warm up */
 } gmm_gtp_chain;
 
-/* Matrices of a bundle in the order of expert indices: a packed operand if all have one shape and the bundle was
-   gathered, otherwise a host table of addresses that stays as it is. `mat` goes into gmm_linear.w or gmm_grad.mat as
-   it is: rows are logical, padding lies behind them. Backward has the columnwise copy of formats that store one (1X128,
-   MX32, NV16), and the rowwise one of the others. */
+/* Matrices of a bundle in the order of expert indices: a packed operand if all have one shape and lie evenly,
+   otherwise a host table of addresses that stays as it is. `mat` goes into gmm_linear.w, gmm_mlp.w1 or w2, or
+   gmm_grad.mat as it is: rows are logical, padding lies behind them. In backward a quantized mat has its columnwise
+   copy alone, in mat.columnwise, which dgrad reads: of formats that store one (1X128, MX32, NV16) the gathered one, of
+   TENSOR and 128X128 a transpose of the rowwise one, made here. Scales and amaxes of tensors are those that were there
+   when the bundle was gathered. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
     int32_t count;
@@ -506,7 +575,8 @@ typedef struct gmm_gtp_view {
     int64_t rows, cols;         /* of the first matrix */
     int64_t version;            /* how often its shards were published */
     int32_t slot;               /* the buffer; -1 = the shards themselves */
-    int32_t reserved;
+    int32_t leave;              /* multiprocessors that a GEMM over the view should leave to the gathers and reductions
+                                   beside it: gmm_options.sm_limit = the GPU's less these. 0 = it may have all */
 } gmm_gtp_view;
 
 typedef enum gmm_gtp_add { GMM_GTP_ADD = 0, GMM_GTP_SET = 1, GMM_GTP_ADD_MAX = 0x7fffffff } gmm_gtp_add;
@@ -520,7 +590,9 @@ typedef struct gmm_gtp_gradient {
                                    buffer of gmm_gtp_wgrad; not written. NULL = the buffer. A table is on the host */
 } gmm_gtp_gradient;
 
-/* Bytes of a domain's two memory blocks, for windows of the two communicators. Aligned to 256. */
+/* Bytes of a domain's two memory blocks, for windows of the two communicators. Aligned to 256. The first holds the
+   gather slots, a stage in which the parts of ranks arrive where they must be put side by side or transposed, and what
+   gmm_gtp_quantize needs. */
 typedef struct gmm_gtp_need {
     uint32_t struct_size;
     int32_t gather_slots, wgrad_slots;
@@ -540,6 +612,7 @@ typedef struct gmm_gtp_statistics {
     int64_t prefetches;
     int64_t outdated;           /* prefetches thrown away because newer shards were published */
     int64_t busy;               /* prefetches left out because the slot was in use */
+    int64_t transposed;         /* of the gathers: found the rowwise copy there (g = 1: the shard), and transposed it */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
     uint64_t calls;             /* hash over all calls so far that ranks must make alike */
@@ -583,6 +656,28 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
 /* The shards of these weights are new: what `stream` was given so far wrote them. Gathers wait for that.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream);
+
+/* Makes quantized shards of rows in a wider dtype, and publishes them: waits for gathers as gmm_gtp_fence does, finds
+   the amax of tensors that have one (TENSOR unless delayed, NV16) over all ranks of the domain in one packed reduction,
+   and writes elements, scales and amax in every direction that the plan stores. Weights without a scaling are
+   converted. Collective: all ranks name the same weights in the same order. The bits are those that one rank would make
+   of the whole matrix, whatever the number of ranks.
+   Shapes: from [count] matrices [shard_rows, local_cols], dense, padding rows zeros. */
+typedef struct gmm_gtp_quantization {
+    uint32_t struct_size;
+    gmm_dtype dtype;            /* of the rows: F32, F16 or BF16 */
+    const void *const *from;    /* [count] addresses, on the host */
+    const float *scale;         /* [count] delayed: quantization scales, in the context's memory; NULL = ones */
+    float *amax;                /* [count] delayed: raised to what any rank sees, in the context's memory; NULL = not
+                                   wanted */
+    const gmm_comm *also;       /* further ranks that share the amaxes, such as tensor-parallel ones; NULL = none. It is
+                                   called on the domain's gather stream, or on `stream` where a domain has one rank */
+} gmm_gtp_quantization;
+
+/* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
+       without a format), GMM_E_COMM. */
+GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t count,
+                                   const gmm_gtp_quantization *quantization, gmm_stream stream);
 
 /* Gathers a bundle before it is asked for, as chains do: the head of the first chain behind an optimizer step. Does
    nothing while its slot is in use.  Errors: as gmm_gtp_acquire. */
@@ -642,12 +737,66 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
 /* The counts so far. Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out);
 
+/* ----------------------------------------------------------------------------------------------- 11 Checkpoints --- */
+
+/* Shards to and from checkpoints by logical rows, as plans of strided moves (gmm.h, Checkpoints): built from shapes
+   alone, every error found before a byte moves, verified, applied through memory or callbacks, resumable.
+
+       gmm_gtp_export    what ranks hold -> the logical weights, of which every rank writes its own rows
+       gmm_gtp_import    logical weights, or the shards of other TP and GTP sizes -> the shards of one rank
+
+   Logical     The logical weight [rows, cols] is the shard of TP size 1 and GTP size 1: its sections one behind the
+               other, without padding. A shard's rows are those of its extents. Padding leaves no process, and is
+               written as zeros.
+   What        Any array in the layout of a shard: the weight, its fp32 main weight, optimizer moments. Those of a
+               quantized weight are described by the same shard with dtype F32, scaling NONE and the weight's unit.
+               Neither a runtime nor main_grad is read or needed; whoever imports publishes.
+   Quantized   From and to one format and direction elements and scales are copied as they are, where every boundary
+               falls on a block: no value is quantized twice. 128X128 blocks may also become floats, at any boundary;
+               what a boundary cuts is imported so, into 16 bits, and quantized again.
+   Tables      Elements of a shard are [rows, cols] as gmm_layout_of stores them, transposed copies as [cols, rows].
+               Scales are COMPACT, with its padding or without it (as export writes them); TENSOR has one value, which
+               rank 0 of TP and GTP exports. The global amax of NV16 is the caller's. */
+
+/* What a table has of a weight. Arrays of these have no struct_size. */
+typedef struct gmm_gtp_stored {
+    const gmm_shard *shard; /* which rows and columns, and their format */
+    int32_t part;           /* the table */
+    int32_t data, scale;    /* its tensors; scale -1 = none */
+    int32_t reserved;       /* 0 */
+} gmm_gtp_stored;
+
+/* One weight, or one copy of a quantized one. Arrays of these have no struct_size. */
+typedef struct gmm_gtp_item {
+    const char *name;             /* of the target's elements, */
+    const char *scale_name;       /* and of its scales; NULL where the format has none */
+    const gmm_shard *shard;       /* import: the target. export: the weight and its stored format, of any rank */
+    gmm_direction direction;      /* of quantized copies, on both sides */
+    int32_t stored_count;
+    const gmm_gtp_stored *stored; /* import: together all that the target wants. export: what this process writes.
+                                     All cut alike; what several hold is read from the first */
+} gmm_gtp_item;
+
+/* Plans the items: targets are their elements and scales, in the order of items. Parts (only their tables are read),
+   shards and names are read during the call; tables must outlive the plan, which gmm_ckpt_plan_destroy frees. Export
+   plans are partial (gmm_ckpt_plan_of_moves): a single process may give every rank's shards, or each only its own.
+   *out is NULL after a failure.
+   Errors (reason): GMM_E_NULL; GMM_E_ARG (argument; also of gmm_gtp_plan); GMM_E_KEY (shape: a weight or tensor of
+       other extents; missing_index: rows that nothing holds; duplicate_key), GMM_E_DTYPE (dtype), GMM_E_CONFIG
+       (not_divisible: a boundary that cuts a block), GMM_E_OVERFLOW, GMM_E_MEMORY. */
+GMMDEF gmm_status gmm_gtp_export(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                 const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
+                                 gmm_ckpt_report *report);
+GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                 const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
+                                 gmm_ckpt_report *report);
+
 #ifdef __cplusplus
 }
 #endif
 #endif /* GMM_MOE_GTP_H_INCLUDED */
 
-/* --------------------------------------------------------------------------------------------- 9 Implementation --- */
+/* -------------------------------------------------------------------------------------------- 12 Implementation --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE
@@ -656,6 +805,9 @@ GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *
 #include <time.h>
 #ifdef GMM_WITH_CPU_RANKS
 #include <pthread.h>
+#endif
+#if defined(__CUDACC__) && defined(GMM_WITH_NCCL)
+#include <nccl.h>
 #endif
 
 #ifdef __cplusplus
@@ -1072,7 +1224,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     gmm_shard s, one;
     gmm_shard_plan p, whole;
     int64_t held = 0, elements = 0, gradient, wire, received;
-    int32_t d, sharded, fits;
+    int32_t d, gtp_size, sharded, fits;
     gmm_status status = GMM_OK;
     const size_t known = gmm__gtp_known(fn, "memory", memory, sizeof *memory, &status, error);
     if (status) return status;
@@ -1108,7 +1260,8 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     if (u.optimizer_ranks == 0) u.optimizer_ranks = 1;
     if (u.optimizer_bytes == 0) u.optimizer_bytes = 12;
 
-    sharded = s.gtp_size > 1;
+    gtp_size = s.gtp_size;
+    sharded = gtp_size > 1;
     s.struct_size = 0; /* now the same weight on one rank */
     s.gtp_size = 1;
     s.gtp_rank = 0;
@@ -1139,8 +1292,22 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
                gmm__gtp_add(&m.wgrad, row, p.padded_rows, u.wgrad_slots) &&
                gmm__gtp_add(&m.reduce, row, sharded ? received : 0, u.reduce_slots);
     }
+    if (fits && sharded) {
+        int64_t stage[2] = {0, 0}; /* by direction, of all ranks */
+        const int64_t *data = p.shard_data_bytes, *scale = p.shard_scale_bytes;
+        const int turned = p.gather_data_bytes[GMM_COLUMNWISE] > 0 && data[GMM_COLUMNWISE] == 0;
+        if (turned) stage[1] = data[GMM_ROWWISE] + (s.scaling == GMM_SCALING_TENSOR ? 0 : scale[GMM_ROWWISE]);
+        if (s.scaling == GMM_SCALING_1X128) stage[0] = scale[GMM_ROWWISE], stage[1] = data[GMM_COLUMNWISE];
+        if (s.scaling == GMM_SCALING_NV16) stage[1] = data[GMM_COLUMNWISE] + scale[GMM_COLUMNWISE];
+        for (d = GMM_ROWWISE; fits && d <= GMM_COLUMNWISE; d++) {
+            int64_t bytes = 0;
+            fits = gmm__gtp_add(&bytes, stage[d], gtp_size, u.bundle);
+            if (u.gather_slots && bytes > m.stage) m.stage = bytes;
+        }
+    }
     m.total = 0;
-    fits = fits && gmm__gtp_add(&m.total, m.weights, 1, 1) && gmm__gtp_add(&m.total, m.main_grads, 1, 1) &&
+    fits = fits && gmm__gtp_add(&m.total, m.stage, 1, 1) && gmm__gtp_add(&m.total, m.weights, 1, 1) &&
+           gmm__gtp_add(&m.total, m.main_grads, 1, 1) &&
            gmm__gtp_add(&m.total, m.optimizer, 1, 1) && gmm__gtp_add(&m.total, m.gather, 1, 1) &&
            gmm__gtp_add(&m.total, m.wgrad, 1, 1) && gmm__gtp_add(&m.total, m.reduce, 1, 1);
     if (!fits)
@@ -1153,8 +1320,14 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
 
 enum { GMM__GTP_STAGES = 4096 };
 
-/* Fills in what a stage takes alone; seconds of its gathers, forward and backward. */
-static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x, double seconds[2],
+/* Seconds of a bundle's gathers, forward and backward, and of the transpose in backward. */
+typedef struct gmm__gtp_alone {
+    double gather[2], turn;
+    int shared, turned; /* both passes read one copy; backward's is made of forward's */
+} gmm__gtp_alone;
+
+/* Fills in what a stage takes alone. */
+static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f, gmm_gtp_stage *x, gmm__gtp_alone *a,
                                        gmm_error *error) {
     gmm_shard s;
     gmm_shard_plan p;
@@ -1170,9 +1343,13 @@ static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f
     for (pass = 0; pass < 2; pass++) {
         const int d = pass && p.shard_data_bytes[GMM_COLUMNWISE] ? GMM_COLUMNWISE : GMM_ROWWISE;
         const double bytes = count * s.gtp_size * ((double)p.shard_data_bytes[d] + (double)p.shard_scale_bytes[d]);
-        seconds[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
+        a->gather[pass] = s.gtp_size > 1 ? f->latency + bytes * share : 0;
     }
-    x->gather = seconds[0];
+    a->shared = p.gather_data_bytes[GMM_COLUMNWISE] == 0;
+    a->turned = !a->shared && p.shard_data_bytes[GMM_COLUMNWISE] == 0;
+    a->turn = a->turned && f->memory_rate > 0
+                  ? 2 * count * (double)p.gather_data_bytes[GMM_COLUMNWISE] / f->memory_rate : 0;
+    x->gather = a->gather[0];
     x->reduce = s.gtp_size > 1 ? f->latency + elements * (gmm_dtype_bits(f->wire) / 8) * share : 0;
     x->sum = 0;
     if (f->memory_rate > 0) { /* reads the parts, reads and writes main_grad */
@@ -1192,7 +1369,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     static const char fn[] = "gmm_gtp_foresee";
     gmm_gtp_forecast f;
     double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* by place in the pass */
-    double gather_free = 0, reduce_free = 0, now = 0, seconds[2];
+    double gather_free = 0, reduce_free = 0, now = 0;
+    gmm__gtp_alone alone;
     int32_t i, n, slots, pass;
     gmm_status s = gmm__gtp_open(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
@@ -1217,7 +1395,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         if (x.struct_size && x.struct_size != sizeof x)
             return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, (int)i,
                              x.struct_size);
-        if ((s = gmm__gtp_stage_alone(fn, &f, &x, seconds, error)) != GMM_OK) return s;
+        if ((s = gmm__gtp_stage_alone(fn, &f, &x, &alone, error)) != GMM_OK) return s;
     }
     slots = f.prefetch + 1;
     f.compute = f.exposed_gather = f.exposed_reduce = f.gather = f.reduce = 0;
@@ -1226,15 +1404,16 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
             gmm_gtp_stage *x = &stages[pass ? n - 1 - i : i];
             double *exposed = pass ? &x->exposed_backward : &x->exposed_forward, ready = 0;
             const double before = pass ? x->exposed_forward : 0;
-            int there; /* the slots still hold what the pass before has read last, where both read the same bytes */
-            (void)gmm__gtp_stage_alone(fn, &f, x, seconds, NULL);
+            int there; /* the slots still hold what the pass before has read last, if that serves here */
+            (void)gmm__gtp_stage_alone(fn, &f, x, &alone, NULL);
             x->exposed_forward = before;
-            there = i < slots && (pass || f.wrap) && seconds[0] == seconds[1];
+            there = i < slots && (pass ? alone.shared || alone.turned : f.wrap && alone.shared);
             if (!there) {
-                gather_free = gmm__later(gather_free, i >= slots ? released[i - slots] : 0) + seconds[pass];
-                f.gather += seconds[pass];
+                gather_free = gmm__later(gather_free, i >= slots ? released[i - slots] : 0) + alone.gather[pass];
+                f.gather += alone.gather[pass];
                 ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the pass before has hidden it */
             }
+            if (pass && alone.turn > 0) ready = gather_free += alone.turn;
             *exposed = gmm__later(ready - now, 0);
             f.exposed_gather += *exposed;
             now = gmm__later(now, ready) + x->forward; /* or dgrad, which takes as long */
@@ -2616,6 +2795,727 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph) { (void)graph; }
 
 #endif /* GMM_WITH_CPU_RANKS */
 
+static double gmm__gtp_now(void) {
+    struct timespec t;
+    (void)timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ....................................................................................................... NCCL ... */
+
+/* What the communicators of sections 8 and 9 share. `self` begins with it. */
+typedef struct gmm__wire {
+    gmm_context *ctx;
+    gmm_error error;    /* of the first failure */
+    const char *what;   /* the open group */
+    int32_t given_up, open;
+} gmm__wire;
+
+static GMM__UNUSED gmm_status gmm__wire_fail(gmm__wire *w, const char *call, const char *text) {
+    if (!w->error.text[0])
+        (void)gmm__fail(&w->error, GMM_E_COMM, "%s%s%.60s%s: %.300s", call, w->what ? " of '" : "",
+                        w->what ? w->what : "", w->what ? "'" : "", text);
+    return GMM_E_COMM;
+}
+static GMM__UNUSED gmm_status gmm__wire_poll(const gmm__wire *w, gmm_error *error) {
+    if (error) *error = w->error;
+    return w->given_up || w->error.text[0] ? GMM_E_COMM : GMM_OK;
+}
+static GMM__UNUSED void *gmm__wire_alloc(gmm_context *ctx, size_t bytes) {
+    const gmm_allocator *a = &ctx->config.allocator;
+    void *p = a->alloc ? a->alloc(a->user, bytes) : GMM_MALLOC(bytes);
+    return p ? memset(p, 0, bytes) : NULL;
+}
+static GMM__UNUSED void gmm__wire_free(gmm_context *ctx, void *p) {
+    const gmm_allocator *a = &ctx->config.allocator;
+    if (a->release) a->release(a->user, p);
+    else GMM_FREE(p);
+}
+
+#if defined(__CUDACC__) && defined(GMM_WITH_NCCL)
+
+enum { GMM__NCCL_PROCESSORS = 16 }; /* on an H200: enough for windows and the kernels that start copy engines */
+
+typedef struct gmm__nccl {
+    gmm__wire wire;
+    ncclComm_t comm;
+    double timeout;
+} gmm__nccl;
+
+/* The outcome of a call: one to a non-blocking communicator may go on for a while. */
+static gmm_status gmm__nccl_end(gmm__nccl *n, const char *call, ncclResult_t r) {
+    const double begin = gmm__gtp_now();
+    const struct timespec pause = {0, 20000};
+    while (r == ncclInProgress && !n->wire.open && gmm__gtp_now() - begin < n->timeout) {
+        (void)nanosleep(&pause, NULL);
+        if (ncclCommGetAsyncError(n->comm, &r) != ncclSuccess) r = ncclInternalError;
+    }
+    if (r == ncclSuccess || (r == ncclInProgress && n->wire.open)) return GMM_OK;
+    if (r == ncclInProgress) return gmm__wire_fail(&n->wire, call, "not done in time: a peer is missing");
+    return gmm__wire_fail(&n->wire, call, ncclGetErrorString(r));
+}
+/* One call on the communicator's device; after a failure nothing more is called. */
+#define GMM__NCCL(n, name, call) \
+    int current; \
+    gmm_status s = gmm__wire_poll(&(n)->wire, NULL); \
+    if (s || gmm__cuda_enter((n)->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA; \
+    s = gmm__nccl_end(n, name, call); \
+    return gmm__cuda_leave((n)->wire.ctx, name, current, cudaSuccess), s
+
+static gmm_status gmm__nccl_begin(void *self, const char *what) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    n->wire.what = what;
+    n->wire.open = 1;
+    GMM__NCCL(n, "ncclGroupStart", ncclGroupStart());
+}
+static gmm_status gmm__nccl_close_group(void *self) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    n->wire.open = 0;
+    GMM__NCCL(n, "ncclGroupEnd", ncclGroupEnd());
+}
+static gmm_status gmm__nccl_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    GMM__NCCL(n, "ncclAllGather", ncclAllGather(send, recv, bytes, ncclInt8, n->comm, stream));
+}
+static gmm_status gmm__nccl_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                    gmm_stream stream) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    const ncclDataType_t type = dtype == GMM_F32 ? ncclFloat32 : dtype == GMM_BF16 ? ncclBfloat16 : ncclFloat16;
+    GMM__NCCL(n, "ncclReduceScatter", ncclReduceScatter(send, recv, count, type, ncclSum, n->comm, stream));
+}
+static gmm_status gmm__nccl_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    gmm__nccl *n = (gmm__nccl *)self;
+#if NCCL_VERSION_CODE >= 22800
+    GMM__NCCL(n, "ncclAlltoAll", ncclAlltoAll(send, recv, bytes, ncclInt8, n->comm, stream));
+#else
+    int size = 0, i;
+    ncclResult_t r = ncclCommCount(n->comm, &size);
+    if (r == ncclSuccess) r = ncclGroupStart();
+    for (i = 0; i < size && r == ncclSuccess; i++) {
+        r = ncclSend((const char *)send + (size_t)i * bytes, bytes, ncclInt8, i, n->comm, stream);
+        if (r == ncclSuccess) r = ncclRecv((char *)recv + (size_t)i * bytes, bytes, ncclInt8, i, n->comm, stream);
+    }
+    GMM__NCCL(n, "ncclSend", r == ncclSuccess ? ncclGroupEnd() : r);
+#endif
+}
+static gmm_status gmm__nccl_max(void *self, float *values, size_t count, gmm_stream stream) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    GMM__NCCL(n, "ncclAllReduce", ncclAllReduce(values, values, count, ncclFloat32, ncclMax, n->comm, stream));
+}
+#if NCCL_VERSION_CODE >= 22700
+static gmm_status gmm__nccl_window_add(void *self, void *base, size_t bytes, void **window) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    ncclWindow_t w = NULL;
+    int current;
+    gmm_status s = gmm__wire_poll(&n->wire, NULL);
+    *window = NULL;
+    if (s || gmm__cuda_enter(n->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA;
+    s = gmm__nccl_end(n, "ncclCommWindowRegister", ncclCommWindowRegister(n->comm, base, bytes, &w,
+                                                                          NCCL_WIN_COLL_SYMMETRIC));
+    *window = w;
+    return gmm__cuda_leave(n->wire.ctx, "ncclCommWindowRegister", current, cudaSuccess), s;
+}
+static gmm_status gmm__nccl_window_remove(void *self, void *window) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    GMM__NCCL(n, "ncclCommWindowDeregister", ncclCommWindowDeregister(n->comm, (ncclWindow_t)window));
+}
+#endif
+static gmm_status gmm__nccl_poll(void *self, gmm_error *error) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    ncclResult_t r = ncclSuccess;
+    if (n->comm && !n->wire.error.text[0] && ncclCommGetAsyncError(n->comm, &r) == ncclSuccess && r != ncclSuccess &&
+        r != ncclInProgress)
+        (void)gmm__wire_fail(&n->wire, "NCCL", ncclGetLastError(n->comm));
+    return gmm__wire_poll(&n->wire, error);
+}
+static void gmm__nccl_give_up(void *self, const char *why) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    int current;
+    if (n->wire.given_up) return;
+    n->wire.given_up = 1;
+    (void)gmm__wire_fail(&n->wire, "given up", why);
+    if (gmm__cuda_enter(n->wire.ctx, &current) != cudaSuccess) return;
+    if (n->wire.open) (void)ncclGroupEnd(); /* a group that a failure left open */
+    n->wire.open = 0;
+    (void)ncclCommAbort(n->comm);
+    n->comm = NULL;
+    (void)gmm__cuda_leave(n->wire.ctx, "ncclCommAbort", current, cudaSuccess);
+}
+
+GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gmm_error *error) {
+    static const char fn[] = "gmm_nccl_open";
+    gmm_nccl_config c;
+    gmm__nccl *n;
+    int rank = 0, size = 0, device = 0;
+    ncclResult_t r;
+    gmm_status s;
+    if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
+    memset(out, 0, sizeof *out);
+    if ((s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
+    if (!c.comm || !c.ctx)
+        return gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn, c.comm ? "ctx" : "comm");
+    if (c.windows < 0 || c.windows > 1 || c.timeout_ms < 0 || c.reserved)
+        return gmm__fail(error, GMM_E_ARG, "%s: windows %d, timeout_ms %d, reserved %d: must be 0 or 1, >= 0, and 0",
+                         fn, (int)c.windows, (int)c.timeout_ms, (int)c.reserved);
+    r = ncclCommUserRank(c.comm, &rank);
+    if (r == ncclSuccess) r = ncclCommCount(c.comm, &size);
+    if (r == ncclSuccess) r = ncclCommCuDevice(c.comm, &device);
+    if (r != ncclSuccess) return gmm__fail(error, GMM_E_COMM, "%s: %s", fn, ncclGetErrorString(r));
+    if (c.ctx->config.space != GMM_SPACE_CUDA || c.ctx->config.device != device)
+        return gmm__fail(error, GMM_E_ARG, "%s: ctx is not of CUDA device %d, that of the communicator", fn, device);
+    n = (gmm__nccl *)gmm__wire_alloc(c.ctx, sizeof *n);
+    if (!n) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
+    n->wire.ctx = c.ctx;
+    n->comm = c.comm;
+    n->timeout = 1e-3 * (c.timeout_ms ? c.timeout_ms : 10000);
+    out->rank = rank;
+    out->size = size;
+    out->processors = GMM__NCCL_PROCESSORS;
+    out->self = n;
+    out->group_begin = gmm__nccl_begin;
+    out->group_end = gmm__nccl_close_group;
+    out->all_gather = gmm__nccl_gather;
+    out->reduce_scatter = gmm__nccl_scatter;
+    out->all_to_all = gmm__nccl_exchange;
+    out->all_reduce_max = gmm__nccl_max;
+#if NCCL_VERSION_CODE >= 22700
+    if (c.windows) {
+        out->window_add = gmm__nccl_window_add;
+        out->window_remove = gmm__nccl_window_remove;
+    }
+#endif
+    out->poll = gmm__nccl_poll;
+    out->give_up = gmm__nccl_give_up;
+    return GMM_OK;
+}
+
+GMMDEF void gmm_nccl_close(gmm_comm *comm) {
+    if (!comm || !comm->self) return;
+    gmm__wire_free(((gmm__wire *)comm->self)->ctx, comm->self);
+    memset(comm, 0, sizeof *comm);
+}
+#undef GMM__NCCL
+
+#else /* GMM_WITH_NCCL */
+
+GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gmm_error *error) {
+    (void)config;
+    if (out) memset(out, 0, sizeof *out);
+    return gmm__fail(error, GMM_E_BUILD, "gmm_nccl_open: compile with nvcc, and define GMM_WITH_NCCL where "
+                     "GMM_IMPLEMENTATION is");
+}
+GMMDEF void gmm_nccl_close(gmm_comm *comm) { (void)comm; }
+
+#endif /* GMM_WITH_NCCL */
+
+/* ................................................................................................ Peer copies ... */
+
+#ifdef __CUDACC__
+
+enum {
+    GMM__PEERS_MOST = 64,       /* ranks */
+    GMM__PEERS_WINDOWS = 16,
+    GMM__PEERS_BOX = 1024,      /* values of all_reduce_max at a time */
+    GMM__PEERS_BLOCK = 2 << 20, /* bytes that an allocation shares with no other: IPC opens whole blocks */
+    GMM__PEERS_CAME = 0, GMM__PEERS_DONE = 1, GMM__PEERS_WORDS = 2
+};
+
+/* Device memory of every rank that a communicator reaches. */
+typedef struct gmm__peers_window {
+    char *base[GMM__PEERS_MOST];
+    void *opened[GMM__PEERS_MOST]; /* to be closed */
+    size_t bytes;
+} gmm__peers_window;
+
+/* A rank's own memory begins with words [CAME, DONE][rank] that its peers set to 1 and its stream sets back to 0; its
+   box comes behind, [rank][GMM__PEERS_BOX] values. An operation: tell the peers that this rank has come, wait until
+   they have; copy into their windows; tell them that it is done, wait until they are. A word is set again only in the
+   operation after the one in which it was set back, so that words need no count, and a graph may be replayed. */
+typedef struct gmm__peers {
+    gmm__wire wire;
+    gmm_peers_config config;
+    PFN_cuStreamBatchMemOp_v11070 batch;
+    gmm__peers_window own, windows[GMM__PEERS_WINDOWS];
+    gmm_stream side;            /* copies within the device, beside those to peers */
+    gmm_stream aid;             /* for when a peer is missing; of a priority that few use, so that it shares no queue of
+                                   the device with a stream that waits */
+    uint32_t *seen;             /* [ranks] page-locked */
+    cudaEvent_t fork, join, last;
+    gmm_stream stream;          /* of the open operation */
+    int32_t begun, forked;
+} gmm__peers;
+
+/* What a rank tells of its window, or that it has none. */
+typedef struct gmm__peers_offer {
+    cudaIpcMemHandle_t handle;
+    size_t offset, bytes;
+    char *base;
+    int32_t device, bad;
+} gmm__peers_offer;
+
+static uint32_t *gmm__peers_word(const gmm__peers *p, int32_t owner, int kind, int32_t writer) {
+    return (uint32_t *)(void *)p->own.base[owner] + kind * p->config.size + writer;
+}
+static float *gmm__peers_box(const gmm__peers *p, int32_t owner, int32_t writer) {
+    return (float *)(void *)(p->own.base[owner] + 1024) + (size_t)writer * GMM__PEERS_BOX;
+}
+static size_t gmm__peers_bytes(int32_t size) { return 1024 + (size_t)size * GMM__PEERS_BOX * sizeof(float); }
+
+static gmm_status gmm__peers_cuda(gmm__peers *p, const char *call, cudaError_t e) {
+    if (e == cudaSuccess) return GMM_OK;
+    (void)cudaGetLastError();
+    return gmm__wire_fail(&p->wire, call, cudaGetErrorString(e));
+}
+
+/* Says something to all peers, and waits until they have said it. */
+static gmm_status gmm__peers_meet(gmm__peers *p, int kind, gmm_stream stream) {
+    CUstreamBatchMemOpParams op[3 * GMM__PEERS_MOST];
+    const int32_t size = p->config.size, rank = p->config.rank;
+    unsigned n = 0;
+    int32_t i, step;
+    memset(op, 0, sizeof op);
+    for (step = 0; step < 3; step++)
+        for (i = 1; i < size; i++, n++) {
+            const int32_t peer = (rank + i) % size;
+            uint32_t *word = step == 0 ? gmm__peers_word(p, peer, kind, rank) : gmm__peers_word(p, rank, kind, peer);
+            if (step == 1) {
+                op[n].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+                op[n].waitValue.address = (CUdeviceptr)(uintptr_t)word;
+                op[n].waitValue.value = 1;
+                op[n].waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
+            } else {
+                op[n].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+                op[n].writeValue.address = (CUdeviceptr)(uintptr_t)word;
+                op[n].writeValue.value = step == 0;
+                op[n].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+            }
+        }
+    return p->batch((CUstream)stream, n, op, 0) == CUDA_SUCCESS
+               ? GMM_OK : gmm__wire_fail(&p->wire, "cuStreamBatchMemOp", "the driver refuses it");
+}
+
+/* The first call of an operation. */
+static gmm_status gmm__peers_start(gmm__peers *p, gmm_stream stream) {
+    if (p->begun && p->stream != stream) return gmm__wire_fail(&p->wire, "peer copies", "one group on two streams");
+    if (p->begun) return GMM_OK;
+    p->begun = 1;
+    p->stream = stream;
+    return gmm__peers_meet(p, GMM__PEERS_CAME, stream);
+}
+static gmm_status gmm__peers_finish(gmm__peers *p) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t e = cudaSuccess;
+    gmm_status s = GMM_OK;
+    if (!p->begun) return GMM_OK;
+    if (p->forked) {
+        e = cudaEventRecord(p->join, p->side);
+        if (e == cudaSuccess) e = cudaStreamWaitEvent(p->stream, p->join, 0);
+    }
+    p->begun = p->forked = 0;
+    s = gmm__peers_cuda(p, "peer copies", e);
+    if (!s) s = gmm__peers_meet(p, GMM__PEERS_DONE, p->stream);
+    if (!s) s = gmm__peers_cuda(p, "peer copies", cudaStreamIsCapturing(p->stream, &status));
+    if (!s && status == cudaStreamCaptureStatusNone)
+        s = gmm__peers_cuda(p, "peer copies", cudaEventRecord(p->last, p->stream));
+    return s;
+}
+
+/* A call: begins the operation, and ends it where no group is open. */
+typedef gmm_status gmm__peers_part(gmm__peers *p, const void *send, void *recv, size_t size, gmm_dtype dtype,
+                                   gmm_stream stream);
+static gmm_status gmm__peers_call(void *self, gmm__peers_part *part, const void *send, void *recv, size_t size,
+                                  gmm_dtype dtype, gmm_stream stream) {
+    gmm__peers *p = (gmm__peers *)self;
+    int current;
+    gmm_status s = gmm__wire_poll(&p->wire, NULL);
+    if (s) return s;
+    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
+    s = gmm__peers_start(p, stream);
+    if (!s) s = part(p, send, recv, size, dtype, stream);
+    if (!s && !p->wire.open) s = gmm__peers_finish(p);
+    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+}
+
+/* The same place in the windows of all ranks; window NULL: in none. */
+typedef struct gmm__peers_place {
+    const gmm__peers_window *window;
+    size_t at;
+} gmm__peers_place;
+static gmm__peers_place gmm__peers_find(const gmm__peers *p, const void *memory, size_t bytes) {
+    gmm__peers_place place = {NULL, 0};
+    int i;
+    for (i = 0; i < GMM__PEERS_WINDOWS && !place.window; i++) {
+        const gmm__peers_window *w = &p->windows[i];
+        const uintptr_t base = (uintptr_t)w->base[p->config.rank], at = (uintptr_t)memory;
+        if (!w->bytes || at < base || at - base > w->bytes || bytes > w->bytes - (at - base)) continue;
+        place.window = w;
+        place.at = at - base;
+    }
+    return place;
+}
+
+/* A copy within the device, beside those to peers. */
+static cudaError_t gmm__peers_own(gmm__peers *p, void *to, const void *from, size_t bytes) {
+    cudaError_t e = cudaSuccess;
+    if (to == from || bytes == 0) return e;
+    if (!p->forked) {
+        e = cudaEventRecord(p->fork, p->stream);
+        if (e == cudaSuccess) e = cudaStreamWaitEvent(p->side, p->fork, 0);
+        p->forked = 1;
+    }
+    return e == cudaSuccess ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, p->side) : e;
+}
+
+/* Pushes `bytes` of send to every rank r, at recv's own place there: all of it, or its part r. */
+static gmm_status gmm__peers_push(gmm__peers *p, const char *call, const void *send, void *recv, size_t bytes,
+                                  int parts, gmm_stream stream) {
+    const int32_t size = p->config.size, rank = p->config.rank;
+    const gmm__peers_place to = gmm__peers_find(p, recv, bytes * (size_t)size);
+    cudaError_t e = cudaSuccess;
+    int32_t i;
+    if (!to.window) return gmm__wire_fail(&p->wire, call, "recv lies in no window");
+    for (i = 0; i < size && e == cudaSuccess; i++) { /* all begin with another one */
+        const int32_t peer = (rank + i) % size;
+        const char *from = (const char *)send + (parts ? (size_t)peer * bytes : 0);
+        char *at = to.window->base[peer] + to.at + (size_t)rank * bytes;
+        e = i == 0 ? gmm__peers_own(p, at, from, bytes)
+                   : cudaMemcpyAsync(at, from, bytes, cudaMemcpyDeviceToDevice, stream);
+    }
+    return gmm__peers_cuda(p, call, e);
+}
+static gmm_status gmm__peers_gather_part(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
+                                         gmm_stream stream) {
+    (void)dtype;
+    return gmm__peers_push(p, "all_gather", send, recv, bytes, 0, stream);
+}
+static gmm_status gmm__peers_exchange_part(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
+                                           gmm_stream stream) {
+    (void)dtype;
+    return gmm__peers_push(p, "all_to_all", send, recv, bytes, 1, stream);
+}
+/* The sum over what the peers send, read from their windows. */
+static gmm_status gmm__peers_scatter_part(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                          gmm_stream stream) {
+    const size_t bytes = count * (size_t)(gmm_dtype_bits(dtype) / 8);
+    const gmm__peers_place from = gmm__peers_find(p, send, bytes * (size_t)p->config.size);
+    void *addends[GMM__PEERS_MOST];
+    gmm_accumulation d;
+    gmm_mat x, y;
+    int32_t i;
+    if (!from.window) return gmm__wire_fail(&p->wire, "reduce_scatter", "send lies in no window");
+    if (count == 0) return GMM_OK;
+    for (i = 0; i < p->config.size; i++)
+        addends[i] = from.window->base[i] + from.at + (size_t)p->config.rank * bytes;
+    memset(&d, 0, sizeof d);
+    d.count = p->config.size;
+    for (d.cols = 1; d.cols < 4096 && count % (size_t)(2 * d.cols) == 0; d.cols *= 2) { }
+    d.rows = (int64_t)count / d.cols;
+    d.scale = 1.0f;
+    x = gmm_mat_table(dtype, addends, (uint32_t)GMM_MAT_TABLE_ON_HOST);
+    y = gmm_mat_packed(dtype, recv);
+    d.x = &x;
+    d.y = &y;
+    return gmm_accumulate(p->wire.ctx, &d, NULL, 0, stream)
+               ? gmm__wire_fail(&p->wire, "reduce_scatter", gmm_last_error(p->wire.ctx)) : GMM_OK;
+}
+/* values = the largest of each and what lies in the box. */
+static __global__ void gmm_peers_max(float *values, const float *box, int size, int rank, int count) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    int r;
+    float most;
+    if (i >= count) return;
+    most = values[i];
+    for (r = 0; r < size; r++) {
+        const float v = r == rank ? most : box[(size_t)r * GMM__PEERS_BOX + i];
+        most = v > most || v != v ? v : most;
+    }
+    values[i] = most;
+}
+static gmm_status gmm__peers_max_part(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                      gmm_stream stream) {
+    const int32_t size = p->config.size, rank = p->config.rank;
+    float *values = (float *)recv;
+    cudaError_t e = cudaSuccess;
+    gmm_status s = GMM_OK;
+    size_t at;
+    int32_t i;
+    (void)send, (void)dtype;
+    for (at = 0; at < count && !s; at += GMM__PEERS_BOX) {
+        const int n = count - at < GMM__PEERS_BOX ? (int)(count - at) : (int)GMM__PEERS_BOX;
+        if (at > 0) s = gmm__peers_start(p, stream);
+        for (i = 1; i < size && e == cudaSuccess; i++)
+            e = cudaMemcpyAsync(gmm__peers_box(p, (rank + i) % size, rank), values + at, (size_t)n * sizeof *values,
+                                cudaMemcpyDeviceToDevice, stream);
+        if (!s) s = gmm__peers_cuda(p, "all_reduce_max", e);
+        if (!s) s = gmm__peers_finish(p); /* the box is full */
+        if (s) break;
+        gmm_peers_max<<<(n + 127) / 128, 128, 0, stream>>>(values + at, gmm__peers_box(p, rank, 0), size, rank, n);
+        s = gmm__peers_cuda(p, "all_reduce_max", cudaGetLastError());
+    }
+    return s;
+}
+
+static gmm_status gmm__peers_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_gather_part, send, recv, bytes, GMM_NONE, stream);
+}
+static gmm_status gmm__peers_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_exchange_part, send, recv, bytes, GMM_NONE, stream);
+}
+static gmm_status gmm__peers_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                     gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_scatter_part, send, recv, count, dtype, stream);
+}
+static gmm_status gmm__peers_max(void *self, float *values, size_t count, gmm_stream stream) {
+    return count ? gmm__peers_call(self, gmm__peers_max_part, NULL, values, count, GMM_F32, stream) : GMM_OK;
+}
+static gmm_status gmm__peers_begin(void *self, const char *what) {
+    gmm__peers *p = (gmm__peers *)self;
+    p->wire.what = what;
+    p->wire.open = 1;
+    return gmm__wire_poll(&p->wire, NULL);
+}
+static gmm_status gmm__peers_end(void *self) {
+    gmm__peers *p = (gmm__peers *)self;
+    int current;
+    gmm_status s = gmm__wire_poll(&p->wire, NULL);
+    p->wire.open = 0;
+    if (s) return s;
+    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
+    s = gmm__peers_finish(p);
+    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+}
+
+/* Looks for who is missing without a wait that could itself go on for ever. */
+static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
+    gmm__peers *p = (gmm__peers *)self;
+    const gmm_status s = gmm__wire_poll(&p->wire, error);
+    const double begin = gmm__gtp_now();
+    int32_t i, missing = -1, current, n = 0;
+    cudaError_t e;
+    if (s || !error || gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return s;
+    if (cudaEventQuery(p->last) == cudaErrorNotReady) {
+        e = cudaMemcpyAsync(p->seen, gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0),
+                            (size_t)p->config.size * sizeof *p->seen, cudaMemcpyDeviceToHost, p->aid);
+        if (e == cudaSuccess)
+            while ((e = cudaStreamQuery(p->aid)) == cudaErrorNotReady && gmm__gtp_now() - begin < 0.1) { }
+        for (i = 0; i < p->config.size && e == cudaSuccess; i++)
+            if (i != p->config.rank && !p->seen[i]) missing = i, n++;
+    }
+    (void)cudaGetLastError();
+    if (n == 1) /* for whoever finds that it has been too long */
+        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)missing,
+                       (int)p->config.size);
+    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+}
+/* Lets go the streams that wait for a peer, and those that come to such a wait within a while. */
+static __global__ void gmm_peers_release(volatile uint32_t *words, int count, unsigned long long nanoseconds) {
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do {
+        if ((int)threadIdx.x < count) words[threadIdx.x] = 1;
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - begin < nanoseconds);
+}
+static void gmm__peers_give_up(void *self, const char *why) {
+    gmm__peers *p = (gmm__peers *)self;
+    int current;
+    if (p->wire.given_up) return;
+    p->wire.given_up = 1;
+    (void)gmm__wire_fail(&p->wire, "given up", why);
+    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return;
+    gmm_peers_release<<<1, GMM__PEERS_WORDS * GMM__PEERS_MOST, 0, p->aid>>>(
+        gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0), (int)(GMM__PEERS_WORDS * p->config.size),
+        3000000000ull);
+    (void)cudaGetLastError();
+    (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
+}
+
+/* Lets the peers have a window, and gets theirs. */
+static void gmm__peers_shut(gmm__peers *p, gmm__peers_window *w) {
+    int32_t i;
+    for (i = 0; i < p->config.size; i++)
+        if (w->opened[i]) (void)cudaIpcCloseMemHandle(w->opened[i]);
+    memset(w, 0, sizeof *w);
+}
+static gmm_status gmm__peers_share(gmm__peers *p, gmm__peers_window *w, void *base, size_t bytes, int bad) {
+    gmm__peers_offer mine, all[GMM__PEERS_MOST];
+    cudaError_t e = cudaSuccess;
+    int32_t i;
+    memset(&mine, 0, sizeof mine);
+    mine.base = (char *)base;
+    mine.bytes = bytes;
+    mine.device = p->wire.ctx->config.device;
+    mine.bad = bad;
+    if (p->config.processes && !bad) {
+        enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+        void *range = NULL;
+        CUdeviceptr start = 0;
+        e = cudaIpcGetMemHandle(&mine.handle, base);
+        if (e == cudaSuccess)
+            e = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &range, 3020, cudaEnableDefault, &found);
+        if (e == cudaSuccess && (found != cudaDriverEntryPointSuccess ||
+                                 ((PFN_cuMemGetAddressRange_v3020)range)(&start, NULL, (CUdeviceptr)(uintptr_t)base)))
+            e = cudaErrorInvalidValue;
+        mine.offset = (size_t)((uintptr_t)base - (uintptr_t)start);
+        mine.bad = e != cudaSuccess;
+    }
+    if (p->config.exchange(p->config.user, &mine, all, sizeof mine) != GMM_OK)
+        return gmm__wire_fail(&p->wire, "window", "the exchange failed");
+    for (i = 0; i < p->config.size; i++)
+        if (all[i].bad || all[i].bytes != bytes)
+            return gmm__wire_fail(&p->wire, "window", mine.bad ? cudaGetErrorString(e)
+                                                               : "a peer has none, or one of another size");
+    for (i = 0; i < p->config.size && e == cudaSuccess; i++) {
+        w->base[i] = all[i].base;
+        if (i == p->config.rank) continue;
+        if (p->config.processes) {
+            e = cudaIpcOpenMemHandle(&w->opened[i], all[i].handle, cudaIpcMemLazyEnablePeerAccess);
+            if (e == cudaSuccess) w->base[i] = (char *)w->opened[i] + all[i].offset;
+        } else if (all[i].device != mine.device) {
+            e = cudaDeviceEnablePeerAccess(all[i].device, 0);
+            if (e == cudaErrorPeerAccessAlreadyEnabled) e = cudaSuccess;
+            (void)cudaGetLastError();
+        }
+    }
+    w->bytes = bytes;
+    if (e != cudaSuccess) gmm__peers_shut(p, w);
+    return gmm__peers_cuda(p, "window", e);
+}
+static gmm_status gmm__peers_window_add(void *self, void *base, size_t bytes, void **window) {
+    gmm__peers *p = (gmm__peers *)self;
+    int current, i;
+    gmm_status s = gmm__wire_poll(&p->wire, NULL);
+    *window = NULL;
+    if (s || gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA;
+    for (i = 0; i < GMM__PEERS_WINDOWS && p->windows[i].bytes; i++) { }
+    if (i == GMM__PEERS_WINDOWS) s = gmm__wire_fail(&p->wire, "window", "there are 16 already");
+    if (!s) s = gmm__peers_share(p, &p->windows[i], base, bytes, 0);
+    if (!s) *window = &p->windows[i];
+    return gmm__cuda_leave(p->wire.ctx, "window", current, cudaSuccess), s;
+}
+static gmm_status gmm__peers_window_remove(void *self, void *window) {
+    gmm__peers *p = (gmm__peers *)self;
+    char mine = 0, all[GMM__PEERS_MOST];
+    int current;
+    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
+    gmm__peers_shut(p, (gmm__peers_window *)window);
+    (void)gmm__cuda_leave(p->wire.ctx, "window", current, cudaSuccess);
+    return p->config.exchange(p->config.user, &mine, all, 1) == GMM_OK /* the owner may free it now */
+               ? GMM_OK : gmm__wire_fail(&p->wire, "window", "the exchange failed");
+}
+
+static void gmm__peers_free(gmm__peers *p) {
+    int current, i;
+    if (gmm__cuda_enter(p->wire.ctx, &current) == cudaSuccess) {
+        char *own = p->own.base[p->config.rank];
+        for (i = 0; i < GMM__PEERS_WINDOWS; i++) gmm__peers_shut(p, &p->windows[i]);
+        gmm__peers_shut(p, &p->own);
+        if (own) (void)cudaFree(own);
+        if (p->side) (void)cudaStreamDestroy(p->side);
+        if (p->aid) (void)cudaStreamDestroy(p->aid);
+        if (p->seen) (void)cudaFreeHost(p->seen);
+        if (p->fork) (void)cudaEventDestroy(p->fork);
+        if (p->join) (void)cudaEventDestroy(p->join);
+        if (p->last) (void)cudaEventDestroy(p->last);
+        (void)cudaGetLastError();
+        (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
+    }
+    gmm__wire_free(p->wire.ctx, p);
+}
+
+GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error) {
+    static const char fn[] = "gmm_peers_open";
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    gmm_peers_config c;
+    gmm__peers *p;
+    void *batch = NULL, *own = NULL, *seen = NULL;
+    size_t bytes;
+    int current, low = 0, high = 0;
+    cudaError_t e;
+    gmm_status s;
+    if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
+    memset(out, 0, sizeof *out);
+    if ((s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
+    if (!c.ctx || !c.exchange)
+        return gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn, c.ctx ? "exchange" : "ctx");
+    if (c.size < 1 || c.size > GMM__PEERS_MOST || c.rank < 0 || c.rank >= c.size || c.processes < 0 ||
+        c.processes > 1 || c.ctx->config.space != GMM_SPACE_CUDA)
+        return gmm__fail(error, GMM_E_ARG, "%s: rank %d of %d, processes %d, ctx on %s: must be a rank of 1 to %d, 0 "
+                         "or 1, and on a GPU", fn, (int)c.rank, (int)c.size, (int)c.processes,
+                         c.ctx->config.space == GMM_SPACE_CUDA ? "a GPU" : "the CPU", (int)GMM__PEERS_MOST);
+    p = (gmm__peers *)gmm__wire_alloc(c.ctx, sizeof *p);
+    if (!p) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
+    p->wire.ctx = c.ctx;
+    p->config = c;
+    e = gmm__cuda_enter(c.ctx, &current);
+    if (e != cudaSuccess) {
+        gmm__wire_free(c.ctx, p);
+        return gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e));
+    }
+    e = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &batch, 11070, cudaEnableDefault, &found);
+    p->batch = (PFN_cuStreamBatchMemOp_v11070)batch;
+    if (e == cudaSuccess && (found != cudaDriverEntryPointSuccess || !batch)) e = cudaErrorNotSupported;
+    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&p->side, cudaStreamNonBlocking);
+    if (e == cudaSuccess) e = cudaDeviceGetStreamPriorityRange(&low, &high);
+    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&p->aid, cudaStreamNonBlocking, (low + high) / 2);
+    if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->fork, cudaEventDisableTiming);
+    if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->join, cudaEventDisableTiming);
+    if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->last, cudaEventDisableTiming);
+    bytes = gmm__peers_bytes(c.size);
+    if (bytes < GMM__PEERS_BLOCK) bytes = GMM__PEERS_BLOCK;
+    if (e == cudaSuccess) e = cudaMallocHost(&seen, GMM__PEERS_MOST * sizeof *p->seen);
+    if (e == cudaSuccess) e = cudaMalloc(&own, bytes);
+    if (e == cudaSuccess) e = cudaMemset(own, 0, bytes);
+    p->seen = (uint32_t *)seen;
+    if (e == cudaSuccess) { /* loaded now: that may wait for the device, which then waits for a peer */
+        gmm_peers_release<<<1, GMM__PEERS_WORDS * GMM__PEERS_MOST, 0, p->aid>>>((uint32_t *)own, 0, 0);
+        gmm_peers_max<<<1, 1, 0, p->aid>>>((float *)own, (const float *)own, 0, 0, 0);
+        e = cudaGetLastError();
+    }
+    if (e == cudaSuccess) e = cudaDeviceSynchronize(); /* before a peer writes there */
+    s = gmm__peers_share(p, &p->own, own, bytes, e != cudaSuccess);
+    (void)gmm__cuda_leave(c.ctx, fn, current, cudaSuccess);
+    if (e != cudaSuccess || s) {
+        s = e != cudaSuccess ? gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e))
+                             : gmm__fail(error, s, "%s: %.400s", fn, p->wire.error.text);
+        p->own.base[c.rank] = (char *)own;
+        gmm__peers_free(p);
+        return s;
+    }
+    out->rank = c.rank;
+    out->size = c.size;
+    out->exchanges = 1;
+    out->self = p;
+    out->group_begin = gmm__peers_begin;
+    out->group_end = gmm__peers_end;
+    out->all_gather = gmm__peers_gather;
+    out->reduce_scatter = gmm__peers_scatter;
+    out->all_to_all = gmm__peers_exchange;
+    out->all_reduce_max = gmm__peers_max;
+    out->window_add = gmm__peers_window_add;
+    out->window_remove = gmm__peers_window_remove;
+    out->poll = gmm__peers_poll;
+    out->give_up = gmm__peers_give_up;
+    return GMM_OK;
+}
+GMMDEF void gmm_peers_close(gmm_comm *comm) {
+    if (!comm || !comm->self) return;
+    gmm__peers_free((gmm__peers *)comm->self);
+    memset(comm, 0, sizeof *comm);
+}
+
+#else /* __CUDACC__ */
+
+GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error) {
+    (void)config;
+    if (out) memset(out, 0, sizeof *out);
+    return gmm__fail(error, GMM_E_BUILD, "gmm_peers_open: this build holds the CPU engine alone: compile with nvcc");
+}
+GMMDEF void gmm_peers_close(gmm_comm *comm) { (void)comm; }
+
+#endif /* __CUDACC__ */
+
 /* ....................................................................................... Runtime: what it holds ... */
 
 /* A point on a stream that others wait for. In a capture it is an event inside of the graph for the graph itself, and a
@@ -2636,15 +3536,18 @@ typedef struct gmm__watch {
     double since;       /* at this time */
     const gmm_comm *comm; /* NULL: a graph */
     const char *what, *name;
+    int32_t replayed;   /* of a graph: behind post_replay, on this stream */
+    gmm_stream stream;
 } gmm__watch;
 
 /* How the shards of one buffer become its gathered form: sent bytes one behind the other are it already, or they are
-   staged, and every rank's rows are put side by side. */
+   staged, and every rank's columns are put side by side, as far as the whole reaches. */
 typedef struct gmm__route {
-    size_t send, whole;          /* bytes of a rank, of the gathered buffer */
-    size_t at, stage;            /* offsets in the slot; stage: of staged ones */
+    size_t send, whole;          /* bytes of a rank (0 = not sent), of the gathered buffer */
+    size_t at, stage;            /* offsets in the slot, in the stage; of a transposed weight's rowwise copy, too */
+    size_t even;                 /* bytes that an operation expects from matrix to matrix */
     int32_t staged, reserved;
-    size_t width, height, src_pitch, dst_pitch;
+    size_t width, limit, height, src_pitch, dst_pitch; /* limit: bytes of a row that ranks fill */
 } gmm__route;
 
 enum { GMM__GTP_ROW, GMM__GTP_COL, GMM__GTP_REC, GMM__GTP_CLASSES }; /* what slots hold; REC: rowwise, of recompute */
@@ -2654,8 +3557,11 @@ typedef struct gmm__gtp_weight {
     gmm_gtp_weight desc;
     gmm_shard shard;
     gmm_shard_plan plan;
+    gmm_format format;           /* dtype NONE = none */
     gmm__route route[2][2];      /* [direction][DATA, SCALE] */
+    int64_t ld[2];               /* of a gathered copy; 0 = the default */
     int32_t bundle;              /* -1 = none yet */
+    int32_t transposed;          /* the columnwise copy is made of the rowwise one */
     size_t grad_at;              /* offset in the gradient buffer */
 } gmm__gtp_weight;
 
@@ -2691,6 +3597,8 @@ typedef struct gmm__gtp_bundle {
     int32_t wslot;
     uint32_t held;                 /* a bit per pass */
     int64_t version;
+    gmm_mat columnwise;            /* what views of backward point to */
+    size_t amax_at[2];             /* NV16: offset in a slot, by direction */
     size_t slot_bytes[GMM__GTP_CLASSES], grad_bytes;
     gmm__mark published, done, in_place; /* in_place: the last release of unsharded weights */
     gmm_stream reader;
@@ -2709,6 +3617,10 @@ typedef struct gmm__gtp_domain {
     int32_t joined[2];           /* the capture that the streams have joined, counted from 1 */
     int32_t used[2];             /* a fence has something to wait for */
     size_t gather_bytes, reduce_bytes, recv_at, work_at, work_bytes;
+    size_t stage_at[2], stage_bytes[2]; /* outside of graphs, and in them: gathers follow one another there */
+    gmm__mark staged[2];
+    size_t amax_at, cast_at, cast_bytes; /* of gmm_gtp_quantize: amaxes of the domain's weights, workspace */
+    gmm__mark cast;
     char *gather_base, *reduce_base;
     void *window[2];
     gmm_event fork[2], join[2];
@@ -2721,6 +3633,8 @@ struct gmm_gtp {
     gmm_runtime rt;
     gmm_error error;
     gmm_status broken;
+    const char *calls;           /* the collective that is being called, by rank caller[0] of caller[1]; NULL = none */
+    int32_t caller[2];
     int32_t sealed, live, calling_back, dry;
     int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, link_count;
     int32_t slot_count, wslot_count;
@@ -2740,12 +3654,6 @@ struct gmm_gtp {
     unsigned char *graph_use;    /* [graphs][bundles] */
     gmm_gtp_statistics stats;
 };
-
-static double gmm__gtp_now(void) {
-    struct timespec t;
-    (void)timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static size_t gmm__gtp_align(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -2884,7 +3792,8 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     } else if (desc.reduce)
         return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->gather is NULL, reduce is not", fn);
     if (desc.reduction == GMM_GTP_REDUCE_AUTO)
-        desc.reduction = desc.wire == GMM_F32 || d->size <= 2 ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
+        desc.reduction = !d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2) ? GMM_GTP_REDUCE_SCATTER
+                                                                                        : GMM_GTP_REDUCE_EXCHANGE;
     d->desc = desc;
     *id = gtp->domain_count++;
     return GMM_OK;
@@ -2902,42 +3811,82 @@ static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *per)
     }
 }
 
-/* How the data and scales of one direction travel. */
-static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, int direction, gmm__route *data,
-                                  gmm__route *scale, gmm_error *error) {
-    gmm_layout part = GMM_ZERO, whole = GMM_ZERO;
-    size_t bits;
+/* How the data and scales of one direction travel. What is put together here gets the pitch that operations expect of
+   the logical rows (scales) or take as ld (elements, padding included); what arrives in its final order keeps its
+   padding behind it. */
+static gmm_status gmm__gtp_routes(const gmm_shard *s, const gmm_shard_plan *p, int direction, gmm__gtp_weight *w,
+                                  gmm_error *error) {
+    gmm__route *data = &w->route[direction][GMM__GTP_DATA], *scale = &w->route[direction][GMM__GTP_SCALE];
+    gmm_layout part = GMM_ZERO, whole = GMM_ZERO, logical = GMM_ZERO;
+    const size_t bits = (size_t)gmm_dtype_bits(s->dtype);
+    const int sent = p->shard_data_bytes[direction] > 0;
     gmm_status status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction, p->shard_rows,
                                       p->local_cols, &part, error);
     if (!status) status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction,
                                         p->padded_rows, p->local_cols, &whole, error);
+    if (!status) status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, (gmm_direction)direction,
+                                        p->local_rows, p->local_cols, &logical, error);
     if (status) return status;
     memset(data, 0, sizeof *data);
     memset(scale, 0, sizeof *scale);
-    bits = (size_t)gmm_dtype_bits(s->dtype);
-    data->send = (size_t)part.data_bytes;
     data->whole = (size_t)whole.data_bytes;
+    scale->whole = (size_t)whole.scale_bytes;
+    scale->even = (size_t)logical.scale_bytes;
+    if (part.transposed) w->ld[direction] = whole.data_cols;
+    w->transposed |= !sent;
+    if (!sent) { /* all made here */
+        scale->whole = scale->even;
+        return GMM_OK;
+    }
+    data->send = (size_t)part.data_bytes;
     if (part.transposed) {
         data->staged = 1;
         data->width = data->src_pitch = (size_t)part.data_cols * bits / 8;
-        data->dst_pitch = (size_t)whole.data_cols * bits / 8;
+        data->limit = data->dst_pitch = (size_t)whole.data_cols * bits / 8;
         data->height = (size_t)part.data_rows;
     }
     if (s->scaling != GMM_SCALING_NONE && s->scaling != GMM_SCALING_TENSOR) {
         const size_t bytes = (size_t)gmm_dtype_bits(part.scale_dtype) / 8;
         int64_t per = 1;
         const int along_rows = gmm__gtp_scale_axis(s->scaling, direction, &per);
-        scale->whole = (size_t)whole.scale_bytes;
         if (along_rows) scale->send = (size_t)(p->shard_rows / per) * (size_t)part.scale_cols * bytes;
         else {
+            scale->whole = scale->even;
             scale->send = (size_t)part.scale_bytes;
             scale->staged = 1;
             scale->width = (size_t)(p->shard_rows / per) * bytes;
+            scale->limit = (size_t)((p->local_rows + per - 1) / per) * bytes;
             scale->src_pitch = (size_t)part.scale_cols * bytes;
-            scale->dst_pitch = (size_t)whole.scale_cols * bytes;
+            scale->dst_pitch = (size_t)logical.scale_cols * bytes;
             scale->height = (size_t)part.scale_rows;
         }
     }
+    return GMM_OK;
+}
+
+/* The format of a weight that gmm_gtp_quantize makes. */
+static gmm_status gmm__gtp_format(const char *fn, gmm__gtp_weight *w, gmm_error *error) {
+    gmm_format *f = &w->format;
+    gmm_error why = GMM_ZERO;
+    gmm_status s;
+    if (!w->desc.format) return GMM_OK;
+    s = gmm__gtp_open(fn, "weight->format", w->desc.format, f, sizeof *f, error);
+    w->desc.format = NULL; /* the copy is what counts */
+    if (s) return s;
+    f->struct_size = 0;
+    s = gmm_format_validate(f, &why);
+    if (s) return gmm__fail(error, s, "%s: '%s': format: %.300s", fn, w->desc.name, why.text);
+    if (w->shard.scaling == GMM_SCALING_NONE && f->dtype == GMM_NONE) return GMM_OK;
+    if (f->dtype != w->shard.dtype || f->scaling != w->shard.scaling)
+        return gmm__fail(error, GMM_E_DTYPE, "%s: '%s': format is %s scaled %s, the shard %s scaled %s", fn,
+                         w->desc.name, gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling),
+                         gmm_dtype_name(w->shard.dtype), gmm_scaling_name(w->shard.scaling));
+    if (f->order != GMM_SCALES_COMPACT || f->stochastic || f->hadamard || f->row_amax)
+        return gmm__fail(error, GMM_E_CONFIG, "%s: '%s': format has order %d, stochastic %d, hadamard 0x%x, row_amax "
+                         "%d: shards take none of them", fn, w->desc.name, (int)f->order, (int)f->stochastic,
+                         (unsigned)f->hadamard, (int)f->row_amax);
+    if (f->scaling == GMM_SCALING_NV16 && !w->desc.amax)
+        return gmm__fail(error, GMM_E_NULL, "%s: '%s': amax is NULL, which nv16 is made with", fn, w->desc.name);
     return GMM_OK;
 }
 
@@ -2963,11 +3912,10 @@ GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight,
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': scale[%d] is NULL: a shard in %s has %lld bytes there",
                              fn, w.desc.name, d, gmm_scaling_name(w.shard.scaling),
                              (long long)w.plan.shard_scale_bytes[d]);
-        if (w.plan.shard_data_bytes[d] > 0)
-            s = gmm__gtp_routes(&w.shard, &w.plan, d, &w.route[d][GMM__GTP_DATA], &w.route[d][GMM__GTP_SCALE],
-                                &gtp->error);
+        if (w.plan.gather_data_bytes[d] > 0) s = gmm__gtp_routes(&w.shard, &w.plan, d, &w, &gtp->error);
         if (s) return s;
     }
+    if ((s = gmm__gtp_format(fn, &w, &gtp->error)) != GMM_OK) return s;
     if (w.desc.main_grad && w.desc.main_grad_dtype != GMM_F32 && w.desc.main_grad_dtype != GMM_BF16)
         return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': main_grad_dtype is %s: must be f32 or bf16", fn,
                          w.desc.name, gmm_dtype_name(w.desc.main_grad_dtype));
@@ -3015,6 +3963,18 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
             w->shard.scaling != gtp->weights[weights[0]].shard.scaling)
             return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': '%s' differs in dtype or scaling from '%s'", fn, name,
                              w->desc.name, gtp->weights[weights[0]].desc.name);
+        if (w->format.e4m3_256 != gtp->weights[weights[0]].format.e4m3_256)
+            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' has e4m3_256 %d, '%s' has not", fn, name,
+                             w->desc.name, (int)w->format.e4m3_256, gtp->weights[weights[0]].desc.name);
+        if (w->shard.scaling == GMM_SCALING_NV16)
+            for (k = 0; k < count; k++) {
+                const gmm__gtp_weight *x = &gtp->weights[weights[k]];
+                if ((x->desc.expert == 0 && !x->desc.amax != !w->desc.amax) ||
+                    (x->desc.expert == 0 && w->desc.amax && w->desc.amax != x->desc.amax + w->desc.expert))
+                    return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': amax of '%s' is at %p: must be %d values "
+                                     "behind that of expert 0, at %p", fn, name, w->desc.name, (void *)w->desc.amax,
+                                     (int)w->desc.expert, (void *)x->desc.amax);
+            }
     }
     b = &gtp->bundles[gtp->bundle_count];
     memset(b, 0, sizeof *b);
@@ -3099,33 +4059,47 @@ static gmm__gtp_weight *gmm__gtp_member(gmm_gtp *g, const gmm__gtp_bundle *b, in
 /* What the slot of a pass holds. */
 static int gmm__gtp_class(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
     if (pass == GMM_GTP_RECOMPUTE) return GMM__GTP_REC;
-    return pass == GMM_GTP_BACKWARD && gmm__gtp_member(g, b, 0)->plan.shard_data_bytes[GMM_COLUMNWISE] > 0
+    return pass == GMM_GTP_BACKWARD && gmm__gtp_member(g, b, 0)->plan.gather_data_bytes[GMM_COLUMNWISE] > 0
                ? GMM__GTP_COL : GMM__GTP_ROW;
 }
 static int gmm__gtp_class_direction(int kind) { return kind == GMM__GTP_COL ? GMM_COLUMNWISE : GMM_ROWWISE; }
 
-/* Places of a bundle's parts in its slots: data, scales as gmm_layout_of places groups, then what is staged. */
+/* Whether a pass reads a buffer: of one rank, only what is made of the shards. */
+static int gmm__gtp_buffered(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
+    return g->domains[b->domain].size > 1 ||
+           (gmm__gtp_class(g, b, pass) == GMM__GTP_COL && gmm__gtp_member(g, b, 0)->transposed);
+}
+
+/* Places of a bundle's parts: in its slots data, scales as gmm_layout_of places groups, amaxes; in the stage what is
+   put side by side, or transposed. */
 static void gmm__gtp_place(gmm_gtp *g, gmm__gtp_bundle *b) {
+    gmm__gtp_domain *to = &g->domains[b->domain];
     int d;
     int32_t i, part;
     for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
-        size_t at = 0;
+        size_t at = 0, stage = 0;
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
             for (i = 0; i < b->count; i++) {
-                gmm__route *r = &gmm__gtp_member(g, b, i)->route[d][part];
+                gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+                gmm__route *r = &w->route[d][part];
                 r->at = at;
                 at += part == GMM__GTP_DATA ? gmm__gtp_align(r->whole) : r->whole;
+                if (d == GMM_COLUMNWISE && w->transposed) { /* the rowwise copy arrives there */
+                    gmm__route *from = &w->route[GMM_ROWWISE][part];
+                    from->stage = stage;
+                    stage += gmm__gtp_align(from->send * (size_t)to->size);
+                } else if (r->staged) {
+                    r->stage = stage;
+                    stage += gmm__gtp_align(r->send * (size_t)to->size);
+                }
             }
             at = gmm__gtp_align(at);
         }
-        for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++)
-            for (i = 0; i < b->count; i++) {
-                gmm__route *r = &gmm__gtp_member(g, b, i)->route[d][part];
-                if (!r->staged) continue;
-                r->stage = at;
-                at += gmm__gtp_align(r->send * (size_t)g->domains[b->domain].size);
-            }
+        b->amax_at[d] = at;
+        if (gmm__gtp_member(g, b, 0)->shard.scaling == GMM_SCALING_NV16)
+            at += gmm__gtp_align((size_t)b->count * sizeof(float));
         b->slot_bytes[d == GMM_COLUMNWISE ? GMM__GTP_COL : GMM__GTP_ROW] = at;
+        if (to->size > 1 && stage > to->stage_bytes[b->captured]) to->stage_bytes[b->captured] = stage;
     }
     b->slot_bytes[GMM__GTP_REC] = b->chain[GMM_GTP_RECOMPUTE] < 0 ? 0 : b->slot_bytes[GMM__GTP_ROW];
     b->grad_bytes = 0;
@@ -3251,9 +4225,87 @@ static gmm_status gmm__gtp_sum_run(const void *argument, gmm_stream stream) {
     return gmm_accumulate(s.ctx, &s.d, s.workspace, s.workspace_bytes, stream);
 }
 
+/* The making of one weight's shard. */
+typedef struct gmm__gtp_cast {
+    gmm_context *ctx;
+    gmm_quantization d;
+    gmm_conversion plain;      /* of a weight without a scaling */
+    gmm_format format;
+    gmm_mat src, copy[2];
+    int32_t wanted[2];
+    void *workspace;
+    size_t workspace_bytes;
+} gmm__gtp_cast;
+
+static gmm__gtp_cast gmm__gtp_cast_of(gmm_gtp *g, const gmm__gtp_weight *w, gmm_dtype dtype, const void *from) {
+    gmm__gtp_cast c;
+    int d;
+    memset(&c, 0, sizeof c);
+    c.ctx = g->config.ctx;
+    c.src = gmm_mat_packed(dtype, from);
+    c.format = w->format;
+    c.d.count = 1;
+    c.d.rows = c.plain.rows = w->plan.shard_rows;
+    c.d.cols = c.plain.cols = w->plan.local_cols;
+    for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
+        c.wanted[d] = w->plan.shard_data_bytes[d] > 0;
+        c.copy[d] = gmm_mat_quantized(&c.format, (gmm_direction)d, w->desc.data[d], w->desc.scale[d], NULL);
+    }
+    if (w->shard.scaling == GMM_SCALING_NONE) c.copy[GMM_ROWWISE] = gmm_mat_packed(w->shard.dtype, w->desc.data[0]);
+    return c;
+}
+/* Its pointers, once it stands where it is used. */
+static void gmm__gtp_cast_point(gmm__gtp_cast *c) {
+    c->d.format = &c->format;
+    c->d.src = c->plain.src = &c->src;
+    c->d.rowwise = c->wanted[GMM_ROWWISE] ? &c->copy[GMM_ROWWISE] : NULL;
+    c->d.columnwise = c->wanted[GMM_COLUMNWISE] ? &c->copy[GMM_COLUMNWISE] : NULL;
+    c->plain.dst = &c->copy[GMM_ROWWISE];
+}
+static gmm_status gmm__gtp_cast_run(const void *argument, gmm_stream stream) {
+    gmm__gtp_cast c = *(const gmm__gtp_cast *)argument;
+    gmm__gtp_cast_point(&c);
+    if (c.format.dtype == GMM_NONE) return gmm_convert(c.ctx, &c.plain, NULL, 0, stream);
+    return gmm_quantize(c.ctx, &c.d, c.workspace, c.workspace_bytes, stream);
+}
+/* Whether one amax of the whole tensor decides about its scale. */
+static int gmm__gtp_by_amax(const gmm__gtp_weight *w) {
+    return w->format.dtype != GMM_NONE && (w->shard.scaling == GMM_SCALING_NV16 ||
+                                           (w->shard.scaling == GMM_SCALING_TENSOR && !w->format.delayed));
+}
+
+/* What quantizing wants for workspace: the most of the domain's weights, whatever the dtype of the rows. */
+static gmm_status gmm__gtp_size_cast(gmm_gtp *g, const char *fn, gmm__gtp_domain *d, const gmm__gtp_weight *w) {
+    static const gmm_dtype dtypes[] = {GMM_F32, GMM_F16, GMM_BF16};
+    int i;
+    for (i = 0; i < 3 && w->format.dtype != GMM_NONE; i++) {
+        gmm__gtp_cast c = gmm__gtp_cast_of(g, w, dtypes[i], NULL);
+        gmm_info info = GMM_ZERO;
+        gmm_status s;
+        gmm__gtp_cast_point(&c);
+        s = gmm_quantize_query(g->config.ctx, GMM_OP_QUANTIZE, &c.d, &info);
+        if (s) return gmm__fail(&g->error, s, "%s: '%s': %.400s", fn, w->desc.name, gmm_last_error(g->config.ctx));
+        if (info.workspace_bytes > d->cast_bytes) d->cast_bytes = info.workspace_bytes;
+    }
+    return GMM_OK;
+}
+
+/* The transposing of one weight's rowwise copy. */
+typedef struct gmm__gtp_turn {
+    gmm_context *ctx;
+    gmm_transposition d;
+    gmm_mat src, dst;
+} gmm__gtp_turn;
+static gmm_status gmm__gtp_turn_run(const void *argument, gmm_stream stream) {
+    gmm__gtp_turn t = *(const gmm__gtp_turn *)argument;
+    t.d.src = &t.src;
+    t.d.dst = &t.dst;
+    return gmm_transpose(t.ctx, &t.d, NULL, 0, stream);
+}
+
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
     static const char fn[] = "gmm_gtp_seal";
-    int32_t i, k;
+    int32_t i, k, n;
     int pass;
     gmm_status s = gmm__gtp_declare(gtp, fn, "", 0, 1, gtp);
     if (s) return s;
@@ -3267,6 +4319,7 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
             const gmm__gtp_weight *w = gmm__gtp_member(gtp, b, k);
             gmm__gtp_sum sum = gmm__gtp_sum_of(gtp, d, w);
             gmm_info info = GMM_ZERO;
+            if ((s = gmm__gtp_size_cast(gtp, fn, d, w)) != GMM_OK) return s;
             if (!w->desc.main_grad) continue;
             sum.d.x = &sum.x;
             sum.d.y = &sum.y;
@@ -3280,15 +4333,14 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
     for (i = 0; i < gtp->chain_count; i++) /* slots in the order of the chains, */
         for (k = 0; k < gtp->chains[i].count; k++) {
             gmm__gtp_bundle *b = &gtp->bundles[gtp->links[gtp->chains[i].first + k]];
-            if (gtp->domains[b->domain].size > 1)
+            if (gmm__gtp_buffered(gtp, b, gtp->chains[i].pass))
                 gmm__gtp_take_slot(gtp, b, gmm__gtp_class(gtp, b, gtp->chains[i].pass));
             if (gtp->chains[i].pass == GMM_GTP_BACKWARD) gmm__gtp_take_wslot(gtp, b);
         }
     for (i = 0; i < gtp->bundle_count; i++) { /* then for who is in none */
         gmm__gtp_bundle *b = &gtp->bundles[i];
-        gmm__gtp_domain *d = &gtp->domains[b->domain];
-        for (pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD && d->size > 1; pass++)
-            gmm__gtp_take_slot(gtp, b, gmm__gtp_class(gtp, b, pass));
+        for (pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++)
+            if (gmm__gtp_buffered(gtp, b, pass)) gmm__gtp_take_slot(gtp, b, gmm__gtp_class(gtp, b, pass));
         gmm__gtp_take_wslot(gtp, b);
     }
     for (i = 0; i < gtp->domain_count; i++) {
@@ -3297,6 +4349,16 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         for (k = 0; k < gtp->bundle_count; k++)
             if (gtp->bundles[k].domain == i && gtp->bundles[k].trainable && gtp->bundles[k].grad_bytes > most)
                 most = gtp->bundles[k].grad_bytes;
+        for (k = 0; k < 2; k++) {
+            d->stage_at[k] = d->gather_bytes;
+            d->gather_bytes += gmm__gtp_align(d->stage_bytes[k]);
+        }
+        d->amax_at = d->gather_bytes;
+        for (k = 0, n = 0; k < gtp->weight_count; k++)
+            n += gtp->bundles[gtp->weights[k].bundle].domain == i && gmm__gtp_by_amax(&gtp->weights[k]);
+        d->gather_bytes += gmm__gtp_align((size_t)n * sizeof(float));
+        d->cast_at = d->gather_bytes;
+        d->gather_bytes += gmm__gtp_align(d->cast_bytes);
         d->recv_at = d->reduce_bytes; /* one suffices: reductions follow one another on their stream */
         if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__gtp_align(most);
         d->work_at = d->reduce_bytes;
@@ -3340,9 +4402,16 @@ static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
     }
 }
 
+/* Around the calls of a communicator, so that an error names them. */
+static void gmm__gtp_calls(gmm_gtp *g, const gmm__gtp_domain *d, const char *what) {
+    g->calls = what;
+    g->caller[0] = d->rank;
+    g->caller[1] = d->size;
+}
+
 /* Ends the object's life: the text says what failed, for whom, and what the communicator knows. */
 static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, gmm_status status) {
-    char why[320] = "", text[400];
+    char why[320] = "", text[460], calls[64] = "";
     int32_t i;
     for (i = 0; i < g->domain_count && !why[0]; i++) {
         gmm_comm *c[2];
@@ -3357,8 +4426,10 @@ static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, g
     }
     if (!why[0]) (void)snprintf(why, sizeof why, "%.280s", gmm_last_error(g->config.ctx));
     g->broken = status;
-    (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s", fn, name, gmm_status_string(status), why[0] ? ": " : "",
-                   why);
+    if (g->calls)
+        (void)snprintf(calls, sizeof calls, "%s by rank %d of %d: ", g->calls, (int)g->caller[0], (int)g->caller[1]);
+    (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s%s", fn, name, calls, gmm_status_string(status),
+                   why[0] ? ": " : "", why);
     (void)gmm__fail(&g->error, status, "%s", text);
     gmm__gtp_give_up(g, text);
     return status;
@@ -3428,6 +4499,8 @@ static gmm_status gmm__gtp_events(gmm_gtp *g) {
         for (k = 0; k < 2; k++) {
             if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].fork[k]);
             if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].join[k]);
+            if (!s) s = gmm__mark_create(g, &g->domains[i].staged[k]);
+            if (!s && k) s = gmm__mark_create(g, &g->domains[i].cast);
         }
     for (i = 0; i < g->bundle_count; i++) {
         gmm__gtp_bundle *b = &g->bundles[i];
@@ -3465,6 +4538,8 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
             const gmm_comm *c = k ? &d->reduce : &d->gather;
             GMM__DESTROY(d->fork[k]);
             GMM__DESTROY(d->join[k]);
+            GMM__UNMARK(d->staged[k]);
+            if (k) GMM__UNMARK(d->cast);
             if (d->window[k] && !gtp->broken) {
                 const gmm_status t = c->window_remove(c->self, d->window[k]);
                 if (!s) s = t;
@@ -3617,54 +4692,179 @@ static void gmm__gtp_ask(gmm_gtp *g, gmm__gtp_bundle *b) {
     }
 }
 
-/* Gathers a bundle into its slot. */
-static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
-    gmm__gtp_bundle *b = &g->bundles[bundle];
-    gmm__gtp_domain *d = &g->domains[b->domain];
-    gmm__gtp_slot *slot = &g->slots[b->slot[pass]];
-    const int dir = gmm__gtp_class_direction(slot->kind);
-    const gmm_stream stream = d->desc.gather_stream;
+/* Bytes of `size` per weight, from where each weight has them to places one behind the other: one copy where the
+   sources follow one another too. */
+static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, char *dst, size_t size, int scale,
+                                       gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i, n;
+    for (i = 0; i < b->count && !s; i += n) {
+        const gmm_gtp_weight *first = &gmm__gtp_member(g, b, i)->desc;
+        const char *src = (const char *)(scale ? first->scale[GMM_ROWWISE] : first->amax);
+        for (n = 1; i + n < b->count; n++) {
+            const gmm_gtp_weight *w = &gmm__gtp_member(g, b, i + n)->desc;
+            if ((const char *)(scale ? w->scale[GMM_ROWWISE] : w->amax) != src + (size_t)n * size) break;
+        }
+        s = g->rt.copy(g->rt.self, dst + (size_t)i * size, src, (size_t)n * size, stream);
+    }
+    return s;
+}
+
+/* The collective: every part of one direction of a bundle to its place in the slot, or in the stage. */
+static gmm_status gmm__gtp_send(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, int all_staged, char *slot, char *stage,
+                                gmm_stream stream) {
+    const gmm__gtp_domain *d = &g->domains[b->domain];
     const gmm_comm *c = &d->gather;
-    gmm_runtime *rt = &g->rt;
-    int32_t i, part, r;
-    gmm_status s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
-    if (g->graph) g->graph_use[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
-    else if (!s) s = gmm__mark_wait(g, &b->published, stream);
-    if (!s) s = gmm__mark_wait(g, &slot->last_use, stream);
-    if (!s && slot->ready.graph != g->graph) s = gmm__mark_wait(g, &slot->ready, stream);
-    slot->bundle = bundle;
-    slot->version = b->version;
-    slot->graph = g->graph;
-    slot->pending = slot->read = 0;
-    if (!s) s = gmm__watch_begin(g, &slot->watch, stream);
-    if (!s) s = c->group_begin(c->self, b->name);
+    int32_t i, part;
+    gmm_status s;
+    gmm__gtp_calls(g, d, "all_gather");
+    s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count; i++)
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
             const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
             const gmm__route *to = &w->route[dir][part];
             if (s || !to->send) continue;
             s = c->all_gather(c->self, part == GMM__GTP_DATA ? w->desc.data[dir] : w->desc.scale[dir],
-                              slot->base + (to->staged ? to->stage : to->at), to->send, stream);
+                              all_staged || to->staged ? stage + to->stage : slot + to->at, to->send, stream);
             g->stats.gathered_bytes += (int64_t)to->send * (d->size - 1);
         }
     if (!s) s = c->group_end(c->self);
+    if (!s) g->calls = NULL;
+    return s;
+}
+
+/* Puts what has arrived where it stays, straight: ranks side by side, zeros behind them. */
+static gmm_status gmm__gtp_settle(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, char *slot, const char *stage,
+                                  gmm_stream stream) {
+    const int32_t size = g->domains[b->domain].size;
+    gmm_runtime *rt = &g->rt;
+    gmm_status s = GMM_OK;
+    int32_t i, part, r;
     for (i = 0; i < b->count; i++)
         for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
             const gmm__route *to = &gmm__gtp_member(g, b, i)->route[dir][part];
-            const size_t filled = to->staged ? to->width * (size_t)d->size : 0;
-            const size_t rows = to->staged ? to->height * to->dst_pitch : to->send * (size_t)d->size;
-            char *dst = slot->base + to->at;
-            for (r = 0; r < d->size && to->staged && !s; r++) /* straight to where they end up */
-                s = rt->copy2d(rt->self, dst + (size_t)r * to->width, to->dst_pitch,
-                               slot->base + to->stage + (size_t)r * to->send, to->src_pitch, to->width, to->height,
+            const size_t rows = to->staged ? to->height * to->dst_pitch : to->send * (size_t)size;
+            char *dst = slot + to->at;
+            if (!to->send) continue;
+            for (r = 0; r < size && to->staged && !s; r++) {
+                const size_t at = (size_t)r * to->width, left = at < to->limit ? to->limit - at : 0;
+                if (left)
+                    s = rt->copy2d(rt->self, dst + at, to->dst_pitch, stage + to->stage + (size_t)r * to->send,
+                                   to->src_pitch, left < to->width ? left : to->width, to->height, stream);
+            }
+            if (!s && to->staged && to->limit < to->dst_pitch)
+                s = rt->fill2d(rt->self, dst + to->limit, to->dst_pitch, 0, to->dst_pitch - to->limit, to->height,
                                stream);
-            if (!s && to->staged && filled < to->dst_pitch)
-                s = rt->fill2d(rt->self, dst + filled, to->dst_pitch, 0, to->dst_pitch - filled, to->height, stream);
             if (!s && rows < to->whole) s = rt->fill(rt->self, dst + rows, 0, to->whole - rows, stream);
         }
+    return s;
+}
+
+/* Makes the columnwise copies in a slot of rowwise ones: of a slot, of the stage, or (both NULL) of the shards. */
+static gmm_status gmm__gtp_transpose(gmm_gtp *g, const gmm__gtp_bundle *b, char *slot, const char *row,
+                                     const char *stage, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < b->count && !s; i++) {
+        const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
+        const gmm__route *data = w->route[GMM_ROWWISE], *scale = data + 1, *to = w->route[GMM_COLUMNWISE];
+        const size_t local = (size_t)w->plan.local_rows, pitch = (size_t)w->plan.padded_rows;
+        const int tensor = w->shard.scaling == GMM_SCALING_TENSOR;
+        gmm__gtp_turn t;
+        gmm_range ranges[4];
+        gmm_work work;
+        memset(&t, 0, sizeof t);
+        memset(&work, 0, sizeof work);
+        memset(ranges, 0, sizeof ranges);
+        t.ctx = g->config.ctx;
+        t.d.count = 1;
+        t.d.rows = w->plan.local_rows;
+        t.d.cols = w->plan.local_cols;
+        t.src.dtype = t.dst.dtype = w->shard.dtype;
+        t.src.scaling = t.dst.scaling = w->shard.scaling;
+        t.src.data = row ? (void *)(uintptr_t)(row + data->at) : stage ? (void *)(uintptr_t)(stage + data->stage)
+                                                                        : w->desc.data[GMM_ROWWISE];
+        t.src.scale = row ? (void *)(uintptr_t)(row + scale->at)
+                          : stage && !tensor ? (void *)(uintptr_t)(stage + scale->stage) : w->desc.scale[GMM_ROWWISE];
+        t.dst.data = slot + to[GMM__GTP_DATA].at;
+        t.dst.scale = slot + to[GMM__GTP_SCALE].at;
+        t.dst.ld = w->plan.padded_rows;
+        ranges[0].data = t.src.data;
+        ranges[0].bytes = local * (size_t)w->plan.local_cols;
+        ranges[1].data = t.src.scale;
+        ranges[1].bytes = tensor ? sizeof(float) : scale->even;
+        ranges[2].data = t.dst.data;
+        ranges[2].bytes = pitch * (size_t)w->plan.local_cols;
+        ranges[3].data = t.dst.scale;
+        ranges[3].bytes = to[GMM__GTP_SCALE].whole;
+        ranges[2].writes = ranges[3].writes = 1;
+        work.name = "transpose";
+        work.function = gmm__gtp_turn_run;
+        work.argument = &t;
+        work.argument_bytes = sizeof t;
+        work.ranges = ranges;
+        work.range_count = 4;
+        s = g->rt.run(g->rt.self, &work, stream);
+        if (!s && local < pitch)
+            s = g->rt.fill2d(g->rt.self, (char *)t.dst.data + local, pitch, 0, pitch - local,
+                             (size_t)w->plan.local_cols, stream);
+    }
+    return s;
+}
+
+/* `stream` has read what the mark stands for the last use of: one event then stands for all readers. */
+static gmm_status gmm__gtp_was_read(gmm_gtp *g, gmm__mark *mark, int *read, gmm_stream *reader, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    if (*read && *reader != stream) s = gmm__mark_wait(g, mark, stream);
+    if (!s) s = gmm__mark_record(g, mark, stream);
+    *read = 1;
+    *reader = stream;
+    return s;
+}
+
+/* Gathers a bundle into its slot. With one rank, `stream` transposes the shards. */
+static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
+    gmm__gtp_bundle *b = &g->bundles[bundle];
+    gmm__gtp_domain *d = &g->domains[b->domain];
+    gmm__gtp_slot *slot = &g->slots[b->slot[pass]], *row = NULL;
+    const gmm__gtp_weight *first = gmm__gtp_member(g, b, 0);
+    const int dir = gmm__gtp_class_direction(slot->kind);
+    const int turn = first->transposed && dir == GMM_COLUMNWISE, several = d->size > 1;
+    const int staged = several && (turn || first->route[dir][0].staged || first->route[dir][1].staged);
+    char *stage = d->gather_base + d->stage_at[b->captured];
+    gmm_status s = GMM_OK;
+    if (several) {
+        stream = d->desc.gather_stream;
+        s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
+        if (turn && gmm__gtp_has(g, &g->slots[b->slot[GMM_GTP_FORWARD]], bundle))
+            row = &g->slots[b->slot[GMM_GTP_FORWARD]];
+    }
+    if (g->graph) g->graph_use[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
+    else if (!s) s = gmm__mark_wait(g, &b->published, stream);
+    if (!s) s = gmm__mark_wait(g, &slot->last_use, stream);
+    if (!s && slot->ready.graph != g->graph) s = gmm__mark_wait(g, &slot->ready, stream);
+    if (!s && row) s = gmm__mark_wait(g, &row->ready, stream);
+    if (!s && staged && !row) s = gmm__mark_wait(g, &d->staged[b->captured], stream);
+    slot->bundle = bundle;
+    slot->version = b->version;
+    slot->graph = g->graph;
+    slot->pending = slot->read = 0;
+    if (!s) s = gmm__watch_begin(g, &slot->watch, stream);
+    if (!s && several && !row) s = gmm__gtp_send(g, b, turn ? (int)GMM_ROWWISE : dir, turn, slot->base, stage, stream);
+    if (!s && !turn) s = gmm__gtp_settle(g, b, dir, slot->base, stage, stream);
+    if (!s && turn)
+        s = gmm__gtp_transpose(g, b, slot->base, row ? row->base : NULL, several && !row ? stage : NULL, stream);
+    if (!s && !turn && first->shard.scaling == GMM_SCALING_TENSOR)
+        s = gmm__gtp_copy_values(g, b, slot->base + first->route[dir][GMM__GTP_SCALE].at, sizeof(float), 1, stream);
+    if (!s && first->shard.scaling == GMM_SCALING_NV16 && first->desc.amax)
+        s = gmm__gtp_copy_values(g, b, slot->base + b->amax_at[dir], sizeof(float), 0, stream);
+    if (!s && staged && !row) s = gmm__mark_record(g, &d->staged[b->captured], stream);
     if (!s) s = gmm__mark_record(g, &slot->ready, stream);
-    gmm__watch_end(g, &slot->watch, slot->ready.outside, c, "all_gather", b->name);
+    gmm__watch_end(g, &slot->watch, slot->ready.outside, several ? &d->gather : NULL, "all_gather", b->name);
+    if (!s && row) s = gmm__mark_record(g, &row->ready, stream); /* for a gather into it that is not on this stream */
+    if (!s && !several) s = gmm__gtp_was_read(g, &b->in_place, &b->in_place.set, &b->reader, stream);
     g->stats.gathers++;
+    g->stats.transposed += row || !several;
     return s;
 }
 
@@ -3672,7 +4872,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass)
 static gmm_status gmm__gtp_gather_ahead(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_slot *slot;
-    if (b->slot[pass] < 0) return GMM_OK;
+    if (b->slot[pass] < 0 || g->domains[b->domain].size == 1) return GMM_OK;
     slot = &g->slots[b->slot[pass]];
     if (slot->holders && slot->bundle != bundle) {
         g->stats.busy++;
@@ -3691,7 +4891,7 @@ static gmm_status gmm__gtp_gather_ahead(gmm_gtp *g, int32_t bundle, gmm_gtp_pass
     g->stats.outdated += slot->pending == 1;
     g->stats.prefetches++;
     {
-        const gmm_status s = gmm__gtp_gather(g, bundle, pass);
+        const gmm_status s = gmm__gtp_gather(g, bundle, pass, NULL);
         slot->pending = 1;
         return s;
     }
@@ -3738,17 +4938,44 @@ static gmm_gtp_view gmm__gtp_view_of(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_d
     v.mat.amax = w->desc.amax;
     return v;
 }
-static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
+static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass) {
     const gmm__gtp_weight *w = gmm__gtp_member(g, b, 0);
-    const int dir = gmm__gtp_class_direction(gmm__gtp_class(g, b, pass));
+    const int dir = gmm__gtp_class_direction(gmm__gtp_class(g, b, pass)), slot = b->slot[pass];
     void *const *data = g->table[pass] + b->first;
-    /* scales of one value per tensor stand where each weight has them, so only a table reaches them */
-    const int packed = b->count == 1 || (b->slot[pass] >= 0 && b->uniform && w->shard.scaling != GMM_SCALING_TENSOR);
+    const gmm__route *scale = &w->route[dir][GMM__GTP_SCALE];
+    const int packed = b->count == 1 || (slot >= 0 && b->uniform && scale->whole == scale->even);
     const int64_t bits = gmm_dtype_bits(w->shard.dtype);
     gmm_gtp_view v = gmm__gtp_view_of(g, b, w->shard.dtype, w->shard.scaling, data, g->scales[pass] + b->first, packed,
-                                      (int64_t)gmm__gtp_align(w->route[dir][GMM__GTP_DATA].whole) * 8 / bits, 0);
-    v.slot = b->slot[pass];
+                                      (int64_t)gmm__gtp_align(w->route[dir][GMM__GTP_DATA].whole) * 8 / bits,
+                                      slot >= 0 ? w->ld[dir] : 0);
+    if (w->format.e4m3_256) v.mat.flags |= (uint32_t)GMM_MAT_E4M3_256;
+    if (slot >= 0 && w->shard.scaling == GMM_SCALING_NV16 && w->desc.amax)
+        v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_at[dir]);
+    v.slot = slot;
+    if (dir == GMM_COLUMNWISE) { /* what asks for a rowwise copy is refused */
+        b->columnwise = v.mat;
+        v.mat.data = v.mat.scale = NULL;
+        v.mat.table = v.mat.scale_table = NULL;
+        v.mat.amax = NULL;
+        v.mat.flags = 0;
+        v.mat.ld = v.mat.group_stride = 0;
+        v.mat.columnwise = &b->columnwise;
+    }
     return v;
+}
+
+/* What a GEMM of the bundle has beside it: the gather of its followers, and behind forward the reductions, whose sums
+   are kernels of the runtime's own. A kernel that finds every multiprocessor taken waits until the GEMM ends. */
+enum { GMM__GTP_SUM_PROCESSORS = 16 };
+static int32_t gmm__gtp_leave(const gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
+    const gmm__gtp_domain *d = &g->domains[b->domain];
+    const int32_t chain = b->chain[pass];
+    int32_t most = 0;
+    if (d->size == 1) return 0;
+    if (chain >= 0 && g->chains[chain].prefetch > 0) most = d->gather.processors;
+    if (pass != GMM_GTP_FORWARD && d->reduce.processors > most) most = d->reduce.processors;
+    if (pass != GMM_GTP_FORWARD && most < GMM__GTP_SUM_PROCESSORS) most = GMM__GTP_SUM_PROCESSORS;
+    return most;
 }
 
 GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream,
@@ -3786,7 +5013,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
         } else {
             gtp->stats.exposed++;
             gtp->stats.outdated += slot->pending == 1;
-            s = gmm__gtp_gather(gtp, bundle, pass);
+            s = gmm__gtp_gather(gtp, bundle, pass, stream);
         }
         if (!s) s = gmm__mark_wait(gtp, &slot->ready, stream);
         slot->pending = 0;
@@ -3797,6 +5024,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     if (!s) s = gmm__gtp_gather_followers(gtp, b, pass);
     if (s) return gmm__gtp_break(gtp, fn, b->name, s);
     v = gmm__gtp_view_pass(gtp, b, pass);
+    v.leave = gmm__gtp_leave(gtp, b, pass);
     v.struct_size = view->struct_size;
     memcpy(view, &v, known);
     return GMM_OK;
@@ -3806,26 +5034,16 @@ GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     static const char fn[] = "gmm_gtp_release";
     gmm__gtp_bundle *b;
     gmm__gtp_slot *slot;
-    gmm__mark *mark;
-    gmm_stream reader;
-    int read;
     gmm_status s = gmm__gtp_open_pass(gtp, fn, bundle, pass);
     if (s) return s;
     b = &gtp->bundles[bundle];
     if (!(b->held >> pass & 1u))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is not acquired for pass %d", fn, b->name, (int)pass);
     slot = b->slot[pass] >= 0 ? &gtp->slots[b->slot[pass]] : NULL;
-    mark = slot ? &slot->last_use : &b->in_place;
-    reader = slot ? slot->reader : b->reader;
-    read = slot ? slot->read : b->in_place.set;
-    if (read && reader != stream) s = gmm__mark_wait(gtp, mark, stream); /* one event then stands for both readers */
-    if (!s) s = gmm__mark_record(gtp, mark, stream);
+    s = slot ? gmm__gtp_was_read(gtp, &slot->last_use, &slot->read, &slot->reader, stream)
+             : gmm__gtp_was_read(gtp, &b->in_place, &b->in_place.set, &b->reader, stream);
     b->held &= ~(1u << pass);
-    if (slot) {
-        slot->holders &= ~(1u << pass);
-        slot->read = 1;
-        slot->reader = stream;
-    } else b->reader = stream;
+    if (slot) slot->holders &= ~(1u << pass);
     return s ? gmm__gtp_break(gtp, fn, b->name, s) : GMM_OK;
 }
 
@@ -3851,26 +5069,38 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     return GMM_OK;
 }
 
-GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
-    static const char fn[] = "gmm_gtp_publish";
-    int32_t i, k;
-    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_IN_CALLBACK | GMM__GTP_NO_CAPTURE);
-    if (s) return s;
+/* Checks a list of weights. */
+static gmm_status gmm__gtp_list(gmm_gtp *g, const char *fn, const int32_t *weights, int32_t count) {
+    int32_t i;
     if (!weights || count < 0)
-        return gmm__fail(&gtp->error, weights ? GMM_E_ARG : GMM_E_NULL, "%s: weights is %s, count %d", fn,
+        return gmm__fail(&g->error, weights ? GMM_E_ARG : GMM_E_NULL, "%s: weights is %s, count %d", fn,
                          weights ? "given" : "NULL", (int)count);
     for (i = 0; i < count; i++)
-        if (weights[i] < 0 || weights[i] >= gtp->weight_count)
-            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: weights[%d] is %d: there are %d", fn, (int)i,
-                             (int)weights[i], (int)gtp->weight_count);
+        if (weights[i] < 0 || weights[i] >= g->weight_count)
+            return gmm__fail(&g->error, GMM_E_ARG, "%s: weights[%d] is %d: there are %d", fn, (int)i, (int)weights[i],
+                             (int)g->weight_count);
+    return GMM_OK;
+}
+static gmm_status gmm__gtp_published(gmm_gtp *g, const int32_t *weights, int32_t count, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i, k;
     for (i = 0; i < count && !s; i++) {
-        gmm__gtp_bundle *b = &gtp->bundles[gtp->weights[weights[i]].bundle];
-        for (k = 0; k < i && gtp->weights[weights[k]].bundle != gtp->weights[weights[i]].bundle; k++) { }
+        gmm__gtp_bundle *b = &g->bundles[g->weights[weights[i]].bundle];
+        for (k = 0; k < i && g->weights[weights[k]].bundle != g->weights[weights[i]].bundle; k++) { }
         if (k < i) continue; /* a bundle is published once */
-        if (b->published.set) s = gmm__mark_wait(gtp, &b->published, stream); /* of other weights, on other streams */
-        if (!s) s = gmm__mark_record(gtp, &b->published, stream);
+        if (b->published.set) s = gmm__mark_wait(g, &b->published, stream); /* of other weights, on other streams */
+        if (!s) s = gmm__mark_record(g, &b->published, stream);
         b->version++;
     }
+    return s;
+}
+
+GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_publish";
+    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_IN_CALLBACK | GMM__GTP_NO_CAPTURE);
+    if (!s) s = gmm__gtp_list(gtp, fn, weights, count);
+    if (s) return s;
+    s = gmm__gtp_published(gtp, weights, count, stream);
     return s ? gmm__gtp_break(gtp, fn, "shards", s) : GMM_OK;
 }
 
@@ -3910,6 +5140,7 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
                          b->count > 1 ? (int64_t)gmm__gtp_member(gtp, b, 1)->grad_at * 8 / gmm_dtype_bits(wire) : 0, 0);
     v.mat.amax = NULL;
     v.slot = b->wslot;
+    v.leave = gmm__gtp_leave(gtp, b, GMM_GTP_BACKWARD);
     v.struct_size = view->struct_size;
     memcpy(view, &v, known);
     return GMM_OK;
@@ -3979,6 +5210,7 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
     const size_t size = (size_t)gmm_dtype_bits(d->desc.wire) / 8;
     int32_t i;
     gmm_status s = gmm__watch_begin(g, &b->watch, stream);
+    if (!s) gmm__gtp_calls(g, d, exchange ? "all_to_all" : "reduce_scatter");
     if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count && d->size > 1 && !s; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
@@ -3991,6 +5223,7 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
                                          stream);
     }
     if (!s && d->size > 1) s = c->group_end(c->self);
+    if (!s) g->calls = NULL;
     for (i = 0; i < b->count && !s && !g->dry; i++) {
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
@@ -4102,6 +5335,30 @@ static gmm_status gmm__gtp_join(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm_s
     return s ? s : g->rt.stream_wait(g->rt.self, stream, d->join[which], 0);
 }
 
+/* `stream` waits for replays on other streams: each is over as a whole. */
+static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < g->graph_count && !s && !g->graph; i++)
+        if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
+            s = g->rt.stream_wait(g->rt.self, stream, g->graph_end[i], 0);
+    return s;
+}
+
+/* `stream` waits for all reads of shards. */
+static gmm_status gmm__gtp_fence_gathers(gmm_gtp *g, gmm_stream stream) {
+    gmm_status s = gmm__gtp_fence_replays(g, stream);
+    int32_t i;
+    for (i = 0; i < g->domain_count && !s; i++) s = gmm__gtp_join(g, &g->domains[i], GMM__GTP_GATHER, stream);
+    for (i = 0; i < g->bundle_count && !s; i++) {
+        gmm__gtp_bundle *b = &g->bundles[i];
+        b->asked = 0; /* the shards may change from here on */
+        if (!g->graph || b->in_place.graph == g->graph)
+            s = gmm__mark_wait(g, &b->in_place, stream); /* shards that were read as they are */
+    }
+    return s;
+}
+
 GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_fence";
     int32_t i;
@@ -4110,18 +5367,36 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) 
     if (what == 0 || (what & ~(uint32_t)GMM_GTP_ALL))
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: what is 0x%x: must be an OR of GMM_GTP_GATHERS and GRADIENTS", fn,
                          (unsigned)what);
-    for (i = 0; i < gtp->domain_count && !s; i++) {
-        gmm__gtp_domain *d = &gtp->domains[i];
-        if (what & (uint32_t)GMM_GTP_GRADIENTS) s = gmm__gtp_join(gtp, d, GMM__GTP_REDUCE, stream);
-        if (!s && (what & (uint32_t)GMM_GTP_GATHERS)) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
-    }
-    for (i = 0; i < gtp->bundle_count && !s && (what & (uint32_t)GMM_GTP_GATHERS); i++) {
-        gmm__gtp_bundle *b = &gtp->bundles[i];
-        b->asked = 0; /* the shards may change from here on */
-        if (!gtp->graph || b->in_place.graph == gtp->graph)
-            s = gmm__mark_wait(gtp, &b->in_place, stream); /* shards that were read as they are */
-    }
+    for (i = 0; i < gtp->domain_count && !s && (what & (uint32_t)GMM_GTP_GRADIENTS); i++)
+        s = gmm__gtp_join(gtp, &gtp->domains[i], GMM__GTP_REDUCE, stream);
+    if (!s) s = what & (uint32_t)GMM_GTP_GATHERS ? gmm__gtp_fence_gathers(gtp, stream)
+                                                 : gmm__gtp_fence_replays(gtp, stream);
     return s ? gmm__gtp_break(gtp, fn, "all domains", s) : GMM_OK;
+}
+
+/* Raises values to the largest of a domain's ranks, and of further ones. */
+static gmm_status gmm__gtp_raise(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm *also, float *values, int32_t count,
+                                 gmm_stream stream) {
+    const int several = d->size > 1;
+    const gmm_stream on = several ? d->desc.gather_stream : stream;
+    gmm_status s = GMM_OK;
+    int k;
+    if (count == 0 || (!several && !also)) return GMM_OK;
+    if (several) {
+        s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
+        if (!s) s = g->rt.event_record(g->rt.self, d->fork[GMM__GTP_GATHER], stream, 0);
+        if (!s) s = g->rt.stream_wait(g->rt.self, on, d->fork[GMM__GTP_GATHER], 0);
+    }
+    for (k = 0; k < 2 && !s; k++) {
+        const gmm_comm *c = k ? also : several ? &d->gather : NULL;
+        if (!c) continue;
+        gmm__gtp_calls(g, d, "all_reduce_max");
+        s = c->group_begin(c->self, "amax");
+        if (!s) s = c->all_reduce_max(c->self, values, (size_t)count, on);
+        if (!s) s = c->group_end(c->self);
+        if (!s) g->calls = NULL;
+    }
+    return s || !several ? s : gmm__gtp_join(g, d, GMM__GTP_GATHER, stream);
 }
 
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream) {
@@ -4135,15 +5410,130 @@ GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int3
     if (!values && count) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: values is NULL", fn);
     d = &gtp->domains[domain];
     gmm__gtp_hash(gtp, 4, domain, 0);
-    if (d->size == 1 || count == 0) return GMM_OK;
-    s = gmm__gtp_use_stream(gtp, d, GMM__GTP_GATHER);
-    if (!s) s = gtp->rt.event_record(gtp->rt.self, d->fork[GMM__GTP_GATHER], stream, 0);
-    if (!s) s = gtp->rt.stream_wait(gtp->rt.self, d->desc.gather_stream, d->fork[GMM__GTP_GATHER], 0);
-    if (!s) s = d->gather.group_begin(d->gather.self, "amax");
-    if (!s) s = d->gather.all_reduce_max(d->gather.self, values, (size_t)count, d->desc.gather_stream);
-    if (!s) s = d->gather.group_end(d->gather.self);
-    if (!s) s = gmm__gtp_join(gtp, d, GMM__GTP_GATHER, stream);
+    s = gmm__gtp_raise(gtp, d, NULL, values, count, stream);
     return s ? gmm__gtp_break(gtp, fn, "amax", s) : GMM_OK;
+}
+
+/* Has the amax of one weight found (phase AMAX), or its shard written. `at`: its place in the call. */
+static gmm_status gmm__gtp_enqueue_cast(gmm_gtp *g, const gmm__gtp_weight *w, const gmm_gtp_quantization *q,
+                                        int32_t at, float *amax, gmm_quant_phase phase, gmm_stream stream) {
+    const gmm__gtp_domain *d = &g->domains[g->bundles[w->bundle].domain];
+    const size_t elements = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
+    gmm__gtp_cast c = gmm__gtp_cast_of(g, w, q->dtype, q->from[at]);
+    gmm_range ranges[8];
+    gmm_work work;
+    int32_t n = 0;
+    int k;
+    memset(ranges, 0, sizeof ranges);
+    memset(&work, 0, sizeof work);
+    c.d.phase = phase;
+    c.d.scale = w->format.delayed && q->scale ? q->scale + at : NULL;
+    c.copy[GMM_ROWWISE].amax = c.copy[GMM_COLUMNWISE].amax = amax;
+    c.workspace = d->gather_base + d->cast_at;
+    c.workspace_bytes = d->cast_bytes;
+    ranges[n].data = c.src.data;
+    ranges[n++].bytes = elements * (size_t)gmm_dtype_bits(q->dtype) / 8;
+    for (k = GMM_ROWWISE; k <= GMM_COLUMNWISE && phase != GMM_QUANT_AMAX; k++) {
+        ranges[n].data = c.wanted[k] ? w->desc.data[k] : NULL;
+        ranges[n].bytes = (size_t)w->plan.shard_data_bytes[k];
+        ranges[n++].writes = 1;
+        ranges[n].data = c.wanted[k] ? w->desc.scale[k] : NULL;
+        ranges[n].bytes = (size_t)w->plan.shard_scale_bytes[k];
+        ranges[n++].writes = 1;
+    }
+    ranges[n].data = amax;
+    ranges[n].bytes = amax ? sizeof *amax : 0;
+    ranges[n++].writes = phase != GMM_QUANT_CAST;
+    ranges[n].data = c.d.scale;
+    ranges[n++].bytes = c.d.scale ? sizeof(float) : 0;
+    if (w->format.dtype != GMM_NONE) {
+        ranges[n].data = c.workspace;
+        ranges[n].bytes = c.workspace_bytes;
+        ranges[n++].writes = 1;
+    }
+    work.name = phase == GMM_QUANT_AMAX ? "amax of a shard" : "quantize a shard";
+    work.function = gmm__gtp_cast_run;
+    work.argument = &c;
+    work.argument_bytes = sizeof c;
+    work.ranges = ranges;
+    work.range_count = n;
+    return g->rt.run(g->rt.self, &work, stream);
+}
+
+/* What gmm_gtp_quantize can find wrong before it begins. */
+static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t *weights, int32_t count,
+                                      const gmm_gtp_quantization *q) {
+    int32_t i, k;
+    if (q->dtype != GMM_F32 && q->dtype != GMM_F16 && q->dtype != GMM_BF16)
+        return gmm__fail(&g->error, GMM_E_DTYPE, "%s: dtype is %s: must be f32, f16 or bf16", fn,
+                         gmm_dtype_name(q->dtype));
+    if (!q->from && count) return gmm__fail(&g->error, GMM_E_NULL, "%s: from is NULL", fn);
+    if (((uintptr_t)q->scale | (uintptr_t)q->amax) % sizeof(float))
+        return gmm__fail(&g->error, GMM_E_ALIGN, "%s: scale %p and amax %p must be aligned to 4 bytes", fn,
+                         (const void *)q->scale, (void *)q->amax);
+    if (q->also && q->also->struct_size && q->also->struct_size != sizeof *q->also)
+        return gmm__fail(&g->error, GMM_E_VERSION, "%s: also->struct_size is %u: must be 0 or %u", fn,
+                         q->also->struct_size, (unsigned)sizeof *q->also);
+    for (i = 0; i < count; i++) {
+        const gmm__gtp_weight *w = &g->weights[weights[i]];
+        for (k = 0; k < i; k++)
+            if (weights[k] == weights[i])
+                return gmm__fail(&g->error, GMM_E_ARG, "%s: '%s' is named twice", fn, w->desc.name);
+        if (!q->from[i]) return gmm__fail(&g->error, GMM_E_NULL, "%s: from[%d] ('%s') is NULL", fn, (int)i,
+                                          w->desc.name);
+        if ((uintptr_t)q->from[i] % (uintptr_t)(gmm_dtype_bits(q->dtype) / 8))
+            return gmm__fail(&g->error, GMM_E_ALIGN, "%s: from[%d] at %p is not aligned to its %s elements", fn, (int)i,
+                             q->from[i], gmm_dtype_name(q->dtype));
+        if (w->shard.scaling != GMM_SCALING_NONE && w->format.dtype == GMM_NONE)
+            return gmm__fail(&g->error, GMM_E_CONFIG, "%s: '%s' was declared without a format", fn, w->desc.name);
+    }
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t count,
+                                   const gmm_gtp_quantization *quantization, gmm_stream stream) {
+    static const char fn[] = "gmm_gtp_quantize";
+    gmm_gtp_quantization q;
+    int32_t i, k, n, pass;
+    gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
+    if (!s) s = gmm__gtp_open(fn, "quantization", quantization, &q, sizeof q, &gtp->error);
+    if (!s) s = gmm__gtp_list(gtp, fn, weights, count);
+    if (!s) s = gmm__gtp_check_cast(gtp, fn, weights, count, &q);
+    if (s) return s;
+    gmm__gtp_hash(gtp, 5, count, 0);
+    s = gmm__gtp_fence_gathers(gtp, stream);
+    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__mark_wait(gtp, &gtp->domains[k].cast, stream);
+    for (pass = 0; pass < 2 && !s; pass++) /* amaxes, reduced once for each domain; then shards */
+        for (k = 0; k < gtp->domain_count && !s; k++) {
+            gmm__gtp_domain *d = &gtp->domains[k];
+            float *values = (float *)(void *)(d->gather_base + d->amax_at);
+            for (i = 0, n = 0; i < count && !s; i++) {
+                const gmm__gtp_weight *w = &gtp->weights[weights[i]];
+                const int by_amax = gmm__gtp_by_amax(w);
+                if (gtp->bundles[w->bundle].domain != k) continue;
+                if (by_amax) {
+                    s = gmm__gtp_enqueue_cast(gtp, w, &q, i, values + n, pass ? GMM_QUANT_CAST : GMM_QUANT_AMAX,
+                                              stream);
+                    if (!s && pass && w->desc.amax)
+                        s = gtp->rt.copy(gtp->rt.self, w->desc.amax, values + n, sizeof(float), stream);
+                    n++;
+                } else if (pass) {
+                    s = gmm__gtp_enqueue_cast(gtp, w, &q, i, w->format.delayed && q.amax ? q.amax + i : NULL,
+                                              GMM_QUANT_ALL, stream);
+                }
+            }
+            if (!s && !pass) s = gmm__gtp_raise(gtp, d, q.also, values, n, stream);
+            for (i = 0; i < count && pass && q.amax && !s; i += n ? n : 1) { /* delayed: runs of neighbours */
+                for (n = 0; i + n < count; n++) {
+                    const gmm__gtp_weight *w = &gtp->weights[weights[i + n]];
+                    if (!w->format.delayed || gtp->bundles[w->bundle].domain != k) break;
+                }
+                s = gmm__gtp_raise(gtp, d, q.also, q.amax + i, n, stream);
+            }
+        }
+    for (k = 0; k < gtp->domain_count && !s; k++) s = gmm__mark_record(gtp, &gtp->domains[k].cast, stream);
+    if (!s) s = gmm__gtp_published(gtp, weights, count, stream);
+    return s ? gmm__gtp_break(gtp, fn, "shards", s) : GMM_OK;
 }
 
 /* One watched collective: over, or for how long. */
@@ -4299,6 +5689,8 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     s = gtp->rt.event_record(gtp->rt.self, gtp->graph_end[graph], stream, 0);
     if (s) return gmm__gtp_break(gtp, fn, "graph", s);
     gmm__watch_end(gtp, &gtp->graph_watch[graph], gtp->graph_end[graph], NULL, "replay", "graph");
+    gtp->graph_watch[graph].replayed = 1;
+    gtp->graph_watch[graph].stream = stream;
     for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
         if (!(gtp->graph_use[graph * gtp->bundle_count + i] & GMM__GRAPH_ADDS)) continue;
@@ -4322,12 +5714,464 @@ GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *
     return GMM_OK;
 }
 
+/* ......................................................................................... Checkpoints: moves ... */
+
+/* How one array of a copy lies: units of per[0] rows by per[1] columns of the matrix, `step` apart along either;
+   extents count units, padding included. */
+typedef struct gmm__gtp_array {
+    gmm_dtype dtype;
+    int32_t lead;     /* axis of the matrix along which rows of the array follow one another */
+    int64_t per[2], step[2], extent[2];
+    int64_t shape[2]; /* of its tensor */
+} gmm__gtp_array;
+
+/* One side of an item: the shard with defaults, its plan, extents and arrays. */
+typedef struct gmm__gtp_side {
+    gmm_shard shard;
+    gmm_shard_plan plan;
+    gmm__gtp_array array[2]; /* [DATA, SCALE] */
+    gmm_extent *extents;
+    int32_t count;
+} gmm__gtp_side;
+
+typedef struct gmm__gtp_planner {
+    const char *fn;
+    const char *key;             /* the item at work */
+    int exports;
+    const gmm_ckpt_part *parts;
+    int32_t part_count;
+    gmm_allocator allocator;
+    gmm_ckpt_report *report;
+    gmm_ckpt_tensor *targets;
+    int64_t target_count;
+    gmm_ckpt_move *moves;
+    size_t move_count, move_room;
+    gmm_extent *extents[2];      /* of the target, of what is stored */
+    int32_t room[2];
+} gmm__gtp_planner;
+
+static gmm_status gmm__gtp_refuse(gmm__gtp_planner *p, gmm_status status, gmm_ckpt_reason reason, const char *format,
+                                  ...) {
+    char text[360];
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    if (!p->report) return status;
+    p->report->reason = reason;
+    (void)snprintf(p->report->key, sizeof p->report->key, "%s", p->key ? p->key : "");
+    return gmm__fail(&p->report->error, status, "%s: %s%.100s%s%s", p->fn, p->key ? "\"" : "", p->key ? p->key : "",
+                     p->key ? "\": " : "", text);
+}
+
+static void *gmm__gtp_alloc(gmm__gtp_planner *p, size_t bytes) {
+    return p->allocator.alloc ? p->allocator.alloc(p->allocator.user, bytes) : GMM_MALLOC(bytes);
+}
+static void gmm__gtp_free(gmm__gtp_planner *p, void *memory) {
+    if (!memory) return;
+    if (p->allocator.release) p->allocator.release(p->allocator.user, memory);
+    else GMM_FREE(memory);
+}
+
+/* Rows and columns of the matrix to one scale of a copy. */
+static void gmm__gtp_scale_per(gmm_scaling scaling, gmm_direction direction, int64_t per[2]) {
+    const int64_t block = scaling == GMM_SCALING_MX32 ? 32 : scaling == GMM_SCALING_NV16 ? 16 : 128;
+    per[0] = per[1] = scaling == GMM_SCALING_128X128 ? 128 : 1;
+    per[direction == GMM_ROWWISE] = block;
+}
+
+/* The arrays of the side's copy, as memory has them: scales padded. */
+static gmm_status gmm__gtp_arrays(gmm__gtp_planner *p, gmm__gtp_side *side, gmm_direction direction) {
+    const gmm_shard *s = &side->shard;
+    const gmm_direction d = s->scaling == GMM_SCALING_NONE ? GMM_ROWWISE : direction;
+    gmm__gtp_array *data = &side->array[GMM__GTP_DATA], *scale = &side->array[GMM__GTP_SCALE];
+    gmm_layout l = GMM_ZERO;
+    gmm_error why = GMM_ZERO;
+    const gmm_status status = gmm_layout_of(s->dtype, s->scaling, GMM_SCALES_COMPACT, d, side->plan.shard_rows,
+                                            side->plan.local_cols, &l, &why);
+    const int64_t pack = gmm_dtype_bits(s->dtype) < 8 ? 8 / gmm_dtype_bits(s->dtype) : 1;
+    int64_t unused = 0;
+    int lead;
+    if (status) return gmm__gtp_refuse(p, status, GMM_CKPT_DTYPE, "%.300s", why.text);
+    memset(side->array, 0, sizeof side->array);
+    data->dtype = s->dtype;
+    data->shape[0] = l.data_rows;
+    data->shape[1] = l.data_cols;
+    data->lead = lead = l.transposed;
+    data->per[lead] = 1;
+    data->per[!lead] = pack;
+    data->extent[lead] = l.data_rows;
+    data->extent[!lead] = l.data_cols / pack;
+    data->step[lead] = data->extent[!lead];
+    data->step[!lead] = 1;
+    if (s->scaling == GMM_SCALING_NONE) return GMM_OK;
+    scale->dtype = l.scale_dtype;
+    if (s->scaling == GMM_SCALING_TENSOR) {
+        scale->dtype = GMM_F32;
+        scale->shape[0] = scale->shape[1] = 1;
+        return GMM_OK;
+    }
+    gmm__gtp_scale_per(s->scaling, d, scale->per);
+    scale->lead = lead = !gmm__gtp_scale_axis(s->scaling, (int)d, &unused);
+    scale->shape[0] = l.scale_rows;
+    scale->shape[1] = l.scale_cols;
+    scale->extent[lead] = l.scale_rows;
+    scale->extent[!lead] = l.scale_cols;
+    scale->step[lead] = l.scale_cols;
+    scale->step[!lead] = 1;
+    return GMM_OK;
+}
+
+/* Takes an array for one without padding. */
+static void gmm__gtp_unpad(const gmm__gtp_side *side, gmm__gtp_array *a) {
+    a->extent[0] = gmm__ceil_div(side->plan.shard_rows, a->per[0]);
+    a->extent[1] = gmm__ceil_div(side->plan.local_cols, a->per[1]);
+    a->shape[0] = a->extent[a->lead];
+    a->shape[1] = a->step[a->lead] = a->extent[!a->lead];
+}
+
+/* Opens a side; `which` of the extents' room it takes. */
+static gmm_status gmm__gtp_open_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int which,
+                                     gmm__gtp_side *side) {
+    gmm_error why = GMM_ZERO;
+    gmm_status status = gmm__gtp_solve(p->fn, shard, &side->shard, &side->plan, &why);
+    if (status) {
+        const size_t skip = strlen(p->fn) + 2; /* the name comes again */
+        return gmm__gtp_refuse(p, status, GMM_CKPT_ARGUMENT, "%.300s", strlen(why.text) > skip ? why.text + skip : "");
+    }
+    side->shard.struct_size = 0;
+    status = gmm_gtp_extents(&side->shard, NULL, 0, &side->count, NULL);
+    if (!status && side->count > p->room[which]) {
+        gmm__gtp_free(p, p->extents[which]);
+        p->room[which] = 0;
+        p->extents[which] = (gmm_extent *)gmm__gtp_alloc(p, (size_t)side->count * sizeof *side->extents);
+        if (!p->extents[which]) return gmm__gtp_refuse(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+        p->room[which] = side->count;
+    }
+    side->extents = p->extents[which];
+    if (!status && side->count)
+        status = gmm_gtp_extents(&side->shard, side->extents, side->count, &side->count, NULL);
+    return status ? status : gmm__gtp_arrays(p, side, direction);
+}
+
+static gmm_status gmm__gtp_push(gmm__gtp_planner *p, const gmm_ckpt_move *m) {
+    if (p->move_count == p->move_room) {
+        const size_t room = p->move_room ? 2 * p->move_room : 64;
+        gmm_ckpt_move *more = (gmm_ckpt_move *)gmm__gtp_alloc(p, room * sizeof *more);
+        if (!more) return gmm__gtp_refuse(p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+        if (p->move_count) memcpy(more, p->moves, p->move_count * sizeof *more);
+        gmm__gtp_free(p, p->moves);
+        p->moves = more;
+        p->move_room = room;
+    }
+    p->moves[p->move_count++] = *m;
+    return GMM_OK;
+}
+
+/* Units of a box along one axis: where they begin, and how many. 0 if a boundary cuts one: only the end of everything
+   may lie inside. */
+static int gmm__gtp_units(int64_t at, int64_t length, int64_t all, int64_t per, int64_t *first, int64_t *count) {
+    *first = at / per;
+    *count = gmm__ceil_div(length, per);
+    return at % per == 0 && (length % per == 0 || at + length == all);
+}
+
+/* Moves one box of an array: rows at src[0] and dst[0] of the two sides, columns at src[1] and dst[1]. */
+static gmm_status gmm__gtp_box(gmm__gtp_planner *p, const gmm_gtp_stored *from, const gmm__gtp_side *s,
+                               const gmm__gtp_side *d, int32_t target, int part, const int64_t src[2],
+                               const int64_t dst[2], const int64_t length[2]) {
+    const gmm__gtp_array *a = &s->array[part], *b = &d->array[part];
+    const int64_t all[2][2] = {{s->plan.valid_rows, s->plan.local_cols}, {d->plan.valid_rows, d->plan.local_cols}};
+    gmm_ckpt_move m = GMM_ZERO;
+    int k;
+    m.kind = part == GMM__GTP_SCALE || a->dtype == b->dtype ? GMM_CKPT_COPY : GMM_CKPT_CONVERT;
+    if (s->shard.scaling != d->shard.scaling) {
+        m.kind = GMM_CKPT_DEQUANT;
+        m.scaling = s->shard.scaling;
+    }
+    m.part = from->part;
+    m.src = part == GMM__GTP_DATA ? from->data : from->scale;
+    m.scale = m.kind == GMM_CKPT_DEQUANT ? from->scale : -1;
+    m.dst = target;
+    m.loops = 2;
+    for (k = 0; k < 2; k++) {
+        int64_t begin[2], count[2];
+        if (!gmm__gtp_units(src[k], length[k], all[0][k], a->per[k], &begin[0], &count[0]) ||
+            !gmm__gtp_units(dst[k], length[k], all[1][k], b->per[k], &begin[1], &count[1]))
+            return gmm__gtp_refuse(p, GMM_E_CONFIG, GMM_CKPT_NOT_DIVISIBLE, "%lld %s from %lld of what is stored to "
+                                   "%lld of the target cut blocks of %lld in %s: import into 16 bits, and quantize",
+                                   (long long)length[k], k ? "columns" : "rows", (long long)src[k], (long long)dst[k],
+                                   (long long)a->per[k], gmm_scaling_name(s->shard.scaling));
+        m.src_at += begin[0] * a->step[k];
+        m.dst_at += begin[1] * b->step[k];
+        m.count[k] = count[1];
+        m.src_step[k] = a->step[k];
+        m.dst_step[k] = b->step[k];
+    }
+    return gmm__gtp_push(p, &m);
+}
+
+/* Zeros what lies behind the valid units of a target: whole rows of units, then the rest of the others. */
+static gmm_status gmm__gtp_zeros(gmm__gtp_planner *p, const gmm__gtp_side *d, int32_t target, int part) {
+    const gmm__gtp_array *a = &d->array[part];
+    const int64_t used[2] = {gmm__ceil_div(d->plan.valid_rows, a->per[0]),
+                             gmm__ceil_div(d->plan.local_cols, a->per[1])};
+    int k, l;
+    for (k = 0; k < 2; k++) {
+        gmm_ckpt_move m = GMM_ZERO;
+        gmm_status status;
+        m.kind = GMM_CKPT_ZERO;
+        m.src = m.scale = -1;
+        m.dst = target;
+        m.dst_at = used[k] * a->step[k];
+        m.loops = 2;
+        for (l = 0; l < 2; l++) {
+            m.count[l] = l == k ? a->extent[l] - used[l] : k == 0 ? a->extent[l] : used[l];
+            m.dst_step[l] = a->step[l];
+        }
+        if (m.count[0] < 1 || m.count[1] < 1) continue;
+        status = gmm__gtp_push(p, &m);
+        if (status) return status;
+    }
+    return GMM_OK;
+}
+
+/* Whether two shards are of one weight, as far as rows and columns go. */
+static int gmm__gtp_same_weight(const gmm_shard *a, const gmm_shard *b) {
+    int32_t i;
+    if (a->rows != b->rows || a->cols != b->cols || a->sections != b->sections) return 0;
+    for (i = 0; i < a->sections; i++)
+        if (a->section_rows[i] != b->section_rows[i]) return 0;
+    return 1;
+}
+
+/* Checks one stored shard against its tensors and the target. */
+static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item *item, int32_t j, gmm__gtp_side *s,
+                                        const gmm__gtp_side *d) {
+    const gmm_gtp_stored *x = &item->stored[j];
+    const gmm_scaling scaling = s->shard.scaling;
+    const int dequant = scaling != d->shard.scaling;
+    const gmm_ckpt_tensor *t;
+    int64_t n = 0;
+    int part;
+    if (!gmm__gtp_same_weight(&s->shard, &d->shard))
+        return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d] is of a weight of %lld x %lld in %d sections, "
+                               "not of %lld x %lld in %d with these rows", (int)j, (long long)s->shard.rows,
+                               (long long)s->shard.cols, (int)s->shard.sections, (long long)d->shard.rows,
+                               (long long)d->shard.cols, (int)d->shard.sections);
+    if (dequant ? scaling != GMM_SCALING_128X128 || d->shard.scaling != GMM_SCALING_NONE || item->direction
+                : scaling != GMM_SCALING_NONE && s->shard.dtype != d->shard.dtype)
+        return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d] is %s %s, which does not become %s %s by "
+                               "copies: import into 16 bits, and quantize", (int)j, gmm_dtype_name(s->shard.dtype),
+                               gmm_scaling_name(scaling), gmm_dtype_name(d->shard.dtype),
+                               gmm_scaling_name(d->shard.scaling));
+    if (x->reserved || x->part < 0 || x->part >= p->part_count)
+        return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d]: part %d of %d, reserved %d: must be in "
+                               "range, and 0", (int)j, (int)x->part, (int)p->part_count, (int)x->reserved);
+    for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
+        gmm__gtp_array *a = &s->array[part];
+        const int32_t index = part == GMM__GTP_DATA ? x->data : x->scale;
+        int64_t units = 1;
+        int32_t k;
+        if (part == GMM__GTP_SCALE && scaling == GMM_SCALING_NONE) break;
+        t = gmm_ckpt_table_tensors(p->parts[x->part].table, &n);
+        if (index < 0 || index >= n)
+            return gmm__gtp_refuse(p, part == GMM__GTP_SCALE && index < 0 ? GMM_E_KEY : GMM_E_ARG,
+                                   part == GMM__GTP_SCALE && index < 0 ? GMM_CKPT_SCALE_MISSING : GMM_CKPT_ARGUMENT,
+                                   "stored[%d].%s is %d: part %d has %lld tensors", (int)j, part ? "scale" : "data",
+                                   (int)index, (int)x->part, (long long)n);
+        t += index;
+        if (t->dtype != a->dtype)
+            return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d]: \"%.60s\" is %s, its shard %s", (int)j,
+                                   t->name, gmm_dtype_name(t->dtype), gmm_dtype_name(a->dtype));
+        for (k = 0; k < t->rank; k++) units *= t->shape[k];
+        if (scaling == GMM_SCALING_TENSOR && part == GMM__GTP_SCALE && units == 1) continue;
+        if (part == GMM__GTP_SCALE && scaling != GMM_SCALING_TENSOR &&
+            (t->rank != 2 || t->shape[0] != a->shape[0] || t->shape[1] != a->shape[1]))
+            gmm__gtp_unpad(s, a);
+        if (t->rank != 2 || t->shape[0] != a->shape[0] || t->shape[1] != a->shape[1])
+            return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d]: \"%.60s\" is not [%lld, %lld], as its "
+                                   "shard %d of %d, TP %d of %d, has it", (int)j, t->name, (long long)a->shape[0],
+                                   (long long)a->shape[1], (int)s->shard.gtp_rank, (int)s->shard.gtp_size,
+                                   (int)s->shard.tp_rank, (int)s->shard.tp_size);
+        if (dequant && part == GMM__GTP_SCALE && a->shape[1] != gmm__ceil_div(s->plan.local_cols, 128))
+            return gmm__gtp_refuse(p, GMM_E_CONFIG, GMM_CKPT_NOT_DIVISIBLE, "stored[%d]: scales with padded columns "
+                                   "cannot be dequantized: export them first", (int)j);
+    }
+    return GMM_OK;
+}
+
+/* All that one stored shard has of the target; *moved counts elements. */
+static gmm_status gmm__gtp_meet(gmm__gtp_planner *p, const gmm_gtp_stored *from, const gmm__gtp_side *s,
+                                const gmm__gtp_side *d, int32_t target, int64_t *moved) {
+    const int scaled = d->shard.scaling != GMM_SCALING_NONE;
+    const int64_t c0 = s->plan.col0 > d->plan.col0 ? s->plan.col0 : d->plan.col0;
+    const int64_t send = s->plan.col0 + s->plan.local_cols, dend = d->plan.col0 + d->plan.local_cols;
+    int64_t src[2], dst[2], length[2];
+    int32_t i, j;
+    int part;
+    length[1] = (send < dend ? send : dend) - c0;
+    if (length[1] <= 0) return GMM_OK;
+    src[1] = c0 - s->plan.col0;
+    dst[1] = c0 - d->plan.col0;
+    for (i = 0; i < d->count; i++)
+        for (j = 0; j < s->count; j++) {
+            const gmm_extent *a = &s->extents[j], *b = &d->extents[i];
+            const int64_t begin = a->begin > b->begin ? a->begin : b->begin, end = a->end < b->end ? a->end : b->end;
+            if (a->section != b->section || begin >= end) continue;
+            src[0] = a->shard_row + begin - a->begin;
+            dst[0] = b->shard_row + begin - b->begin;
+            length[0] = end - begin;
+            *moved += length[0] * length[1];
+            for (part = GMM__GTP_DATA; part <= (scaled ? GMM__GTP_SCALE : GMM__GTP_DATA); part++) {
+                gmm_status status;
+                if (part == GMM__GTP_SCALE && d->shard.scaling == GMM_SCALING_TENSOR) break;
+                status = gmm__gtp_box(p, from, s, d, target + part, part, src, dst, length);
+                if (status) return status;
+            }
+        }
+    return GMM_OK;
+}
+
+static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *item, int64_t index) {
+    gmm__gtp_side d, s, first;
+    gmm_shard whole;
+    gmm_status status;
+    int32_t j, k, target = (int32_t)p->target_count;
+    int64_t moved = 0;
+    int part, scaled, scale_moved = 0;
+    memset(&d, 0, sizeof d);
+    memset(&first, 0, sizeof first);
+    p->key = item->name;
+    if (!item->name || !item->shard || !item->stored || item->stored_count < 1 || (int)item->direction < GMM_ROWWISE ||
+        item->direction > GMM_COLUMNWISE)
+        return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[%lld]: name, shard and stored must be given, "
+                               "stored_count %d be >= 1, direction %d a gmm_direction", (long long)index,
+                               (int)item->stored_count, (int)item->direction);
+    status = gmm__gtp_open_side(p, item->shard, item->direction, 0, &d);
+    if (!status && p->exports) { /* the logical weight */
+        whole = d.shard;
+        whole.tp_size = whole.gtp_size = 1;
+        whole.tp_rank = whole.gtp_rank = 0;
+        status = gmm__gtp_open_side(p, &whole, item->direction, 0, &d);
+        if (!status && d.shard.scaling > GMM_SCALING_TENSOR) gmm__gtp_unpad(&d, &d.array[GMM__GTP_SCALE]);
+    }
+    if (status) return status;
+    scaled = d.shard.scaling != GMM_SCALING_NONE;
+    if (!item->scale_name != !scaled)
+        return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[%lld].scale_name is %s: %s has %s scales",
+                               (long long)index, item->scale_name ? "given" : "NULL",
+                               gmm_scaling_name(d.shard.scaling), scaled ? "" : "no");
+    for (part = GMM__GTP_DATA; part <= scaled; part++) {
+        gmm_ckpt_tensor *t = &p->targets[p->target_count++];
+        memset(t, 0, sizeof *t);
+        t->name = part ? item->scale_name : item->name;
+        t->dtype = d.array[part].dtype;
+        t->rank = 2;
+        memcpy(t->shape, d.array[part].shape, sizeof d.array[part].shape);
+    }
+    for (j = 0; j < item->stored_count && !status; j++) {
+        const gmm_gtp_stored *x = &item->stored[j];
+        status = gmm__gtp_open_side(p, x->shard, item->direction, 1, &s);
+        if (!status) status = gmm__gtp_check_stored(p, item, j, &s, &d);
+        if (status) return status;
+        if (j == 0) first = s;
+        if (s.shard.tp_cut != first.shard.tp_cut || s.shard.tp_size != first.shard.tp_size ||
+            s.shard.gtp_size != first.shard.gtp_size || s.plan.shard_rows != first.plan.shard_rows)
+            return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d] is cut over TP %d, GTP %d into %lld "
+                                   "rows, stored[0] over %d, %d into %lld: must be alike", (int)j,
+                                   (int)s.shard.tp_size, (int)s.shard.gtp_size, (long long)s.plan.shard_rows,
+                                   (int)first.shard.tp_size, (int)first.shard.gtp_size,
+                                   (long long)first.plan.shard_rows);
+        for (k = 0; k < j; k++) { /* the same rows and columns, from before */
+            const gmm_shard *o = item->stored[k].shard;
+            if (o->gtp_rank == s.shard.gtp_rank && (s.shard.tp_cut == GMM_TP_WHOLE || o->tp_rank == s.shard.tp_rank))
+                break;
+        }
+        if (k < j) continue;
+        if (d.shard.scaling == GMM_SCALING_TENSOR && !scale_moved &&
+            (!p->exports || (s.shard.gtp_rank == 0 && (s.shard.tp_rank == 0 || s.shard.tp_cut == GMM_TP_WHOLE)))) {
+            gmm_ckpt_move m = GMM_ZERO;
+            m.kind = GMM_CKPT_COPY;
+            m.part = x->part;
+            m.src = x->scale;
+            m.dst = target + GMM__GTP_SCALE;
+            m.scale = -1;
+            m.loops = 1;
+            m.count[0] = m.src_step[0] = m.dst_step[0] = 1;
+            status = gmm__gtp_push(p, &m);
+            scale_moved = 1;
+        }
+        if (!status) status = gmm__gtp_meet(p, x, &s, &d, target, &moved);
+    }
+    if (status || p->exports) return status;
+    if (moved != d.plan.valid_rows * d.plan.local_cols)
+        return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_MISSING_INDEX, "what is stored holds %lld of the %lld elements "
+                               "of shard %d of %d, TP %d of %d: a rank's part is missing", (long long)moved,
+                               (long long)(d.plan.valid_rows * d.plan.local_cols), (int)d.shard.gtp_rank,
+                               (int)d.shard.gtp_size, (int)d.shard.tp_rank, (int)d.shard.tp_size);
+    for (part = GMM__GTP_DATA; part <= scaled && !status; part++)
+        if (part == GMM__GTP_DATA || d.shard.scaling != GMM_SCALING_TENSOR)
+            status = gmm__gtp_zeros(p, &d, target + part, part);
+    return status;
+}
+
+static gmm_status gmm__gtp_checkpoint(const char *fn, int exports, gmm_ckpt_plan **out, const gmm_ckpt_part *parts,
+                                      int32_t part_count, const gmm_gtp_item *items, int64_t count,
+                                      const gmm_allocator *allocator, gmm_ckpt_report *report) {
+    gmm__gtp_planner p;
+    gmm_status status = GMM_OK;
+    int64_t i;
+    memset(&p, 0, sizeof p);
+    if (report) memset(report, 0, sizeof *report);
+    p.fn = fn;
+    p.exports = exports;
+    p.parts = parts;
+    p.part_count = part_count;
+    p.report = report;
+    if (out) *out = NULL;
+    if (!out || !parts || (!items && count))
+        return gmm__gtp_refuse(&p, GMM_E_NULL, GMM_CKPT_ARGUMENT, "%s is NULL", !out ? "out" : !parts ? "parts"
+                                                                                                  : "items");
+    if (part_count < 1 || count < 0 || count > INT32_MAX / 2)
+        return gmm__gtp_refuse(&p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "part_count %d, count %lld: must be >= 1, and 0 to "
+                               "2^30 - 1", (int)part_count, (long long)count);
+    if (allocator && !allocator->alloc != !allocator->release)
+        return gmm__gtp_refuse(&p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "allocator: both functions or none");
+    for (i = 0; i < part_count; i++)
+        if (!parts[i].table)
+            return gmm__gtp_refuse(&p, GMM_E_NULL, GMM_CKPT_ARGUMENT, "parts[%lld].table is NULL", (long long)i);
+    if (allocator) p.allocator = *allocator;
+    p.targets = (gmm_ckpt_tensor *)gmm__gtp_alloc(&p, (size_t)(2 * count + 1) * sizeof *p.targets);
+    if (!p.targets) return gmm__gtp_refuse(&p, GMM_E_MEMORY, GMM_CKPT_NO_MEMORY, "no memory");
+    for (i = 0; i < count && !status; i++) status = gmm__gtp_plan_item(&p, &items[i], i);
+    if (!status)
+        status = gmm_ckpt_plan_of_moves(out, parts, part_count, p.targets, p.target_count, p.moves,
+                                        (int64_t)p.move_count, exports, allocator, report);
+    gmm__gtp_free(&p, p.targets);
+    gmm__gtp_free(&p, p.moves);
+    gmm__gtp_free(&p, p.extents[0]);
+    gmm__gtp_free(&p, p.extents[1]);
+    return status;
+}
+
+GMMDEF gmm_status gmm_gtp_export(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                 const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
+                                 gmm_ckpt_report *report) {
+    return gmm__gtp_checkpoint("gmm_gtp_export", 1, out, parts, part_count, items, count, allocator, report);
+}
+GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                 const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,
+                                 gmm_ckpt_report *report) {
+    return gmm__gtp_checkpoint("gmm_gtp_import", 0, out, parts, part_count, items, count, allocator, report);
+}
+
 #ifdef __cplusplus
 }
 #endif
 #endif /* GMM_IMPLEMENTATION */
 
-/* ------------------------------------------------------------------------------------------------- 10 Licence ---
+/* ------------------------------------------------------------------------------------------------- 13 Licence ---
  * MIT License, text in the file LICENSE of the repository and below.
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated

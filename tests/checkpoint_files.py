@@ -137,6 +137,37 @@ def every_layout_and_back(t):
 
 
 @case
+def shards_save_and_resume(t):
+    """Ranks that shard the weights write, each its own rows, the file that they were resumed from, byte by byte; what
+    two of them saved in the middle goes on as if they had not stopped."""
+    def sharded(name, *arguments):
+        path = t.path(name)
+        subprocess.run([os.path.join(t.build, "train_moe"), "--eval-tokens", "64", "--sample", "0", "--svg", "",
+                        "--quiet", "--save", path] + list(arguments), check=True, stdout=subprocess.DEVNULL)
+        return path
+
+    odd = ["--micro-batches", "8", "--ffn", "36", "--hidden", "40"]  # shards with padding
+    source = t.train("whole.safetensors", *odd)
+    for ranks in "1", "2", "4", "8":
+        saved = sharded("sharded.safetensors", "--resume", source, "--gtp", ranks, "--steps", "2")
+        assert digest(saved) == digest(source), ranks
+    at_once = t.train("at_once.safetensors", *odd, "--steps", "4", "--gtp", "2")
+    half = t.train("half.safetensors", *odd, "--steps", "4", "--gtp", "2", "--stop-at", "2")
+    assert digest(half) != digest(at_once)
+    assert digest(sharded("on.safetensors", "--resume", half, "--gtp", "2", "--steps", "4")) == digest(at_once)
+
+
+@case
+def sharded_recipes(t):
+    """Ranks that keep and gather experts as a recipe quantizes them train what one rank trains, to the bit."""
+    for recipe, ranks in ("fp8-delayed", "2"), ("fp8-current", "4"), ("fp8-block", "2"), ("mxfp8", "4"), ("nvfp4", "2"):
+        same = ["--recipe", recipe, "--micro-batches", ranks, "--threads", "1", "--save-policy",
+                "nothing" if ranks == "4" else "preact"]
+        alone = t.train("alone.safetensors", *same)
+        assert digest(t.train("ranks.safetensors", *same, "--gtp", ranks)) == digest(alone), recipe
+
+
+@case
 def biases_and_blocks(t):
     source = t.train("b.safetensors", "--bias")
     before = read(source)

@@ -801,11 +801,82 @@ static void foresee(int arg) {
     T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_foresee(&f, NULL, &e), e.text, "stages", NULL);
 }
 
+/* B32: the ones of a model's gradients, each counted by the rank that writes it and over its valid rows, add up over
+   the whole world, GTP and EGTP included, to the number of logical parameters, and no smaller group holds them all. */
+static void norm_group(int arg) {
+    int32_t world = 0;
+    int64_t all = 0, logical = 0, without_gtp = 0;
+    (void)arg;
+    for (int kind = 0; kind < 2; kind++) {
+        gmm_grid grid = GMM_ZERO;
+        const int64_t rows = kind ? 52 : 76, cols = 4;
+        grid.kind = kind ? GMM_GRID_EXPERT : GMM_GRID_DENSE;
+        grid.size[GMM_AXIS_TP] = 2;
+        grid.size[GMM_AXIS_GTP] = kind ? 2 : 4;
+        grid.size[kind ? GMM_AXIS_EP : GMM_AXIS_CP] = 2;
+        grid.size[GMM_AXIS_DP] = kind ? 2 : 1;
+        T_OK_TEXT(gmm_grid_world(&grid, &world, NULL), "");
+        T_CHECK(world == 16, "%d ranks", (int)world);
+        logical += rows * cols * (kind ? 2 : 1) + cols; /* a weight (for each EP rank), and a replicated vector */
+        for (int32_t r = 0; r < world; r++) {
+            int32_t c[GMM_AXIS_COUNT], mine = 0, vector = 0;
+            gmm_shard s = weight(rows, cols, grid.size[GMM_AXIS_GTP], 0, 8);
+            const uint32_t cut = 1u << GMM_AXIS_PP | 1u << GMM_AXIS_GTP | 1u << GMM_AXIS_TP |
+                                 (kind ? 1u << GMM_AXIS_EP : 0);
+            T_OK_TEXT(gmm_grid_coords(&grid, r, c, NULL), "");
+            s.tp_cut = GMM_TP_ROWS;
+            s.tp_size = 2;
+            s.tp_rank = c[GMM_AXIS_TP];
+            s.gtp_rank = c[GMM_AXIS_GTP];
+            T_OK_TEXT(gmm_gtp_writes(&grid, r, cut, &mine, NULL), "");
+            T_OK_TEXT(gmm_gtp_writes(&grid, r, 1u << GMM_AXIS_PP, &vector, NULL), "");
+            all += mine * plan_of(&s).valid_rows * cols + vector * cols;
+            if (c[GMM_AXIS_GTP] == 0) without_gtp += mine * plan_of(&s).valid_rows * cols + vector * cols;
+        }
+    }
+    T_CHECK(all == logical, "%lld squares of %lld parameters", (long long)all, (long long)logical);
+    T_CHECK(without_gtp < logical, "a group without GTP would do");
+}
+
+/* B34: GTP peers see different tokens. Counts added up over GTP, CP and DP are the same on every rank that shares the
+   router, whatever its TP, so that its bias moves alike everywhere; without GTP they are not. */
+static void router_counts(int arg) {
+    const uint32_t data = 1u << GMM_AXIS_GTP | 1u << GMM_AXIS_CP | 1u << GMM_AXIS_DP;
+    gmm_grid grid = GMM_ZERO;
+    int64_t seen[2][24];
+    int diverged = 0;
+    (void)arg;
+    grid.size[GMM_AXIS_TP] = 2;
+    grid.size[GMM_AXIS_GTP] = 3;
+    grid.size[GMM_AXIS_CP] = 2;
+    grid.size[GMM_AXIS_DP] = 2;
+    for (int with = 0; with < 2; with++)
+        for (int32_t r = 0; r < 24; r++) {
+            const uint32_t axes = with ? data : data & ~(1u << GMM_AXIS_GTP);
+            gmm_grid_group mine, other;
+            int64_t tokens = 0;
+            T_OK_TEXT(gmm_grid_group_of(&grid, r, axes, &mine, NULL), "");
+            for (int32_t q = 0; q < 24; q++) { /* tokens of q for the expert: other ones for every data rank */
+                int32_t c[GMM_AXIS_COUNT];
+                T_OK_TEXT(gmm_grid_group_of(&grid, q, axes, &other, NULL), "");
+                T_OK_TEXT(gmm_grid_coords(&grid, q, c, NULL), "");
+                if (other.first == mine.first)
+                    tokens += (int64_t)1 << (c[GMM_AXIS_GTP] + 3 * c[GMM_AXIS_CP] + 6 * c[GMM_AXIS_DP]);
+            }
+            seen[with][r] = tokens;
+        }
+    for (int32_t r = 0; r < 24; r++) {
+        T_CHECK(seen[1][r] == (1 << 12) - 1, "rank %d counts 0x%llx", (int)r, (unsigned long long)seen[1][r]);
+        diverged += seen[0][r] != seen[0][0];
+    }
+    T_CHECK(diverged > 0, "the group without GTP agrees: the case shows nothing");
+}
+
 void tests_gtp(void) {
     t_add_host(row1_2, 1, "gtp row1 plan aligned");
     t_add_host(row1_2, 2, "gtp row2 plan padded");
     t_add_host(row3, 0, "gtp row3 plan all-padding ranks");
-    t_add_host(row4, 0, "gtp row4 plan per TP slice");
+    t_add_host(row4, 0, "gtp row4 B29 plan per TP slice");
     t_add_host(row5, 0, "gtp row5 plan unpadded");
     for (int i = 0; i < 10; i++) t_add_host(row6, 0, "gtp row6 plan and extents at random %d", i);
     t_add_host(row6, 1, "gtp row6 plan at random, large");
@@ -817,8 +888,10 @@ void tests_gtp(void) {
     t_add_host(errors, 0, "gtp plan errors");
     t_add_host(versions, 0, "gtp plan struct sizes");
     t_add_host(grids, 0, "gtp grid ranks and coordinates");
-    t_add_host(grids, 1, "gtp row62 one writer");
+    t_add_host(grids, 1, "gtp row62 B35 B36 one writer");
     t_add_host(grid_errors, 0, "gtp grid errors");
+    t_add_host(norm_group, 0, "gtp B32 who counts in a norm");
+    t_add_host(router_counts, 0, "gtp B34 groups that count tokens");
     t_add_host(seeds, 0, "gtp seeds");
     t_add_host(worked_memory, 0, "gtp memory, worked example");
     t_add_host(memory, 0, "gtp memory");

@@ -45,6 +45,8 @@ typedef struct rank {
     knowledge event[EVENTS];
     unsigned char implied[CASE_WAITS];
     const void *first[CASE_LAYERS][GMM_GTP_PASSES + 1];
+    size_t gather_bytes, reduce_bytes;
+    uint64_t last;                 /* of all the rank's memory, when its object broke */
     gmm_status status;
     char text[512];
 } rank;
@@ -533,10 +535,38 @@ static void *blank(size_t bytes, int byte) {
     return memset(p, byte, (bytes + 511) / 256 * 256);
 }
 
+/* Hash of all memory that the rank has given to the runtime. */
+static uint64_t memory_of(const rank *r) {
+    const gtp_case *c = r->run->c;
+    const void *block[2 + 3 * CASE_LAYERS * CASE_EXPERTS];
+    size_t bytes[2 + 3 * CASE_LAYERS * CASE_EXPERTS];
+    uint64_t h = 0;
+    int n = 0;
+    block[n] = r->gather;
+    bytes[n++] = r->gather_bytes;
+    block[n] = r->reduce;
+    bytes[n++] = r->reduce_bytes;
+    for (int l = 0; l < c->layers; l++) {
+        const size_t values = (size_t)(r->plan[l].shard_rows * c->cols);
+        block[n] = r->foreign[l];
+        bytes[n++] = (size_t)(rows_of(c, l) * c->cols * c->experts) * 2;
+        for (int e = 0; e < c->experts; e++) {
+            block[n] = r->shard[l][e];
+            bytes[n++] = values * 2;
+            block[n] = r->grad[l][e];
+            bytes[n++] = values * sizeof(float);
+        }
+    }
+    for (int i = 0; i < n; i++)
+        for (size_t k = 0; k < bytes[i]; k++) h = (h ^ ((const unsigned char *)block[i])[k]) * 1099511628211u;
+    return h;
+}
+
 static void fail(rank *r, gmm_status s, const char *text) {
     if (r->status) return;
     r->status = s;
     snprintf(r->text, sizeof r->text, "%s", text);
+    if (r->run->c->fail_call || r->run->c->silent_rank) r->last = memory_of(r);
 }
 
 static void declare(rank *r) {
@@ -617,11 +647,19 @@ static void declare(rank *r) {
     if (!s) s = gmm_gtp_seal(r->gtp);
     if (!s) s = gmm_gtp_memory_need(r->gtp, domain, &need_);
     if (!s && !c->unchained) s = gmm_gtp_follow(r->gtp, r->chain[GMM_GTP_FORWARD], r->chain[GMM_GTP_BACKWARD]);
+    r->gather_bytes = need_.gather_bytes;
+    r->reduce_bytes = need_.reduce_bytes;
     r->gather = blank(need_.gather_bytes, 0xFF);
     r->reduce = blank(need_.reduce_bytes, 0xFF);
     if (!s) s = gmm_gtp_bind(r->gtp, domain, need_.gather_bytes ? r->gather : NULL, need_.gather_bytes, r->reduce,
                              need_.reduce_bytes);
     if (s) fail(r, s, gmm_gtp_last_error(r->gtp));
+}
+
+/* What went wrong; where it was the caller's own work, the runtime knows. */
+static const char *reason(const rank *r) {
+    const char *text = gmm_gtp_last_error(r->gtp);
+    return *text ? text : gmm_ranks_error(r->run->ranks, r->index);
 }
 
 static void *thread_main(void *argument) {
@@ -631,7 +669,7 @@ static void *thread_main(void *argument) {
         gmm_status s;
         if (c->silent_rank == r->index + 1 && r->at == r->run->ops / 2) return NULL;
         s = execute(r, &r->run->program[r->at]);
-        if (s) fail(r, s, gmm_gtp_last_error(r->gtp));
+        if (s) fail(r, s, reason(r));
     }
     return NULL;
 }
@@ -651,7 +689,7 @@ static void take_turns(run *r) {
                 break;
             }
             s = execute(k, &r->program[k->at]);
-            if (s) fail(k, s, gmm_gtp_last_error(k->gtp));
+            if (s) fail(k, s, reason(k));
         }
         left -= k->at >= r->ops || k->status;
     }
@@ -736,6 +774,9 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
         for (int i = 0; i < c->ranks; i++) (void)pthread_join(threads[i], NULL);
     } else take_turns(&r);
     out->run = gmm_ranks_run(r.ranks);
+    for (int i = 0; i < c->ranks; i++) /* a broken object writes nothing any more, whatever was enqueued */
+        if (r.rank[i].last && r.rank[i].last != memory_of(&r.rank[i]))
+            wrong(&r, "memory behind an error", i, 0, 0, 0, 0, 0);
     {
         const char *text = "";
         out->races = gmm_ranks_races(r.ranks, &text);

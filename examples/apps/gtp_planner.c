@@ -145,8 +145,8 @@ static void print_table(const outlook *o, int count) {
     for (int i = 0; i < count; i++) {
         const gmm_gtp_memory *m = &o[i].memory;
         printf("%6d %9.3f %9.3f %9.3f %9.3f %9.3f %9.3f %9.3f\n", o[i].gpus, gb * (double)m->weights,
-               gb * (double)m->main_grads, gb * (double)m->optimizer, gb * (double)m->gather, gb * (double)m->wgrad,
-               gb * (double)m->reduce, gb * (double)m->total);
+               gb * (double)m->main_grads, gb * (double)m->optimizer, gb * (double)(m->gather + m->stage),
+               gb * (double)m->wgrad, gb * (double)m->reduce, gb * (double)m->total);
     }
     printf("\nA layer in the middle, in us: alone, and what the compute waits for it\n");
     printf("%6s %9s %9s %9s %9s %9s %9s %9s %9s\n", "GPUs", "FC1 GEMM", "gather", "forward", "backward",
@@ -185,7 +185,7 @@ static void write_svg(const outlook *o, int count, const char *path) {
         gather[i] = compute[i] + 1e3 * o[i].step.exposed_gather;
         step[i] = 1e3 * o[i].step.step;
         shards[i] = 1e-9 * (double)(m->weights + m->main_grads + m->optimizer);
-        buffers[i] = 1e-9 * (double)(m->gather + m->wgrad + m->reduce);
+        buffers[i] = 1e-9 * (double)(m->gather + m->stage + m->wgrad + m->reduce);
         total[i] = 1e-9 * (double)m->total;
     }
     svg_begin(out, 760, 720);

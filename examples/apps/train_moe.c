@@ -6,9 +6,10 @@
  * and norm, output layer, softmax. Weights are fp32 masters with a copy in the compute dtype; gradients accumulate in
  * fp32 main_grad over micro-batches; AdamW with gradient clipping, warm-up and cosine decay.
  *
- * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N CPU ranks, a
- * thread each: gathered before they are read, reduced behind the backward. Every rank takes its share of the
- * micro-batches; with as many of these as ranks, the result is that of one rank to the bit.
+ * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N ranks, a thread
+ * each (with --processes a process), on as many GPUs (by peer copies) or on the CPU: gathered before they are read,
+ * reduced behind the backward. Every rank takes its share of the micro-batches; with as many of these as ranks, the
+ * result is that of one rank to the bit.
  *
  *     train_moe --help
  *
@@ -19,6 +20,9 @@
  */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
+#endif
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE 1 /* MAP_ANONYMOUS */
 #endif
 #ifdef HAVE_CUDA
 #include <cuda_runtime.h>
@@ -40,6 +44,13 @@
 
 #ifdef GMM_WITH_CPU_RANKS
 #include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+#include <sys/wait.h>
+#include <unistd.h>
 #endif
 
 #include "gmm.h"
@@ -73,7 +84,7 @@ static void *get(size_t bytes) {
 static struct settings {
     int64_t context, embed, hidden, ffn, layers, experts, topk, interleave, normalize, bias;
     int64_t seed, steps, batch, micro_batches, stop_at, save_every, eval_tokens, sample, threads;
-    int64_t delay_wgrad, gtp, quiet, help;
+    int64_t delay_wgrad, gtp, processes, quiet, help;
     const char *act, *score, *dtype, *recipe, *engine, *weights, *save_policy;
     const char *data, *save, *resume, *svg;
     double aux, lr, dropout;
@@ -117,7 +128,8 @@ static option options[] = {
      0},
     {"save-policy", OPTION_CHOICE, 0, &opt.save_policy, "preact", 0, 0, "preact|act|nothing", "kept for backward", 0},
     {"delay-wgrad", OPTION_SWITCH, 0, &opt.delay_wgrad, "0", 0, 1, "", "queue the experts' weight gradients", 0},
-    {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many CPU ranks (threads); 0 = none", 0},
+    {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many GPUs, or CPU ranks; 0 = none", 0},
+    {"processes", OPTION_SWITCH, 0, &opt.processes, "0", 0, 1, "", "--gtp on GPUs: a process per rank", 0},
     {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "write a checkpoint (safetensors) at the end", 0},
     {"save-every", OPTION_INTEGER, 0, &opt.save_every, "0", 0, 1e9, "", "and after every so many steps", 0},
     {"resume", OPTION_TEXT, 0, &opt.resume, "", 0, 0, "", "continue from a checkpoint", 0},
@@ -347,6 +359,14 @@ static memory memory_of(gmm_engine engine) {
     return m;
 }
 
+static int gpu_count(void) {
+    int devices = 0;
+#ifdef HAVE_CUDA
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+#endif
+    return devices;
+}
+
 /* An operand: `at` is what gmm gets, `host` what host code uses; on the CPU both are the same address. */
 typedef struct buffer { void *at, *host; size_t bytes; } buffer;
 
@@ -375,25 +395,86 @@ static float *floats(const buffer *b) { return (float *)b->host; }
 
 /* ----------------------------------------------------------------------------------------------------- 4 Ranks --- */
 
-/* What the ranks of a process share. */
+/* Where ranks that are processes meet. */
+typedef struct meeting meeting;
+
+/* What the ranks share. */
 typedef struct team {
     gmm_ranks *ranks;
-    int size;
+    meeting *meeting;        /* NULL = ranks are threads */
+    int size, gpus;          /* gpus: a rank computes on the GPU of its number, gather and reduce go between GPUs */
     gmm_comm gather[64], reduce[64], control[64]; /* by rank; control: what the program itself exchanges */
 } team;
 
-static team team_make(int size) {
+#ifdef GMM_WITH_CPU_RANKS
+enum { MEETING_ROOM = 1 << 20 };
+struct meeting {
+    pthread_barrier_t barrier;
+    char room[64][MEETING_ROOM];
+};
+static void meeting_gather(meeting *m, int size, int rank, const char *from, char *out, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += MEETING_ROOM) {
+        const size_t n = bytes - at < MEETING_ROOM ? bytes - at : MEETING_ROOM;
+        memcpy(m->room[rank], from + at, n);
+        (void)pthread_barrier_wait(&m->barrier);
+        for (int i = 0; i < size; i++) memcpy(out + (size_t)i * bytes + at, m->room[i], n);
+        (void)pthread_barrier_wait(&m->barrier);
+    }
+}
+
+/* Makes a process per rank, and returns its rank in each. The calling one waits for them, and ends the others when one
+   has failed. To be called before anything that a child may not inherit: CUDA, threads. */
+static int meeting_begin(int size, meeting **out) {
+    pthread_barrierattr_t a;
+    pid_t pids[64];
+    int failed = 0, status;
+    meeting *m = (meeting *)mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (m == MAP_FAILED || pthread_barrierattr_init(&a) || pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED) ||
+        pthread_barrier_init(&m->barrier, &a, (unsigned)size))
+        die("--processes: no shared memory");
+    *out = m;
+    fflush(stdout);
+    for (int i = 0; i < size; i++) {
+        pids[i] = fork();
+        if (pids[i] < 0) die("--processes: no process for rank %d", i);
+#ifdef __linux__
+        if (pids[i] == 0) (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+#endif
+        if (pids[i] == 0) return i;
+    }
+    for (int left = size; left > 0; left--) {
+        const pid_t done = wait(&status);
+        for (int i = 0; i < size; i++) {
+            if (pids[i] == done) pids[i] = 0;
+            if (status && pids[i] > 0 && !failed) (void)kill(pids[i], SIGTERM);
+        }
+        failed |= status != 0;
+    }
+    exit(failed);
+}
+#else
+static void meeting_gather(meeting *m, int size, int rank, const char *from, char *out, size_t bytes) {
+    (void)m, (void)size, (void)rank, (void)from, (void)out, (void)bytes;
+}
+#endif
+
+static team team_make(int size, int gpus, meeting *meeting_here) {
     gmm_ranks_config config = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     int32_t all[64];
     team t;
     memset(&t, 0, sizeof t);
     t.size = size;
+    t.gpus = gpus;
     for (int i = 0; i < size; i++) all[i] = i;
     config.ranks = size;
     config.timeout_ms = 600000; /* ranks share the processors, and one may evaluate for long */
+    if (meeting_here) {
+        t.meeting = meeting_here;
+        return t;
+    }
     if (gmm_ranks_create(&config, &t.ranks, &error)) die("--gtp: %s", error.text);
-    if (gmm_ranks_comms(t.ranks, all, size, t.gather) || gmm_ranks_comms(t.ranks, all, size, t.reduce) ||
+    if ((!gpus && (gmm_ranks_comms(t.ranks, all, size, t.gather) || gmm_ranks_comms(t.ranks, all, size, t.reduce))) ||
         gmm_ranks_comms(t.ranks, all, size, t.control))
         die("--gtp: no memory for communicators");
     return t;
@@ -402,7 +483,8 @@ static team team_make(int size) {
 /* out [size][bytes]: what every rank gives. */
 static void team_gather(const team *t, int rank, const void *from, void *out, size_t bytes) {
     const gmm_comm *c = &t->control[rank];
-    if (c->all_gather(c->self, from, out, bytes, NULL)) die("rank %d: %s", rank, gmm_ranks_error(t->ranks, rank));
+    if (t->meeting) meeting_gather(t->meeting, t->size, rank, (const char *)from, (char *)out, bytes);
+    else if (c->all_gather(c->self, from, out, bytes, NULL)) die("rank %d: %s", rank, gmm_ranks_error(t->ranks, rank));
 }
 /* Sums over ranks, in their order. */
 static void team_sum_floats(const team *t, int rank, float *x, int64_t n) {
@@ -441,10 +523,15 @@ static double random_unit(uint64_t *state) { return (double)(random_next(state) 
 typedef struct param {
     char name[96];
     int count, indexed;      /* indexed: the names of the matrices end in their index */
+    int packed;              /* the matrices stand in one block */
     int decay, glu, sharded, opens; /* opens: the micro-batch is this rank's first of a step */
     int64_t rows, cols;
     int64_t row0, held;      /* rows of each matrix that this rank holds, padding included; all but in a shard */
+    int64_t block;           /* sharded FC1: gate and linear rows are held in blocks of so many; 0 = as halves */
     int32_t bundle, *ids;    /* sharded: what the GTP runtime calls it */
+    const gmm_format *format;/* sharded, and quantized where it is: how; NULL = not */
+    const float *scale;      /* delayed: [count] quantization scales, and where amaxes are recorded */
+    float *amax;
     gmm_dtype dtype;         /* of weight; grad is fp32 */
     float *master, *first, *second;
     buffer *weight, *grad;                 /* [count], in gmm's layout */
@@ -487,7 +574,8 @@ typedef struct model {
     uint64_t random;
     const team *team;         /* NULL = one rank, nothing sharded */
     int rank, ranks;
-    gmm_context *gtp_ctx;     /* of the runtime's sums, which run on any rank's thread */
+    gmm_context *gtp_ctx;     /* CPU ranks: of the runtime's sums, which run on any rank's thread */
+    gmm_comm peers[2];        /* GPUs: for gathers and reductions */
     gmm_gtp *gtp;
 } model;
 
@@ -557,28 +645,39 @@ static gmm_shard shard_of(const model *m, const param *p) {
     s.cols = p->cols;
     s.gtp_size = m->ranks;
     s.gtp_rank = m->rank;
+    if (p->format) s.unit = gmm_gtp_unit(p->format->scaling);
     return s;
 }
 
+/* Where a shard's matrix has row `row` of the whole, which has FC1's gated rows as halves. */
+static int64_t row_held(const param *p, int64_t row) {
+    const int64_t half = p->rows / 2, in = row % half;
+    return p->block ? in / p->block * 2 * p->block + row / half * p->block + in % p->block : row;
+}
+
 /* A parameter drawn uniformly with the given standard deviation around `mean`; GTP shards it where it is a large
-   matrix. Shards are drawn as part of the whole, so that it does not depend on the number of ranks. */
-enum { REPLICATED, SHARDED };
+   matrix. Shards are drawn as part of the whole, so that it does not depend on the number of ranks. Those of experts
+   are kept and gathered as the recipe quantizes weights. */
+enum { REPLICATED, SHARDED, EXPERTS_FC1, EXPERTS_FC2 };
 static param *param_add(model *m, const char *name, int count, int indexed, int64_t rows, int64_t cols,
                         gmm_dtype dtype, double mean, double deviation, int sharded) {
     param *p = (param *)get(sizeof *p);
     size_t n;
-    int packed = !indexed || !strcmp(opt.weights, "packed");
+    const int packed = !indexed || !strcmp(opt.weights, "packed");
     if (m->param_count == (int)(sizeof m->params / sizeof m->params[0])) die("too many layers");
     m->params[m->param_count++] = p;
     snprintf(p->name, sizeof p->name, "%s", name);
     p->count = count;
     p->indexed = indexed;
+    p->packed = packed;
     p->rows = rows;
     p->cols = cols;
     p->dtype = dtype;
     p->decay = rows > 1;
     p->held = rows;
     p->sharded = sharded && m->team;
+    if (p->sharded && sharded >= EXPERTS_FC1 && m->recipe.weight.dtype) p->format = &m->recipe.weight;
+    if (p->sharded && sharded == EXPERTS_FC1) p->block = m->mlp.act.interleave;
     if (p->sharded) {
         const gmm_shard shard = shard_of(m, p);
         gmm_shard_plan plan = GMM_ZERO;
@@ -594,7 +693,7 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
     if (deviation > 0 || mean != 0)
         for (int64_t i = 0; i < count * rows; i++)
             for (int64_t j = 0; j < cols; j++) {
-                const int64_t row = i % rows - p->row0;
+                const int64_t row = row_held(p, i % rows) - p->row0;
                 const float drawn = (float)(mean + deviation * 1.7320508 * (2 * random_unit(&m->random) - 1));
                 if (row >= 0 && row < p->held) p->master[(i / rows * p->held + row) * cols + j] = drawn;
             }
@@ -610,13 +709,12 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
 /* Gives FC1's weight or bias a second set of buffers in halves. */
 static void param_interleave(model *m, param *p) {
     size_t n = (size_t)(p->rows * p->cols);
-    int packed = !p->w.table;
-    if (m->mlp.act.interleave == 0) return;
+    if (m->mlp.act.interleave == 0 || p->sharded) return;
     p->glu = 1;
-    p->weight_halves = parts_make(&m->mem, p->count, n * dtype_bytes(p->dtype), packed);
-    p->grad_halves = parts_make(&m->mem, p->count, n * sizeof(float), packed);
-    p->w_halves = parts_mat(p->weight_halves, p->count, p->dtype, packed);
-    p->g_halves = parts_mat(p->grad_halves, p->count, GMM_F32, packed);
+    p->weight_halves = parts_make(&m->mem, p->count, n * dtype_bytes(p->dtype), p->packed);
+    p->grad_halves = parts_make(&m->mem, p->count, n * sizeof(float), p->packed);
+    p->w_halves = parts_mat(p->weight_halves, p->count, p->dtype, p->packed);
+    p->g_halves = parts_mat(p->grad_halves, p->count, GMM_F32, p->packed);
 }
 
 static void glu_move(model *m, const param *p, int inverse, gmm_mat src, gmm_mat dst) {
@@ -663,6 +761,20 @@ static void weights_acquire(model *m, param *p, gmm_gtp_pass pass) {
 static void weights_release(model *m, const param *p, gmm_gtp_pass pass) {
     if (p->sharded) check_gtp(m, gmm_gtp_release(m->gtp, p->bundle, pass, NULL));
 }
+/* The same for a backward that runs FC1 again, from a copy of its own where backward reads another one. */
+static int runs_again(const param *p) { return p->format && !strcmp(opt.save_policy, "nothing"); }
+static void weights_acquire_again(model *m, param *p) {
+    gmm_mat backward;
+    weights_acquire(m, p, GMM_GTP_BACKWARD);
+    if (!runs_again(p)) return;
+    backward = p->w;
+    weights_acquire(m, p, GMM_GTP_RECOMPUTE);
+    p->w.columnwise = backward.columnwise;
+}
+static void weights_release_again(model *m, const param *p) {
+    weights_release(m, p, GMM_GTP_BACKWARD);
+    if (runs_again(p)) weights_release(m, p, GMM_GTP_RECOMPUTE);
+}
 /* Has dw where a gradient can be stored, and then reduced. */
 static void gradient_begin(model *m, param *p) {
     gmm_gtp_view view = GMM_ZERO;
@@ -690,9 +802,26 @@ static void params_publish(model *m) {
             char *to = (char *)p->weight_halves[c / chunks].host + (size_t)from * dtype_bytes(p->dtype);
             store_row(p->dtype, to, p->master + c / chunks * n + from, n - from < CHUNK ? n - from : CHUNK);
         }
-        parts_copy(&m->mem, p->weight_halves, p->count, !p->w.table, buffer_push);
+        parts_copy(&m->mem, p->weight_halves, p->count, p->packed, buffer_push);
         if (p->glu) glu_move(m, p, 0, p->w_halves, p->w);
-        if (p->sharded) check_gtp(m, gmm_gtp_publish(m->gtp, p->ids, p->count, NULL));
+        if (p->sharded && !p->format) check_gtp(m, gmm_gtp_publish(m->gtp, p->ids, p->count, NULL));
+    }
+}
+/* Quantizes the copies that are sharded so; behind the update of delayed scales. */
+static void shards_publish(model *m) {
+    for (int i = 0; i < m->param_count; i++) {
+        const param *p = m->params[i];
+        gmm_gtp_quantization q = GMM_ZERO;
+        const void **from;
+        if (!p->format) continue;
+        from = (const void **)get((size_t)p->count * sizeof *from);
+        for (int e = 0; e < p->count; e++) from[e] = p->weight[e].at;
+        q.dtype = p->dtype;
+        q.from = from;
+        q.scale = p->scale;
+        q.amax = p->amax;
+        check_gtp(m, gmm_gtp_quantize(m->gtp, p->ids, p->count, &q, NULL));
+        free(from);
     }
 }
 
@@ -741,7 +870,10 @@ static double gradient_squares(const model *m, const param *p) {
         free(own);
     }
     for (int e = 0; e < p->count; e++)
-        for (int64_t row = 0; row < p->rows; row++) sum += all[row / p->held * rows + e * p->held + row % p->held];
+        for (int64_t row = 0; row < p->rows; row++) {
+            const int64_t at = row_held(p, row);
+            sum += all[at / p->held * rows + e * p->held + at % p->held];
+        }
     free(all);
     return sum;
 }
@@ -754,10 +886,10 @@ static void params_update(model *m) {
     if (m->gtp) check_gtp(m, gmm_gtp_fence(m->gtp, GMM_GTP_ALL, NULL));
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        for (int e = 0; m->team && !p->sharded && e < p->count; e++)
-            team_sum_floats(m->team, m->rank, floats(&p->grad[e]), p->rows * p->cols);
         if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
-        parts_copy(&m->mem, p->grad_halves, p->count, !p->w.table, buffer_pull);
+        parts_copy(&m->mem, p->grad_halves, p->count, p->packed, buffer_pull);
+        for (int e = 0; m->team && !p->sharded && e < p->count; e++)
+            team_sum_floats(m->team, m->rank, floats(&p->grad_halves[e]), p->rows * p->cols);
         squares += gradient_squares(m, p);
     }
     norm = sqrt(squares) / (double)opt.batch;
@@ -1119,14 +1251,22 @@ static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int trai
     residual_add(l->h, floats(&l->out), out, tokens * opt.hidden);
 }
 
-/* New random bits for the gradients of a block: a state of its own for each of its two. */
-static void moe_draw(model *m, layer *l) {
-    uint64_t *state = (uint64_t *)l->random.host;
-    if (!m->recipe.grad.stochastic) return;
-    state[0] = state[2] = (uint64_t)opt.seed;
-    state[1] = random_next(&m->random);
-    state[3] = state[1] + 1;
-    buffer_push(&m->mem, &l->random);
+/* New random bits for the gradients of a micro-batch: a state of its own for each of a block's two. */
+static void moe_draw(model *m) {
+    for (int i = (int)opt.layers - 1; i >= 0 && m->recipe.grad.stochastic; i--) {
+        uint64_t *state = (uint64_t *)m->layers[i].random.host;
+        state[0] = state[2] = (uint64_t)opt.seed;
+        state[1] = random_next(&m->random);
+        state[3] = state[1] + 1;
+        buffer_push(&m->mem, &m->layers[i].random);
+    }
+}
+
+/* Amaxes of all ranks. */
+static gmm_status moe_reduce(void *user, float *amax, int32_t slots, gmm_stream stream) {
+    const model *m = (const model *)user;
+    const gmm_comm *c = &m->team->control[m->rank];
+    return c->all_reduce_max(c->self, amax, (size_t)slots, stream);
 }
 
 /* Scales of the next step from the amaxes of this one: forward's four operands, then the gradients. */
@@ -1137,6 +1277,8 @@ static void moe_scales(model *m, layer *l) {
     u.history_length = SCALE_HISTORY;
     u.margin = m->recipe.margin;
     u.stride = (int64_t)GMM_SLOTS * experts;
+    u.user = m;
+    u.reduce = m->team ? moe_reduce : NULL;
     u.history = (float *)l->history.at;
     u.scale = (float *)l->scale.at;
     u.slots = forward;
@@ -1154,7 +1296,6 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     gmm_info info = GMM_ZERO;
     gmm_permute permute;
     moe_call c;
-    moe_draw(m, l);
     moe_describe(m, l, &c, tokens, 1);
     rows_push(m, &m->dh, tokens);
     permute = c.permute;
@@ -1163,14 +1304,14 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     permute_run(m, GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, &permute);
 
     weights_acquire(m, l->w2, GMM_GTP_BACKWARD);
-    weights_acquire(m, l->w1, GMM_GTP_BACKWARD);
+    weights_acquire_again(m, l->w1);
     gradient_begin(m, l->w2);
     gradient_begin(m, l->w1);
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_BWD, &c.mlp, &info));
     need_workspace(m, info.workspace_bytes);
     check(m, gmm_mlp_bwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
     weights_release(m, l->w2, GMM_GTP_BACKWARD);
-    weights_release(m, l->w1, GMM_GTP_BACKWARD);
+    weights_release_again(m, l->w1);
     if (!opt.delay_wgrad) {
         gradient_end(m, l->w2);
         gradient_end(m, l->w1);
@@ -1223,9 +1364,9 @@ static void layer_make(model *m, layer *l, int index) {
     l->router = param_add(m, NAMED("mlp.router.weight"), 1, 0, experts, hidden, m->dtype, 0, 0.5 / sqrt(hidden),
                           REPLICATED);
     l->w1 = param_add(m, NAMED("mlp.experts.linear_fc1.weight"), experts, 1, ffn * (1 + gated), hidden, m->dtype, 0,
-                      1 / sqrt(hidden), SHARDED);
+                      1 / sqrt(hidden), EXPERTS_FC1);
     l->w2 = param_add(m, NAMED("mlp.experts.linear_fc2.weight"), experts, 1, hidden, ffn, m->dtype, 0,
-                      1 / sqrt(2.0 * ffn * opt.layers), SHARDED);
+                      1 / sqrt(2.0 * ffn * opt.layers), EXPERTS_FC2);
     if (opt.bias) {
         l->b1 = param_add(m, NAMED("mlp.experts.linear_fc1.bias"), experts, 1, 1, ffn * (1 + gated), GMM_F32, 0, 0,
                           REPLICATED);
@@ -1258,6 +1399,11 @@ static void layer_make(model *m, layer *l, int index) {
         buffer_push(&m->mem, &l->scale);
         l->history = buffer_make(&m->mem, SCALE_HISTORY * slots * sizeof(float), AT_ONLY);
         l->random = buffer_make(&m->mem, 4 * sizeof(uint64_t), BOTH);
+        for (int k = 0; k < 2 && m->recipe.weight.delayed; k++) {
+            param *w = k ? l->w2 : l->w1;
+            w->scale = floats(&l->scale) + (k ? GMM_SLOT_W2 : GMM_SLOT_W1) * experts;
+            w->amax = (float *)l->history.at + (k ? GMM_SLOT_W2 : GMM_SLOT_W1) * experts;
+        }
     }
     moe_describe(m, l, &call, tokens, 1);
     check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_FWD, &call.route, &info)); /* refuses bad combinations early */
@@ -1293,6 +1439,25 @@ static void write_log(void *user, gmm_log_level level, const char *message) {
     else snprintf(m->place, sizeof m->place, "%s", message);
 }
 
+/* The host's all-gather, by which GPUs find each other's memory. */
+static gmm_status exchange(void *user, const void *mine, void *all, size_t bytes) {
+    const model *m = (const model *)user;
+    team_gather(m->team, m->rank, mine, all, bytes);
+    return GMM_OK;
+}
+static void peers_open(model *m) {
+    gmm_peers_config config = GMM_ZERO;
+    gmm_error error;
+    config.rank = m->rank;
+    config.size = m->ranks;
+    config.ctx = m->ctx;
+    config.processes = m->team->meeting != NULL;
+    config.exchange = exchange;
+    config.user = m;
+    for (int i = 0; i < 2; i++)
+        if (gmm_peers_open(&config, &m->peers[i], &error)) die("--gtp: %s", error.text);
+}
+
 /* Declares the sharded parameters to the GTP runtime: a bundle each, read in the order of the model. */
 static void model_shard(model *m) {
     gmm_config plain = GMM_ZERO;
@@ -1301,11 +1466,13 @@ static void model_shard(model *m) {
     gmm_gtp_need need = GMM_ZERO;
     gmm_runtime runtime = GMM_ZERO;
     gmm_error error;
-    int32_t id, bundles[2][4096], count = 0, chain[2];
+    int32_t id, bundles[GMM_GTP_PASSES][4096], count[GMM_GTP_PASSES] = {0}, chain[GMM_GTP_PASSES];
     size_t bytes = 0;
     plain.threads = 1;
-    if (gmm_create(&m->gtp_ctx, &plain, &error)) die("--gtp: %s", error.text);
-    if (gmm_ranks_runtime(m->team->ranks, m->rank, &runtime)) die("--gtp: no runtime");
+    if (m->team->gpus) peers_open(m);
+    else if (gmm_create(&m->gtp_ctx, &plain, &error)) die("--gtp: %s", error.text);
+    if (m->team->gpus ? gmm_runtime_of(m->ctx, &runtime) : gmm_ranks_runtime(m->team->ranks, m->rank, &runtime))
+        die("--gtp: no runtime");
     if (runtime.stream_create(runtime.self, 0, &domain.gather_stream) ||
         runtime.stream_create(runtime.self, 0, &domain.reduce_stream))
         die("--gtp: %s", gmm_ranks_error(m->team->ranks, m->rank));
@@ -1313,41 +1480,62 @@ static void model_shard(model *m) {
         config.bundles += m->params[i]->sharded;
         config.weights += m->params[i]->sharded ? m->params[i]->count : 0;
     }
-    config.chains = 2;
-    config.ctx = m->gtp_ctx;
+    config.chains = GMM_GTP_PASSES;
+    config.ctx = m->team->gpus ? m->ctx : m->gtp_ctx;
     config.runtime = &runtime;
     if (gmm_gtp_query(&config, &bytes, &error) || gmm_gtp_init(get(bytes), bytes, &config, &m->gtp, &error))
         die("--gtp: %s", error.text);
-    domain.gather = &m->team->gather[m->rank];
-    domain.reduce = &m->team->reduce[m->rank];
+    domain.gather = m->team->gpus ? &m->peers[0] : &m->team->gather[m->rank];
+    domain.reduce = m->team->gpus ? &m->peers[1] : &m->team->reduce[m->rank];
     domain.wgrad_slots = opt.delay_wgrad ? 2 * (int32_t)opt.layers + 2 : 2;
     check_gtp(m, gmm_gtp_add_domain(m->gtp, &domain, &id));
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        const gmm_shard shard = shard_of(m, p);
+        gmm_shard shard = shard_of(m, p);
+        gmm_shard_plan plan = GMM_ZERO;
+        float *amax;
         if (!p->sharded) continue;
+        if (p->format) {
+            shard.dtype = p->format->dtype;
+            shard.scaling = p->format->scaling;
+        }
+        if (gmm_gtp_plan(&shard, &plan, &error)) die("%s", error.text);
+        amax = (float *)get((size_t)p->count * sizeof *amax);
         p->ids = (int32_t *)get((size_t)p->count * sizeof *p->ids);
         for (int e = 0; e < p->count; e++) {
             gmm_gtp_weight w = GMM_ZERO;
+            for (int way = GMM_ROWWISE; p->format && way <= GMM_COLUMNWISE; way++) {
+                if (plan.shard_data_bytes[way])
+                    w.data[way] = buffer_make(&m->mem, (size_t)plan.shard_data_bytes[way], AT_ONLY).at;
+                if (plan.shard_scale_bytes[way])
+                    w.scale[way] = buffer_make(&m->mem, (size_t)plan.shard_scale_bytes[way], AT_ONLY).at;
+            }
+            w.amax = p->format ? amax + e : NULL;
+            w.format = p->format;
             w.expert = e;
             w.name = p->name;
             w.shard = &shard;
-            w.data[GMM_ROWWISE] = p->weight[e].at;
+            if (!p->format) w.data[GMM_ROWWISE] = p->weight[e].at;
             w.main_grad = p->grad[e].at;
             w.main_grad_dtype = GMM_F32;
             check_gtp(m, gmm_gtp_add_weight(m->gtp, &w, &p->ids[e]));
         }
         check_gtp(m, gmm_gtp_add_bundle(m->gtp, id, p->ids, p->count, p->name, &p->bundle));
-        bundles[GMM_GTP_FORWARD][count++] = p->bundle;
+        bundles[GMM_GTP_FORWARD][count[GMM_GTP_FORWARD]++] = p->bundle;
     }
-    for (int i = 0; i < count; i++) bundles[GMM_GTP_BACKWARD][i] = bundles[GMM_GTP_FORWARD][count - 1 - i];
-    for (int pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++) {
+    count[GMM_GTP_BACKWARD] = count[GMM_GTP_FORWARD];
+    for (int i = 0; i < count[0]; i++) bundles[GMM_GTP_BACKWARD][i] = bundles[GMM_GTP_FORWARD][count[0] - 1 - i];
+    for (int i = (int)opt.layers - 1; i >= 0; i--)
+        if (runs_again(m->layers[i].w1))
+            bundles[GMM_GTP_RECOMPUTE][count[GMM_GTP_RECOMPUTE]++] = m->layers[i].w1->bundle;
+    for (int pass = GMM_GTP_FORWARD; pass <= GMM_GTP_RECOMPUTE; pass++) {
         gmm_gtp_chain c = GMM_ZERO;
+        if (!count[pass]) continue;
         c.pass = (gmm_gtp_pass)pass;
         c.bundles = bundles[pass];
-        c.count = count;
-        c.prefetch = 2; /* the next block's pair, */
-        c.held = 2;     /* while this one's is read */
+        c.count = count[pass];
+        c.prefetch = pass == GMM_GTP_RECOMPUTE ? 1 : 2; /* the next block's pair, or its FC1, */
+        c.held = pass == GMM_GTP_RECOMPUTE ? 1 : 2;     /* while this one's is read */
         check_gtp(m, gmm_gtp_add_chain(m->gtp, &c, &chain[pass]));
     }
     check_gtp(m, gmm_gtp_seal(m->gtp));
@@ -1369,7 +1557,7 @@ static void model_make(model *m, const team *t, int rank) {
     m->team = t;
     m->rank = rank;
     m->ranks = t ? t->size : 1;
-    m->mem = t ? cpu_memory : memory_of(engine_of(opt.engine));
+    m->mem = t && !t->gpus ? cpu_memory : memory_of(engine_of(opt.engine));
     m->dtype = dtype_of(opt.dtype);
     m->random = (uint64_t)opt.seed;
     m->tokens = tokens = opt.batch / opt.micro_batches;
@@ -1380,6 +1568,7 @@ static void model_make(model *m, const team *t, int rank) {
 #endif
     config.engine = engine_of(opt.engine);
     config.space = m->mem.space;
+    config.device = t && t->gpus ? rank : 0;
     config.threads = (int32_t)opt.threads;
     config.log.user = m;
     config.log.level = GMM_LOG_INFO;
@@ -1426,6 +1615,7 @@ static void model_make(model *m, const team *t, int rank) {
     if (!opt.layers) m->engine = linear_engine(m, m->head_w);
     if (m->team) model_shard(m);
     params_publish(m);
+    shards_publish(m);
 }
 
 /* Predicts the bytes at `positions` from those before; logits end up in m->logits.host. */
@@ -1492,6 +1682,7 @@ static void train_step(model *m, const text *t, int64_t *positions, tally *now) 
         for (int64_t i = 0; i < m->tokens; i++)
             positions[i] = opt.context + (int64_t)(random_next(&m->random) % (uint64_t)(t->train - opt.context));
         draw_dropout(m);
+        moe_draw(m);
         if (part % m->ranks != m->rank) continue; /* another rank's */
         begin_gradients(m, part == m->rank);
         forward(m, t->bytes, positions, m->tokens, 1);
@@ -1517,6 +1708,7 @@ static void train_step(model *m, const text *t, int64_t *positions, tally *now) 
     for (int64_t i = 0; i < opt.layers * opt.experts; i++) now->load[i] += load[i];
     free(load);
     for (int i = 0; i < opt.layers; i++) moe_scales(m, &m->layers[i]);
+    shards_publish(m);
     now->loss += loss / (double)opt.batch;
     now->aux += opt.layers ? aux / (double)(opt.layers * opt.micro_batches) : 0;
     now->steps++;
@@ -1630,22 +1822,99 @@ static void add_pair(notebook *notes, const char *key, const char *format, ...) 
     notes->pairs[i].value = notes->values[i];
 }
 
-/* The whole of one matrix of a parameter; with shards every rank gets it. */
-static const float *whole_values(const model *m, const param *p, int set, int e, float *room) {
-    const float *held = set_values(p, set) + e * p->held * p->cols;
-    if (!p->sharded) return held;
-    team_gather(m->team, m->rank, held, room, (size_t)(p->held * p->cols) * sizeof *room); /* padding comes last */
-    return room;
+/* Where the targets of a plan go: places in a file that is being written, or in memory. */
+typedef struct places {
+    st_writer *writer;
+    int64_t *begin;
+    char **memory;
+    st_error error;
+} places;
+
+static int place(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
+    places *to = (places *)user;
+    if (to->writer) return !st_write(to->writer, to->begin[target] + offset, from, bytes, &to->error);
+    memcpy(to->memory[target] + offset, from, (size_t)bytes);
+    return 0;
 }
 
+/* Moves this rank's shards of all sharded tensors into the places (`file` NULL), or out of a file that holds them
+   whole. 0 = failed, for to->error. */
+static int move_shards(const model *m, const st_file *file, places *to) {
+    enum { SCRATCH = 1 << 20 };
+    const int64_t room = tensor_count(m);
+    gmm_gtp_item *items = (gmm_gtp_item *)get((size_t)room * sizeof *items);
+    gmm_gtp_stored *stored = (gmm_gtp_stored *)get((size_t)room * sizeof *stored);
+    gmm_shard *shards = (gmm_shard *)get((size_t)m->param_count * 2 * sizeof *shards);
+    char (*names)[NAME_ROOM] = (char (*)[NAME_ROOM])get((size_t)room * sizeof *names);
+    gmm_ckpt_part part = GMM_ZERO;
+    gmm_ckpt_table *table;
+    gmm_ckpt_plan *plan = NULL;
+    gmm_ckpt_run run = GMM_ZERO;
+    gmm_ckpt_report report = GMM_ZERO;
+    gmm_error *error = &report.error;
+    gmm_status status;
+    int64_t n = 0, cursor = 0;
+    status = gmm_ckpt_table_create(&table, NULL, error);
+    if (status) die("%s", error->text);
+    for (int set = 0; set < SETS; set++)
+        for (int i = 0; i < m->param_count; i++) {
+            const param *p = m->params[i];
+            gmm_shard *own = &shards[2 * i], *whole = own + 1;
+            if (!p->sharded) continue;
+            *own = shard_of(m, p);
+            own->dtype = GMM_F32; /* of masters and moments */
+            *whole = *own;
+            whole->gtp_size = whole->gtp_rank = 0;
+            for (int e = 0; e < p->count; e++, n++) {
+                gmm_ckpt_tensor t = GMM_ZERO;
+                const void *values = set_values(p, set) + e * p->held * p->cols;
+                tensor_name(names[n], p, set, e);
+                if (file) values = file->data + st_find(file, names[n])->begin;
+                t.name = names[n];
+                t.dtype = GMM_F32;
+                t.rank = 2;
+                t.shape[0] = file ? p->rows : p->held;
+                t.shape[1] = p->cols;
+                t.bytes = t.shape[0] * t.shape[1] * (int64_t)sizeof(float);
+                if (!status) status = gmm_ckpt_table_add_storage(table, values, t.bytes, &t.storage, error);
+                if (!status) status = gmm_ckpt_table_add(table, &t, &report);
+                stored[n].shard = file ? whole : own;
+                stored[n].data = (int32_t)n;
+                stored[n].scale = -1;
+                items[n].name = names[n];
+                items[n].shard = own;
+                items[n].stored = &stored[n];
+                items[n].stored_count = 1;
+            }
+        }
+    part.table = table;
+    if (!status) status = (file ? gmm_gtp_import : gmm_gtp_export)(&plan, &part, 1, items, n, NULL, &report);
+    run.io.user = to;
+    run.io.write = place;
+    run.scratch = get(SCRATCH);
+    run.scratch_bytes = SCRATCH;
+    if (!status) status = gmm_ckpt_apply(plan, &run, &cursor, error);
+    if (status && !*to->error.text) snprintf(to->error.text, sizeof to->error.text, "%s", error->text);
+    gmm_ckpt_plan_destroy(plan);
+    gmm_ckpt_table_destroy(table);
+    free(run.scratch);
+    free(names);
+    free(shards);
+    free(stored);
+    free(items);
+    return status == GMM_OK;
+}
+
+/* Every rank writes the rows that it holds, rank 0 what all hold alike. */
 static void save_checkpoint(const model *m, const text *t, const char *path) {
-    int64_t count = tensor_count(m), n = 0, at = 0;
+    int64_t count = tensor_count(m), n = 0, at = 0, sharded = 0;
     st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
     char (*names)[NAME_ROOM] = (char (*)[NAME_ROOM])get((size_t)count * sizeof *names);
+    places to = {NULL, NULL, NULL, {""}};
     notebook notes;
-    st_writer writer;
+    st_writer writer, *shared[64];
     st_error error;
-    int ok;
+    int ok, created;
     notes.count = 0;
     add_pair(&notes, "format", "pt");
     add_pair(&notes, "producer", "train_moe 1");
@@ -1671,25 +1940,34 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
                 if (m->params[i]->rows > 1) tensors[n].shape[tensors[n].rank++] = m->params[i]->rows;
                 tensors[n].shape[tensors[n].rank++] = m->params[i]->cols;
             }
-    ok = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
-    if (ok) {
-        for (int set = 0; ok && set < SETS; set++)
-            for (int i = 0; ok && i < m->param_count; i++) { /* a parameter's tensors follow one another */
-                const param *p = m->params[i];
-                const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
-                float *room = p->sharded ? (float *)get((size_t)(p->held * p->cols * m->ranks) * sizeof *room) : NULL;
-                for (int e = 0; ok && e < p->count; e++) {
-                    const float *values = whole_values(m, p, set, e, room);
-                    if (m->rank == 0) ok = st_write(&writer, at, values, bytes, &error);
-                    at += bytes;
-                }
-                free(room);
+    to.begin = (int64_t *)get((size_t)count * sizeof *to.begin);
+    ok = created = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
+    for (int set = 0; ok && set < SETS; set++)
+        for (int i = 0; ok && i < m->param_count; i++) { /* a parameter's tensors follow one another */
+            const param *p = m->params[i];
+            const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
+            for (int e = 0; ok && e < p->count; e++, at += bytes) {
+                if (p->sharded) to.begin[sharded++] = at;
+                else if (m->rank == 0)
+                    ok = st_write(&writer, at, set_values(p, set) + e * p->rows * p->cols, bytes, &error);
             }
-        if (m->rank > 0) ok = 1;
-        else if (ok) ok = st_commit(&writer, &error);
-        else st_abandon(&writer);
+        }
+    if (m->team) {
+        st_writer *own = ok ? &writer : NULL;
+        char done, all[64];
+        team_gather(m->team, m->rank, &own, shared, sizeof own);
+        to.writer = shared[0];
+        if (m->rank == 0 && !ok) to.error = error;
+        done = (char)(to.writer && move_shards(m, NULL, &to));
+        team_gather(m->team, m->rank, &done, all, sizeof done); /* nobody is still writing */
+        for (int r = 0; r < m->ranks; r++) ok = ok && all[r];
+        if (!done) error = to.error; /* each rank knows its own reason */
+        else if (!ok) snprintf(error.text, sizeof error.text, "another rank failed");
     }
+    if (m->rank == 0 && ok) ok = st_commit(&writer, &error);
+    else if (m->rank == 0 && created) st_abandon(&writer);
     if (!ok) die("saving %s: %s", path, error.text);
+    free(to.begin);
     free(names);
     free(tensors);
 }
@@ -1744,6 +2022,8 @@ static uint64_t metadata_number(const st_file *file, const char *path, const cha
 
 static void load_checkpoint(model *m, const text *t, st_file *file, const char *path) {
     char name[NAME_ROOM];
+    places to = {NULL, NULL, NULL, {""}};
+    int64_t sharded = 0;
     if (metadata_number(file, path, "text.bytes", 10) != (uint64_t)t->size ||
         metadata_number(file, path, "text.hash", 16) != hash_text(t))
         die("%s: the checkpoint was trained on another text (of %s bytes, this one has %lld)", path,
@@ -1751,6 +2031,7 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
     if (file->count != tensor_count(m))
         die("%s: the checkpoint holds %lld tensors, its configuration makes %lld", path, (long long)file->count,
             (long long)tensor_count(m));
+    to.memory = (char **)get((size_t)file->count * sizeof *to.memory);
     for (int set = 0; set < SETS; set++)
         for (int i = 0; i < m->param_count; i++)
             for (int e = 0; e < m->params[i]->count; e++) {
@@ -1763,17 +2044,19 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
                     found->shape[found->rank - 1] != p->cols || (p->rows > 1 && found->shape[0] != p->rows))
                     die("%s: %s is not an F32 tensor of %lld x %lld", path, name, (long long)p->rows,
                         (long long)p->cols);
-                if (p->row0 < p->rows)
-                    memcpy(set_values(p, set) + e * p->held * p->cols,
-                           file->data + found->begin + (size_t)(p->row0 * p->cols) * sizeof(float),
-                           (size_t)((p->rows - p->row0 < p->held ? p->rows - p->row0 : p->held) * p->cols) *
-                               sizeof(float));
+                if (p->sharded) to.memory[sharded++] = (char *)(set_values(p, set) + e * p->held * p->cols);
+                else
+                    memcpy(set_values(p, set) + e * p->rows * p->cols, file->data + found->begin,
+                           (size_t)(p->rows * p->cols) * sizeof(float));
             }
+    if (m->team && !move_shards(m, file, &to)) die("%s: %s", path, to.error.text);
+    free(to.memory);
     m->step = (int64_t)metadata_number(file, path, "step", 10);
     m->random = metadata_number(file, path, "random", 16);
     if (m->step < 0 || m->step > opt.steps)
         die("%s: the checkpoint is at step %lld of %lld", path, (long long)m->step, (long long)opt.steps);
     params_publish(m);
+    shards_publish(m);
 }
 
 /* -------------------------------------------------------------------------------------------------- 11 Reports --- */
@@ -1898,7 +2181,8 @@ static void describe(const model *m, const text *t) {
     if (m->team) {
         gmm_gtp_need need = GMM_ZERO;
         (void)gmm_gtp_memory_need(m->gtp, 0, &need);
-        printf("gtp: %d ranks; %.0f kB of gather buffers and %.0f kB of gradient buffers each\n", m->ranks,
+        printf("gtp: %d ranks on %s; %.0f kB of gather buffers and %.0f kB of gradient buffers each\n", m->ranks,
+               m->team->gpus ? "GPUs" : "the CPU",
                1e-3 * (double)need.gather_bytes, 1e-3 * (double)need.reduce_bytes);
     }
     printf("training: %lld steps of %lld tokens in %lld micro-batches\n", (long long)opt.steps, (long long)opt.batch,
@@ -1978,6 +2262,9 @@ static void *work(void *argument) {
     int64_t n = t->size - t->train;
     double held_out, bigram_loss, *load = (double *)get((size_t)(opt.layers * opt.experts + 1) * sizeof *load);
     const int quiet = opt.quiet || j->rank > 0;
+#ifdef HAVE_CUDA
+    if (j->team && j->team->gpus) cuda_check(cudaSetDevice(j->rank));
+#endif
     model_make(m, j->team, j->rank);
     if (*opt.resume) load_checkpoint(m, t, j->checkpoint, opt.resume);
     if (!quiet) describe(m, t);
@@ -2006,17 +2293,32 @@ static void *work(void *argument) {
         printf("held-out %.4f nats/byte, bigram %.4f nats/byte\n", held_out, bigram_loss);
     }
     if (m->gtp) check_gtp(m, gmm_gtp_fini(m->gtp));
+    for (int i = 0; i < 2; i++) gmm_peers_close(&m->peers[i]);
     gmm_destroy(m->gtp_ctx);
     gmm_destroy(m->ctx);
     return NULL;
 }
 
-/* A thread per rank. */
-static void work_together(const text *t, st_file *checkpoint) {
+/* CPU threads of a rank: one where ranks compute on the CPU, else its share for AdamW. */
+static int threads_of_rank(void) {
+    int threads = 1;
+#ifdef _OPENMP
+    if (engine_of(opt.engine) != GMM_ENGINE_CPU) threads = omp_get_num_procs() / (int)opt.gtp;
+#endif
+    return threads > 1 ? threads : 1;
+}
+
+/* A thread per rank, or `rank` in a process of its own. */
+static void work_together(const text *t, st_file *checkpoint, meeting *meeting_here, int rank) {
 #ifdef GMM_WITH_CPU_RANKS
-    team together = team_make((int)opt.gtp);
+    team together = team_make((int)opt.gtp, memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA, meeting_here);
     pthread_t threads[64];
     job jobs[64];
+    if (meeting_here) {
+        job alone = {t, &together, checkpoint, rank};
+        (void)work(&alone);
+        return;
+    }
     for (int i = 0; i < together.size; i++) {
         const job j = {t, &together, checkpoint, i};
         jobs[i] = j;
@@ -2025,8 +2327,7 @@ static void work_together(const text *t, st_file *checkpoint) {
     for (int i = 0; i < together.size; i++) (void)pthread_join(threads[i], NULL);
     gmm_ranks_destroy(together.ranks);
 #else
-    (void)t;
-    (void)checkpoint;
+    (void)t, (void)checkpoint, (void)meeting_here, (void)rank;
     die("--gtp: this build has no CPU ranks (GMM_WITH_CPU_RANKS)");
 #endif
 }
@@ -2035,15 +2336,24 @@ int main(int argc, char **argv) {
     st_file checkpoint; /* stays open: options taken from it point into it */
     option_error error;
     text t;
+    meeting *meeting_here = NULL;
+    int rank = 0;
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
     if (opt.help) {
         print_help();
         return 0;
     }
+#ifdef GMM_WITH_CPU_RANKS
+    if (opt.gtp && opt.processes) rank = meeting_begin((int)opt.gtp, &meeting_here);
+#endif
     if (opt.gtp) {
-        if (engine_of(opt.engine) == GMM_ENGINE_AUTO) opt.engine = "cpu";
-        if (engine_of(opt.engine) != GMM_ENGINE_CPU) die("--gtp runs on CPU ranks, not with --engine %s", opt.engine);
-        if (!opt.threads) opt.threads = 1; /* of each rank */
+        const int gpus = gpu_count();
+        if (opt.processes && gpus < opt.gtp)
+            die("--processes needs a GPU for each of --gtp %lld ranks, there are %d", (long long)opt.gtp, gpus);
+        if (engine_of(opt.engine) == GMM_ENGINE_AUTO && gpus < opt.gtp) opt.engine = "cpu";
+        if (engine_of(opt.engine) != GMM_ENGINE_CPU && gpus < opt.gtp)
+            die("--gtp %lld with --engine %s needs as many GPUs, there are %d", (long long)opt.gtp, opt.engine, gpus);
+        if (!opt.threads) opt.threads = threads_of_rank(); /* of each rank */
         if (opt.micro_batches % opt.gtp && !option_of(&opt.micro_batches)->given) opt.micro_batches = opt.gtp;
     }
     if (memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();
@@ -2052,16 +2362,20 @@ int main(int argc, char **argv) {
     if (opt.gtp && opt.micro_batches % opt.gtp)
         die("--micro-batches %lld is no multiple of --gtp %lld, whose ranks share them", (long long)opt.micro_batches,
             (long long)opt.gtp);
-    if (opt.gtp && strcmp(opt.recipe, "bf16"))
-        die("--gtp shards weights as they train: not with --recipe %s", opt.recipe);
-    if (opt.gtp && (opt.interleave || act_of(opt.act).interleave))
-        die("--gtp shards the rows of FC1 as halves: not with interleaved gate and linear rows (--act %s, --interleave "
-            "%lld)", opt.act, (long long)opt.interleave);
-    if (*opt.save) try_saving(opt.save);
+    if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && strcmp(opt.recipe, "bf16"))
+        die("--gtp on GPUs shards weights as they train: not with --recipe %s", opt.recipe);
+    if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && (opt.interleave || act_of(opt.act).interleave))
+        die("--gtp on GPUs shards the rows of FC1 as halves: not with interleaved ones (--act %s, --interleave %lld)",
+            opt.act, (long long)opt.interleave);
+    if (opt.gtp && (*opt.save || *opt.resume) &&
+        (option_of(&opt.interleave)->given ? opt.interleave : act_of(opt.act).interleave))
+        die("--gtp saves and resumes FC1 with gate and linear rows as halves: not with interleaved ones (--act %s, "
+            "--interleave %lld)", opt.act, (long long)opt.interleave);
+    if (*opt.save && rank == 0) try_saving(opt.save);
     t = read_text();
     if (t.train <= opt.context || t.size - t.train < 1)
         die("the text of %lld bytes is too short for a context of %lld", (long long)t.size, (long long)opt.context);
-    if (opt.gtp) work_together(&t, *opt.resume ? &checkpoint : NULL);
+    if (opt.gtp) work_together(&t, *opt.resume ? &checkpoint : NULL, meeting_here, rank);
     else {
         job alone = {&t, NULL, *opt.resume ? &checkpoint : NULL, 0};
         (void)work(&alone);

@@ -1,0 +1,773 @@
+/* test_gtp_checkpoint.c - shards to and from checkpoints: gmm_gtp_export, gmm_gtp_import; row numbers and defects are
+   those of specs/gtp.md 11 and 9 */
+#include "test.h"
+
+#include "gmm_gtp.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 64 }; /* ranks of TP and GTP together */
+
+/* A weight and how TP cuts it. */
+typedef struct kind {
+    const char *name;
+    gmm_tp_cut cut;
+    int64_t rows, cols;
+    int64_t sections[5];
+    int32_t count;
+    int64_t unit;
+} kind;
+
+static const kind kinds[] = {
+    {"whole", GMM_TP_WHOLE, 40, 6, {0}, 0, 0}, {"column-parallel", GMM_TP_ROWS, 152, 5, {0}, 0, 16},
+    {"row-parallel", GMM_TP_COLS, 44, 12, {0}, 0, 0}, {"gated", GMM_TP_ROWS, 120, 4, {60, 60}, 2, 16},
+    {"five sections", GMM_TP_ROWS, 152, 3, {60, 18, 40, 2, 32}, 5, 8},
+    {"all padding", GMM_TP_WHOLE, 8, 7, {0}, 0, 16}};
+
+static gmm_shard shard_of(const kind *k, gmm_dtype dtype, gmm_scaling scaling, int tp, int g, int rank) {
+    gmm_shard s = GMM_ZERO;
+    s.dtype = dtype;
+    s.scaling = scaling;
+    s.tp_cut = k->cut;
+    s.tp_size = tp;
+    s.tp_rank = rank / g;
+    s.gtp_size = g;
+    s.gtp_rank = rank % g;
+    s.rows = k->rows;
+    s.cols = k->cols;
+    s.section_rows = k->count ? k->sections : NULL;
+    s.sections = k->count;
+    s.unit = k->unit;
+    return s;
+}
+static gmm_shard_plan plan_of(const gmm_shard *s) {
+    gmm_shard_plan p = GMM_ZERO;
+    gmm_error e = GMM_ZERO;
+    T_OK_TEXT(gmm_gtp_plan(s, &p, &e), e.text);
+    return p;
+}
+
+/* The element of a logical weight: told from all others, exact in bf16. */
+static float value_at(const kind *k, int64_t row, int64_t col) {
+    const int64_t i = row * k->cols + col;
+    return (float)(1 + i % 120) * (float)(1 << i / 120 % 15);
+}
+
+/* The logical row in row i of the padded local matrix, -1 for padding; written from the rule, apart from the library:
+   the TP slice of the first section, then that of the second. */
+static int64_t logical_row(const kind *k, int tp, int tp_rank, int64_t i) {
+    int64_t first = 0;
+    for (int n = 0; n < (k->count ? k->count : 1); n++) {
+        const int64_t rows = k->count ? k->sections[n] : k->rows, slice = k->cut == GMM_TP_ROWS ? rows / tp : rows;
+        if (i < slice) return first + (k->cut == GMM_TP_ROWS ? tp_rank * slice : 0) + i;
+        i -= slice;
+        first += rows;
+    }
+    return -1;
+}
+
+/* A shard as its rank holds it; padding rows hold `pad`. */
+static void *shard_make(const kind *k, gmm_dtype dtype, int tp, int g, int rank, double pad) {
+    const gmm_shard s = shard_of(k, dtype, GMM_SCALING_NONE, tp, g, rank);
+    const gmm_shard_plan p = plan_of(&s);
+    void *to = t_host((size_t)p.shard_data_bytes[0]);
+    for (int64_t i = 0; i < p.shard_rows; i++)
+        for (int64_t j = 0; j < p.local_cols; j++) {
+            const int64_t row = logical_row(k, tp, s.tp_rank, p.row0 + i);
+            const float v = row < 0 ? (float)pad : value_at(k, row, p.col0 + j);
+            gmm_store(dtype, to, i * p.local_cols + j, v);
+        }
+    return to;
+}
+
+/* --------------------------------------------------------------------------------------------- Tables and plans --- */
+
+typedef struct book {
+    gmm_ckpt_table *table;
+    gmm_ckpt_part part;
+} book;
+static book opened[4];
+
+static book *book_open(int i) {
+    gmm_error e = GMM_ZERO;
+    gmm_ckpt_table_destroy(opened[i].table);
+    memset(&opened[i], 0, sizeof opened[i]);
+    T_OK_TEXT(gmm_ckpt_table_create(&opened[i].table, NULL, &e), e.text);
+    opened[i].part.table = opened[i].table;
+    return &opened[i];
+}
+static void books_close(void) {
+    for (int i = 0; i < 4; i++) {
+        gmm_ckpt_table_destroy(opened[i].table);
+        opened[i].table = NULL;
+    }
+}
+
+/* Adds a tensor in memory of its own, or without memory; its index. */
+static int32_t book_add(book *b, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols, const void *data) {
+    gmm_ckpt_tensor t = GMM_ZERO;
+    gmm_ckpt_report report = GMM_ZERO;
+    gmm_error e = GMM_ZERO;
+    t.name = name;
+    t.dtype = dtype;
+    t.rank = 2;
+    t.shape[0] = rows;
+    t.shape[1] = cols;
+    t.bytes = rows * cols * gmm_dtype_bits(dtype) / 8;
+    T_OK_TEXT(gmm_ckpt_table_add_storage(b->table, data, t.bytes, &t.storage, &e), e.text);
+    T_OK_TEXT(gmm_ckpt_table_add(b->table, &t, &report), report.error.text);
+    return (int32_t)gmm_ckpt_table_find(b->table, name);
+}
+
+static gmm_ckpt_plan *made; /* the plan at work, freed when the next is made */
+
+static gmm_ckpt_plan *plan_make(int exports, const book *b, const gmm_gtp_item *items, int64_t count) {
+    gmm_ckpt_report report = GMM_ZERO;
+    gmm_error e = GMM_ZERO;
+    gmm_ckpt_plan_destroy(made);
+    made = NULL;
+    T_OK_TEXT((exports ? gmm_gtp_export : gmm_gtp_import)(&made, &b->part, 1, items, count, NULL, &report),
+              report.error.text);
+    T_OK_TEXT(gmm_ckpt_verify(made, NULL, 0, &e), e.text);
+    return made;
+}
+
+/* Applies it into memory that was poison before. */
+static char *plan_apply(gmm_ckpt_plan *plan, char *memory) {
+    gmm_ckpt_cost cost = GMM_ZERO;
+    gmm_ckpt_run run = GMM_ZERO;
+    gmm_error e = GMM_ZERO;
+    int64_t cursor = 0;
+    T_OK_TEXT(gmm_ckpt_cost_of(plan, &cost, &e), e.text);
+    if (!memory) memory = (char *)memset(t_host((size_t)cost.target_bytes + 1), 0xA5, (size_t)cost.target_bytes + 1);
+    run.memory = memory;
+    T_OK_TEXT(gmm_ckpt_apply(plan, &run, &cursor, &e), e.text);
+    return memory;
+}
+static const gmm_ckpt_tensor *target_of(const gmm_ckpt_plan *plan, int64_t i) {
+    return gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), NULL) + i;
+}
+
+/* --------------------------------------------------------------------------------------------------- Resharding --- */
+
+/* Shards of every rank of (tp, g) as parts of one table. */
+static int32_t hold_all(book *b, const kind *k, gmm_dtype dtype, int tp, int g, double pad, gmm_shard *shards,
+                        gmm_gtp_stored *stored) {
+    for (int r = 0; r < tp * g; r++) {
+        char name[32];
+        gmm_shard_plan p;
+        shards[r] = shard_of(k, dtype, GMM_SCALING_NONE, tp, g, r);
+        p = plan_of(&shards[r]);
+        snprintf(name, sizeof name, "shard %d", r);
+        memset(&stored[r], 0, sizeof stored[r]);
+        stored[r].shard = &shards[r];
+        stored[r].data = book_add(b, name, dtype, p.shard_rows, p.local_cols, shard_make(k, dtype, tp, g, r, pad));
+        stored[r].scale = -1;
+    }
+    return (int32_t)(tp * g);
+}
+
+/* Rows 60 and 61, S7, B37: shards of every TP and GTP size become the one logical weight, whatever their padding holds;
+   of that, and of one another directly, shards of every size are made as their ranks would have them, padding zero. */
+static void reshard(int arg) {
+    static const int sizes[] = {1, 2, 4, 8};
+    const kind *k = &kinds[arg];
+    for (int a = 0; a < 8; a++) {
+        const int tp = 1 + a / 4, g = sizes[a % 4];
+        gmm_shard shards[MOST], whole = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, 1, 0);
+        gmm_gtp_stored stored[MOST], one;
+        gmm_gtp_item item = GMM_ZERO;
+        gmm_ckpt_plan *plan;
+        char *file;
+        book *b = book_open(0), *f = book_open(1);
+        item.name = "w";
+        item.shard = &shards[tp * g - 1]; /* any rank */
+        item.stored_count = hold_all(b, k, GMM_BF16, tp, g, 12345, shards, stored);
+        item.stored = stored;
+        plan = plan_make(1, b, &item, 1);
+        T_CHECK(target_of(plan, 0)->shape[0] == k->rows && target_of(plan, 0)->shape[1] == k->cols, "logical extents");
+        file = plan_apply(plan, NULL);
+        for (int64_t i = 0; i < k->rows * k->cols; i++)
+            T_CHECK(gmm_load(GMM_BF16, file, i) == value_at(k, i / k->cols, i % k->cols), "%s TP %d g %d: element %lld",
+                    k->name, tp, g, (long long)i);
+        memset(&one, 0, sizeof one);
+        one.shard = &whole;
+        one.data = book_add(f, "w", GMM_BF16, k->rows, k->cols, file);
+        one.scale = -1;
+        for (int c = 0; c < 8; c++)
+            for (int r = 0; r < (1 + c / 4) * sizes[c % 4]; r++)
+                for (int direct = 0; direct < 2; direct++) {
+                    const gmm_shard want = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1 + c / 4, sizes[c % 4], r);
+                    gmm_gtp_item to = GMM_ZERO;
+                    to.name = "w";
+                    to.shard = &want;
+                    to.stored_count = direct ? item.stored_count : 1;
+                    to.stored = direct ? stored : &one;
+                    t_same("a shard", plan_apply(plan_make(0, direct ? b : f, &to, 1), NULL),
+                           shard_make(k, GMM_BF16, 1 + c / 4, sizes[c % 4], r, 0),
+                           (size_t)plan_of(&want).shard_data_bytes[0]);
+                }
+    }
+    books_close();
+}
+
+/* Every rank exports what it holds alone, in any order, into one file: no two write the same byte and together all.
+   Moments and main weights are arrays of the same shards in fp32; converted where the file wants another dtype. */
+static void each_alone(int arg) {
+    const kind *k = &kinds[arg];
+    const int tp = 2, g = 4;
+    char *file = NULL;
+    for (int n = 0; n < tp * g; n++) {
+        const int r = n * 5 % (tp * g);
+        const gmm_shard held = shard_of(k, GMM_F32, GMM_SCALING_NONE, tp, g, r),
+                        in_file = shard_of(k, GMM_BF16, GMM_SCALING_NONE, tp, g, r);
+        gmm_shard_plan p = plan_of(&held);
+        gmm_gtp_stored stored = GMM_ZERO;
+        gmm_gtp_item item = GMM_ZERO;
+        gmm_ckpt_cost cost = GMM_ZERO;
+        gmm_ckpt_plan *plan;
+        book *b = book_open(0);
+        float *values = (float *)shard_make(k, GMM_F32, tp, g, r, 777);
+        void *before = memcpy(t_host((size_t)p.shard_data_bytes[0] + 1), values, (size_t)p.shard_data_bytes[0]);
+        stored.shard = &held;
+        stored.data = book_add(b, "mine", GMM_F32, p.shard_rows, p.local_cols, values);
+        stored.scale = -1;
+        item.name = "w";
+        item.shard = &in_file;
+        item.stored = &stored;
+        item.stored_count = 1;
+        plan = plan_make(1, b, &item, 1);
+        T_OK_TEXT(gmm_ckpt_cost_of(plan, &cost, NULL), "");
+        if (k->cut != GMM_TP_WHOLE || held.tp_rank == 0)
+            T_CHECK(cost.bytes_written == 2 * p.valid_rows * p.local_cols, "%lld bytes", (long long)cost.bytes_written);
+        file = plan_apply(plan, file);
+        t_same("B38 row63 what was exported", before, values, (size_t)p.shard_data_bytes[0]);
+    }
+    for (int64_t i = 0; i < k->rows * k->cols; i++)
+        T_CHECK(gmm_load(GMM_BF16, file, i) == value_at(k, i / k->cols, i % k->cols), "element %lld", (long long)i);
+    books_close();
+}
+
+/* ---------------------------------------------------------------------------------------------------- Quantized --- */
+
+typedef struct format { gmm_dtype dtype; gmm_scaling scaling; int64_t cols; gmm_direction direction; } format;
+static const format formats[] = {
+    {GMM_E4M3, GMM_SCALING_128X128, 256, GMM_ROWWISE}, {GMM_E5M2, GMM_SCALING_128X128, 200, GMM_ROWWISE},
+    {GMM_E4M3, GMM_SCALING_1X128, 384, GMM_ROWWISE}, {GMM_E4M3, GMM_SCALING_1X128, 256, GMM_COLUMNWISE},
+    {GMM_E4M3, GMM_SCALING_MX32, 96, GMM_ROWWISE}, {GMM_E5M2, GMM_SCALING_MX32, 64, GMM_COLUMNWISE},
+    {GMM_E2M1, GMM_SCALING_MX32, 64, GMM_ROWWISE}, {GMM_E2M1, GMM_SCALING_NV16, 96, GMM_ROWWISE},
+    {GMM_E2M1, GMM_SCALING_NV16, 32, GMM_COLUMNWISE}, {GMM_E4M3, GMM_SCALING_TENSOR, 24, GMM_ROWWISE}};
+
+/* Weights whose boundaries fall on blocks of 128 rows at every size but for the last, which is cut short. */
+static const kind quantized[] = {
+    {"whole", GMM_TP_WHOLE, 912, 0, {0}, 0, 0}, {"gated", GMM_TP_ROWS, 1024, 0, {512, 512}, 2, 0},
+    {"row-parallel", GMM_TP_COLS, 304, 0, {0}, 0, 0}};
+
+static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
+    return x ^ (x >> 32);
+}
+
+/* Rows and columns to a scale. */
+static void blocks_of(const format *f, int64_t *rows, int64_t *cols) {
+    const int64_t n = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16 : 128;
+    *rows = f->scaling == GMM_SCALING_128X128 || f->direction == GMM_COLUMNWISE ? n : 1;
+    *cols = f->scaling == GMM_SCALING_128X128 || f->direction == GMM_ROWWISE ? n : 1;
+}
+
+/* A shard's elements (part 0) or scales (1) as its layout has them, in elements: codes are told by logical place. What
+   is padding holds the byte `pad`. Without `padded` scales have no padding of their own. */
+typedef struct array { gmm_dtype dtype; int64_t rows, cols; unsigned char *data; size_t bytes; } array;
+static array render(const format *f, const kind *k, int part, int padded, int tp, int g, int rank, int pad) {
+    const gmm_shard s = shard_of(k, f->dtype, f->scaling, tp, g, rank);
+    const gmm_shard_plan p = plan_of(&s);
+    const int bits = part ? (f->scaling == GMM_SCALING_1X128 || f->scaling == GMM_SCALING_128X128 ||
+                             f->scaling == GMM_SCALING_TENSOR ? 32 : 8) : (int)gmm_dtype_bits(f->dtype);
+    int64_t per_row = 1, per_col = 1, h, w;
+    int by_rows;
+    array a;
+    if (part) blocks_of(f, &per_row, &per_col);
+    if (part && f->scaling == GMM_SCALING_TENSOR) { per_row = p.shard_rows; per_col = p.local_cols; }
+    by_rows = part ? f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_128X128 ||
+                         (f->scaling == GMM_SCALING_1X128) == (f->direction == GMM_COLUMNWISE)
+                   : f->direction == GMM_ROWWISE || f->scaling == GMM_SCALING_MX32;
+    h = (p.shard_rows + per_row - 1) / per_row;
+    w = (p.local_cols + per_col - 1) / per_col;
+    a.rows = by_rows ? h : w;
+    a.cols = by_rows ? w : h;
+    if (part && padded && f->scaling != GMM_SCALING_TENSOR) {
+        const int along_rows = f->scaling == GMM_SCALING_MX32 && f->direction == GMM_COLUMNWISE;
+        a.cols = up(a.cols, along_rows ? 128 : 4);
+        if (along_rows) a.rows = up(a.rows, 4);
+        else if (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16) a.rows = up(a.rows, 128);
+    }
+    a.dtype = !part ? f->dtype : bits == 32 ? GMM_F32 : f->scaling == GMM_SCALING_NV16 ? GMM_E4M3 : GMM_E8M0;
+    a.bytes = (size_t)(a.rows * a.cols * bits / 8);
+    a.data = (unsigned char *)memset(t_host(a.bytes), pad, a.bytes);
+    for (int64_t i = 0; i < (p.valid_rows + per_row - 1) / per_row; i++)
+        for (int64_t j = 0; j < w; j++) {
+            const int64_t row = logical_row(k, tp, s.tp_rank, p.row0 + i * per_row) / per_row;
+            const int64_t col = (p.col0 + j * per_col) / per_col, at = by_rows ? i * a.cols + j : j * a.cols + i;
+            const int one = f->scaling == GMM_SCALING_TENSOR && part;
+            const uint64_t code = one ? 0x3F800000u : mix((uint64_t)(row * 8192 + col * 2 + part));
+            if (bits == 4)
+                a.data[at / 2] = (unsigned char)((a.data[at / 2] & (at % 2 ? 15 : 240)) | (code & 15) << (at % 2 * 4));
+            else memcpy(a.data + at * bits / 8, &code, (size_t)bits / 8);
+        }
+    return a;
+}
+
+/* Row 64: elements and scales of every format move between shards of every size and the logical weight as bytes, and
+   nothing of their padding comes along. */
+static void import_quantized(int arg) {
+    static const int sizes[] = {1, 2, 4};
+    const format *f = &formats[arg % 16];
+    kind k = quantized[arg / 16];
+    k.cols = f->cols;
+    if (k.cut == GMM_TP_COLS) k.cols = f->cols / 2 % 128 ? up(f->cols, 256) : f->cols;
+    for (int a = 0; a < 6; a++) {
+        const int tp = 1 + a / 3, g = sizes[a % 3];
+        gmm_shard shards[MOST], whole = shard_of(&k, f->dtype, f->scaling, 1, 1, 0);
+        gmm_gtp_stored stored[MOST], one;
+        gmm_gtp_item item = GMM_ZERO;
+        gmm_ckpt_plan *plan;
+        array parts[2];
+        char *file;
+        book *b = book_open(0), *file_book = book_open(1);
+        for (int r = 0; r < tp * g; r++) {
+            memset(&stored[r], 0, sizeof stored[r]);
+            shards[r] = shard_of(&k, f->dtype, f->scaling, tp, g, r);
+            stored[r].shard = &shards[r];
+            for (int part = 0; part < 2; part++) {
+                char name[32];
+                const array x = render(f, &k, part, 1, tp, g, r, 0xEE);
+                snprintf(name, sizeof name, "%d.%d", r, part);
+                *(part ? &stored[r].scale : &stored[r].data) = book_add(b, name, x.dtype, x.rows, x.cols, x.data);
+            }
+        }
+        item.name = "w";
+        item.scale_name = "w_scale";
+        item.shard = &whole;
+        item.direction = f->direction;
+        item.stored = stored;
+        item.stored_count = (int32_t)(tp * g);
+        plan = plan_make(1, b, &item, 1);
+        file = plan_apply(plan, NULL);
+        memset(&one, 0, sizeof one);
+        for (int part = 0; part < 2; part++) {
+            const gmm_ckpt_tensor *t = target_of(plan, part);
+            parts[part] = render(f, &k, part, 0, 1, 1, 0, 0);
+            T_CHECK(t->shape[0] == parts[part].rows && t->shape[1] == parts[part].cols, "%lld x %lld",
+                    (long long)t->shape[0], (long long)t->shape[1]);
+            t_same(part ? "scales" : "elements", file + t->offset, parts[part].data, parts[part].bytes);
+            *(part ? &one.scale : &one.data) = book_add(file_book, part ? "w_scale" : "w", parts[part].dtype,
+                                                        parts[part].rows, parts[part].cols, parts[part].data);
+        }
+        one.shard = &whole;
+        for (int c = 0; c < 6; c++)
+            for (int r = 0; r < (1 + c / 3) * sizes[c % 3]; r++)
+                for (int direct = 0; direct < 2; direct++) {
+                    const gmm_shard want = shard_of(&k, f->dtype, f->scaling, 1 + c / 3, sizes[c % 3], r);
+                    gmm_gtp_item to = item;
+                    to.shard = &want;
+                    to.stored_count = direct ? item.stored_count : 1;
+                    to.stored = direct ? stored : &one;
+                    plan = plan_make(0, direct ? b : file_book, &to, 1);
+                    file = plan_apply(plan, NULL);
+                    for (int part = 0; part < 2; part++) {
+                        const array x = render(f, &k, part, 1, 1 + c / 3, sizes[c % 3], r, 0);
+                        const gmm_ckpt_tensor *t = target_of(plan, part);
+                        T_CHECK(t->bytes == (int64_t)x.bytes && t->dtype == x.dtype, "%lld bytes", (long long)t->bytes);
+                        t_same(part ? "scales of a shard" : "elements of a shard", file + t->offset, x.data, x.bytes);
+                    }
+                }
+    }
+    books_close();
+}
+
+/* Row 64, the other way: what cuts blocks is refused, and imported into 16 bits; each value is its code times the scale
+   of its block, rounded once. */
+static void import_floats(int arg) {
+    static const float scales[] = {0.5f, 3, 0.001f, 1e4f, 1, 7};
+    const kind k = {"cut", GMM_TP_ROWS, 200, 150, {120, 80}, 2, 8};
+    gmm_shard whole = shard_of(&k, GMM_E4M3, GMM_SCALING_128X128, 1, 1, 0);
+    gmm_gtp_stored one = GMM_ZERO;
+    gmm_gtp_item item = GMM_ZERO;
+    gmm_ckpt_report report = GMM_ZERO;
+    unsigned char *codes = (unsigned char *)t_host(200 * 150);
+    float *grid = (float *)t_host(4 * sizeof *grid);
+    book *b = book_open(0);
+    for (int i = 0; i < 200 * 150; i++) codes[i] = (unsigned char)(mix((uint64_t)i) % 127 | (i % 2 << 7));
+    for (int i = 0; i < 4; i++) grid[i] = scales[i + arg];
+    one.shard = &whole;
+    one.data = book_add(b, "w", GMM_E4M3, 200, 150, codes);
+    one.scale = book_add(b, "w_scale_inv", GMM_F32, 2, 2, grid);
+    item.name = "w";
+    item.stored = &one;
+    item.stored_count = 1;
+    for (int r = 0; r < 8; r++) {
+        gmm_shard want = shard_of(&k, arg ? GMM_BF16 : GMM_F32, GMM_SCALING_NONE, 2, 4, r);
+        gmm_shard_plan p;
+        const char *got;
+        gmm_ckpt_plan *refused = (gmm_ckpt_plan *)(void *)&report;
+        whole.unit = want.unit = 0;
+        p = plan_of(&want);
+        if (r == 0) { /* the slices of TP 2 cut blocks */
+            gmm_shard cut = want;
+            cut.dtype = GMM_E4M3;
+            cut.scaling = GMM_SCALING_128X128;
+            item.shard = &cut;
+            item.scale_name = "s";
+            T_REFUSED_TEXT(GMM_E_CONFIG, gmm_gtp_import(&refused, &b->part, 1, &item, 1, NULL, &report),
+                           report.error.text, "gmm_gtp_import", "\"w\"", "blocks of 128", "16 bits", NULL);
+            T_CHECK(!refused && report.reason == GMM_CKPT_NOT_DIVISIBLE && !strcmp(report.key, "w"), "report");
+            item.scale_name = NULL;
+        }
+        item.shard = &want;
+        got = plan_apply(plan_make(0, b, &item, 1), NULL);
+        for (int64_t i = 0; i < p.shard_rows; i++)
+            for (int64_t j = 0; j < 150; j++) {
+                const int64_t row = logical_row(&k, 2, want.tp_rank, p.row0 + i);
+                const float v = row < 0 ? 0 : gmm_e4m3_to_f32(codes[row * 150 + j]) * grid[row / 128 * 2 + j / 128];
+                T_CHECK(gmm_load(want.dtype, got, i * 150 + j) == (arg ? gmm_bf16_to_f32(gmm_f32_to_bf16(v)) : v),
+                        "rank %d row %lld column %lld", r, (long long)i, (long long)j);
+            }
+    }
+    books_close();
+}
+
+/* ------------------------------------------------------------------------------------------ Through the runtime --- */
+
+/* Rows 60 and 63, B38: shards of another size are loaded and published, and every rank gathers the weight. Exported in
+   the middle of a step, with views held and a gradient open, they stay what they were, and load again. */
+static void through_runtime(int arg) {
+    const kind *k = &kinds[3];
+    const int g = arg;
+    gmm_ranks *ranks = NULL;
+    gmm_ranks_config world = GMM_ZERO;
+    gmm_comm comm[8];
+    gmm_gtp *gtp[8] = {NULL};
+    gmm_context *ctx[8];
+    gmm_runtime rt[8];
+    gmm_stream stream[8];
+    gmm_gtp_view view[8], grad[8];
+    uint16_t *shard[8];
+    static const int32_t all[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const int32_t zero = 0;
+    gmm_error e = GMM_ZERO;
+    char *file = NULL;
+    T_CHECK(k->cut == GMM_TP_ROWS, "the gated weight");
+    world.ranks = g;
+    world.check_races = 1;
+    world.seed = 7;
+    T_OK_TEXT(gmm_ranks_create(&world, &ranks, &e), e.text);
+    T_OK_TEXT(gmm_ranks_comms(ranks, all, g, comm), "");
+    for (int i = 0; i < g; i++) {
+        gmm_gtp_config config = GMM_ZERO;
+        gmm_gtp_domain domain = GMM_ZERO;
+        gmm_gtp_weight w = GMM_ZERO;
+        gmm_gtp_need need = GMM_ZERO;
+        gmm_config one = GMM_ZERO;
+        const gmm_shard s = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, g, i);
+        const gmm_shard_plan p = plan_of(&s);
+        char *block;
+        int32_t id;
+        size_t bytes;
+        one.threads = 1;
+        T_OK_TEXT(gmm_create(&ctx[i], &one, &e), e.text);
+        T_OK_TEXT(gmm_ranks_runtime(ranks, i, &rt[i]), "");
+        T_OK_TEXT(rt[i].stream_create(rt[i].self, 0, &stream[i]), "");
+        T_OK_TEXT(rt[i].stream_create(rt[i].self, 0, &domain.gather_stream), "");
+        domain.reduce_stream = domain.gather_stream;
+        domain.gather = &comm[i];
+        config.weights = config.bundles = 1;
+        config.ctx = ctx[i];
+        config.runtime = &rt[i];
+        T_OK_TEXT(gmm_gtp_query(&config, &bytes, &e), e.text);
+        T_OK_TEXT(gmm_gtp_init(t_alloc_aligned(bytes, 256), bytes, &config, &gtp[i], &e), e.text);
+        T_OK_TEXT(gmm_gtp_add_domain(gtp[i], &domain, &id), gmm_gtp_last_error(gtp[i]));
+        shard[i] = (uint16_t *)t_host((size_t)p.shard_data_bytes[0]); /* zeros: nothing is there yet */
+        w.name = "fc1";
+        w.shard = &s;
+        w.data[0] = shard[i];
+        w.main_grad = t_host((size_t)(p.shard_rows * p.local_cols) * 4);
+        w.main_grad_dtype = GMM_F32;
+        T_OK_TEXT(gmm_gtp_add_weight(gtp[i], &w, &id), gmm_gtp_last_error(gtp[i]));
+        T_OK_TEXT(gmm_gtp_add_bundle(gtp[i], 0, &id, 1, "fc1", &id), gmm_gtp_last_error(gtp[i]));
+        T_OK_TEXT(gmm_gtp_seal(gtp[i]), gmm_gtp_last_error(gtp[i]));
+        T_OK_TEXT(gmm_gtp_memory_need(gtp[i], 0, &need), "");
+        block = (char *)t_alloc_aligned(need.gather_bytes + need.reduce_bytes + 512, 256);
+        T_OK_TEXT(gmm_gtp_bind(gtp[i], 0, need.gather_bytes ? block : NULL, need.gather_bytes,
+                               block + up((int64_t)need.gather_bytes, 256), need.reduce_bytes),
+                  gmm_gtp_last_error(gtp[i]));
+    }
+    for (int round = 0; round < 3; round++) {
+        /* round 0 loads shards of 4 ranks of TP 2, round 1 what was exported then, round 2 reads on */
+        for (int i = 0; i < g && round < 2; i++) {
+            const gmm_shard want = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, g, i);
+            gmm_shard shards[MOST], whole = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, 1, 0);
+            gmm_gtp_stored stored[MOST], one = GMM_ZERO;
+            gmm_gtp_item item = GMM_ZERO;
+            gmm_ckpt_plan *plan;
+            book *b = book_open(0);
+            item.name = "fc1";
+            item.shard = &want;
+            item.stored_count = round ? 1 : hold_all(b, k, GMM_BF16, 2, 2, 99, shards, stored);
+            item.stored = round ? &one : stored;
+            one.shard = &whole;
+            one.scale = -1;
+            if (round) one.data = book_add(b, "fc1", GMM_BF16, k->rows, k->cols, file);
+            plan = plan_make(0, b, &item, 1);
+            memset(shard[i], 0xA5, (size_t)plan_of(&want).shard_data_bytes[0]);
+            memcpy(shard[i], plan_apply(plan, NULL), (size_t)plan_of(&want).shard_data_bytes[0]);
+            T_OK_TEXT(gmm_gtp_publish(gtp[i], &zero, 1, stream[i]), gmm_gtp_last_error(gtp[i]));
+        }
+        for (int i = 0; i < g; i++) {
+            memset(&view[i], 0, sizeof view[i]);
+            memset(&grad[i], 0, sizeof grad[i]);
+            T_OK_TEXT(gmm_gtp_acquire(gtp[i], 0, GMM_GTP_FORWARD, stream[i], &view[i]), gmm_gtp_last_error(gtp[i]));
+            T_OK_TEXT(gmm_gtp_wgrad(gtp[i], 0, stream[i], &grad[i]), gmm_gtp_last_error(gtp[i]));
+        }
+        for (int i = 0; i < g; i++) { /* a checkpoint in the middle of all that */
+            const gmm_shard mine = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, g, i);
+            const gmm_shard_plan p = plan_of(&mine);
+            gmm_gtp_stored stored = GMM_ZERO;
+            gmm_gtp_item item = GMM_ZERO;
+            book *b = book_open(1);
+            stored.shard = &mine;
+            stored.data = book_add(b, "mine", GMM_BF16, p.shard_rows, p.local_cols, shard[i]);
+            stored.scale = -1;
+            item.name = "fc1";
+            item.shard = &mine;
+            item.stored = &stored;
+            item.stored_count = 1;
+            file = plan_apply(plan_make(1, b, &item, 1), i ? file : NULL);
+        }
+        T_OK_TEXT(gmm_ranks_run(ranks), gmm_ranks_error(ranks, 0));
+        for (int i = 0; i < g; i++) {
+            const uint16_t *w = (const uint16_t *)view[i].mat.data;
+            gmm_gtp_gradient none = GMM_ZERO;
+            for (int64_t at = 0; at < k->rows * k->cols; at++) {
+                T_CHECK(gmm_bf16_to_f32(w[at]) == value_at(k, at / k->cols, at % k->cols), "round %d rank %d element "
+                        "%lld", round, i, (long long)at);
+                T_CHECK(((uint16_t *)(void *)file)[at] == w[at], "the file");
+            }
+            T_CHECK(view[i].version == (round ? 2 : 1), "version %lld", (long long)view[i].version);
+            T_OK_TEXT(gmm_gtp_release(gtp[i], 0, GMM_GTP_FORWARD, stream[i]), gmm_gtp_last_error(gtp[i]));
+            T_OK_TEXT(rt[i].fill(rt[i].self, grad[i].mat.data, 0, (size_t)(k->rows * k->cols) * 4, stream[i]), "");
+            none.scale = 1;
+            T_OK_TEXT(gmm_gtp_submit(gtp[i], 0, &none, stream[i]), gmm_gtp_last_error(gtp[i]));
+            T_OK_TEXT(gmm_gtp_fence(gtp[i], GMM_GTP_ALL, stream[i]), gmm_gtp_last_error(gtp[i]));
+        }
+    }
+    T_OK_TEXT(gmm_ranks_run(ranks), gmm_ranks_error(ranks, 0));
+    {
+        const char *race = "";
+        T_CHECK(gmm_ranks_races(ranks, &race) == 0, "%s", race);
+    }
+    for (int i = 0; i < g; i++) T_OK_TEXT(gmm_gtp_fini(gtp[i]), "");
+    gmm_ranks_destroy(ranks);
+    for (int i = 0; i < g; i++) gmm_destroy(ctx[i]);
+    books_close();
+}
+
+/* ------------------------------------------------------------------------------------------------------- Errors --- */
+
+typedef struct counter { long live, calls, fail; } counter;
+static void *counted_alloc(void *user, size_t bytes) {
+    counter *c = (counter *)user;
+    void *p;
+    if (++c->calls == c->fail) return NULL;
+    p = malloc(bytes);
+    c->live += p != NULL;
+    return p;
+}
+static void counted_release(void *user, void *memory) {
+    ((counter *)user)->live -= memory != NULL;
+    free(memory);
+}
+
+/* Each error is found while planning, in words that name the item and the rule; no plan is made, no memory kept. */
+static void refusals(int arg) {
+    const kind *k = &kinds[3];
+    gmm_shard shards[MOST], want = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 2, 2, 3), other, quantized_want;
+    gmm_gtp_stored stored[MOST], saved;
+    gmm_gtp_item item = GMM_ZERO, two[2];
+    gmm_ckpt_report report = GMM_ZERO;
+    gmm_ckpt_plan *plan = NULL;
+    static const int64_t moved[2] = {64, 56};
+    counter c = {0, 0, 0};
+    gmm_allocator allocator = GMM_ZERO;
+    gmm_ckpt_part nothing = GMM_ZERO;
+    book *b = book_open(0);
+    (void)arg;
+    allocator.user = &c;
+    allocator.alloc = counted_alloc;
+    allocator.release = counted_release;
+    item.name = "layer.fc1";
+    item.shard = &want;
+    item.stored_count = hold_all(b, k, GMM_BF16, 1, 4, 0, shards, stored);
+    item.stored = stored;
+#define IMPORT() gmm_gtp_import(&plan, &b->part, 1, &item, 1, &allocator, &report)
+#define REFUSED(status, why, ...) do { \
+        plan = (gmm_ckpt_plan *)(void *)&c; \
+        T_REFUSED_TEXT(status, IMPORT(), report.error.text, "gmm_gtp_import", __VA_ARGS__, NULL); \
+        T_CHECK(!plan && c.live == 0 && report.reason == why, "%s, %ld blocks left", \
+                gmm_ckpt_reason_name(report.reason), c.live); } while (0)
+    T_OK_TEXT(IMPORT(), report.error.text);
+    gmm_ckpt_plan_destroy(plan);
+    T_CHECK(c.live == 0 && c.calls > 3, "%ld blocks left", c.live);
+    {
+        const long calls = c.calls;
+        for (c.fail = 1; c.fail <= calls; c.fail++) { /* no memory, wherever it is asked for */
+            c.calls = 0;
+            T_CHECK(IMPORT() == GMM_E_MEMORY && !plan && c.live == 0, "allocation %ld", c.fail);
+        }
+        c.fail = 0;
+    }
+    item.stored_count = 3;
+    REFUSED(GMM_E_KEY, GMM_CKPT_MISSING_INDEX, "\"layer.fc1\"", "a rank's part is missing");
+    item.stored_count = 4;
+    saved = stored[2];
+    stored[2] = stored[3]; /* the same twice is not the one that lacks */
+    REFUSED(GMM_E_KEY, GMM_CKPT_MISSING_INDEX, "a rank's part is missing");
+    stored[2] = saved;
+    saved = stored[1];
+    stored[1].data = stored[3].data + 1;
+    REFUSED(GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[1].data is 4", "4 tensors");
+    stored[1].data = saved.data;
+    stored[1].part = 1;
+    REFUSED(GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[1]: part 1 of 1");
+    stored[1].part = 0;
+    other = shards[1];
+    other.gtp_size = 2;
+    stored[1].shard = &other;
+    REFUSED(GMM_E_KEY, GMM_CKPT_SHAPE, "stored[1]", "shard 1 of 2");
+    other = shards[1];
+    other.section_rows = moved; /* a gate of 64 rows in a weight of the same size */
+    REFUSED(GMM_E_KEY, GMM_CKPT_SHAPE, "stored[1] is of a weight of 120 x 4");
+    other = shards[1];
+    other.dtype = GMM_F32;
+    REFUSED(GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[1]", "is bf16, its shard f32");
+    other = shards[1];
+    other.gtp_rank = 4;
+    REFUSED(GMM_E_ARG, GMM_CKPT_ARGUMENT, "gtp_rank 4 of gtp_size 4");
+    other = shards[1];
+    other.rows = 128;
+    REFUSED(GMM_E_ARG, GMM_CKPT_ARGUMENT, "add up");
+    stored[1] = saved;
+    want.tp_rank = 2;
+    REFUSED(GMM_E_ARG, GMM_CKPT_ARGUMENT, "tp_rank 2 of tp_size 2");
+    want.tp_rank = 1;
+    want.dtype = GMM_I32;
+    REFUSED(GMM_E_DTYPE, GMM_CKPT_ARGUMENT, "\"layer.fc1\"");
+    want.dtype = GMM_BF16;
+    quantized_want = shard_of(k, GMM_E4M3, GMM_SCALING_128X128, 2, 2, 3);
+    quantized_want.unit = 0;
+    item.shard = &quantized_want;
+    REFUSED(GMM_E_ARG, GMM_CKPT_ARGUMENT, "scale_name is NULL");
+    item.scale_name = "scales";
+    REFUSED(GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[0] is bf16 none, which does not become e4m3 128x128");
+    item.shard = &want;
+    REFUSED(GMM_E_ARG, GMM_CKPT_ARGUMENT, "scale_name is given");
+    item.scale_name = NULL;
+    item.name = NULL;
+    REFUSED(GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[0]");
+    item.name = "layer.fc1";
+    item.shard = NULL;
+    REFUSED(GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[0]");
+    item.shard = &want;
+    two[0] = two[1] = item;
+    plan = (gmm_ckpt_plan *)(void *)&c;
+    T_REFUSED_TEXT(GMM_E_KEY, gmm_gtp_import(&plan, &b->part, 1, two, 2, &allocator, &report), report.error.text,
+                   "\"layer.fc1\"", "taken already", NULL);
+    T_CHECK(!plan && c.live == 0, "%ld blocks left", c.live);
+    T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_export(NULL, &b->part, 1, &item, 1, NULL, &report), report.error.text,
+                   "gmm_gtp_export", "out", NULL);
+    T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_export(&plan, &nothing, 1, &item, 1, NULL, &report), report.error.text,
+                   "parts[0].table", NULL);
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_export(&plan, &b->part, 0, &item, 1, NULL, &report), report.error.text,
+                   "part_count 0", NULL);
+#undef REFUSED
+#undef IMPORT
+    books_close();
+}
+
+/* Moves of the caller's: checked like those of any plan, complete unless they say that they are partial. */
+static void own_moves(int arg) {
+    book *b = book_open(0);
+    float values[6] = {1, 2, 3, 4, 5, 6};
+    const float want[6] = {1, 4, 2, 5, 3, 6};
+    gmm_ckpt_tensor t = GMM_ZERO;
+    gmm_ckpt_move m = GMM_ZERO, twice[2];
+    gmm_ckpt_report report = GMM_ZERO;
+    (void)arg;
+    gmm_ckpt_plan_destroy(made);
+    made = NULL;
+    t.name = "turned";
+    t.dtype = GMM_F32;
+    t.rank = 2;
+    t.shape[0] = 3;
+    t.shape[1] = 2;
+    m.kind = GMM_CKPT_COPY;
+    m.src = book_add(b, "x", GMM_F32, 2, 3, values);
+    m.scale = -1;
+    m.loops = 2;
+    m.count[0] = 2; /* the slow loop of the source first: plans order loops by the target */
+    m.count[1] = 3;
+    m.src_step[0] = 3;
+    m.src_step[1] = 1;
+    m.dst_step[0] = 1;
+    m.dst_step[1] = 2;
+#define PLAN(moves, count, partial) \
+    gmm_ckpt_plan_of_moves(&made, &b->part, 1, &t, 1, moves, count, partial, NULL, &report)
+    T_OK_TEXT(PLAN(&m, 1, 0), report.error.text);
+    t_same("turned", plan_apply(made, NULL), want, sizeof want);
+    gmm_ckpt_plan_destroy(made);
+    twice[0] = twice[1] = m;
+    T_REFUSED_TEXT(GMM_E_STATE, PLAN(twice, 2, 1), report.error.text, "gmm_ckpt_plan_of_moves", "turned", NULL);
+    m.count[1] = 2;
+    T_REFUSED_TEXT(GMM_E_STATE, PLAN(&m, 1, 0), report.error.text, "4 of its 6", NULL);
+    T_OK_TEXT(PLAN(&m, 1, 1), report.error.text);
+    gmm_ckpt_plan_destroy(made);
+    m.count[1] = 4;
+    T_REFUSED_TEXT(GMM_E_STATE, PLAN(&m, 1, 1), report.error.text, "past the target's end", NULL);
+    m.count[1] = 3;
+    m.src = 7;
+    T_REFUSED_TEXT(GMM_E_STATE, PLAN(&m, 1, 1), report.error.text, "no such source", NULL);
+    m.src = 0;
+    m.loops = 9;
+    T_REFUSED_TEXT(GMM_E_STATE, PLAN(&m, 1, 1), report.error.text, "loops", NULL);
+    m.loops = 2;
+    m.kind = GMM_CKPT_VIEW;
+    T_REFUSED_TEXT(GMM_E_STATE, PLAN(&m, 1, 1), report.error.text, "view", NULL);
+    T_REFUSED_TEXT(GMM_E_ARG, PLAN(&m, 1, 2), report.error.text, "partial 2", NULL);
+    t.dtype = GMM_NONE;
+    T_REFUSED_TEXT(GMM_E_ARG, PLAN(&m, 0, 1), report.error.text, "targets[0]", NULL);
+    T_REFUSED_TEXT(GMM_E_NULL, gmm_ckpt_plan_of_moves(&made, NULL, 1, &t, 1, &m, 1, 0, NULL, &report),
+                   report.error.text, "parts", NULL);
+#undef PLAN
+    made = NULL;
+    books_close();
+}
+
+void tests_gtp_checkpoint(void) {
+    for (int i = 0; i < (int)T_COUNT(kinds); i++)
+        t_add_host(reshard, i, "gtp row60 row61 S7 B37 reshard %s", kinds[i].name);
+    for (int i = 0; i < (int)T_COUNT(kinds); i++)
+        t_add_host(each_alone, i, "gtp row62 row63 B35 B36 B38 each rank exports its own, %s", kinds[i].name);
+    for (int n = 0; n < (int)T_COUNT(quantized); n++)
+        for (int i = 0; i < (int)T_COUNT(formats); i++)
+            t_add_host(import_quantized, n * 16 + i, "gtp row64 quantized import %s %s %s, %s",
+                       gmm_dtype_name(formats[i].dtype), gmm_scaling_name(formats[i].scaling),
+                       formats[i].direction ? "columnwise" : "rowwise", quantized[n].name);
+    for (int i = 0; i < 2; i++) t_add_host(import_floats, i, "gtp row64 what cuts blocks, into %s", i ? "bf16" : "f32");
+    for (int i = 2; i <= 8; i *= 2)
+        t_add_host(through_runtime, i, "gtp row60 B38 row63 checkpoint within a step, g=%d", i);
+    t_add_host(refusals, 0, "gtp checkpoint errors");
+    t_add_host(own_moves, 0, "gtp plans of the caller's moves");
+}

@@ -7434,13 +7434,13 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtyp
             const double sum = (double)depths * (multiply > move ? multiply : move) *
                                (both ? 1.0 : 1.0 + (double)depths / 4000.0);
             /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
-            const double out = wide * height * (f32 ? 1460.0 : both ? 195.0 : 660.0);
+            const double out = wide * height * (f32 ? 5600.0 / k->out : both ? 195.0 : 660.0);
             const double tile = both ? sum + out + 400.0 : (sum > 0.5 * out ? sum : 0.5 * out) + 200.0;
             const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) * tile;
             if (choice >= 0 && cost >= 0.99 * best) continue;
             best = cost;
             choice = i;
-            if (op == gmm_gemm_wgrad) break; /* the tallest tile */
+            if (op == gmm_gemm_wgrad) break; /* tiles of wgrad are as tall as they go */
         }
     }
     return choice;

@@ -1182,7 +1182,9 @@ typedef struct gmm_sm90_args {
 #define GMM_SM90_TILE_LIST(X) \
     X(256x160, 2, 2, 10, 4, 2, 256) \
     X(128x256, 2, 1, 16, 4, 4, 256) \
-    X(128x176, 1, 2, 11, 5, 4, 256)
+    X(128x176, 1, 2, 11, 5, 4, 256) \
+    X(128x192, 1, 2, 12, 5, 2, 256) \
+    X(128x128, 1, 2, 8, 6, 4, 256)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
@@ -1192,7 +1194,8 @@ typedef struct gmm_sm90_args {
     X(dgrad, GMM_BF16, bf16, 256x160) X(dgrad, GMM_F16, f16, 256x160) \
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
     X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
-    X(wgrad, GMM_BF16, bf16, 128x176) X(wgrad, GMM_F16, f16, 128x176)
+    X(wgrad, GMM_BF16, bf16, 128x192) X(wgrad, GMM_F16, f16, 128x192) \
+    X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
 
 enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16 };
 
@@ -1224,6 +1227,10 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_fits_, tag) = \
     1 / (GMM__CAT(gmm9_shared_, tag) <= 232448),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
+#undef GMM__X
+/* where A comes in boxes of 64 columns, a stage has room for whole boxes */
+#define GMM__X(op, dtype, tag, tile) + 1 / (!gmm_ragged_k_##op || GMM__CAT(gmm9_units_, tile) % 4 == 0)
+enum { gmm9_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
 #undef GMM__X
 
 /* Barriers in shared memory (mbarrier), addressed as the 32-bit shared address of their 8 bytes. */
@@ -1586,7 +1593,9 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x176
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -1610,7 +1619,9 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x176
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -1620,14 +1631,15 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t teams, cols, units, shared, groups;
+    int32_t teams, cols, units, out, shared, groups;
     const void *function;
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), \
-      GMM__CAT(gmm9_units_, tile), GMM__CAT(gmm9_shared_, tile), GMM__CAT(gmm9_groups_, tile), \
+      GMM__CAT(gmm9_units_, tile), GMM__CAT(gmm9_out_, tile), GMM__CAT(gmm9_shared_, tile), \
+      GMM__CAT(gmm9_groups_, tile), \
       (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X

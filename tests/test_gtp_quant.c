@@ -20,8 +20,8 @@ static const format formats[] = {
     {"bf16", F(NONE, NONE, .pow2 = 0), 40, 24}, {"bf16 padded", F(NONE, NONE, .pow2 = 0), 33, 7},
     {"fp8", F(E4M3, TENSOR, .pow2 = 0), 128, 64}, {"fp8 padded", F(E4M3, TENSOR, .pow2 = 0), 100, 48},
     {"fp8 e5m2", F(E5M2, TENSOR, .pow2 = 1), 72, 80}, {"fp8 delayed", F(E4M3, TENSOR, .delayed = 1), 96, 32},
-    {"128x128", F(E4M3, 128X128, .pow2 = 1), 1024, 128}, {"128x128 padded", F(E4M3, 128X128, .pow2 = 1), 300, 272},
-    {"128x128 one block", F(E4M3, 128X128, .pow2 = 0), 128, 144}, {"1x128", F(E4M3, 1X128, .pow2 = 1), 1024, 128},
+    {"128x128", F(E4M3, 128X128, .pow2 = 1), 1024, 48}, {"128x128 padded", F(E4M3, 128X128, .pow2 = 1), 300, 272},
+    {"128x128 one block", F(E4M3, 128X128, .pow2 = 0), 128, 144}, {"1x128", F(E4M3, 1X128, .pow2 = 1), 1024, 48},
     {"1x128 padded", F(E4M3, 1X128, .pow2 = 0), 304, 144}, {"mxfp8", F(E4M3, MX32, .pow2 = 0), 256, 64},
     {"mxfp8 padded", F(E4M3, MX32, .pow2 = 0), 136, 96}, {"mxfp8 K 128", F(E5M2, MX32, .pow2 = 0), 96, 128},
     {"mxfp8 K 192", F(E4M3, MX32, .square = 1), 160, 192}, {"mxfp4", F(E2M1, MX32, .pow2 = 0), 96, 64},
@@ -647,15 +647,13 @@ static void again(int arg) {
 /* row 43: schedules. */
 static void schedules(int arg) {
     const format *f = &formats[arg % 64];
+    scene c = scene_of(f, arg / 64, 3);
+    expect(&c);
     for (int k = 0; k < 24; k++) {
-        scene c = scene_of(f, arg / 64, 3);
         c.prefetch = k % 3;
         c.recompute = k % 4 == 3 ? 5 : 0;
         c.other_stream = k % 5 == 4;
-        if (k == 0) expect(&c);
-        else c.want = NULL;
         c.seed = t_rand() | 1;
-        if (!c.want) expect(&c);
         run_scene(&c);
         finish();
         T_CHECK(c.wrong == 0, "seed %llu: %s", (unsigned long long)c.seed, c.text);

@@ -2625,6 +2625,7 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
         gmm__cpu_rank *r = &ranks->rank[i];
         r->given_up = 0;
         gmm__rank_give_up(r, "");
+        if (r->capture) gmm__graph_free(r->capture); /* that nobody has ended */
         for (q = 0; q < GMM__RANK_QUEUES; q++) {
             if (r->queues[q]) gmm__ranks_free(ranks, r->queues[q]->ops);
             gmm__ranks_free(ranks, r->queues[q]);

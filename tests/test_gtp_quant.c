@@ -325,10 +325,15 @@ static void finish(void) {
     T_CHECK(gmm_ranks_run(W.ranks) == GMM_OK, "%s", gmm_ranks_error(W.ranks, 0));
     T_CHECK(gmm_ranks_races(W.ranks, &race) == 0, "%s", race);
 }
+static void end_objects(void) {
+    for (int i = 0; i < W.n; i++) {
+        T_CHECK(gmm_gtp_fini(W.r[i].gtp) == GMM_OK, "fini");
+        W.r[i].gtp = NULL;
+    }
+}
 static void close_world(void) {
     finish();
-    for (int i = 0; i < W.n; i++) T_CHECK(gmm_gtp_fini(W.r[i].gtp) == GMM_OK, "fini");
-    for (int i = 0; i < W.n; i++) W.r[i].gtp = NULL;
+    end_objects();
     open_world(1, 0);
 }
 #define GTP_OK(r, call) T_OK_TEXT(call, (r)->gtp ? gmm_gtp_last_error((r)->gtp) : "")
@@ -671,13 +676,14 @@ static void mutation(int arg) {
     waits = W.r[0].waits;
     memcpy(implied, W.r[0].implied, sizeof implied);
     T_CHECK(waits < WAITS, "%d waits", waits);
+    end_objects();
     for (c.drop_wait = 1; c.drop_wait <= waits; c.drop_wait++) {
         int64_t fired = 0;
         for (c.seed = 1; c.seed <= 3; c.seed++) {
             run_scene(&c);
             (void)gmm_ranks_run(W.ranks);
             fired += gmm_ranks_races(W.ranks, NULL) > 0;
-            for (int i = 0; i < W.n; i++) T_CHECK(gmm_gtp_fini(W.r[i].gtp) == GMM_OK, "fini");
+            end_objects();
         }
         T_CHECK(!implied[c.drop_wait] || fired == 0, "implied wait %d of %d fires", c.drop_wait, waits);
         needed += !implied[c.drop_wait];

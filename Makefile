@@ -15,6 +15,8 @@ endif
 NVCC ?=
 CUDA_HOME ?=
 GPU ?=
+NCCL_HOME ?=
+NCCL_TESTS ?=
 CONFIG ?= release
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -58,7 +60,8 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test test-parts test-files examples bench gpu-report sanitize check fuzz help install clean FORCE
+.PHONY: all run test test-parts test-files examples bench bench-gtp probes gpu-report sanitize check fuzz help install \
+        clean FORCE
 
 ##
 ## Targets
@@ -69,7 +72,7 @@ all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_p
 run: $(B)/train_moe
 	$(Q)$(B)/train_moe $(ARGS)
 
-##   test                   build and run the tests; ARGS="--list", "--filter=..." and others go to build/gmm_tests
+##   test                   build and run the tests; ARGS="--list", "--filter NAME" and others go to build/gmm_tests
 test: $(B)/gmm_tests
 	$(Q)$(B)/gmm_tests $(ARGS)
 
@@ -99,6 +102,20 @@ bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(P)/matplotlib
 CPU_ARGS := --json --size=% --rounds=% --threads=%
 BENCH_JSON := $(or $(patsubst --json=%,%,$(filter --json=%,$(ARGS))),$(B)/gpu_bench.json)
 
+##   probes                 what this GPU's memory, launches and tensor cores do, beside what was predicted of an H200
+probes: $(B)/probes
+	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }
+	$(Q)$<
+##   bench-gtp              gathers and reductions of GTP alone and beside GEMMs, on the GPUs of this host, over NCCL and
+##                          peer copies, and a timeline of a step; ARGS="--shapes=dsv3 --ways=nccl,peer copies" and
+##                          others; with NCCL_TESTS= (a folder of nccl-tests' programs) their figures too
+bench-gtp: $(B)/gtp_bench $(P)/matplotlib
+	$(Q)test -s $< || { echo 'bench-gtp: no GPU, or no NCCL'; exit 1; }
+	$(Q)$< --json=$(B)/gtp_bench.json $(ARGS)
+	$(Q)if test -s $(P)/matplotlib; then python3 tests/bench/plot.py $(B)/gtp_bench.json $(B); fi
+	$(Q)if test -n "$(NCCL_TESTS)"; then for t in all_gather reduce_scatter alltoall; do \
+	"$(NCCL_TESTS)/$${t}_perf" -b 8M -e 512M -f 4 -g $$(nvidia-smi -L | wc -l) || exit 1; done; fi
+
 ##   gpu-report             the tests and the GPU benchmark on this GPU, written to tests/results/<GPU>.txt
 gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	$(Q)test -s $(B)/gpu_bench.run || { echo 'gpu-report: no GPU, or no cuBLAS'; exit 1; }
@@ -111,7 +128,7 @@ gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.memory,power.limit --format=csv; \
 	} > $$file; \
 	rm -f $(B)/gpu-report.*.log; pids=; for part in $(REPORT_PARTS); do \
-	$(B)/gmm_tests --part $$part/$(words $(REPORT_PARTS)) > $(B)/gpu-report.$$part.log 2>&1 & pids="$$pids $$!"; done; \
+	$(B)/gmm_tests --part $$part/$(words $(REPORT_PARTS)) --threads 1 --rounds 10000 > $(B)/gpu-report.$$part.log 2>&1 & pids="$$pids $$!"; done; \
 	for pid in $$pids; do wait $$pid || status=1; done; \
 	{ echo; echo 'Tests'; cat $(B)/gpu-report.*.log | grep -E '^ *FAIL|not tested'; \
 	tail -q -n 1 $(B)/gpu-report.*.log | awk '{ p += $$1; f += $$3; s += $$5; n += NF == 6 } \
@@ -125,7 +142,7 @@ sanitize: $(B)/gmm_tests
 	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }
 	$(Q)B=$(B) sh tests/sanitize.sh $(ARGS)
 
-REPORT_PARTS := 1 2 3 4 5 6 7 8
+REPORT_PARTS := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 REPORT_ARGS := --ms=100 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad
 
 ##   check                  header and build checks, then the tests under ASan and UBSan
@@ -160,13 +177,14 @@ help:
 ##   V=1                    show commands        WERROR=1  warnings are errors
 ##   CC=gcc CXX=g++         compilers            CFLAGS=, CXXFLAGS=, LDFLAGS= are added to ours
 ##   NVCC=, CUDA_HOME=      CUDA compiler; empty: the one in PATH or in /usr/local/cuda
+##   NCCL_HOME=             folder with include/nccl.h and lib/libnccl.so; empty: where the compiler looks
 ##   GPU=                   sm_90a, sm_80, ...: build the CUDA engines for it; none: CPU only; empty: what is here
 ##   PREFIX=/usr/local      where to install     DESTDIR=  staging folder
 ##   What the machine has is tried once and kept in build/probe; `make clean` forgets it.
 
 # ---- What this machine has, found by trying it. Each probe leaves compiler flags, or an empty file.
 
-TOOLS := CC=$(CC) CXX=$(CXX) NVCC=$(NVCC) CUDA_HOME=$(CUDA_HOME) GPU=$(GPU)
+TOOLS := CC=$(CC) CXX=$(CXX) NVCC=$(NVCC) CUDA_HOME=$(CUDA_HOME) GPU=$(GPU) NCCL_HOME=$(NCCL_HOME)
 FLAGS := $(CC) $(ALL_CFLAGS) | $(CXX) $(ALL_CXXFLAGS) | $(ALL_LDFLAGS)
 
 # A file that changes with its text only, so that other settings rebuild what they concern.
@@ -230,10 +248,21 @@ $(P)/cublaslt: $(P)/nvcc
 	@: > $@; if test -s $<; then printf '#include <cublasLt.h>\nint main() { return !cublasLtGetVersion(); }\n' > $@.cu; \
 	if "$$(cat $<)" -o $@.try $@.cu -lcublasLt >/dev/null 2>&1; then echo '-lcublasLt' > $@; echo '  probe  cuBLASLt: yes'; \
 	else echo '-DGMM_NO_CUBLASLT' > $@; echo '  probe  cuBLASLt: no'; fi; rm -f $@.try $@.cu; fi
-$(P)/cuda.link: $(P)/gpu $(P)/cublaslt
+# NCCL, for communicators between GPUs: what the linker takes, and in .cflags what the compilers do.
+NCCL_INCLUDE := $(if $(NCCL_HOME),-isystem $(NCCL_HOME)/include)
+NCCL_LIBRARY := $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Wl$(comma)-rpath$(comma)$(NCCL_HOME)/lib) -lnccl
+$(P)/nccl: $(P)/gpu
+	@: > $@; : > $@.cflags; if test -s $<; then i=$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/include; \
+	if printf '#include <nccl.h>\nint main(void) { int v; return ncclGetVersion(&v); }\n' | \
+	$(CC) -x c -isystem $$i $(NCCL_INCLUDE) -o $@.try - $(NCCL_LIBRARY) -Wl,--allow-shlib-undefined >/dev/null 2>&1; then \
+	echo '$(NCCL_LIBRARY)' > $@; echo '-DHAVE_NCCL $(NCCL_INCLUDE)' > $@.cflags; fi; rm -f $@.try; \
+	if test -s $@; then echo '  probe  NCCL: yes'; else echo '  probe  NCCL: no'; fi; fi
+$(P)/nccl.cflags: $(P)/nccl
+	@:
+$(P)/cuda.link: $(P)/gpu $(P)/cublaslt $(P)/nccl
 	@if test -s $<; then d=$$(dirname $$(dirname $$(readlink -f $$(command -v $$(cat $(P)/nvcc)))))/lib64; \
 	l=; if grep -q lcublasLt $(P)/cublaslt; then l="-lcublasLt -Wl,-rpath,$$d "; fi; \
-	echo "-L$$d $$l-lcudart_static -ldl -lrt -lpthread -lstdc++"; fi > $@
+	echo "-L$$d $$l$$(cat $(P)/nccl) -lcudart_static -ldl -lrt -lpthread -lstdc++"; fi > $@
 $(P)/cublas: $(P)/cuda.link
 	@: > $@; if test -s $<; then d=$$(sed 's/^-L\([^ ]*\).*/\1/' $<); \
 	f="-L$$d -Wl,-rpath,$$d -lcublas -lcublasLt"; \
@@ -254,9 +283,10 @@ $(P)/none: $(P)/tools
 
 # The sanitized build holds the CPU engine alone.
 CUDA_CFLAGS := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.cflags)
+NCCL_CFLAGS := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/nccl.cflags)
 CUDA_LINK := $(if $(filter sanitize,$(CONFIG)),$(P)/none,$(P)/cuda.link)
 RESPONSES := $(P)/openmp $(P)/pthread $(P)/pthread.cflags $(P)/cjson.cflags $(P)/openblas.cflags $(P)/cudaheaders \
-	$(CUDA_CFLAGS)
+	$(CUDA_CFLAGS) $(NCCL_CFLAGS)
 C_RESPONSES := $(RESPONSES:%=@%)
 
 # ---- Rules
@@ -271,7 +301,8 @@ $(B)/gmm.o: examples/vendoring/gmm.c examples/vendoring/gmm.cu $(B)/flags $(RESP
 	else printf '  %-5s  %s\n' CC $<; fi
 	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); o=$$(cat $(P)/openmp); \
 	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I. -MMD -MP -MF $(@:.o=.d) \
-	$$(cat $(P)/cublaslt $(P)/pthread.cflags) -c -o $@ examples/vendoring/gmm.cu; \
+	$$(cat $(P)/cublaslt $(P)/pthread.cflags) $$(sed 's/HAVE_NCCL/GMM_WITH_NCCL/' $(P)/nccl.cflags) \
+	-c -o $@ examples/vendoring/gmm.cu; \
 	else $(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<; fi
 
 $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)
@@ -299,6 +330,15 @@ $(B)/gpu_bench.run: tests/bench/gpu_bench.cu tests/bench/peers.py $(B)/gmm.o $(P
 	$(Q)if test -s $@ && test -s $(P)/torch; then \
 	$(CC) -shared $(LDFLAGS) -o $(B)/libgmm_bench.so $(B)/gpu_bench.o $(B)/gmm.o @$(P)/openmp @$(P)/cublas \
 	@$(P)/cuda.link -lm && echo 'python3 tests/bench/peers.py $(B)/libgmm_bench.so "$$@"' > $@; fi
+$(B)/probes: tests/bench/probes.cu $(CUDA_LINK)
+	@mkdir -p $(@D); : > $@; if test -s $(CUDA_LINK); then printf '  %-5s  %s\n' NVCC $<; fi
+	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); \
+	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g -o $@ $<; fi
+$(B)/gtp_bench: tests/bench/gtp_bench.cu $(B)/gmm.o $(P)/nccl
+	@: > $@; if test -s $(P)/nccl; then printf '  %-5s  %s\n' NVCC $<; fi
+	$(Q)if test -s $(P)/nccl; then g=$$(cat $(P)/gpu); $$(cat $(P)/nvcc) $(NVCC_FLAGS) $$(cat $(P)/nccl.cflags) \
+	-gencode arch=compute_$${g#sm_},code=$$g -I. -c -o $@.o $< && \
+	$(CC) $(LDFLAGS) -o $@ $@.o $(B)/gmm.o @$(P)/openmp @$(P)/cuda.link -lm; fi
 $(EXAMPLES): $(B)/%: $(B)/obj/%.o $(B)/gmm.o
 	$(call say,LINK,$@)
 	$(LINK_C) -lm

@@ -149,6 +149,7 @@ GMMDEF uint32_t gmm_version_number(void);
     X(GMM_OP_REQUANTIZE, requantize) \
     X(GMM_OP_SCALE_UPDATE, scale_update) \
     X(GMM_OP_TRANSPOSE, transpose) \
+    X(GMM_OP_SHARD_CAST, shard_cast) \
     X(GMM_OP_OFFSETS, offsets) \
     X(GMM_OP_LINEAR_FWD, linear_fwd) \
     X(GMM_OP_LINEAR_DGRAD, linear_dgrad) \
@@ -192,6 +193,8 @@ typedef struct gmm_options {
     int32_t allow_nondeterminism;/* 1: floating-point atomics may be used */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
     int32_t fp8_fast_accum;      /* 1: FP8 products may skip promotion */
+    int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, for trying them;
+                                    0, or more than there are: the one expected to be fastest. Never changes results */
 } gmm_options;
 
 /* What a query tells. */
@@ -235,8 +238,9 @@ typedef struct gmm_grad {
        rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
        nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
        multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
-       and scale; fp32 scales of blocks multiply the sum of each 128 along the contraction, other scales the whole
-       sum. K and N must be multiples of gmm_info.in_align and out_align.
+       and scale (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of blocks multiply the sum
+       of each 128 along the contraction, other scales the whole sum. K and N must be multiples of gmm_info.in_align
+       and out_align.
    Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
    addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
@@ -912,6 +916,40 @@ typedef struct gmm_scale_update {
        GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
 
+/* Quantized weights whose fp32 masters are sharded over ranks: elements [start, start + length) of `count` matrices,
+   one after another, are this rank's (gmm_ckpt_shard_members gives what it has of each). Every rank calls, with or
+   without a shard:
+       phase AMAX   writes the amaxes of what it has, zeros elsewhere: gmm_shard_amaxes floats in an order that all
+                    ranks share. The caller takes their maximum over ranks, in place
+       phase CAST   writes all scales of the copies (and amaxes), and the codes of its own elements; the others stay,
+                    also the other half of a byte of E2M1
+   Delayed scaling casts by `scale` at once; AMAX then gives what goes into the history.
+   Shapes: master [length]; copies count x [rows, cols].  dtypes: copies as `format`: TENSOR, 1X128, 128X128, MX32, NV16
+       without transform, stochastic rounding, choice of scales and amaxes per row. Only MX32 has a columnwise copy
+       here: transposed ones are made from gathered codes. cols even.  Aliasing: none. */
+typedef struct gmm_sharding {
+    uint32_t struct_size;
+    int32_t count;            /* matrices, >= 1 */
+    int64_t rows, cols;       /* of each, >= 1 */
+    int64_t start, length;    /* of the shard; -1 and 0: none */
+    const gmm_options *options;
+    const gmm_format *format;
+    gmm_dtype model;          /* masters are rounded to it first: BF16 or F16; F32 = as they are */
+    gmm_quant_phase phase;    /* AMAX or CAST */
+    const float *master;      /* NULL without a shard */
+    float *amax;              /* delayed: phase CAST does not read it */
+    const gmm_mat *rowwise;   /* NULL = not wanted. Phase AMAX looks at which are wanted, and writes neither */
+    const gmm_mat *columnwise;
+    const float *scale;       /* delayed: [count]; NULL = ones */
+} gmm_sharding;
+
+/* Floats of gmm_sharding.amax; 0 where the format is not one of these. `columnwise`: with a columnwise copy. Pure. */
+GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise);
+
+/* One phase. No workspace.  Stream, graph: enqueued; capturable.
+   Errors: as gmm_quantize; GMM_E_ARG (start, length), GMM_E_CONFIG (format, phase), GMM_E_NULL (master, amax). */
+GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream);
+
 /* --------------------------------------------------------------------------------------------------- 12 Runtime --- */
 
 typedef struct CUevent_st *gmm_event; /* a cudaEvent_t; in a CPU context an object of this library */
@@ -1482,6 +1520,7 @@ struct gmm_context {
     int32_t threads;   /* CPU engine */
     int32_t cpu_level; /* 1 plain, 2 AVX2, 3 AVX-512 */
     int32_t capability;/* CUDA: 90 for compute capability 9.0 */
+    int32_t early;     /* CUDA: kernels may be launched before their predecessor has ended */
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
     const char *wgmma_lacks;                        /* why it serves nothing; NULL = it does */
@@ -1531,6 +1570,7 @@ typedef struct gmm__call {
         gmm_dequantization dequant;
         gmm_scale_update update;
         gmm_transposition transposition;
+        gmm_sharding shard;
     } d;
     gmm_act act;            /* activation and MLP */
     gmm_mlp_config config;  /* MLP */
@@ -1617,6 +1657,8 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
     }
     if (call->options.sm_limit < 0)
         return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", (int)call->options.sm_limit);
+    if (call->options.tile < 0)
+        return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", (int)call->options.tile);
     return GMM_OK;
 }
 
@@ -5470,6 +5512,90 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
+static int gmm__shard_takes(const gmm_format *f) {
+    return f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic &&
+           !f->four_over_six && !f->row_amax;
+}
+GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise) {
+    gmm_format f;
+    if (!format || !gmm__copy_sized(&f, sizeof f, format) || gmm_format_validate(&f, NULL) != GMM_OK ||
+        !gmm__shard_takes(&f) || count < 1 || rows < 1 || cols < 1)
+        return 0;
+    return (f.scaling == GMM_SCALING_NV16 ? count : 0) + gmm__shard_blocks(&f, count, rows, cols, 0) +
+           (columnwise && f.scaling == GMM_SCALING_MX32 && !f.square ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
+}
+
+GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream) {
+    static const char *const names[2] = { "rowwise", "columnwise" };
+    gmm__call call;
+    gmm_sharding *d = &call.d.shard;
+    gmm_format *f = &call.format;
+    gmm_error why = GMM_ZERO;
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_SHARD_CAST, "gmm_shard_cast", 0);
+    int64_t all;
+    int k;
+    if (s != GMM_OK || (s = gmm__read(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
+        (s = gmm__read_options(&call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(&call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read(&call, "format", f, sizeof *f, d->format)) != GMM_OK)
+        return s;
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(&call, s, "format", "%s", why.text);
+    if (!gmm__shard_takes(f))
+        return gmm__refuse(&call, GMM_E_CONFIG, "format", "%s: must be tensor, 1x128, 128x128, mx32 or nv16, without "
+                           "transform, stochastic rounding, choice of scales and amaxes per row",
+                           gmm_scaling_name(f->scaling));
+    if (d->model != GMM_F32 && d->model != GMM_BF16 && d->model != GMM_F16)
+        return gmm__refuse(&call, GMM_E_DTYPE, "model", "%s must be f32, f16 or bf16", gmm_dtype_name(d->model));
+    if (d->phase != GMM_QUANT_AMAX && d->phase != GMM_QUANT_CAST)
+        return gmm__refuse(&call, GMM_E_CONFIG, "phase", "%d must be 1 or 2", (int)d->phase);
+    if (d->cols % 2) return gmm__refuse(&call, GMM_E_ARG, "cols", "%lld must be even", (long long)d->cols);
+    if (!gmm__mul(d->rows, d->cols, &all) || !gmm__mul(all, d->count, &all) || all > INT64_MAX / 8)
+        return gmm__refuse(&call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld x %lld do not fit 64 bits",
+                           (int)d->count, (long long)d->rows, (long long)d->cols);
+    if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > all - d->length)
+        return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
+                           "without a shard", (long long)d->start, (long long)d->length, (long long)all);
+    if (!d->rowwise && !d->columnwise)
+        return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+    if (d->columnwise && f->scaling != GMM_SCALING_MX32)
+        return gmm__refuse(&call, GMM_E_CONFIG, "columnwise", "must be NULL with %s: transposed copies are made from "
+                           "gathered codes", gmm_scaling_name(f->scaling));
+    for (k = 0; k < 2; k++) {
+        const gmm_mat *m = k ? d->columnwise : d->rowwise;
+        s = gmm__read_copy(&call, k ? GMM__DX : GMM__Y, names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);
+        if (s != GMM_OK) return s;
+        if (m && ctx->config.space != GMM_SPACE_CPU &&
+            (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+            return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
+    }
+    if ((s = gmm__check_array(&call, "master", d->master, d->length > 0, d->length)) != GMM_OK ||
+        (s = gmm__check_array(&call, "amax", d->amax, !f->delayed || d->phase == GMM_QUANT_AMAX, 1)) != GMM_OK ||
+        (s = gmm__check_array(&call, "scale", d->scale, 0, d->count)) != GMM_OK)
+        return s;
+    return gmm__serve(&call, NULL, NULL, 0, stream);
+}
+static gmm__shard_args gmm__shard_of(const gmm__call *call) {
+    const gmm_sharding *d = &call->d.shard;
+    gmm__shard_args a;
+    memset(&a, 0, sizeof a);
+    a.format = call->format;
+    a.model = d->model;
+    a.count = d->count;
+    a.rows = d->rows;
+    a.cols = d->cols;
+    a.start = d->length ? d->start : 0;
+    a.length = d->length;
+    a.master = d->master;
+    a.scale = d->scale;
+    a.amax = d->amax;
+    a.copy[0] = call->mat[GMM__Y];
+    a.copy[1] = call->mat[GMM__DX];
+    return a;
+}
+static int64_t gmm__shard_floats(const gmm__shard_args *a) {
+    return gmm_shard_amaxes(&a->format, (int32_t)a->count, a->rows, a->cols, a->copy[1].dtype != GMM_NONE);
+}
+
 /* --- CPU engine: tiles of 128 rows of one group or matrix by 128 columns --- */
 
 enum {
@@ -5907,6 +6033,39 @@ static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream
     return GMM_OK;
 }
 
+static int gmm__cpu_plan_shard_cast(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__shard_args a = gmm__shard_of(plan->call);
+    const int nv = a.format.scaling == GMM_SCALING_NV16;
+    int64_t i, lines, blocks;
+    int k;
+    (void)stream;
+    if (plan->call->d.shard.phase == GMM_QUANT_AMAX) {
+        memset(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float));
+        for (i = 0; i < a.length; i++) {
+            const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
+            const float v = gmm__shard_value(&a, i);
+            for (k = 0; k < 2 + nv; k++) {
+                float *to = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                if (k == 2 || a.copy[k].dtype != GMM_NONE)
+                    *to = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*to), v));
+            }
+        }
+        return GMM_OK;
+    }
+    for (k = 0; k < 2; k++) {
+        if (a.copy[k].dtype == GMM_NONE) continue;
+        gmm__shard_scales(&a, k, &lines, &blocks);
+        for (i = 0; i < a.count * lines * blocks; i++) gmm__shard_store_scale(&a, k, i);
+        for (i = a.start / 2; 2 * i < a.start + a.length; i++) gmm__shard_store_pair(&a, k, i);
+    }
+    return GMM_OK;
+}
+
 /* ............................................................................. 14.11 MMA engine: grouped linear ... */
 
 #ifdef __CUDACC__
@@ -5917,6 +6076,7 @@ enum {
     GMM__MMA_TILES,   /* [G + 1] int32 */
     GMM__MMA_TABLE,   /* [G] addresses each: tables that stood on the host */
     GMM__MMA_TABLE2,
+    GMM__MMA_SCALES,
     GMM__MMA_PIECES   /* bias gradient; the WGMMA engine's tables of many groups */
 };
 
@@ -5941,6 +6101,10 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
     if (call->mat[role].dtype != GMM_NONE && (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
         gmm__reserve(plan, part, (size_t)call->groups.count * sizeof(void *));
 }
+
+/* Whether a call's kernels may be launched early. Not where multiprocessors are to be left alone: no block of the next
+   launch may wait on those. */
+static int gmm__mma_early(const gmm__call *call) { return call->ctx->early && call->options.sm_limit == 0; }
 
 /* Enqueues the offsets and tiles of a call. */
 static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
@@ -5977,7 +6141,7 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
         args.groups.dtype = GMM_I64;
         args.groups.row_align = 0;
     }
-    return gmm__cuda_status(call, gmm_launch_offsets(&args, stream));
+    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_early(call), stream));
 }
 
 /* A call's operand as kernels address it. A host table is copied to `part` of the workspace. */
@@ -6010,6 +6174,50 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
     return gmm__mma_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
 }
 
+/* The factors of a product: A's lines are those of the result's rows, B's those of its columns. */
+static int gmm__mma_factor_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
+static int gmm__mma_factor_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
+
+/* The kernel of a product of quantized operands. */
+static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op);
+    const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
+    const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
+    const int64_t huge = INT32_MAX / 16, bound = op == gmm_gemm_wgrad
+                                               ? call->groups.count * gmm__ceil_div(m, GMM_Q_ROWS)
+                                               : call->rows / GMM_Q_ROWS + call->groups.count;
+    const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
+    const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
+    const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    int64_t tiles_n;
+    int32_t i;
+    if (a->dtype == GMM_F32) return gmm__decline(plan, "multiplies f32 by no quantized weights");
+    if (call->rows > huge || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %lld rows and features of quantized operands", (long long)huge);
+    plan->kernel = -1;
+    for (i = 0; i < GMM_QGEMM_KERNELS; i++) {
+        const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
+        if (k->op == op && k->dtype == dtype && k->parts == parts &&
+            k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[ra] == GMM_COLUMNWISE) &&
+            k->b == (mx && call->direction[rb] == GMM_COLUMNWISE)) plan->kernel = i;
+    }
+    if (plan->kernel < 0)
+        return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
+                            gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
+    tiles_n = gmm__ceil_div(n, gmm_qgemm_kernels[plan->kernel].tile_cols);
+    if (bound > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, bound * tiles_n);
+    gmm__mma_reserve_groups(call, plan);
+    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
+    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
+                   gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_Q_ROWS,
+                   (int)gmm_qgemm_kernels[plan->kernel].tile_cols, (int)plan->grid[0]);
+    return 1;
+}
+
 /* Chooses the kernel of a product: the one whose tiles take the fewest rounds of multiprocessor time, from what is
    known on the host. Every kernel gives the same bits. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
@@ -6023,7 +6231,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int32_t shared = gmm__cuda_attribute(call->ctx, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     double best = 0.0;
     int32_t i;
-    if (gmm__quantized(call)) return gmm__decline(plan, "has no kernel for quantized operands");
+    if (gmm__quantized(call)) return gmm__mma_plan_quantized(call, plan, op);
     if (call->rows > huge || call->in > huge || call->out > huge)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)huge);
     plan->kernel = -1;
@@ -6058,9 +6266,8 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    cudaError_t e = gmm__mma_operand(plan, fwd ? GMM__X_ : GMM__DY, 0, 0, &args->a, stream);
-    if (e == cudaSuccess)
-        e = gmm__mma_operand(plan, wgrad ? GMM__X_ : GMM__W, !wgrad, GMM__MMA_TABLE, &args->b, stream);
+    cudaError_t e = gmm__mma_operand(plan, gmm__mma_factor_a(op), 0, 0, &args->a, stream);
+    if (e == cudaSuccess) e = gmm__mma_operand(plan, gmm__mma_factor_b(op), !wgrad, GMM__MMA_TABLE, &args->b, stream);
     if (e == cudaSuccess)
         e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_TABLE, &args->d, stream);
     if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_TABLE2, &args->bias, stream);
@@ -6082,8 +6289,36 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     return gmm__cuda_status(call, e);
 }
 
+/* Launches it; `p` holds what is not of its factors, and the table of their elements. */
+static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op op, const gmm_gemm_args *p,
+                                            gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), fwd = op == gmm_gemm_fwd;
+    gmm_qgemm_args args;
+    cudaError_t e = cudaSuccess;
+    memset(&args, 0, sizeof args);
+    args.p = *p;
+    args.a = call->mat[ra];
+    args.b = call->mat[rb];
+    args.b.table = p->b.table;
+    args.a_along = call->direction[ra];
+    args.b_along = call->direction[rb];
+    args.a_cols = (int32_t)(fwd ? call->in : call->out);
+    args.b_cols = (int32_t)call->in;
+    args.b_rows = (int32_t)call->out;
+    args.k_round = args.b.hadamard && op == gmm_gemm_wgrad ? 16 : 1;
+    args.block = args.b.scaling == GMM_SCALING_MX32 ? 32 : 128;
+    if (args.b.scale_table && (args.b.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
+        args.b.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
+    }
+    if (e == cudaSuccess) e = gmm_launch_qgemm(plan->kernel, plan->grid[0], &args, stream);
+    return gmm__cuda_status(call, e);
+}
+
 static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op, gmm_stream stream) {
     const gmm__call *call = plan->call;
+    const int quantized = gmm__quantized(call);
     gmm_gemm_args args;
     gmm_status s;
 
@@ -6091,9 +6326,10 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                         (int32_t *)gmm__part(plan, GMM__MMA_TILES), gmm_gemm_kernels[plan->kernel].tile_rows,
-                         stream);
+                         (int32_t *)gmm__part(plan, GMM__MMA_TILES),
+                         quantized ? (int32_t)GMM_Q_ROWS : gmm_gemm_kernels[plan->kernel].tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
+    if (quantized) return gmm__mma_launch_quantized(plan, op, &args, stream);
     return gmm__cuda_status(call, gmm_launch_gemm(plan->kernel, plan->grid[0], &args, stream));
 }
 
@@ -6177,17 +6413,16 @@ enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int
 enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
 enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
 
-/* Blocks that kernels may start. */
-static int64_t gmm__mma_blocks(const gmm__call *call) {
+static gmm__room gmm__mma_room(const gmm__call *call, int32_t blocks) {
     const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
-    return gmm__grid(processors, call->options.sm_limit, GMM__ELEM_PER_SM, INT32_MAX);
+    gmm__room room;
+    room.most = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
+    room.early = gmm__mma_early(call);
+    return room;
 }
-
-/* The same for kernels that stream rows. */
-static int64_t gmm__mma_stream(const gmm__call *call) {
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
-    return gmm__grid(processors, call->options.sm_limit, GMM__ELEM_STREAM, INT32_MAX);
-}
+/* What kernels may take, and those that stream rows. */
+static gmm__room gmm__mma_blocks(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_PER_SM); }
+static gmm__room gmm__mma_stream(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_STREAM); }
 
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     const gmm_mat *m = &call->mat[role];
@@ -6284,7 +6519,7 @@ static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
     gmm__reserve(plan, GMM__ROUTE_SUMS,
                  gmm__mma_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call)));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -6303,7 +6538,7 @@ static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
 
 static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call)));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -6492,7 +6727,7 @@ static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int pa
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
-    const int64_t most = gmm__mma_stream(call);
+    const gmm__room room = gmm__mma_stream(call);
     gmm__glu_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -6505,10 +6740,10 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     a.cols = d->cols;
     a.block = d->block;
     a.inverse = d->inverse;
-    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, most, stream));
+    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, room, stream));
     e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC, &a.src_table, stream);
     if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST, &a.dst_table, stream);
-    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, most, stream);
+    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, room, stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -6608,8 +6843,6 @@ static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_quantization *d = &call->d.quant;
     size_t part[3], sums = 0;
-    if (call->format.square && call->format.four_over_six)
-        return gmm__decline(plan, "has no four_over_six of square tiles");
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_floats(call, part) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 5 * (size_t)call->units * sizeof(void *));
@@ -6654,6 +6887,48 @@ static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, 
     return gmm__k_quantize_tail(&t, stream);
 }
 
+/* Whether the kernels that move whole vectors serve the call, and what they want to know. */
+static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
+    const gmm_format *f = &call->format;
+    const gmm_mat *mat[3];
+    uint64_t odd = (uint64_t)a->cols % 8; /* address bits that would have to be 0 */
+    int k;
+    mat[0] = &a->rowwise;
+    mat[1] = &a->columnwise;
+    mat[2] = &a->src;
+    for (k = 0; k < 3; k++) {
+        const gmm_mat *m = mat[k];
+        const int64_t bits = gmm_dtype_bits(m->dtype);
+        /* a row of eight elements, or of a transposed copy a run of 16 bytes, is one access */
+        const int64_t whole = k == 2 || (k == 1 && f->scaling != GMM_SCALING_MX32) ? 16 : bits;
+        if (m->dtype == GMM_NONE) continue;
+        a->step[k] = a->grouped ? 0 : m->group_stride * bits / 8;
+        if (k < 2 && !a->grouped)
+            a->scale_step[k] = gmm__scale_count(m->scaling, k ? a->cols : a->rows, k ? a->rows : a->cols) *
+                               (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16 ? 1 : 4);
+        else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
+        odd |= (uint64_t)(m->table != NULL) | ((uint64_t)(uintptr_t)m->data & (uint64_t)(whole - 1)) |
+               ((uint64_t)(m->ld * bits / 8) & (uint64_t)(whole - 1)) |
+               ((uint64_t)a->step[k] & (uint64_t)(whole - 1)) | (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) |
+               ((uint64_t)(uintptr_t)m->scale & 3);
+        if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
+            odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
+    }
+    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->stochastic &&
+               !f->row_amax && !(f->hadamard && a->columnwise.dtype != GMM_NONE) &&
+               !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
+    if (!a->swift) return;
+    a->groups = call->groups;
+    a->few = a->grouped && call->groups.count <= 32 && !call->groups.on_host && call->groups.tail == GMM_TAIL_KEEP;
+    a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
+    a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
+                  (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
+    if (a->phase == GMM_QUANT_ALL) a->amax[1] = a->amax[0];
+    if (a->phase != GMM_QUANT_CAST) return;
+    a->amax[0] = a->rowwise.dtype != GMM_NONE ? a->rowwise.amax : a->columnwise.amax;
+    a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
+}
+
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_quantization *d = &call->d.quant;
@@ -6665,7 +6940,6 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     size_t part[3], floats = gmm__mma_quant_floats(call, part);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     gmm__quant_args a;
-    int64_t items;
     cudaError_t e;
     int k;
 
@@ -6687,20 +6961,23 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
-    if (a.grouped) {
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
+    gmm__mma_quant_swift(call, &a);
+    if (e == cudaSuccess && a.grouped && !a.few) {
         const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
     }
-    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
-    if (e == cudaSuccess) e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
+    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (global || records || a.lines))
+        e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
-    items = gmm__strips(call) * a.col_tiles;
-    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || records || a.lines), d->phase != GMM_QUANT_AMAX,
-                        items, gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
+                        d->phase != GMM_QUANT_AMAX, gmm__strips(call),
+                        gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
+                        gmm__mma_stream(call), stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
@@ -6806,6 +7083,20 @@ static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream
     a.most_recent = d->most_recent;
     a.qmax = gmm_dtype_largest(d->dtype);
     return gmm__cuda_status(plan->call, gmm__k_update_scales(&a, stream));
+}
+
+static int gmm__mma_plan_shard_cast(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
+static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__shard_args a = gmm__shard_of(plan->call);
+    const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
+    cudaError_t e = cudaSuccess;
+    if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
+    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call), stream);
+    return gmm__cuda_status(plan->call, e);
 }
 
 #endif /* __CUDACC__ */
@@ -7102,10 +7393,11 @@ static void gmm__wgmma_open(gmm_context *ctx) {
 /* Whether rows of an operand begin where TMA takes them. Of tables on the device the kernel tells by a fault bit. */
 static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
     const gmm_mat *m = &call->mat[role];
+    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
     int64_t g;
-    if (m->ld % 8)
+    if (m->ld % unit)
         return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
-    if (call->groups.count > 1 && m->group_stride % 8)
+    if (call->groups.count > 1 && m->group_stride % unit)
         return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
                             (long long)m->group_stride);
     if ((uintptr_t)m->data % 16)
@@ -7127,17 +7419,24 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtyp
     const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
     double best = 0.0;
-    int32_t choice = -1, i, u;
+    int32_t choice = -1, nth = 0, i, u;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
         if (k->op != op || k->dtype != dtype) continue;
+        if (++nth == call->options.tile) return i;
         for (u = k->units; u > k->units / 2; u--) { /* the heights that the device chooses among */
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
             const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
-            const double multiply = 64.0 * wide * height, move = 256.0 * wide + (16.0 + 32.0 * wide) * height;
-            const double out = 400.0 + wide * height * (f32 ? 40.0 * height : 160.0); /* fp32 waits for memory */
-            const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) *
-                                ((double)depths * (multiply > move ? multiply : move) + out);
+            const int both = k->teams == 2;
+            const double multiply = 64.0 * wide * height;
+            const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
+            /* alone, half the columns share a row of A, which the L2 has forgotten where sums are deep */
+            const double sum = (double)depths * (multiply > move ? multiply : move) *
+                               (both ? 1.0 : 1.0 + (double)depths / 4000.0);
+            /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
+            const double out = wide * height * (f32 ? 1460.0 : both ? 195.0 : 660.0);
+            const double tile = both ? sum + out + 400.0 : (sum > 0.5 * out ? sum : 0.5 * out) + 200.0;
+            const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) * tile;
             if (choice >= 0 && cost >= 0.99 * best) continue;
             best = cost;
             choice = i;
@@ -7151,6 +7450,47 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
+/* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it. */
+static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), wgrad = op == gmm_gemm_wgrad;
+    const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
+    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
+    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, huge = INT32_MAX - 1024;
+    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int blocks = gmm_block_along(b->scaling) == 128;
+    const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_BOTH : GMM_FP8_ROWS)
+                                : call->options.fp8_fast_accum ? GMM_FP8_FAST : GMM_FP8_ROWS;
+    const gmm_fp8_kernel *k;
+    int64_t tiles;
+    int32_t i;
+    plan->kernel = -1;
+    for (i = 0; i < GMM_FP8_KERNELS; i++)
+        if (gmm_fp8_kernels[i].dtype == a->dtype && gmm_fp8_kernels[i].sums == sums) plan->kernel = i;
+    if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
+        (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
+        return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
+                            gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
+    k = &gmm_fp8_kernels[plan->kernel];
+    if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
+    tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
+    if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
+    if (!gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_takes(call, rb, wgrad ? "x" : "w", plan))
+        return 0;
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
+    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
+    if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
+    gmm__mma_reserve_groups(call, plan);
+    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
+    if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
+                   gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
+                   (int)k->units * 16, (int)k->cols, (int)plan->grid[0]);
+    return 1;
+}
+
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
@@ -7162,7 +7502,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_sm90_kernel *k;
     int64_t tiles;
     if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
-    if (gmm__quantized(call)) return gmm__decline(plan, "has no kernel for quantized operands");
+    if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
@@ -7189,9 +7529,35 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
+/* Launches an FP8 product; `product` holds the split and what is not of the scales. */
+static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const int rb = gmm__mma_factor_b(op);
+    const gmm_fp8_kernel *k = &gmm_fp8_kernels[plan->kernel];
+    gmm_fp8_args args;
+    cudaError_t e = cudaSuccess;
+    memset(&args, 0, sizeof args);
+    args.p = product->p;
+    args.groups = product->groups;
+    args.a_scale = call->mat[gmm__mma_factor_a(op)];
+    args.b_scale = call->mat[rb];
+    args.b_scale.table = product->p.b.table;
+    args.wgrad = op == gmm_gemm_wgrad;
+    args.b_columnwise = op == gmm_gemm_dgrad;
+    args.units_max = args.wgrad ? k->units : 0;
+    if (call->groups.count > k->groups) args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+    if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
+        args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
+    }
+    if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
+    return gmm__cuda_status(call, e);
+}
+
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD, quantized = gmm__quantized(call);
     gmm_sm90_args args;
     gmm_status s;
     cudaError_t e = cudaSuccess;
@@ -7212,8 +7578,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         if (wgrad) args.p.b.data = plan->workspace;
         else args.p.d.data = plan->workspace;
     }
-    args.units_max = wgrad ? gmm_sm90_kernels[plan->kernel].units : 0;
-    if (call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
+    if (!quantized) args.units_max = wgrad ? gmm_sm90_kernels[plan->kernel].units : 0;
+    if (!quantized && call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
         args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
     if (args.p.zero_tail && !wgrad) {
         gmm_tail_args tail;
@@ -7222,6 +7588,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         tail.n = args.p.n;
         e = gmm_launch_tail(plan->grid[0], &tail, stream);
     }
+    if (e == cudaSuccess && quantized) return gmm__wgmma_launch_fp8(plan, &args, stream);
     if (e == cudaSuccess) e = gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
@@ -7575,8 +7942,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 static const gmm__engine_row gmm__engines[] = {
     { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
         GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize), GMM__OP(cpu, requantize), GMM__OP(cpu, scale_update),
-        GMM__OP(cpu, transpose),
-        GMM__OP(cpu, offsets),
+        GMM__OP(cpu, transpose), GMM__OP(cpu, shard_cast), GMM__OP(cpu, offsets),
         GMM__OP(cpu, product), /* linear_fwd */
         GMM__OP(cpu, product), /* linear_dgrad */
         GMM__OP(cpu, product), /* linear_wgrad */
@@ -7597,6 +7963,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* requantize */
         GMM__NO_OP, /* scale_update */
         GMM__NO_OP, /* transpose */
+        GMM__NO_OP, /* shard_cast */
         GMM__NO_OP, /* offsets */
         GMM__OP(wgmma, product), /* linear_fwd */
         GMM__OP(wgmma, product), /* linear_dgrad */
@@ -7607,8 +7974,7 @@ static const gmm__engine_row gmm__engines[] = {
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
         GMM__OP(mma, quantize), GMM__OP(mma, dequantize), GMM__OP(mma, requantize), GMM__OP(mma, scale_update),
-        GMM__OP(mma, transpose),
-        GMM__OP(mma, offsets),
+        GMM__OP(mma, transpose), GMM__OP(mma, shard_cast), GMM__OP(mma, offsets),
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act_fwd), GMM__OP(mma, act_bwd),
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
@@ -7627,6 +7993,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__NO_OP, /* requantize */
         GMM__NO_OP, /* scale_update */
         GMM__NO_OP, /* transpose */
+        GMM__NO_OP, /* shard_cast */
         GMM__NO_OP, /* offsets */
         GMM__OP(lt, product), /* linear_fwd */
         GMM__OP(lt, product), /* linear_dgrad */
@@ -7779,7 +8146,7 @@ static int32_t gmm__cpu_best_level(void) {
 
 #ifdef __CUDACC__
 /* Whether a device is there and runs this build's kernels. */
-static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_error *error) {
+static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, int32_t *early, gmm_error *error) {
     struct cudaFuncAttributes attributes;
     int count = 0, major = 0, minor = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
@@ -7809,6 +8176,7 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_
     if (e != cudaSuccess)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.device: %d has compute capability %d.%d, and this "
                          "build holds no kernel for it: %s", (int)c->device, major, minor, cudaGetErrorString(e));
+    *early = attributes.ptxVersion >= 90; /* kernels that were compiled for less cannot wait */
     return GMM_OK;
 }
 #endif
@@ -7816,7 +8184,7 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, gmm_
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error) {
     gmm_config c = GMM_ZERO;
     gmm_context *ctx;
-    int32_t threads = 1, capability = 0;
+    int32_t threads = 1, capability = 0, early = 0;
     const int32_t level = gmm__cpu_best_level();
 
     if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_create: out is NULL");
@@ -7835,7 +8203,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
                          (int)c.space);
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA) {
-        const gmm_status s = gmm__cuda_probe(&c, &capability, error);
+        const gmm_status s = gmm__cuda_probe(&c, &capability, &early, error);
         if (s != GMM_OK) return s;
     }
 #else
@@ -7875,6 +8243,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     ctx->threads = threads;
     ctx->cpu_level = c.cpu_level ? c.cpu_level : level;
     ctx->capability = capability;
+    ctx->early = early;
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA) gmm__wgmma_open(ctx);
 #endif

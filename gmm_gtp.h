@@ -14,13 +14,15 @@
  *     gmm_gtp_plan(&shard, &plan, NULL);  // plan.shard_rows, plan.row0, plan.shard_data_bytes[GMM_ROWWISE]
  *
  * CONTENTS
- *     1  Shard plans      4  Seeds               7  CPU ranks           10  Implementation
- *     2  Extents          5  Memory, forecast    8  Runtime             11  Licence
- *     3  Process grids    6  Communicators       9  Checkpoints
+ *     1  Shard plans      4  Seeds               7  CPU ranks       10  Runtime
+ *     2  Extents          5  Memory, forecast    8  NCCL            11  Checkpoints
+ *     3  Process grids    6  Communicators       9  Peer copies     12  Implementation, 13 Licence
  *
  * CONFIGURATION (beside gmm_quant.h's and gmm.h's; define where GMM_IMPLEMENTATION is)
  *     GMM_WITH_CPU_RANKS   CPU ranks, which need POSIX threads (pthread.h, -pthread). Without it gmm_ranks_create is
  *                          GMM_E_BUILD, and no header of theirs is included.
+ *     GMM_WITH_NCCL        Communicators of NCCL (nccl.h, -lnccl), where nvcc compiles GMM_IMPLEMENTATION. Without it
+ *                          gmm_nccl_open is GMM_E_BUILD.
  *
  * THE SHARDING RULE
  *     Tensor parallelism (TP) cuts a weight [N, K] first: by rows (column-parallel), by columns (row-parallel), or not
@@ -43,8 +45,8 @@
  *
  *     A gradient scale is never derived from a group size: where gradients are reduced, it is an argument in fp32.
  *
- * Thread safety: sections 1 to 5 and 9 are pure or write only through their arguments. Communicators and the runtime
- * serve one thread at a time each. Only CPU ranks, runtimes where they make events, and checkpoint plans allocate.
+ * Thread safety: sections 1 to 5 and 11 are pure or write only through their arguments. Communicators and the runtime
+ * serve one thread at a time each. Only what makes CPU ranks, communicators and events, and checkpoint plans allocate.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -306,6 +308,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
 typedef struct gmm_comm {
     uint32_t struct_size;
     int32_t rank, size;
+    int32_t exchanges;    /* 1: all_to_all and a sum behind it are faster than reduce_scatter: GMM_GTP_REDUCE_AUTO */
+    int32_t processors;   /* multiprocessors that its calls need beside a GEMM: see gmm_gtp_view.leave */
     int32_t reserved;
     void *self;
     gmm_status (*group_begin)(void *self, const char *what);
@@ -388,7 +392,60 @@ GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stre
 GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream);
 GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it runs */
 
-/* ---------------------------------------------------------------------------------------------------- 8 Runtime --- */
+/* ------------------------------------------------------------------------------------------------------- 8 NCCL --- */
+
+/* Collectives of NCCL on a communicator that the caller has made, between GPUs of any number of processes and hosts.
+   Calls are captured by graphs as NCCL captures them: by all ranks or by none. Gathers and reductions side by side take
+   two communicators, all ranks issuing their calls in one order; NCCL_LAUNCH_ORDER_IMPLICIT=1 has NCCL keep that order
+   on the device too. On a non-blocking communicator (ncclConfig_t.blocking 0) a call waits for NCCL at most
+   timeout_ms, so that a rank which is gone before the first collective is an error; a blocking one waits without end.
+   give_up is ncclCommAbort: the ncclComm_t is gone once poll fails. Needs GMM_WITH_NCCL and nvcc. */
+struct ncclComm;
+typedef struct gmm_nccl_config {
+    uint32_t struct_size;
+    int32_t windows;       /* 1: window_add registers symmetric windows, of memory that ncclMemAlloc gave */
+    struct ncclComm *comm; /* the ncclComm_t; the caller destroys it, after gmm_nccl_close */
+    gmm_context *ctx;      /* of the communicator's device: its memory, its messages */
+    int32_t timeout_ms;    /* 0 = 10000 */
+    int32_t reserved;
+} gmm_nccl_config;
+
+/* Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (what NCCL says of the communicator),
+       GMM_E_BUILD. *out is zeroed after a failure. */
+GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gmm_error *error);
+/* Frees what open made; work must be done. NULL and a zeroed one are allowed. */
+GMMDEF void gmm_nccl_close(gmm_comm *comm);
+
+/* ------------------------------------------------------------------------------------------------ 9 Peer copies --- */
+
+/* Collectives by copies between the GPUs of one host, on their copy engines: no multiprocessor takes part in all_gather
+   and all_to_all, which push into windows of the peers; hand-shakes are words in device memory that the streams
+   themselves write and wait for. reduce_scatter is a sum over the peers' windows, in the order of ranks and in fp32;
+   the values of all_reduce_max go through a box of the communicator's own. Calls are captured like any other work, and
+   replays mix with calls. What all_gather and all_to_all receive, and what reduce_scatter sends, lies in a window.
+   Ranks are threads of one process, or processes: then windows must be memory of cudaMalloc, 2 MiB or more, which CUDA
+   IPC opens.
+   A rank that is gone leaves the others' streams waiting until give_up, which gmm_gtp_poll calls: it lets go, for three
+   seconds, whatever waits or comes to wait. */
+typedef struct gmm_peers_config {
+    uint32_t struct_size;
+    int32_t rank, size;    /* size at most 64 */
+    int32_t processes;     /* 1: every rank is a process of its own; 0: all are threads of this one */
+    gmm_context *ctx;      /* of the rank's device: its memory, its messages */
+    /* The host's all-gather: all [size][bytes] = what every rank gives as mine. Collective, waits; open, window_add and
+       window_remove call it. Other than GMM_OK: GMM_E_COMM. */
+    gmm_status (*exchange)(void *user, const void *mine, void *all, size_t bytes);
+    void *user;
+} gmm_peers_config;
+
+/* Collective. Allocates 2 MiB of device memory.
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM, GMM_E_UNSUPPORTED (a GPU that cannot reach
+       another's memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
+GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error);
+/* Frees what open made; the work of all ranks must be done. NULL and a zeroed one are allowed. */
+GMMDEF void gmm_peers_close(gmm_comm *comm);
+
+/* --------------------------------------------------------------------------------------------------- 10 Runtime --- */
 
 /* The GTP runtime: weights gathered before they are read, gradients reduced behind the compute.
    Weights are declared, bound into bundles (gathered and reduced together, such as a layer's local experts) and named
@@ -456,7 +513,8 @@ typedef struct gmm_gtp_config {
 
 /* How gradients are reduced. Either way their sum is scaled and added in fp32. */
 typedef enum gmm_gtp_reduction {
-    GMM_GTP_REDUCE_AUTO = 0,   /* SCATTER with an fp32 wire or at most two ranks, else EXCHANGE */
+    GMM_GTP_REDUCE_AUTO = 0,   /* EXCHANGE where the communicator says so; else SCATTER with an fp32 wire or at most
+                                  two ranks, else EXCHANGE */
     GMM_GTP_REDUCE_SCATTER = 1, /* the communicator adds; with a bf16 wire its sum is rounded to bf16 */
     GMM_GTP_REDUCE_EXCHANGE = 2, /* all_to_all of the parts, which are then added in fp32 in the order of ranks */
     GMM_GTP_REDUCTION_MAX = 0x7fffffff
@@ -517,7 +575,8 @@ typedef struct gmm_gtp_view {
     int64_t rows, cols;         /* of the first matrix */
     int64_t version;            /* how often its shards were published */
     int32_t slot;               /* the buffer; -1 = the shards themselves */
-    int32_t reserved;
+    int32_t leave;              /* multiprocessors that a GEMM over the view should leave to the gathers and reductions
+                                   beside it: gmm_options.sm_limit = the GPU's less these. 0 = it may have all */
 } gmm_gtp_view;
 
 typedef enum gmm_gtp_add { GMM_GTP_ADD = 0, GMM_GTP_SET = 1, GMM_GTP_ADD_MAX = 0x7fffffff } gmm_gtp_add;
@@ -647,7 +706,8 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
 enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };
 
 /* `stream` waits: for all gathers so far, so that shards may be written; for all submitted gradients, so that every
-   main_grad is complete.  Errors: GMM_E_ARG, GMM_E_STATE, those of the runtime. */
+   main_grad is complete; either way for replays that post_replay has seen on other streams.
+   Errors: GMM_E_ARG, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
 
 /* Raises each value to the largest over a domain's ranks, in the order of `stream`: per-tensor amax, packed, once a
@@ -678,7 +738,7 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
 /* The counts so far. Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out);
 
-/* ------------------------------------------------------------------------------------------------ 9 Checkpoints --- */
+/* ----------------------------------------------------------------------------------------------- 11 Checkpoints --- */
 
 /* Shards to and from checkpoints by logical rows, as plans of strided moves (gmm.h, Checkpoints): built from shapes
    alone, every error found before a byte moves, verified, applied through memory or callbacks, resumable.
@@ -737,7 +797,7 @@ GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts
 #endif
 #endif /* GMM_MOE_GTP_H_INCLUDED */
 
-/* ------------------------------------------------------------------------------------------- 10 Implementation --- */
+/* -------------------------------------------------------------------------------------------- 12 Implementation --- */
 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE
@@ -746,6 +806,9 @@ GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts
 #include <time.h>
 #ifdef GMM_WITH_CPU_RANKS
 #include <pthread.h>
+#endif
+#if defined(__CUDACC__) && defined(GMM_WITH_NCCL)
+#include <nccl.h>
 #endif
 
 #ifdef __cplusplus
@@ -2624,6 +2687,7 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
         gmm__cpu_rank *r = &ranks->rank[i];
         r->given_up = 0;
         gmm__rank_give_up(r, "");
+        if (r->capture) gmm__graph_free(r->capture); /* that nobody has ended */
         for (q = 0; q < GMM__RANK_QUEUES; q++) {
             if (r->queues[q]) gmm__ranks_free(ranks, r->queues[q]->ops);
             gmm__ranks_free(ranks, r->queues[q]);
@@ -2732,6 +2796,727 @@ GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream) {
 GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph) { (void)graph; }
 
 #endif /* GMM_WITH_CPU_RANKS */
+
+static double gmm__gtp_now(void) {
+    struct timespec t;
+    (void)timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ....................................................................................................... NCCL ... */
+
+/* What the communicators of sections 8 and 9 share. `self` begins with it. */
+typedef struct gmm__wire {
+    gmm_context *ctx;
+    gmm_error error;    /* of the first failure */
+    const char *what;   /* the open group */
+    int32_t given_up, open;
+} gmm__wire;
+
+static GMM__UNUSED gmm_status gmm__wire_fail(gmm__wire *w, const char *call, const char *text) {
+    if (!w->error.text[0])
+        (void)gmm__fail(&w->error, GMM_E_COMM, "%s%s%.60s%s: %.300s", call, w->what ? " of '" : "",
+                        w->what ? w->what : "", w->what ? "'" : "", text);
+    return GMM_E_COMM;
+}
+static GMM__UNUSED gmm_status gmm__wire_poll(const gmm__wire *w, gmm_error *error) {
+    if (error) *error = w->error;
+    return w->given_up || w->error.text[0] ? GMM_E_COMM : GMM_OK;
+}
+static GMM__UNUSED void *gmm__wire_alloc(gmm_context *ctx, size_t bytes) {
+    const gmm_allocator *a = &ctx->config.allocator;
+    void *p = a->alloc ? a->alloc(a->user, bytes) : GMM_MALLOC(bytes);
+    return p ? memset(p, 0, bytes) : NULL;
+}
+static GMM__UNUSED void gmm__wire_free(gmm_context *ctx, void *p) {
+    const gmm_allocator *a = &ctx->config.allocator;
+    if (a->release) a->release(a->user, p);
+    else GMM_FREE(p);
+}
+
+#if defined(__CUDACC__) && defined(GMM_WITH_NCCL)
+
+enum { GMM__NCCL_PROCESSORS = 16 }; /* on an H200: enough for windows and the kernels that start copy engines */
+
+typedef struct gmm__nccl {
+    gmm__wire wire;
+    ncclComm_t comm;
+    double timeout;
+} gmm__nccl;
+
+/* The outcome of a call: one to a non-blocking communicator may go on for a while. */
+static gmm_status gmm__nccl_end(gmm__nccl *n, const char *call, ncclResult_t r) {
+    const double begin = gmm__gtp_now();
+    const struct timespec pause = {0, 20000};
+    while (r == ncclInProgress && !n->wire.open && gmm__gtp_now() - begin < n->timeout) {
+        (void)nanosleep(&pause, NULL);
+        if (ncclCommGetAsyncError(n->comm, &r) != ncclSuccess) r = ncclInternalError;
+    }
+    if (r == ncclSuccess || (r == ncclInProgress && n->wire.open)) return GMM_OK;
+    if (r == ncclInProgress) return gmm__wire_fail(&n->wire, call, "not done in time: a peer is missing");
+    return gmm__wire_fail(&n->wire, call, ncclGetErrorString(r));
+}
+/* One call on the communicator's device; after a failure nothing more is called. */
+#define GMM__NCCL(n, name, call) \
+    int current; \
+    gmm_status s = gmm__wire_poll(&(n)->wire, NULL); \
+    if (s || gmm__cuda_enter((n)->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA; \
+    s = gmm__nccl_end(n, name, call); \
+    return gmm__cuda_leave((n)->wire.ctx, name, current, cudaSuccess), s
+
+static gmm_status gmm__nccl_begin(void *self, const char *what) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    n->wire.what = what;
+    n->wire.open = 1;
+    GMM__NCCL(n, "ncclGroupStart", ncclGroupStart());
+}
+static gmm_status gmm__nccl_close_group(void *self) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    n->wire.open = 0;
+    GMM__NCCL(n, "ncclGroupEnd", ncclGroupEnd());
+}
+static gmm_status gmm__nccl_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    GMM__NCCL(n, "ncclAllGather", ncclAllGather(send, recv, bytes, ncclInt8, n->comm, stream));
+}
+static gmm_status gmm__nccl_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                    gmm_stream stream) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    const ncclDataType_t type = dtype == GMM_F32 ? ncclFloat32 : dtype == GMM_BF16 ? ncclBfloat16 : ncclFloat16;
+    GMM__NCCL(n, "ncclReduceScatter", ncclReduceScatter(send, recv, count, type, ncclSum, n->comm, stream));
+}
+static gmm_status gmm__nccl_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    gmm__nccl *n = (gmm__nccl *)self;
+#if NCCL_VERSION_CODE >= 22800
+    GMM__NCCL(n, "ncclAlltoAll", ncclAlltoAll(send, recv, bytes, ncclInt8, n->comm, stream));
+#else
+    int size = 0, i;
+    ncclResult_t r = ncclCommCount(n->comm, &size);
+    if (r == ncclSuccess) r = ncclGroupStart();
+    for (i = 0; i < size && r == ncclSuccess; i++) {
+        r = ncclSend((const char *)send + (size_t)i * bytes, bytes, ncclInt8, i, n->comm, stream);
+        if (r == ncclSuccess) r = ncclRecv((char *)recv + (size_t)i * bytes, bytes, ncclInt8, i, n->comm, stream);
+    }
+    GMM__NCCL(n, "ncclSend", r == ncclSuccess ? ncclGroupEnd() : r);
+#endif
+}
+static gmm_status gmm__nccl_max(void *self, float *values, size_t count, gmm_stream stream) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    GMM__NCCL(n, "ncclAllReduce", ncclAllReduce(values, values, count, ncclFloat32, ncclMax, n->comm, stream));
+}
+#if NCCL_VERSION_CODE >= 22700
+static gmm_status gmm__nccl_window_add(void *self, void *base, size_t bytes, void **window) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    ncclWindow_t w = NULL;
+    int current;
+    gmm_status s = gmm__wire_poll(&n->wire, NULL);
+    *window = NULL;
+    if (s || gmm__cuda_enter(n->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA;
+    s = gmm__nccl_end(n, "ncclCommWindowRegister", ncclCommWindowRegister(n->comm, base, bytes, &w,
+                                                                          NCCL_WIN_COLL_SYMMETRIC));
+    *window = w;
+    return gmm__cuda_leave(n->wire.ctx, "ncclCommWindowRegister", current, cudaSuccess), s;
+}
+static gmm_status gmm__nccl_window_remove(void *self, void *window) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    GMM__NCCL(n, "ncclCommWindowDeregister", ncclCommWindowDeregister(n->comm, (ncclWindow_t)window));
+}
+#endif
+static gmm_status gmm__nccl_poll(void *self, gmm_error *error) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    ncclResult_t r = ncclSuccess;
+    if (n->comm && !n->wire.error.text[0] && ncclCommGetAsyncError(n->comm, &r) == ncclSuccess && r != ncclSuccess &&
+        r != ncclInProgress)
+        (void)gmm__wire_fail(&n->wire, "NCCL", ncclGetLastError(n->comm));
+    return gmm__wire_poll(&n->wire, error);
+}
+static void gmm__nccl_give_up(void *self, const char *why) {
+    gmm__nccl *n = (gmm__nccl *)self;
+    int current;
+    if (n->wire.given_up) return;
+    n->wire.given_up = 1;
+    (void)gmm__wire_fail(&n->wire, "given up", why);
+    if (gmm__cuda_enter(n->wire.ctx, &current) != cudaSuccess) return;
+    if (n->wire.open) (void)ncclGroupEnd(); /* a group that a failure left open */
+    n->wire.open = 0;
+    (void)ncclCommAbort(n->comm);
+    n->comm = NULL;
+    (void)gmm__cuda_leave(n->wire.ctx, "ncclCommAbort", current, cudaSuccess);
+}
+
+GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gmm_error *error) {
+    static const char fn[] = "gmm_nccl_open";
+    gmm_nccl_config c;
+    gmm__nccl *n;
+    int rank = 0, size = 0, device = 0;
+    ncclResult_t r;
+    gmm_status s;
+    if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
+    memset(out, 0, sizeof *out);
+    if ((s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
+    if (!c.comm || !c.ctx)
+        return gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn, c.comm ? "ctx" : "comm");
+    if (c.windows < 0 || c.windows > 1 || c.timeout_ms < 0 || c.reserved)
+        return gmm__fail(error, GMM_E_ARG, "%s: windows %d, timeout_ms %d, reserved %d: must be 0 or 1, >= 0, and 0",
+                         fn, (int)c.windows, (int)c.timeout_ms, (int)c.reserved);
+    r = ncclCommUserRank(c.comm, &rank);
+    if (r == ncclSuccess) r = ncclCommCount(c.comm, &size);
+    if (r == ncclSuccess) r = ncclCommCuDevice(c.comm, &device);
+    if (r != ncclSuccess) return gmm__fail(error, GMM_E_COMM, "%s: %s", fn, ncclGetErrorString(r));
+    if (c.ctx->config.space != GMM_SPACE_CUDA || c.ctx->config.device != device)
+        return gmm__fail(error, GMM_E_ARG, "%s: ctx is not of CUDA device %d, that of the communicator", fn, device);
+    n = (gmm__nccl *)gmm__wire_alloc(c.ctx, sizeof *n);
+    if (!n) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
+    n->wire.ctx = c.ctx;
+    n->comm = c.comm;
+    n->timeout = 1e-3 * (c.timeout_ms ? c.timeout_ms : 10000);
+    out->rank = rank;
+    out->size = size;
+    out->processors = GMM__NCCL_PROCESSORS;
+    out->self = n;
+    out->group_begin = gmm__nccl_begin;
+    out->group_end = gmm__nccl_close_group;
+    out->all_gather = gmm__nccl_gather;
+    out->reduce_scatter = gmm__nccl_scatter;
+    out->all_to_all = gmm__nccl_exchange;
+    out->all_reduce_max = gmm__nccl_max;
+#if NCCL_VERSION_CODE >= 22700
+    if (c.windows) {
+        out->window_add = gmm__nccl_window_add;
+        out->window_remove = gmm__nccl_window_remove;
+    }
+#endif
+    out->poll = gmm__nccl_poll;
+    out->give_up = gmm__nccl_give_up;
+    return GMM_OK;
+}
+
+GMMDEF void gmm_nccl_close(gmm_comm *comm) {
+    if (!comm || !comm->self) return;
+    gmm__wire_free(((gmm__wire *)comm->self)->ctx, comm->self);
+    memset(comm, 0, sizeof *comm);
+}
+#undef GMM__NCCL
+
+#else /* GMM_WITH_NCCL */
+
+GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gmm_error *error) {
+    (void)config;
+    if (out) memset(out, 0, sizeof *out);
+    return gmm__fail(error, GMM_E_BUILD, "gmm_nccl_open: compile with nvcc, and define GMM_WITH_NCCL where "
+                     "GMM_IMPLEMENTATION is");
+}
+GMMDEF void gmm_nccl_close(gmm_comm *comm) { (void)comm; }
+
+#endif /* GMM_WITH_NCCL */
+
+/* ................................................................................................ Peer copies ... */
+
+#ifdef __CUDACC__
+
+enum {
+    GMM__PEERS_MOST = 64,       /* ranks */
+    GMM__PEERS_WINDOWS = 16,
+    GMM__PEERS_BOX = 1024,      /* values of all_reduce_max at a time */
+    GMM__PEERS_BLOCK = 2 << 20, /* bytes that an allocation shares with no other: IPC opens whole blocks */
+    GMM__PEERS_CAME = 0, GMM__PEERS_DONE = 1, GMM__PEERS_WORDS = 2
+};
+
+/* Device memory of every rank that a communicator reaches. */
+typedef struct gmm__peers_window {
+    char *base[GMM__PEERS_MOST];
+    void *opened[GMM__PEERS_MOST]; /* to be closed */
+    size_t bytes;
+} gmm__peers_window;
+
+/* A rank's own memory begins with words [CAME, DONE][rank] that its peers set to 1 and its stream sets back to 0; its
+   box comes behind, [rank][GMM__PEERS_BOX] values. An operation: tell the peers that this rank has come, wait until
+   they have; copy into their windows; tell them that it is done, wait until they are. A word is set again only in the
+   operation after the one in which it was set back, so that words need no count, and a graph may be replayed. */
+typedef struct gmm__peers {
+    gmm__wire wire;
+    gmm_peers_config config;
+    PFN_cuStreamBatchMemOp_v11070 batch;
+    gmm__peers_window own, windows[GMM__PEERS_WINDOWS];
+    gmm_stream side;            /* copies within the device, beside those to peers */
+    gmm_stream aid;             /* for when a peer is missing; of a priority that few use, so that it shares no queue of
+                                   the device with a stream that waits */
+    uint32_t *seen;             /* [ranks] page-locked */
+    cudaEvent_t fork, join, last;
+    gmm_stream stream;          /* of the open operation */
+    int32_t begun, forked;
+} gmm__peers;
+
+/* What a rank tells of its window, or that it has none. */
+typedef struct gmm__peers_offer {
+    cudaIpcMemHandle_t handle;
+    size_t offset, bytes;
+    char *base;
+    int32_t device, bad;
+} gmm__peers_offer;
+
+static uint32_t *gmm__peers_word(const gmm__peers *p, int32_t owner, int kind, int32_t writer) {
+    return (uint32_t *)(void *)p->own.base[owner] + kind * p->config.size + writer;
+}
+static float *gmm__peers_box(const gmm__peers *p, int32_t owner, int32_t writer) {
+    return (float *)(void *)(p->own.base[owner] + 1024) + (size_t)writer * GMM__PEERS_BOX;
+}
+static size_t gmm__peers_bytes(int32_t size) { return 1024 + (size_t)size * GMM__PEERS_BOX * sizeof(float); }
+
+static gmm_status gmm__peers_cuda(gmm__peers *p, const char *call, cudaError_t e) {
+    if (e == cudaSuccess) return GMM_OK;
+    (void)cudaGetLastError();
+    return gmm__wire_fail(&p->wire, call, cudaGetErrorString(e));
+}
+
+/* Says something to all peers, and waits until they have said it. */
+static gmm_status gmm__peers_meet(gmm__peers *p, int kind, gmm_stream stream) {
+    CUstreamBatchMemOpParams op[3 * GMM__PEERS_MOST];
+    const int32_t size = p->config.size, rank = p->config.rank;
+    unsigned n = 0;
+    int32_t i, step;
+    memset(op, 0, sizeof op);
+    for (step = 0; step < 3; step++)
+        for (i = 1; i < size; i++, n++) {
+            const int32_t peer = (rank + i) % size;
+            uint32_t *word = step == 0 ? gmm__peers_word(p, peer, kind, rank) : gmm__peers_word(p, rank, kind, peer);
+            if (step == 1) {
+                op[n].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+                op[n].waitValue.address = (CUdeviceptr)(uintptr_t)word;
+                op[n].waitValue.value = 1;
+                op[n].waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
+            } else {
+                op[n].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+                op[n].writeValue.address = (CUdeviceptr)(uintptr_t)word;
+                op[n].writeValue.value = step == 0;
+                op[n].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+            }
+        }
+    return p->batch((CUstream)stream, n, op, 0) == CUDA_SUCCESS
+               ? GMM_OK : gmm__wire_fail(&p->wire, "cuStreamBatchMemOp", "the driver refuses it");
+}
+
+/* The first call of an operation. */
+static gmm_status gmm__peers_start(gmm__peers *p, gmm_stream stream) {
+    if (p->begun && p->stream != stream) return gmm__wire_fail(&p->wire, "peer copies", "one group on two streams");
+    if (p->begun) return GMM_OK;
+    p->begun = 1;
+    p->stream = stream;
+    return gmm__peers_meet(p, GMM__PEERS_CAME, stream);
+}
+static gmm_status gmm__peers_finish(gmm__peers *p) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t e = cudaSuccess;
+    gmm_status s = GMM_OK;
+    if (!p->begun) return GMM_OK;
+    if (p->forked) {
+        e = cudaEventRecord(p->join, p->side);
+        if (e == cudaSuccess) e = cudaStreamWaitEvent(p->stream, p->join, 0);
+    }
+    p->begun = p->forked = 0;
+    s = gmm__peers_cuda(p, "peer copies", e);
+    if (!s) s = gmm__peers_meet(p, GMM__PEERS_DONE, p->stream);
+    if (!s) s = gmm__peers_cuda(p, "peer copies", cudaStreamIsCapturing(p->stream, &status));
+    if (!s && status == cudaStreamCaptureStatusNone)
+        s = gmm__peers_cuda(p, "peer copies", cudaEventRecord(p->last, p->stream));
+    return s;
+}
+
+/* A call: begins the operation, and ends it where no group is open. */
+typedef gmm_status gmm__peers_part(gmm__peers *p, const void *send, void *recv, size_t size, gmm_dtype dtype,
+                                   gmm_stream stream);
+static gmm_status gmm__peers_call(void *self, gmm__peers_part *part, const void *send, void *recv, size_t size,
+                                  gmm_dtype dtype, gmm_stream stream) {
+    gmm__peers *p = (gmm__peers *)self;
+    int current;
+    gmm_status s = gmm__wire_poll(&p->wire, NULL);
+    if (s) return s;
+    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
+    s = gmm__peers_start(p, stream);
+    if (!s) s = part(p, send, recv, size, dtype, stream);
+    if (!s && !p->wire.open) s = gmm__peers_finish(p);
+    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+}
+
+/* The same place in the windows of all ranks; window NULL: in none. */
+typedef struct gmm__peers_place {
+    const gmm__peers_window *window;
+    size_t at;
+} gmm__peers_place;
+static gmm__peers_place gmm__peers_find(const gmm__peers *p, const void *memory, size_t bytes) {
+    gmm__peers_place place = {NULL, 0};
+    int i;
+    for (i = 0; i < GMM__PEERS_WINDOWS && !place.window; i++) {
+        const gmm__peers_window *w = &p->windows[i];
+        const uintptr_t base = (uintptr_t)w->base[p->config.rank], at = (uintptr_t)memory;
+        if (!w->bytes || at < base || at - base > w->bytes || bytes > w->bytes - (at - base)) continue;
+        place.window = w;
+        place.at = at - base;
+    }
+    return place;
+}
+
+/* A copy within the device, beside those to peers. */
+static cudaError_t gmm__peers_own(gmm__peers *p, void *to, const void *from, size_t bytes) {
+    cudaError_t e = cudaSuccess;
+    if (to == from || bytes == 0) return e;
+    if (!p->forked) {
+        e = cudaEventRecord(p->fork, p->stream);
+        if (e == cudaSuccess) e = cudaStreamWaitEvent(p->side, p->fork, 0);
+        p->forked = 1;
+    }
+    return e == cudaSuccess ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, p->side) : e;
+}
+
+/* Pushes `bytes` of send to every rank r, at recv's own place there: all of it, or its part r. */
+static gmm_status gmm__peers_push(gmm__peers *p, const char *call, const void *send, void *recv, size_t bytes,
+                                  int parts, gmm_stream stream) {
+    const int32_t size = p->config.size, rank = p->config.rank;
+    const gmm__peers_place to = gmm__peers_find(p, recv, bytes * (size_t)size);
+    cudaError_t e = cudaSuccess;
+    int32_t i;
+    if (!to.window) return gmm__wire_fail(&p->wire, call, "recv lies in no window");
+    for (i = 0; i < size && e == cudaSuccess; i++) { /* all begin with another one */
+        const int32_t peer = (rank + i) % size;
+        const char *from = (const char *)send + (parts ? (size_t)peer * bytes : 0);
+        char *at = to.window->base[peer] + to.at + (size_t)rank * bytes;
+        e = i == 0 ? gmm__peers_own(p, at, from, bytes)
+                   : cudaMemcpyAsync(at, from, bytes, cudaMemcpyDeviceToDevice, stream);
+    }
+    return gmm__peers_cuda(p, call, e);
+}
+static gmm_status gmm__peers_gather_part(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
+                                         gmm_stream stream) {
+    (void)dtype;
+    return gmm__peers_push(p, "all_gather", send, recv, bytes, 0, stream);
+}
+static gmm_status gmm__peers_exchange_part(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
+                                           gmm_stream stream) {
+    (void)dtype;
+    return gmm__peers_push(p, "all_to_all", send, recv, bytes, 1, stream);
+}
+/* The sum over what the peers send, read from their windows. */
+static gmm_status gmm__peers_scatter_part(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                          gmm_stream stream) {
+    const size_t bytes = count * (size_t)(gmm_dtype_bits(dtype) / 8);
+    const gmm__peers_place from = gmm__peers_find(p, send, bytes * (size_t)p->config.size);
+    void *addends[GMM__PEERS_MOST];
+    gmm_accumulation d;
+    gmm_mat x, y;
+    int32_t i;
+    if (!from.window) return gmm__wire_fail(&p->wire, "reduce_scatter", "send lies in no window");
+    if (count == 0) return GMM_OK;
+    for (i = 0; i < p->config.size; i++)
+        addends[i] = from.window->base[i] + from.at + (size_t)p->config.rank * bytes;
+    memset(&d, 0, sizeof d);
+    d.count = p->config.size;
+    for (d.cols = 1; d.cols < 4096 && count % (size_t)(2 * d.cols) == 0; d.cols *= 2) { }
+    d.rows = (int64_t)count / d.cols;
+    d.scale = 1.0f;
+    x = gmm_mat_table(dtype, addends, (uint32_t)GMM_MAT_TABLE_ON_HOST);
+    y = gmm_mat_packed(dtype, recv);
+    d.x = &x;
+    d.y = &y;
+    return gmm_accumulate(p->wire.ctx, &d, NULL, 0, stream)
+               ? gmm__wire_fail(&p->wire, "reduce_scatter", gmm_last_error(p->wire.ctx)) : GMM_OK;
+}
+/* values = the largest of each and what lies in the box. */
+static __global__ void gmm_peers_max(float *values, const float *box, int size, int rank, int count) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    int r;
+    float most;
+    if (i >= count) return;
+    most = values[i];
+    for (r = 0; r < size; r++) {
+        const float v = r == rank ? most : box[(size_t)r * GMM__PEERS_BOX + i];
+        most = v > most || v != v ? v : most;
+    }
+    values[i] = most;
+}
+static gmm_status gmm__peers_max_part(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                      gmm_stream stream) {
+    const int32_t size = p->config.size, rank = p->config.rank;
+    float *values = (float *)recv;
+    cudaError_t e = cudaSuccess;
+    gmm_status s = GMM_OK;
+    size_t at;
+    int32_t i;
+    (void)send, (void)dtype;
+    for (at = 0; at < count && !s; at += GMM__PEERS_BOX) {
+        const int n = count - at < GMM__PEERS_BOX ? (int)(count - at) : (int)GMM__PEERS_BOX;
+        if (at > 0) s = gmm__peers_start(p, stream);
+        for (i = 1; i < size && e == cudaSuccess; i++)
+            e = cudaMemcpyAsync(gmm__peers_box(p, (rank + i) % size, rank), values + at, (size_t)n * sizeof *values,
+                                cudaMemcpyDeviceToDevice, stream);
+        if (!s) s = gmm__peers_cuda(p, "all_reduce_max", e);
+        if (!s) s = gmm__peers_finish(p); /* the box is full */
+        if (s) break;
+        gmm_peers_max<<<(n + 127) / 128, 128, 0, stream>>>(values + at, gmm__peers_box(p, rank, 0), size, rank, n);
+        s = gmm__peers_cuda(p, "all_reduce_max", cudaGetLastError());
+    }
+    return s;
+}
+
+static gmm_status gmm__peers_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_gather_part, send, recv, bytes, GMM_NONE, stream);
+}
+static gmm_status gmm__peers_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_exchange_part, send, recv, bytes, GMM_NONE, stream);
+}
+static gmm_status gmm__peers_scatter(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
+                                     gmm_stream stream) {
+    return gmm__peers_call(self, gmm__peers_scatter_part, send, recv, count, dtype, stream);
+}
+static gmm_status gmm__peers_max(void *self, float *values, size_t count, gmm_stream stream) {
+    return count ? gmm__peers_call(self, gmm__peers_max_part, NULL, values, count, GMM_F32, stream) : GMM_OK;
+}
+static gmm_status gmm__peers_begin(void *self, const char *what) {
+    gmm__peers *p = (gmm__peers *)self;
+    p->wire.what = what;
+    p->wire.open = 1;
+    return gmm__wire_poll(&p->wire, NULL);
+}
+static gmm_status gmm__peers_end(void *self) {
+    gmm__peers *p = (gmm__peers *)self;
+    int current;
+    gmm_status s = gmm__wire_poll(&p->wire, NULL);
+    p->wire.open = 0;
+    if (s) return s;
+    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
+    s = gmm__peers_finish(p);
+    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+}
+
+/* Looks for who is missing without a wait that could itself go on for ever. */
+static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
+    gmm__peers *p = (gmm__peers *)self;
+    const gmm_status s = gmm__wire_poll(&p->wire, error);
+    const double begin = gmm__gtp_now();
+    int32_t i, missing = -1, current, n = 0;
+    cudaError_t e;
+    if (s || !error || gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return s;
+    if (cudaEventQuery(p->last) == cudaErrorNotReady) {
+        e = cudaMemcpyAsync(p->seen, gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0),
+                            (size_t)p->config.size * sizeof *p->seen, cudaMemcpyDeviceToHost, p->aid);
+        if (e == cudaSuccess)
+            while ((e = cudaStreamQuery(p->aid)) == cudaErrorNotReady && gmm__gtp_now() - begin < 0.1) { }
+        for (i = 0; i < p->config.size && e == cudaSuccess; i++)
+            if (i != p->config.rank && !p->seen[i]) missing = i, n++;
+    }
+    (void)cudaGetLastError();
+    if (n == 1) /* for whoever finds that it has been too long */
+        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)missing,
+                       (int)p->config.size);
+    return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
+}
+/* Lets go the streams that wait for a peer, and those that come to such a wait within a while. */
+static __global__ void gmm_peers_release(volatile uint32_t *words, int count, unsigned long long nanoseconds) {
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do {
+        if ((int)threadIdx.x < count) words[threadIdx.x] = 1;
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - begin < nanoseconds);
+}
+static void gmm__peers_give_up(void *self, const char *why) {
+    gmm__peers *p = (gmm__peers *)self;
+    int current;
+    if (p->wire.given_up) return;
+    p->wire.given_up = 1;
+    (void)gmm__wire_fail(&p->wire, "given up", why);
+    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return;
+    gmm_peers_release<<<1, GMM__PEERS_WORDS * GMM__PEERS_MOST, 0, p->aid>>>(
+        gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0), (int)(GMM__PEERS_WORDS * p->config.size),
+        3000000000ull);
+    (void)cudaGetLastError();
+    (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
+}
+
+/* Lets the peers have a window, and gets theirs. */
+static void gmm__peers_shut(gmm__peers *p, gmm__peers_window *w) {
+    int32_t i;
+    for (i = 0; i < p->config.size; i++)
+        if (w->opened[i]) (void)cudaIpcCloseMemHandle(w->opened[i]);
+    memset(w, 0, sizeof *w);
+}
+static gmm_status gmm__peers_share(gmm__peers *p, gmm__peers_window *w, void *base, size_t bytes, int bad) {
+    gmm__peers_offer mine, all[GMM__PEERS_MOST];
+    cudaError_t e = cudaSuccess;
+    int32_t i;
+    memset(&mine, 0, sizeof mine);
+    mine.base = (char *)base;
+    mine.bytes = bytes;
+    mine.device = p->wire.ctx->config.device;
+    mine.bad = bad;
+    if (p->config.processes && !bad) {
+        enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+        void *range = NULL;
+        CUdeviceptr start = 0;
+        e = cudaIpcGetMemHandle(&mine.handle, base);
+        if (e == cudaSuccess)
+            e = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &range, 3020, cudaEnableDefault, &found);
+        if (e == cudaSuccess && (found != cudaDriverEntryPointSuccess ||
+                                 ((PFN_cuMemGetAddressRange_v3020)range)(&start, NULL, (CUdeviceptr)(uintptr_t)base)))
+            e = cudaErrorInvalidValue;
+        mine.offset = (size_t)((uintptr_t)base - (uintptr_t)start);
+        mine.bad = e != cudaSuccess;
+    }
+    if (p->config.exchange(p->config.user, &mine, all, sizeof mine) != GMM_OK)
+        return gmm__wire_fail(&p->wire, "window", "the exchange failed");
+    for (i = 0; i < p->config.size; i++)
+        if (all[i].bad || all[i].bytes != bytes)
+            return gmm__wire_fail(&p->wire, "window", mine.bad ? cudaGetErrorString(e)
+                                                               : "a peer has none, or one of another size");
+    for (i = 0; i < p->config.size && e == cudaSuccess; i++) {
+        w->base[i] = all[i].base;
+        if (i == p->config.rank) continue;
+        if (p->config.processes) {
+            e = cudaIpcOpenMemHandle(&w->opened[i], all[i].handle, cudaIpcMemLazyEnablePeerAccess);
+            if (e == cudaSuccess) w->base[i] = (char *)w->opened[i] + all[i].offset;
+        } else if (all[i].device != mine.device) {
+            e = cudaDeviceEnablePeerAccess(all[i].device, 0);
+            if (e == cudaErrorPeerAccessAlreadyEnabled) e = cudaSuccess;
+            (void)cudaGetLastError();
+        }
+    }
+    w->bytes = bytes;
+    if (e != cudaSuccess) gmm__peers_shut(p, w);
+    return gmm__peers_cuda(p, "window", e);
+}
+static gmm_status gmm__peers_window_add(void *self, void *base, size_t bytes, void **window) {
+    gmm__peers *p = (gmm__peers *)self;
+    int current, i;
+    gmm_status s = gmm__wire_poll(&p->wire, NULL);
+    *window = NULL;
+    if (s || gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA;
+    for (i = 0; i < GMM__PEERS_WINDOWS && p->windows[i].bytes; i++) { }
+    if (i == GMM__PEERS_WINDOWS) s = gmm__wire_fail(&p->wire, "window", "there are 16 already");
+    if (!s) s = gmm__peers_share(p, &p->windows[i], base, bytes, 0);
+    if (!s) *window = &p->windows[i];
+    return gmm__cuda_leave(p->wire.ctx, "window", current, cudaSuccess), s;
+}
+static gmm_status gmm__peers_window_remove(void *self, void *window) {
+    gmm__peers *p = (gmm__peers *)self;
+    char mine = 0, all[GMM__PEERS_MOST];
+    int current;
+    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
+    gmm__peers_shut(p, (gmm__peers_window *)window);
+    (void)gmm__cuda_leave(p->wire.ctx, "window", current, cudaSuccess);
+    return p->config.exchange(p->config.user, &mine, all, 1) == GMM_OK /* the owner may free it now */
+               ? GMM_OK : gmm__wire_fail(&p->wire, "window", "the exchange failed");
+}
+
+static void gmm__peers_free(gmm__peers *p) {
+    int current, i;
+    if (gmm__cuda_enter(p->wire.ctx, &current) == cudaSuccess) {
+        char *own = p->own.base[p->config.rank];
+        for (i = 0; i < GMM__PEERS_WINDOWS; i++) gmm__peers_shut(p, &p->windows[i]);
+        gmm__peers_shut(p, &p->own);
+        if (own) (void)cudaFree(own);
+        if (p->side) (void)cudaStreamDestroy(p->side);
+        if (p->aid) (void)cudaStreamDestroy(p->aid);
+        if (p->seen) (void)cudaFreeHost(p->seen);
+        if (p->fork) (void)cudaEventDestroy(p->fork);
+        if (p->join) (void)cudaEventDestroy(p->join);
+        if (p->last) (void)cudaEventDestroy(p->last);
+        (void)cudaGetLastError();
+        (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
+    }
+    gmm__wire_free(p->wire.ctx, p);
+}
+
+GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error) {
+    static const char fn[] = "gmm_peers_open";
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    gmm_peers_config c;
+    gmm__peers *p;
+    void *batch = NULL, *own = NULL, *seen = NULL;
+    size_t bytes;
+    int current, low = 0, high = 0;
+    cudaError_t e;
+    gmm_status s;
+    if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", fn);
+    memset(out, 0, sizeof *out);
+    if ((s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
+    if (!c.ctx || !c.exchange)
+        return gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn, c.ctx ? "exchange" : "ctx");
+    if (c.size < 1 || c.size > GMM__PEERS_MOST || c.rank < 0 || c.rank >= c.size || c.processes < 0 ||
+        c.processes > 1 || c.ctx->config.space != GMM_SPACE_CUDA)
+        return gmm__fail(error, GMM_E_ARG, "%s: rank %d of %d, processes %d, ctx on %s: must be a rank of 1 to %d, 0 "
+                         "or 1, and on a GPU", fn, (int)c.rank, (int)c.size, (int)c.processes,
+                         c.ctx->config.space == GMM_SPACE_CUDA ? "a GPU" : "the CPU", (int)GMM__PEERS_MOST);
+    p = (gmm__peers *)gmm__wire_alloc(c.ctx, sizeof *p);
+    if (!p) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
+    p->wire.ctx = c.ctx;
+    p->config = c;
+    e = gmm__cuda_enter(c.ctx, &current);
+    if (e != cudaSuccess) {
+        gmm__wire_free(c.ctx, p);
+        return gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e));
+    }
+    e = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &batch, 11070, cudaEnableDefault, &found);
+    p->batch = (PFN_cuStreamBatchMemOp_v11070)batch;
+    if (e == cudaSuccess && (found != cudaDriverEntryPointSuccess || !batch)) e = cudaErrorNotSupported;
+    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&p->side, cudaStreamNonBlocking);
+    if (e == cudaSuccess) e = cudaDeviceGetStreamPriorityRange(&low, &high);
+    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&p->aid, cudaStreamNonBlocking, (low + high) / 2);
+    if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->fork, cudaEventDisableTiming);
+    if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->join, cudaEventDisableTiming);
+    if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->last, cudaEventDisableTiming);
+    bytes = gmm__peers_bytes(c.size);
+    if (bytes < GMM__PEERS_BLOCK) bytes = GMM__PEERS_BLOCK;
+    if (e == cudaSuccess) e = cudaMallocHost(&seen, GMM__PEERS_MOST * sizeof *p->seen);
+    if (e == cudaSuccess) e = cudaMalloc(&own, bytes);
+    if (e == cudaSuccess) e = cudaMemset(own, 0, bytes);
+    p->seen = (uint32_t *)seen;
+    if (e == cudaSuccess) { /* loaded now: that may wait for the device, which then waits for a peer */
+        gmm_peers_release<<<1, GMM__PEERS_WORDS * GMM__PEERS_MOST, 0, p->aid>>>((uint32_t *)own, 0, 0);
+        gmm_peers_max<<<1, 1, 0, p->aid>>>((float *)own, (const float *)own, 0, 0, 0);
+        e = cudaGetLastError();
+    }
+    if (e == cudaSuccess) e = cudaDeviceSynchronize(); /* before a peer writes there */
+    s = gmm__peers_share(p, &p->own, own, bytes, e != cudaSuccess);
+    (void)gmm__cuda_leave(c.ctx, fn, current, cudaSuccess);
+    if (e != cudaSuccess || s) {
+        s = e != cudaSuccess ? gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e))
+                             : gmm__fail(error, s, "%s: %.400s", fn, p->wire.error.text);
+        p->own.base[c.rank] = (char *)own;
+        gmm__peers_free(p);
+        return s;
+    }
+    out->rank = c.rank;
+    out->size = c.size;
+    out->exchanges = 1;
+    out->self = p;
+    out->group_begin = gmm__peers_begin;
+    out->group_end = gmm__peers_end;
+    out->all_gather = gmm__peers_gather;
+    out->reduce_scatter = gmm__peers_scatter;
+    out->all_to_all = gmm__peers_exchange;
+    out->all_reduce_max = gmm__peers_max;
+    out->window_add = gmm__peers_window_add;
+    out->window_remove = gmm__peers_window_remove;
+    out->poll = gmm__peers_poll;
+    out->give_up = gmm__peers_give_up;
+    return GMM_OK;
+}
+GMMDEF void gmm_peers_close(gmm_comm *comm) {
+    if (!comm || !comm->self) return;
+    gmm__peers_free((gmm__peers *)comm->self);
+    memset(comm, 0, sizeof *comm);
+}
+
+#else /* __CUDACC__ */
+
+GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error) {
+    (void)config;
+    if (out) memset(out, 0, sizeof *out);
+    return gmm__fail(error, GMM_E_BUILD, "gmm_peers_open: this build holds the CPU engine alone: compile with nvcc");
+}
+GMMDEF void gmm_peers_close(gmm_comm *comm) { (void)comm; }
+
+#endif /* __CUDACC__ */
 
 /* ....................................................................................... Runtime: what it holds ... */
 
@@ -2872,12 +3657,6 @@ struct gmm_gtp {
     gmm_gtp_statistics stats;
 };
 
-static double gmm__gtp_now(void) {
-    struct timespec t;
-    (void)timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static size_t gmm__gtp_align(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 /* ........................................................................................ Runtime: declarations ... */
@@ -3015,7 +3794,8 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     } else if (desc.reduce)
         return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->gather is NULL, reduce is not", fn);
     if (desc.reduction == GMM_GTP_REDUCE_AUTO)
-        desc.reduction = desc.wire == GMM_F32 || d->size <= 2 ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
+        desc.reduction = !d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2) ? GMM_GTP_REDUCE_SCATTER
+                                                                                        : GMM_GTP_REDUCE_EXCHANGE;
     d->desc = desc;
     *id = gtp->domain_count++;
     return GMM_OK;
@@ -4186,6 +4966,20 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
     return v;
 }
 
+/* What a GEMM of the bundle has beside it: the gather of its followers, and behind forward the reductions, whose sums
+   are kernels of the runtime's own. A kernel that finds every multiprocessor taken waits until the GEMM ends. */
+enum { GMM__GTP_SUM_PROCESSORS = 16 };
+static int32_t gmm__gtp_leave(const gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
+    const gmm__gtp_domain *d = &g->domains[b->domain];
+    const int32_t chain = b->chain[pass];
+    int32_t most = 0;
+    if (d->size == 1) return 0;
+    if (chain >= 0 && g->chains[chain].prefetch > 0) most = d->gather.processors;
+    if (pass != GMM_GTP_FORWARD && d->reduce.processors > most) most = d->reduce.processors;
+    if (pass != GMM_GTP_FORWARD && most < GMM__GTP_SUM_PROCESSORS) most = GMM__GTP_SUM_PROCESSORS;
+    return most;
+}
+
 GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream,
                                   gmm_gtp_view *view) {
     static const char fn[] = "gmm_gtp_acquire";
@@ -4232,6 +5026,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     if (!s) s = gmm__gtp_gather_followers(gtp, b, pass);
     if (s) return gmm__gtp_break(gtp, fn, b->name, s);
     v = gmm__gtp_view_pass(gtp, b, pass);
+    v.leave = gmm__gtp_leave(gtp, b, pass);
     v.struct_size = view->struct_size;
     memcpy(view, &v, known);
     return GMM_OK;
@@ -4347,6 +5142,7 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
                          b->count > 1 ? (int64_t)gmm__gtp_member(gtp, b, 1)->grad_at * 8 / gmm_dtype_bits(wire) : 0, 0);
     v.mat.amax = NULL;
     v.slot = b->wslot;
+    v.leave = gmm__gtp_leave(gtp, b, GMM_GTP_BACKWARD);
     v.struct_size = view->struct_size;
     memcpy(view, &v, known);
     return GMM_OK;
@@ -5377,7 +6173,7 @@ GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts
 #endif
 #endif /* GMM_IMPLEMENTATION */
 
-/* ------------------------------------------------------------------------------------------------- 11 Licence ---
+/* ------------------------------------------------------------------------------------------------- 13 Licence ---
  * MIT License, text in the file LICENSE of the repository and below.
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated

@@ -7,19 +7,21 @@
  *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
  *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
  *                             accumulate, convert)
- *     Bodies 1 to 9           the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *     Bodies 1 to 11          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
  *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
  *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
- *                             instruction, 9 product on Hopper. So a profiler and a debugger see every line of a
- *                             kernel.
+ *                             instruction, 9 product on Hopper, 10 product of quantized operands, 11 FP8 product on
+ *                             Hopper. So a profiler and a debugger see every line of a kernel.
  *
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
  *
  * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
  * capacities alone; those on Hopper need sm_90a and are compiled empty elsewhere. Launchers take plain argument
- * structs, enqueue on the stream, and return cudaError_t. They keep no state. Products: every output element
- * accumulates in the order of k, whatever the tile, the grid or the other groups; no floating-point atomics.
+ * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels are launched
+ * early (gmm_early): they take their places while their predecessor in the stream ends, and wait for all of it.
+ * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; no
+ * floating-point atomics.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -148,6 +150,34 @@ GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i
     } while (passed == 32);
 }
 
+/* Kernels that are launched early: from compute capability 9.0 on they may take their places while the last blocks of
+   the kernel before them in the stream run, which saves the time between the two. They wait for all of it here, before
+   they read or write anything. */
+GMM__DEVICE void gmm_early(void) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+
+static GMM__UNUSED cudaError_t gmm_launch_early(const void *kernel, int early, unsigned blocks, unsigned threads,
+                                                size_t shared, const void *args, cudaStream_t stream) {
+    cudaLaunchConfig_t config = GMM_ZERO;
+    cudaLaunchAttribute attribute;
+    void *params[1];
+    memset(&attribute, 0, sizeof attribute);
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    params[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernelExC(&config, kernel, params);
+}
+
 /* ....................................................................................... Values from the host ... */
 
 /* Writes up to GMM_COPY_VALUES words that travel as kernel parameters, so that the host array may change at once and a
@@ -214,6 +244,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     int64_t rows = 0, tiles = 0, total;
     uint32_t fault = 0;
     int32_t first;
+    gmm_early();
     if (tid == 0) {
         args.offsets[0] = 0;
         if (args.tiles) args.tiles[0] = 0;
@@ -246,6 +277,38 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
         __syncthreads();
     }
     if (fault && s->fault) atomicOr(s->fault, fault);
+}
+
+/* The same for at most 32 groups, by a warp for itself, so that no kernel need run before: lane g gets where group g
+   begins and its rows, and the tiles up to its end. `judge`: this warp reports faults. */
+typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
+GMM__DEVICE gmm_warp_split gmm_warp_split_of(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
+    const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t capacity = (int32_t)s->capacity, live = lane < s->count;
+    const int64_t value = live ? gmm_split_value(s, lane + by_offsets) : 0;
+    int32_t end = value < 0 ? 0 : value > capacity ? capacity : (int32_t)value, step;
+    gmm_warp_split w;
+    for (step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)step);
+        const int32_t sum = end > capacity - other ? capacity : end + other;
+        if (lane >= step) end = !by_offsets ? sum : end > other ? end : other;
+    }
+    w.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
+    if (lane == 0) w.begin = 0;
+    w.rows = end - w.begin;
+    w.tiles = (w.rows + tile_rows - 1) / tile_rows;
+    for (step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, w.tiles, (unsigned)step);
+        if (lane >= step) w.tiles += other;
+    }
+    w.total = __shfl_sync(0xFFFFFFFFu, w.tiles, 31);
+    if (judge && s->fault) {
+        uint32_t fault = 0;
+        if (live) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
+        if (lane == 0 && by_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
+        if (fault) atomicOr(s->fault, fault);
+    }
+    return w;
 }
 
 /* ............................................................................................. Grouped products ... */
@@ -696,6 +759,353 @@ static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 
+/* ................................................................................ Grouped products, quantized ... */
+
+/* The same products where both operands are quantized, or the weights alone. An operand is seen as lines that run along
+   the contraction: while a stage is multiplied, the codes of the next one become 16-bit elements in shared memory, once
+   per tile, and those behind it are asked for. Where the scales go:
+   MX32, NV16     into the elements, in BF16: a code times its scale is exact, MX32 for scales of 2^-124 to 2^119 and
+                  above or below unless the element leaves BF16's range; NV16 in F16 too, beside F16 tokens
+   1X128, 128X128 onto the sum of each 128 along the contraction; MX32 beside F16 tokens onto each 32
+   others         onto the whole sum, with NV16's amax, at the end
+   Codes alone are multiplied as F16, which holds all of FP8. */
+typedef struct gmm_qgemm_args {
+    gmm_gemm_args p;               /* without a and b */
+    gmm_mat a, b;                  /* copies, or for a tokens; tables in device memory */
+    gmm_direction a_along, b_along;
+    int32_t a_cols, b_rows, b_cols; /* columns of the matrices that were quantized; rows of the weights */
+    int32_t k_round;               /* 16 for transformed copies, whose last rows spread, else 1 */
+    int32_t block;                 /* elements along the contraction whose sum is scaled by itself */
+} gmm_qgemm_args;
+
+/* Kinds of product: X(tag, A stands as [k][lines], B stands as [k][lines], sums in parts, dtype). Columnwise MX32
+   stands like that. */
+#define GMM_QUANT_KIND_LIST(X) \
+    X(bf16, 0, 0, 0, GMM_BF16) \
+    X(bf16_nn, 0, 1, 0, GMM_BF16) \
+    X(bf16_tn, 1, 1, 0, GMM_BF16) \
+    X(f16, 0, 0, 0, GMM_F16) \
+    X(f16_parts, 0, 0, 1, GMM_F16) \
+    X(f16_parts_nn, 0, 1, 1, GMM_F16)
+
+/* Instances: X(op, kind); the includes below follow the same list. */
+#define GMM_QUANT_KERNEL_LIST(X) \
+    X(fwd, bf16) X(fwd, f16) X(fwd, f16_parts) \
+    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_parts) X(dgrad, f16_parts_nn) \
+    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_parts)
+
+#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qa_, tag) = ta, GMM__CAT(gmm_qb_, tag) = tb, \
+    GMM__CAT(gmm_qparts_, tag) = parts, GMM__CAT(gmm_qdtype_, tag) = dtype,
+enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
+#undef GMM__X
+
+/* A tile is 128 rows, as groups are placed in columnwise copies, by 256 columns, or 128 where sums come in parts; a
+   stage is 64 deep. Shared memory: the elements of two stages, A's before B's, where results leave too; the scales of
+   four; the tile. */
+enum {
+    GMM_Q_ROWS = 128, GMM_Q_DEPTH = 64, GMM_Q_THREADS = 256, gmm_q_cols_0 = 256, gmm_q_cols_1 = 128,
+    gmm_q_slot_0 = 8 * (GMM_Q_ROWS + gmm_q_cols_0), gmm_q_slot_1 = 8 * (GMM_Q_ROWS + gmm_q_cols_1),
+    gmm_q_shared_0 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_0) + 4 * gmm_q_slot_0 + (int)sizeof(gmm_gemm_tile),
+    gmm_q_shared_1 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_1) + 4 * gmm_q_slot_1 + (int)sizeof(gmm_gemm_tile)
+};
+
+GMM__DEVICE uint32_t gmm_q_bytes(uint32_t a, uint32_t b, uint32_t choice) {
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
+    return r;
+}
+/* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
+GMM__DEVICE uint32_t gmm_q_times(gmm_dtype dtype, uint32_t a, uint32_t b) {
+    uint32_t r;
+    if (dtype == GMM_BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+    else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+/* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
+GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
+    const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
+    const uint32_t a = gmm_q_bytes(codes, 0u, 0x1404u), b = gmm_q_bytes(codes, 0u, 0x3424u);
+    const int shift = half ? 1 : e4m3 ? 4 : 3;
+    const uint32_t field = half ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
+    const uint32_t lift = half ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
+    const uint32_t odd = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
+    if (half && !e4m3) {
+        to[0] = a;
+        to[1] = b;
+        return;
+    }
+#if __CUDA_ARCH__ >= 890
+    if (half) {
+        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+            "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(to[0]), "=r"(to[1]) : "r"(codes));
+        return;
+    }
+#endif
+    to[0] = (a & 0x80008000u) | (a >> shift & field);
+    to[1] = (b & 0x80008000u) | (b >> shift & field);
+    if (odd) {
+        const uint32_t bits = e4m3 ? 0x7FFF7FFFu : 0x7F807F80u;
+        to[0] |= gmm_q_bytes(odd, 0u, 0x9988u) & bits;
+        to[1] |= gmm_q_bytes(odd, 0u, 0xBBAAu) & bits;
+    }
+    to[0] = gmm_q_times(dtype, to[0], lift);
+    to[1] = gmm_q_times(dtype, to[1], lift);
+}
+/* Eight E2M1 codes. */
+GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
+    const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
+    int i;
+#pragma unroll
+    for (i = 0; i < 4; i++) {
+        const uint32_t pair = codes >> (8 * i) & 0xFFu, z = pair | pair << 12; /* half bytes at bits 0 and 16 */
+        to[i] = gmm_q_times(dtype, (z & 0x00080008u) << 12 | (z & 0x00070007u) << (dtype == GMM_F16 ? 9 : 6), lift);
+    }
+}
+
+/* One operand of a tile as a thread moves it: chunks of 16 bytes, each some rows on. A stage holds 64 elements of each
+   line; of an operand that stands as [k][lines], all lines of each of 64 values of k. */
+typedef struct gmm_qside {
+    const char *from;    /* the thread's first chunk of the stage that comes next */
+    int32_t rows, bytes; /* left from there: of what stands one below the other; along it */
+    int32_t whole;       /* chunks are aligned to 16 bytes */
+} gmm_qside;
+
+/* Chunks of a row of a stage, as power of two; `wide` is the lines of the tile over 64, as power of two. */
+GMM__DEVICE int gmm_q_shift(const gmm_mat *m, int apart, int wide) {
+    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (apart ? wide : 0);
+}
+GMM__DEVICE int gmm_q_bits(const gmm_mat *m) {
+    return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
+}
+
+/* Opens lines [line, lines) of an operand; k elements of each exist. `row` is the first one of the group in tokens. */
+GMM__DEVICE void gmm_q_open(gmm_qside *s, const gmm_mat *m, const gmm__qview *view, int apart, int wide, int64_t row,
+                            int32_t line, int32_t lines, int32_t k) {
+    const int bits = gmm_q_bits(m), shift = gmm_q_shift(m, apart, wide);
+    const int64_t pitch = m->ld * bits / 8;
+    const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
+    const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
+    s->whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s->from = base + 16 * chunk + (apart ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
+    s->rows = (apart ? k : lines - line) - first;
+    s->bytes = (int32_t)(((int64_t)(apart ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+}
+/* On to the next stage. */
+GMM__DEVICE void gmm_q_advance(gmm_qside *s, const gmm_mat *m, int apart) {
+    const int bits = gmm_q_bits(m);
+    if (apart) s->rows -= GMM_Q_DEPTH;
+    else s->bytes -= GMM_Q_DEPTH * bits / 8;
+    s->from += apart ? GMM_Q_DEPTH * (m->ld * bits / 8) : GMM_Q_DEPTH * bits / 8;
+}
+/* Bytes of the thread's chunk i that exist, and where they stand. */
+GMM__DEVICE int gmm_q_chunk(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i, const char **from) {
+    const int32_t hop = i * (GMM_Q_THREADS >> gmm_q_shift(m, apart, wide));
+    *from = s->from + hop * (m->ld * gmm_q_bits(m) / 8);
+    return hop >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
+}
+GMM__DEVICE uint4 gmm_q_fetch(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i) {
+    const char *from;
+    const int count = gmm_q_chunk(s, m, apart, wide, i, &from);
+    uint4 v = make_uint4(0u, 0u, 0u, 0u);
+    int e;
+    if (count == 16 && s->whole) return *(const uint4 *)(const void *)from;
+#pragma unroll 1
+    for (e = count - 1; e >= 0; e--) {
+        v.w = __funnelshift_l(v.z, v.w, 8);
+        v.z = __funnelshift_l(v.y, v.z, 8);
+        v.y = __funnelshift_l(v.x, v.y, 8);
+        v.x = v.x << 8 | (uint32_t)(uint8_t)from[e];
+    }
+    return v;
+}
+/* Tokens go straight to their place. */
+GMM__DEVICE void gmm_q_bring(const gmm_qside *s, const gmm_mat *m, char *to) {
+    const char *from;
+    int i, e;
+#pragma unroll 1
+    for (i = 0; i < GMM_Q_ROWS / 32; i++) {
+        const int count = gmm_q_chunk(s, m, 0, 1, i, &from);
+        char *at = to + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_Q_DEPTH);
+        if (s->whole) gmm_cp_async_part((uint32_t)__cvta_generic_to_shared(at), from, count);
+        else
+#pragma unroll 1
+            for (e = 0; e < 16; e++) at[e] = e < count ? from[e] : (char)0;
+    }
+}
+
+/* Turns chunk i into elements at `to`, times their scales if `scales` is given: for each block of a line, `lines` to a
+   block, as elements. */
+GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_mat *m, int apart, int wide, int i, uint4 codes, char *to,
+                              const uint16_t *scales, int lines) {
+    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_q_shift(m, apart, wide);
+    const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_Q_THREADS >> shift));
+    const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
+    const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
+    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* of blocks in a chunk; else it lies in one */
+    uint32_t f[2] = { 0u, 0u };
+    int e, j;
+    if (scales && !apart) {
+        const uint16_t *at = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
+        f[0] = at[0] * 0x00010001u;
+        f[1] = pairs ? at[lines] * 0x00010001u : f[0];
+    }
+#pragma unroll
+    for (e = 0; e < 4; e++) { /* eighths of the row */
+        const uint32_t at = chunk * (fp4 ? 4 : 2) + e;
+        uint32_t v[4];
+        if (!fp4 && e >= 2) break;
+        if (fp4) gmm_q_fp4(dtype, w[e], v);
+        else {
+            gmm_q_fp8(dtype, m->dtype, w[2 * e & 3], v);
+            gmm_q_fp8(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
+        }
+        if (scales && apart) {
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * at];
+            v[0] = gmm_q_times(dtype, v[0], x.x);
+            v[1] = gmm_q_times(dtype, v[1], x.y);
+            v[2] = gmm_q_times(dtype, v[2], x.z);
+            v[3] = gmm_q_times(dtype, v[3], x.w);
+        } else if (scales)
+#pragma unroll
+            for (j = 0; j < 4; j++) v[j] = gmm_q_times(dtype, v[j], f[e / 2]);
+        *(uint4 *)(void *)(to + gmm_swizzle(row, at, apart ? 128u << wide : 2 * GMM_Q_DEPTH)) =
+            make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+/* Bytes of the scales of a line from block to block within four, and from four to four. */
+typedef struct gmm_qsteps {
+    int32_t block, four;
+} gmm_qsteps;
+
+/* Of a group whose scales lie as those of `lines` lines. */
+GMM__DEVICE gmm_qsteps gmm_q_steps(const gmm_mat *m, int apart, int64_t lines) {
+    const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
+    gmm_qsteps t;
+    t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(lines, 4)
+              : m->scaling == GMM_SCALING_128X128 ? 4 : apart && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
+    t.four = swizzled ? 512 : 4 * t.block;
+    return t;
+}
+/* The first scale of a line, one thread to a line; NULL without scales and behind the last line. */
+GMM__DEVICE const uint8_t *gmm_q_line(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
+    const int32_t width = gmm_block_along(scaling);
+    return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
+}
+/* What a line needs of stage q: scale bytes of its blocks, the first lowest; or the fp32 scale of blocks of 128. Behind
+   its k elements, and without scales, zeros. */
+GMM__DEVICE uint32_t gmm_q_peek(const uint8_t *line, gmm_qsteps t, gmm_scaling scaling, int q, int32_t k) {
+    const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
+    const int32_t first = count == 1 ? q / 2 : count * q;
+    const uint8_t *at = line + (first >> 2) * (int64_t)t.four + (first & 3) * t.block;
+    uint32_t r = 0;
+    int i;
+    if (!line || q * GMM_Q_DEPTH >= k) return 0u;
+    if (count == 1) return *(const uint32_t *)(const void *)at;
+#pragma unroll
+    for (i = 0; i < 4; i++)
+        if (i < count && q * GMM_Q_DEPTH + i * (GMM_Q_DEPTH / count) < k) r |= (uint32_t)at[i * t.block] << (8 * i);
+    return r;
+}
+/* Keeps it at `slot` of line `at` of `lines`: as elements, or with parts as fp32, where tokens are not scaled. */
+GMM__DEVICE void gmm_q_keep(gmm_dtype dtype, int parts, gmm_scaling scaling, uint32_t r, char *slot, int at,
+                            int lines) {
+    const int mx = scaling == GMM_SCALING_MX32;
+    if (parts) {
+        float *to = (float *)(void *)slot + at;
+        to[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)r) : __uint_as_float(r);
+        to[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(r >> 8)) : 1.0f;
+    } else {
+        uint16_t *to = (uint16_t *)(void *)slot + at;
+        uint32_t v[2];
+        if (mx) { /* E8M0 as BF16 */
+            v[0] = r & 0xFFu;
+            v[1] = r >> 8;
+            to[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
+            to[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
+        } else {
+            gmm_q_fp8(dtype, GMM_E4M3, r, v);
+            to[0] = (uint16_t)v[0];
+            to[lines] = (uint16_t)(v[0] >> 16);
+            to[2 * lines] = (uint16_t)v[1];
+            to[3 * lines] = (uint16_t)(v[1] >> 16);
+        }
+    }
+}
+
+/* What line l is multiplied by outside of the sum, and the share that stands in for 1 / (6 e4m3_max) of NV16. */
+GMM__DEVICE float gmm_q_outer(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
+    if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
+    return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
+}
+GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
+    return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
+}
+
+#define GMM__BODY 10
+#define GMM__OP fwd
+#define GMM__KIND bf16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP dgrad
+#define GMM__KIND bf16
+#include GMM_KERNELS_FILE
+#define GMM__KIND bf16_nn
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts_nn
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP wgrad
+#define GMM__KIND bf16
+#include GMM_KERNELS_FILE
+#define GMM__KIND bf16_tn
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16
+#include GMM_KERNELS_FILE
+#define GMM__KIND f16_parts
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#undef GMM__BODY
+
+/* One row per kernel. */
+typedef struct gmm_qgemm_kernel {
+    gmm_gemm_op op;
+    int32_t a, b, parts; /* of the kind */
+    int32_t tile_cols, shared;
+    gmm_dtype dtype;
+    const void *function;
+} gmm_qgemm_kernel;
+
+static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
+#define GMM__X(op, kind) \
+    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qa_, kind), GMM__CAT(gmm_qb_, kind), GMM__CAT(gmm_qparts_, kind), \
+      GMM__CAT(gmm_qparts_, kind) ? gmm_q_cols_1 : gmm_q_cols_0, \
+      GMM__CAT(gmm_qparts_, kind) ? gmm_q_shared_1 : gmm_q_shared_0, (gmm_dtype)GMM__CAT(gmm_qdtype_, kind), \
+      (const void *)gmm_linear_##op##_quant_##kind },
+    GMM_QUANT_KERNEL_LIST(GMM__X)
+#undef GMM__X
+};
+enum { GMM_QGEMM_KERNELS = (int)(sizeof gmm_qgemm_kernels / sizeof gmm_qgemm_kernels[0]) };
+
+static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, const gmm_qgemm_args *args,
+                                                cudaStream_t stream) {
+    const gmm_qgemm_kernel *row = &gmm_qgemm_kernels[kernel];
+    void *params[1];
+    cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    params[0] = (void *)(uintptr_t)args;
+    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_Q_THREADS), params,
+                                               (size_t)row->shared, stream) : e;
+}
+
 /* ................................................................................................... Tail of D ... */
 
 /* For products whose own kernel does not know the tail. */
@@ -748,9 +1158,10 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 
    A cluster of two blocks takes two tiles at a time: two row tiles of the same columns, which share B, or two column
    tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
-   moves operands by TMA, and two groups of 128 threads, which multiply: each has half of the tile's columns, its own
-   rooms in shared memory for them, and never waits for the other. The producer places tiles and tells them through a
-   ring; it runs as far ahead as the stages allow.
+   moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
+   they take turns at tiles, so that one multiplies while the other takes its sums to D. Each has its own rooms in
+   shared memory and never waits for the other. The producer places tiles and tells them through a ring; it runs as far
+   ahead as the stages allow.
 
    Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
    bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
@@ -765,21 +1176,22 @@ typedef struct gmm_sm90_args {
     int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
 } gmm_sm90_args;
 
-/* Tiles: X(tag, blocks of 64 columns per group of threads, most units of 16 rows, stages of depth 64, units of 16-bit
-   elements that go out at once, groups that fit) */
+/* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
+   of depth 64, units of 16-bit elements that go out at once, groups that fit) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 10, 4, 2, 256) \
-    X(128x256, 1, 16, 4, 4, 256) \
-    X(128x128, 1, 8, 6, 4, 256)
+    X(256x160, 2, 2, 10, 4, 2, 256) \
+    X(128x256, 2, 1, 16, 4, 4, 256) \
+    X(128x176, 1, 2, 11, 5, 4, 256)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 256x160) X(fwd, GMM_F16, f16, 256x160) \
     X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) \
+    X(fwd, GMM_BF16, bf16, 128x176) X(fwd, GMM_F16, f16, 128x176) \
     X(dgrad, GMM_BF16, bf16, 256x160) X(dgrad, GMM_F16, f16, 256x160) \
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
-    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256) \
-    X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
+    X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
+    X(wgrad, GMM_BF16, bf16, 128x176) X(wgrad, GMM_F16, f16, 128x176)
 
 enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16 };
 
@@ -791,22 +1203,24 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #endif
 
 /* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, groups. */
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
+#define GMM__X(tag, teams, mb, units, st, out, groups) \
+    GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
-    GMM__CAT(gmm9_b_, tag) = (mb) * 16384, GMM__CAT(gmm9_stage_, tag) = (mb) * 16384 + (units) * 2048,
+    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * 8192, \
+    GMM__CAT(gmm9_stage_, tag) = (teams) * (mb) * 8192 + (units) * 2048,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
+#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
     GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
     GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 1),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #undef GMM__X
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm9_fits_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_fits_, tag) = \
     1 / (GMM__CAT(gmm9_shared_, tag) <= 232448),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
 #undef GMM__X
@@ -920,36 +1334,73 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(15, "240", "%120", "%121") \
     X(16, "256", "%128", "%129")
 
-#define GMM__V(b) "+f"(d[(b)]), "+f"(d[(b) + 1]), "+f"(d[(b) + 2]), "+f"(d[(b) + 3]), "+f"(d[(b) + 4]), \
-    "+f"(d[(b) + 5]), "+f"(d[(b) + 6]), "+f"(d[(b) + 7])
+#define GMM__V(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3]), GMM__W(d[(b) + 4]), \
+    GMM__W(d[(b) + 5]), GMM__W(d[(b) + 6]), GMM__W(d[(b) + 7])
+#define GMM__W(x) GMM__WGMMA_TO "f"(x)
 
 #define GMM__BODY 8
+#define GMM__WGMMA_TO "+"
+#define GMM__WGMMA_ADD "1"
 #define GMM__TAG bf16
-#define GMM__WGMMA_TYPES "f32.bf16.bf16"
+#define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
 #define GMM__OP fwd
-#define GMM__WGMMA_MAJOR "0, 0"
+#define GMM__WGMMA_MAJOR ", 0, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR "1, 0"
+#define GMM__WGMMA_MAJOR ", 1, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR "1, 1"
+#define GMM__WGMMA_MAJOR ", 1, 1"
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
 #define GMM__TAG f16
-#define GMM__WGMMA_TYPES "f32.f16.f16"
+#define GMM__WGMMA_TYPES "k16.f32.f16.f16"
 #define GMM__OP fwd
-#define GMM__WGMMA_MAJOR "0, 0"
+#define GMM__WGMMA_MAJOR ", 0, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP dgrad
-#define GMM__WGMMA_MAJOR "1, 0"
+#define GMM__WGMMA_MAJOR ", 1, 0"
 #include GMM_KERNELS_FILE
 #define GMM__OP wgrad
-#define GMM__WGMMA_MAJOR "1, 1"
+#define GMM__WGMMA_MAJOR ", 1, 1"
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e4m3
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
+#define GMM__OP add
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e5m2
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e5m2"
+#define GMM__OP add
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#undef GMM__WGMMA_TO
+#undef GMM__WGMMA_ADD
+#define GMM__WGMMA_TO "="
+#define GMM__WGMMA_ADD "0"
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e4m3
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
+#define GMM__OP set
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#define GMM__WGMMA_MAJOR ""
+#define GMM__TAG e5m2
+#define GMM__WGMMA_TYPES "k32.f32.e4m3.e5m2"
+#define GMM__OP set
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__WGMMA_TYPES
+#undef GMM__WGMMA_TO
+#undef GMM__WGMMA_ADD
 #undef GMM__BODY
 
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
@@ -991,8 +1442,7 @@ GMM__DEVICE int32_t gmm_sm90_items(int32_t tiles_m, int32_t tiles_n, int32_t pai
 
 /* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. `report`: this warp
    reports faults. */
-GMM__DEVICE void gmm_sm90_split(const gmm_sm90_args *args, int report, int32_t *ends) {
-    const gmm_groups *s = &args->groups;
+GMM__DEVICE void gmm_sm90_split(const gmm_groups *s, const gmm_gemm_args *p, int report, int32_t *ends) {
     const int64_t capacity = s->capacity;
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
     int64_t rows = 0, value = lane < s->count ? gmm_split_value(s, lane + by_offsets) : 0;
@@ -1016,19 +1466,19 @@ GMM__DEVICE void gmm_sm90_split(const gmm_sm90_args *args, int report, int32_t *
         rows = (int64_t)__shfl_sync(0xFFFFFFFFu, (long long)end, 31);
         value = next;
     }
-    for (i = lane; report && args->p.b.table && i < s->count; i += 32)
-        if ((uintptr_t)args->p.b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
+    for (i = lane; report && p->b.table && i < s->count; i += 32)
+        if ((uintptr_t)p->b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
     if (report && fault && s->fault) atomicOr(s->fault, fault);
     __syncwarp();
 }
 
-/* Chooses the tiles' height in units, unless it is given: the one whose rounds take the least time; bits do not depend
-   on it. Writes the prefix sums of the groups' items [G + 1]. One warp. */
-GMM__DEVICE int32_t gmm_sm90_height(const gmm_sm90_args *args, int ragged_k, int32_t cols, int32_t units, int32_t pair,
-                                    const int32_t *ends, int32_t *items) {
-    const int32_t tiles_n = (args->p.n + cols - 1) / cols, clusters = (int32_t)gridDim.x / pair;
-    const int32_t G = args->p.groups, lane = (int32_t)threadIdx.x & 31;
-    int32_t first, total = 0, i, most = args->units_max;
+/* Chooses the tiles' height in units, unless it is given (`most`): the one whose rounds take the least time; bits do
+   not depend on it. Writes the prefix sums of the groups' items [G + 1]. One warp. */
+GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_t cols, int32_t units, int32_t pair,
+                                    int32_t most, const int32_t *ends, int32_t *items) {
+    const int32_t tiles_n = (p->n + cols - 1) / cols, clusters = (int32_t)gridDim.x / pair;
+    const int32_t G = p->groups, lane = (int32_t)threadIdx.x & 31;
+    int32_t first, total = 0, i;
     if (most == 0) { /* each lane judges one height, for the mean of the groups that have rows */
         float cost = 0.0f, best;
         int32_t tall = 0, live = 0, u = units - lane;
@@ -1058,8 +1508,8 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_sm90_args *args, int ragged_k, int
         int32_t count = 0;
         if (g < G) {
             if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, most), tiles_n, pair, cols == 128);
-            else if (!(args->p.frozen && args->p.frozen[g]) && !(m == 0 && gmm_gemm_beta(&args->p, g) == 1.0f))
-                count = gmm_sm90_items(gmm_sm90_tiles(args->p.m, most), tiles_n, pair, cols == 128);
+            else if (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f))
+                count = gmm_sm90_items(gmm_sm90_tiles(p->m, most), tiles_n, pair, cols == 128);
         }
         for (i = 1; i < 32; i *= 2) {
             const int32_t other = __shfl_up_sync(0xFFFFFFFFu, count, (unsigned)i);
@@ -1123,17 +1573,19 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__TILE 128x176
+#include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
 #define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__TILE 128x176
+#include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
-#include GMM_KERNELS_FILE
-#define GMM__TILE 128x128
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -1145,17 +1597,19 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__TILE 128x176
+#include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
 #define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
+#define GMM__TILE 128x176
+#include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
-#include GMM_KERNELS_FILE
-#define GMM__TILE 128x128
+#define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -1165,14 +1619,14 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t cols, units, shared, groups;
+    int32_t teams, cols, units, shared, groups;
     const void *function;
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile) \
-    { GMM__CAT(gmm_gemm_, op), dtype, 128 * GMM__CAT(gmm9_mb_, tile), GMM__CAT(gmm9_units_, tile), \
-      GMM__CAT(gmm9_shared_, tile), GMM__CAT(gmm9_groups_, tile), \
+    { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), \
+      GMM__CAT(gmm9_units_, tile), GMM__CAT(gmm9_shared_, tile), GMM__CAT(gmm9_groups_, tile), \
       (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -1243,6 +1697,281 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op != gmm_gemm_wgrad)
         mapped = mapped && gmm_sm90_map_ragged(encode, &args->a, &p->a, p->k, 64) &&
                  gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16);
+    if (!mapped) return cudaErrorInvalidValue;
+    memset(attributes, 0, sizeof attributes);
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = (unsigned)pair;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)(blocks / pair * pair));
+    config.blockDim = dim3(GMM_SM90_THREADS);
+    config.dynamicSmemBytes = (size_t)row->shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    e = cudaGetDevice(&device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < processors / pair * pair ? 1 : 2;
+    params[0] = args;
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+    return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
+}
+
+/* ............................................................................ Grouped FP8 products on Hopper ... */
+
+/* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
+   COLUMNWISE, wgrad dy and x COLUMNWISE. Tiles, pairs, stages and the way out are those of the 16-bit products, a stage
+   128 deep; D's columns are wgmma's first factor, E4M3, its rows the second, E4M3 or E5M2.
+
+   The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
+   added up in fp32, times the scales of its block: those of D's rows times one per 128 columns, a tile's (rows), or
+   times those of D's columns (both). A warp beside the producer brings the scales of a stage. Scales of whole matrices and of lines
+   are applied once, at the end. */
+typedef struct gmm_fp8_args {
+    CUtensorMap a, a16, b;    /* boxes: A 64 lines and 16, B half the columns of a tile */
+    gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
+    gmm_groups groups;        /* splits in device memory */
+    gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
+    int32_t *tables;          /* more groups than the kernel has room for: gmm_fp8_table_bytes per block */
+    int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
+    int32_t wgrad;
+    int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
+} gmm_fp8_args;
+
+/* Tiles: X(tag, blocks of 64 columns per group of threads, most units of 16 rows, stages, units that go out at once,
+   groups that fit) */
+#define GMM_FP8_TILE_LIST(X) \
+    X(128x192, 1, 12, 5, 2, 256) \
+    X(128x256, 1, 16, 4, 2, 256)
+
+/* What a block's sum is multiplied by: X(tag, value, bytes per stage) */
+enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
+#define GMM_FP8_SUM_LIST(X) X(fast, GMM_FP8_FAST, 0) X(rows, GMM_FP8_ROWS, 768) X(both, GMM_FP8_BOTH, 1280)
+
+/* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
+#define GMM_FP8_KERNEL_LIST(X) \
+    X(GMM_E4M3, e4m3, rows, 128x192) X(GMM_E5M2, e5m2, rows, 128x192) \
+    X(GMM_E4M3, e4m3, both, 128x192) X(GMM_E5M2, e5m2, both, 128x192) \
+    X(GMM_E4M3, e4m3, fast, 128x256) X(GMM_E5M2, e5m2, fast, 128x256)
+
+enum { GMM_FP8_TILE_BYTES = 44 };
+
+/* Shared memory: stages of B and A, scales of stages, two rooms for D on its way per group of threads, barriers, tiles,
+   groups. */
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_mb_, tag) = mb, GMM__CAT(gmm11_units_, tag) = units, \
+    GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_out_, tag) = out, GMM__CAT(gmm11_groups_, tag) = groups, \
+    GMM__CAT(gmm11_b_, tag) = (mb) * 16384, GMM__CAT(gmm11_stage_, tag) = (mb) * 16384 + (units) * 2048, \
+    GMM__CAT(gmm11_room_, tag) = (out) * 2048,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_tiles_end };
+#undef GMM__X
+#define GMM__X(tag, value, bytes) GMM__CAT(gmm11_sums_, tag) = value, GMM__CAT(gmm11_scales_, tag) = bytes,
+enum { GMM_FP8_SUM_LIST(GMM__X) gmm11_sums_end };
+#undef GMM__X
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
+    GMM__CAT(gmm11_bars_, tag) = GMM__CAT(gmm11_stage_, tag) * (st) + 4 * (out) * 2048, \
+    GMM__CAT(gmm11_ring_, tag) = (GMM__CAT(gmm11_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING, \
+    GMM__CAT(gmm11_lists_, tag) = (GMM__CAT(gmm11_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
+                                  (8 + GMM_FP8_TILE_BYTES) * GMM_SM90_RING,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_rooms_end };
+#undef GMM__X
+#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_factors_, tag) = \
+    (GMM__CAT(gmm11_lists_, tag) + 12 * ((groups) + 1) + 15) / 16 * 16,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_factors_end };
+#undef GMM__X
+#define GMM__X(dtype, tag, sums, tile) gmm11_fits_##tag##_##sums##_##tile = 1 / (GMM__CAT(gmm11_factors_, tile) + \
+    GMM__CAT(gmm11_stages_, tile) * GMM__CAT(gmm11_scales_, sums) <= 232448),
+enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_fits_end };
+#undef GMM__X
+
+static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
+
+/* From shared memory, in the order of the program: what is read early holds registers. */
+GMM__DEVICE void gmm_shared_read4(uint32_t from, float v[4]) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from)
+                 : "memory");
+}
+GMM__DEVICE float gmm_shared_read(uint32_t from) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+    return v;
+}
+
+/* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
+GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
+/* threadIdx.x, read anew. */
+GMM__DEVICE int gmm_tid(void) {
+    int tid;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+    return tid;
+}
+
+/* A tile, and where its group's rows start in padded copies. */
+typedef struct gmm_fp8_tile {
+    gmm_sm90_tile t;
+    int32_t start;
+} gmm_fp8_tile;
+
+/* Stages of a tile; an empty sum has none. */
+GMM__DEVICE uint32_t gmm_fp8_depths(int32_t k) { return (uint32_t)(k + 127) / 128; }
+
+/* Prefix sums of the groups' rows in padded copies [G + 1]. One warp. */
+GMM__DEVICE void gmm_fp8_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t first, total = 0, i;
+    if (lane == 0) starts[0] = 0;
+    for (first = 0; first < groups; first += 32) {
+        const int32_t g = first + lane;
+        int32_t rows = g < groups ? (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS : 0;
+        for (i = 1; i < 32; i *= 2) {
+            const int32_t other = __shfl_up_sync(0xFFFFFFFFu, rows, (unsigned)i);
+            if (lane >= i) rows += other;
+        }
+        if (g < groups) starts[g + 1] = total + rows;
+        total += __shfl_sync(0xFFFFFFFFu, rows, 31);
+    }
+    __syncwarp();
+}
+
+/* The first scale of a tile's group. Lines of A are rows, or in wgrad D's rows; lines of B are D's columns. */
+GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
+    const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->start, t->t.end - t->t.row,
+                                       args->wgrad ? args->p.m : args->p.k);
+    *step = gmm__qview_scale(&v, 0, 1);
+    return (const float *)(const void *)v.scale;
+}
+GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step,
+                                          int64_t *block) {
+    const gmm_direction direction = args->wgrad || args->b_columnwise ? GMM_COLUMNWISE : GMM_ROWWISE;
+    const int64_t rows = args->wgrad ? t->t.end - t->t.row : args->b_columnwise ? args->p.k : args->p.n;
+    const int64_t cols = args->b_columnwise || args->wgrad ? args->p.n : args->p.k;
+    const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
+                                       args->wgrad ? t->start : 0, rows, cols);
+    *step = gmm__qview_scale(&v, 0, 1);
+    *block = gmm__qview_scale(&v, 128, 0);
+    return (const float *)(const void *)v.scale;
+}
+
+/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. */
+GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
+    float all = 1.0f;
+    if (t->k == 0) return all;
+    if (args->p.alpha) all = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR) all = __fmul_rn(all, ((const float *)args->a_scale.scale)[t->g]);
+    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
+        all = __fmul_rn(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                       : ((const float *)args->b_scale.scale)[t->g]);
+    return all;
+}
+
+#define GMM__BODY 11
+#define GMM__TAG e4m3
+#define GMM__SUMS rows
+#define GMM__FAST 0
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__SUMS both
+#define GMM__FAST 0
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__SUMS fast
+#define GMM__FAST 1
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#define GMM__TAG e5m2
+#define GMM__SUMS rows
+#define GMM__FAST 0
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__SUMS both
+#define GMM__FAST 0
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__SUMS fast
+#define GMM__FAST 1
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#undef GMM__TAG
+#undef GMM__BODY
+
+typedef struct gmm_fp8_kernel {
+    gmm_dtype dtype;
+    int32_t sums, cols, units, shared, groups;
+    const void *function;
+} gmm_fp8_kernel;
+
+static const gmm_fp8_kernel gmm_fp8_kernels[] = {
+#define GMM__X(dtype, tag, sums, tile) \
+    { dtype, GMM__CAT(gmm11_sums_, sums), 128 * GMM__CAT(gmm11_mb_, tile), GMM__CAT(gmm11_units_, tile), \
+      GMM__CAT(gmm11_factors_, tile) + GMM__CAT(gmm11_stages_, tile) * GMM__CAT(gmm11_scales_, sums), \
+      GMM__CAT(gmm11_groups_, tile), (const void *)gmm_linear_##tag##_##sums##_##tile##_sm90 },
+    GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+};
+enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
+
+/* One map of codes: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
+static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, void *base,
+                                   const cuuint64_t dims[4], const cuuint64_t strides[3], int32_t box_lines) {
+    const cuuint32_t one[4] = { 1, 1, 1, 1 };
+    cuuint32_t box[4] = { 128, 0, 1, 1 };
+    box[1] = (cuuint32_t)box_lines;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+/* Rows of a ROWWISE copy of tokens; a weight wherever it stands; a COLUMNWISE copy of tokens, `along` of them. */
+static GMM__UNUSED int gmm_fp8_map_rows(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
+                                        int64_t features, int32_t box_lines) {
+    const cuuint64_t pitch = (cuuint64_t)m->ld;
+    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
+    dims[0] = (cuuint64_t)features;
+    strides[0] = strides[1] = pitch;
+    strides[2] = ((cuuint64_t)1 << 34) - pitch;
+    return gmm_fp8_map(encode, map, m->data, dims, strides, box_lines);
+}
+static GMM__UNUSED int gmm_fp8_map_weight(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                          const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
+    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
+    dims[0] = (cuuint64_t)along;
+    dims[1] = (cuuint64_t)lines;
+    strides[0] = (cuuint64_t)m->ld;
+    return gmm_fp8_map(encode, map, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+}
+static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
+    cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
+    dims[0] = (cuuint64_t)along;
+    dims[1] = (cuuint64_t)lines;
+    strides[0] = (cuuint64_t)m->ld;
+    return gmm_fp8_map(encode, map, m->data, dims, strides, box_lines);
+}
+
+/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
+   their rows stand at multiples of 16 bytes. */
+static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
+                                              gmm_fp8_args *args, cudaStream_t stream) {
+    const gmm_fp8_kernel *row = &gmm_fp8_kernels[kernel];
+    const gmm_gemm_args *p = &args->p;
+    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1; /* a map has no empty dimension */
+    const int64_t padded = gmm_padded_capacity(p->groups, rows);
+    const int pair = blocks > 1 ? 2 : 1;
+    cudaLaunchConfig_t config = GMM_ZERO;
+    cudaLaunchAttribute attributes[2];
+    void *params[1];
+    cudaError_t e;
+    int mapped, device = 0, processors = 0;
+    if (args->wgrad)
+        mapped = gmm_fp8_map_columns(encode, &args->a, &p->a, padded, p->m, 64) &&
+                 gmm_fp8_map_columns(encode, &args->a16, &p->a, padded, p->m, 16) &&
+                 gmm_fp8_map_columns(encode, &args->b, &p->b, padded, p->n, row->cols / 2);
+    else
+        mapped = gmm_fp8_map_rows(encode, &args->a, &p->a, p->k, 64) &&
+                 gmm_fp8_map_rows(encode, &args->a16, &p->a, p->k, 16) &&
+                 gmm_fp8_map_weight(encode, &args->b, &p->b, p->k, p->n, row->cols / 2);
     if (!mapped) return cudaErrorInvalidValue;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -1356,12 +2085,10 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *to, const void *from, int64
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int early, cudaStream_t stream) {
     const int64_t warps = ((int64_t)args->groups.count + 31) / 32, most = GMM_OFFSETS_THREADS / 32;
     const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < most ? warps : most);
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_split_offsets, dim3(1), dim3(threads), params, 0, stream);
+    return gmm_launch_early((const void *)gmm_split_offsets, early, 1, threads, 0, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
@@ -1537,6 +2264,12 @@ typedef struct gmm__copy_args {
     void *dst;
     int64_t rows, cols, src_ld, dst_ld;
 } gmm__copy_args;
+
+/* What a call leaves its kernels: blocks of a grid at most, and whether they may be launched early. */
+typedef struct gmm__room {
+    int64_t most;
+    int32_t early;
+} gmm__room;
 
 /* ..................................................................................................... Elements ... */
 
@@ -1808,6 +2541,11 @@ GMM__DEVICE uint32_t gmm__glu_from(uint32_t i, uint32_t ffn, uint32_t block, int
     return (run & 1u) * ffn + (run >> 1) * block + (i - run * block);
 }
 
+/* Warps that share a row whose products are added up: all of a block, or one. */
+static __host__ __device__ __forceinline__ GMM__UNUSED int32_t gmm__act_team(int32_t ffn) {
+    return ffn > (GMM__ELEM_WARPS - 1) * GMM__ELEM_SPAN ? GMM__ELEM_WARPS : 1;
+}
+
 /* Takes element i of eight from one place. */
 GMM__DEVICE void gmm__gather(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__eight *r) {
     if (m->dtype == GMM_F32) r->w[i] = ((const uint32_t *)m->data)[row * m->ld + col];
@@ -1893,6 +2631,7 @@ enum {
     GMM__QUANT_CODES = GMM_TILE + 4, /* bytes from row to row of codes that wait to be turned */
     GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
     GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
+    GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
     GMM__TURN_PER_SM = 4
 };
@@ -1906,11 +2645,17 @@ typedef struct gmm__quant_args {
     int64_t col_tiles;
     const int64_t *offsets;           /* grouped: [units + 1] rows */
     const int32_t *tiles;             /* grouped: [units + 1] strips */
+    gmm_groups groups;                /* read by the kernels themselves if `few` */
+    int32_t few;                      /* swift, at most 32 groups: offsets and tiles are not set */
     float *amax[2];                   /* [units]: of the rowwise and of the columnwise copy */
     float *lines, *columns;           /* amax by row and by column; NULL = not needed */
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
+    int32_t swift;                    /* whole vectors everywhere: bodies 10 and 11 may serve */
+    int32_t record;                   /* swift and delayed: the casts raise the amaxes of the copies */
+    int32_t backward;                 /* swift: tiles from the last to the first, which the caches still hold */
+    int64_t step[3], scale_step[2];   /* swift: bytes from matrix to matrix of copies and source; of their scales */
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -1953,9 +2698,9 @@ GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *ti
         p.start = (int64_t)tiles[g] * GMM_TILE;
         p.row = strip * GMM_TILE - p.start;
     } else {
-        const int64_t per = (rows + GMM_TILE - 1) / GMM_TILE;
-        p.unit = strip / per;
-        p.row = strip % per * GMM_TILE;
+        const uint32_t per = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), at = (uint32_t)strip;
+        p.unit = at / per;
+        p.row = (int64_t)(at % per) * GMM_TILE;
         p.first = p.start = 0;
         p.rows = rows;
     }
@@ -2038,31 +2783,34 @@ GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32
     return all;
 }
 
-/* Codes of four values, the first in the lowest bits. The instructions give the bits of the codecs. */
+/* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
+GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
+#if __CUDA_ARCH__ >= 890
+    uint16_t low, high;
+    if (e5m2) {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
+    } else {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
+    }
+    return (uint32_t)low | (uint32_t)high << 16;
+#else
+    const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;
+    return (uint32_t)gmm_encode_small(dtype, p[0]) | (uint32_t)gmm_encode_small(dtype, p[1]) << 8 |
+           (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
+#endif
+}
+GMM__DEVICE uint32_t gmm__quant_codes4(const float p[4]) {
+    return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
+           (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;
+}
 GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float factor) {
     float p[4];
     int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++) p[j] = gmm__fmul(v[j], factor);
-#if __CUDA_ARCH__ >= 890
-    if (dtype != GMM_E2M1) {
-        uint16_t low, high;
-        if (dtype == GMM_E4M3) {
-            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
-        } else {
-            asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-            asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
-        }
-        return (uint32_t)low | (uint32_t)high << 16;
-    }
-#else
-    if (dtype != GMM_E2M1)
-        return (uint32_t)gmm_encode_small(dtype, p[0]) | (uint32_t)gmm_encode_small(dtype, p[1]) << 8 |
-               (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
-#endif
-    return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
-           (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;
+    return dtype == GMM_E2M1 ? gmm__quant_codes4(p) : gmm__quant_codes8(dtype == GMM_E5M2, p);
 }
 
 /* Largest of the lanes that share a block; 4, 8 or 32 of them. */
@@ -2075,11 +2823,11 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     return v;
 }
 
-/* NV16 by the better of two scales, as on the host: the error of a block is summed in the order of its elements. */
-GMM__DEVICE uint8_t gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared) {
+/* NV16 by the better of two scales, as on the host: both, and what a block of one line misses by each, summed in the
+   order of its elements. */
+GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
+                                          uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
-    uint8_t scale[2];
-    float error[2];
     int32_t which, j, turn;
     scale[0] = gmm_f32_to_e4m3(base);
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
@@ -2102,7 +2850,6 @@ GMM__DEVICE uint8_t gmm__quant_four_over_six(const gmm_nv_global *n, const float
         }
         error[which] = sum;
     }
-    return error[1] < error[0] ? scale[1] : scale[0];
 }
 
 /* One copy of one tile. */
@@ -2169,8 +2916,14 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, gmm_scaling scaling, 
     if (scaling == GMM_SCALING_NV16) {
         gmm_nv_global global = s->global;
         if (!plain && s->per_line) global = gmm_nv_global_of(live ? s->amax[l] : 0.0f, global.e4m3_max);
-        stored = !plain && f->four_over_six ? gmm__quant_four_over_six(&global, v, amax, f->four_over_six == 2)
-                                            : gmm_nv_scale(&global, amax);
+        if (!plain && f->four_over_six && height > 1)
+            stored = shared_amax[GMM__QUANT_SQUARES + l / height * GMM_TILE_BLOCKS + block];
+        else if (!plain && f->four_over_six) {
+            uint8_t scale[2];
+            float error[2];
+            gmm__quant_four_over_six(&global, v, amax, f->four_over_six == 2, scale, error);
+            stored = scale[error[1] < error[0]];
+        } else stored = gmm_nv_scale(&global, amax);
         factor = gmm_nv_encode(&global, (uint8_t)stored);
     } else if (scaling == GMM_SCALING_MX32) {
         stored = gmm_mx_scale(amax, f->dtype);
@@ -2240,7 +2993,7 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scali
     int32_t l, i;
     gmm__quant_side_begin(a, scaling, s);
     if (height > 1) {
-        for (i = (int32_t)threadIdx.x; i < GMM_TILE_BLOCKS * GMM_TILE_BLOCKS; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
         __syncthreads();
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
@@ -2250,6 +3003,39 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scali
             bits = gmm__quant_block_max(gmm__quant_amax4(v), width / 4);
             if (lane % (width / 4) == 0)
                 atomicMax(&shared_amax[l / height * GMM_TILE_BLOCKS + lane / (width / 4)], bits);
+        }
+        __syncthreads();
+    }
+    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) { /* errors of rows fold in halves */
+        float *errors = (float *)(void *)codes; /* [2][GMM_TILE][GMM_TILE_BLOCKS] */
+        for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
+            uint8_t scale[2];
+            float v[4], error[2];
+            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
+            else gmm__quant_get_row(x, l, v);
+            gmm__quant_four_over_six(&s->global, v, gmm_f32_from_bits(shared_amax[l / 16 * GMM_TILE_BLOCKS + lane / 4]),
+                                     f->four_over_six == 2, scale, error);
+            for (i = 0; i < 2; i++)
+                if (lane % 4 == 0) errors[(i * GMM_TILE + l) * GMM_TILE_BLOCKS + lane / 4] = error[i];
+            if (lane % 4 == 0 && l % 16 == 0)
+                shared_amax[GMM__QUANT_SQUARES + l / 16 * GMM_TILE_BLOCKS + lane / 4] =
+                    (uint32_t)scale[0] | (uint32_t)scale[1] << 8;
+        }
+        __syncthreads();
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) {
+            uint32_t *chosen = &shared_amax[GMM__QUANT_SQUARES + i];
+            float *row[2];
+            int32_t by, j;
+            row[0] = errors + i / GMM_TILE_BLOCKS * 16 * GMM_TILE_BLOCKS + i % GMM_TILE_BLOCKS;
+            row[1] = row[0] + GMM_TILE * GMM_TILE_BLOCKS;
+            for (by = 8; by > 0; by /= 2)
+                for (j = 0; j < by; j++) {
+                    row[0][j * GMM_TILE_BLOCKS] = gmm__fadd(row[0][j * GMM_TILE_BLOCKS],
+                                                            row[0][(j + by) * GMM_TILE_BLOCKS]);
+                    row[1][j * GMM_TILE_BLOCKS] = gmm__fadd(row[1][j * GMM_TILE_BLOCKS],
+                                                            row[1][(j + by) * GMM_TILE_BLOCKS]);
+                }
+            *chosen = row[1][0] < row[0][0] ? *chosen >> 8 : *chosen & 0xFFu;
         }
         __syncthreads();
     }
@@ -2277,51 +3063,58 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scali
     }
 }
 
-/* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
-    const gmm_format *f = &a.format;
+/* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. For
+   threads `first`, first + step, ...; `settle`: what the casts read becomes what the caller gave. */
+GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t settle) {
+    const gmm_format *f = &a->format;
     const int32_t tensor = f->scaling == GMM_SCALING_TENSOR;
     const int32_t global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
-    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
-    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     int64_t i;
     int32_t k;
-    if (a.skip && *a.skip) return;
-    for (i = first; i < a.units; i += step) {
-        const gmm_mat *copy[2] = { &a.rowwise, &a.columnwise };
-        float amax[2];
-        amax[0] = a.amax[0][i];
-        amax[1] = f->hadamard ? a.amax[1][i] : amax[0];
+    for (i = first; i < a->units && global; i += step) {
+        const gmm_mat *copy[2] = { &a->rowwise, &a->columnwise };
+        float amax[2] = { 0.0f, 0.0f };
+        if (a->amax[0]) {
+            amax[0] = a->amax[0][i];
+            amax[1] = f->hadamard ? a->amax[1][i] : amax[0];
+        }
         for (k = 0; k < 2; k++) {
             if (copy[k]->dtype == GMM_NONE) continue;
-            if (a.phase == GMM_QUANT_CAST) amax[k] = copy[k]->amax[i];
-            else if (global && copy[k]->amax) {
+            if (a->phase == GMM_QUANT_CAST) amax[k] = copy[k]->amax[i];
+            else if (copy[k]->amax && !a->record) {
                 if (f->delayed)
                     copy[k]->amax[i] = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(amax[k]), copy[k]->amax[i]));
                 else copy[k]->amax[i] = amax[k];
             }
         }
-        if (a.phase == GMM_QUANT_CAST && tensor && copy[0]->dtype != GMM_NONE) amax[1] = amax[0];
-        a.amax[0][i] = amax[0];
-        a.amax[1][i] = amax[1];
-        for (k = 0; k < 2 && tensor && a.phase != GMM_QUANT_AMAX; k++) {
-            const float scale = f->delayed ? a.scale ? a.scale[i] : 1.0f
+        if (a->phase == GMM_QUANT_CAST && tensor && copy[0]->dtype != GMM_NONE) amax[1] = amax[0];
+        if (settle) {
+            a->amax[0][i] = amax[0];
+            a->amax[1][i] = amax[1];
+        }
+        for (k = 0; k < 2 && tensor && a->phase != GMM_QUANT_AMAX; k++) {
+            const float scale = f->delayed ? a->scale ? a->scale[i] : 1.0f
                                            : gmm_scale_from_amax(amax[k], gmm_dtype_largest(f->dtype),
                                                                  gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             gmm__qview v;
             if (copy[k]->dtype == GMM_NONE) continue;
-            v = gmm__qview_of(copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, a.grouped, i, 0, 0, 0, 1);
+            v = gmm__qview_of(copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, a->grouped, i, 0, 0, 0, 1);
             *(float *)(void *)v.scale = gmm_scale_inverse(scale);
         }
     }
-    for (i = first; a.columns && i < a.units * a.cols; i += step) {
-        const gmm__qview v = gmm__qview_of(&a.columnwise, GMM_COLUMNWISE, a.grouped, i / a.cols, 0, 0, 0, a.cols);
-        ((float *)(void *)v.scale)[i % a.cols] = gmm_scale_inverse(gmm_scale_from_amax(
-            a.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+    for (i = first; a->columns && i < a->units * a->cols; i += step) {
+        const gmm__qview v = gmm__qview_of(&a->columnwise, GMM_COLUMNWISE, a->grouped, i / a->cols, 0, 0, 0, a->cols);
+        ((float *)(void *)v.scale)[i % a->cols] = gmm_scale_inverse(gmm_scale_from_amax(
+            a->columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
     }
-    if (f->row_amax && a.rowwise.dtype != GMM_NONE)
-        for (i = first; i < (a.grouped ? a.offsets[a.units] : a.units * a.rows); i += step)
-            a.rowwise.amax[i] = a.lines[i];
+    if (f->row_amax && a->rowwise.dtype != GMM_NONE)
+        for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
+            a->rowwise.amax[i] = a->lines[i];
+}
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
+    if (a.skip && *a.skip) return;
+    gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
+                      1);
 }
 
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
@@ -2329,6 +3122,190 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
     if (a.skip && *a.skip) return;
     for (r = *a.live + blockIdx.x; r < a.rows; r += gridDim.x)
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
+}
+
+/* --- whole vectors: what serves usual shapes at the speed of memory --- */
+
+/* A block takes a tile. A warp takes 32 rows by 64 columns of it: lane 8 q + c rows 8 q to 8 q + 7 and columns 8 c to
+   8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a lane
+   has 8 codes of every line of a copy. Maxima and factors of blocks meet in shared memory, where one thread makes four
+   scales; transposed codes are turned there. */
+enum {
+    GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
+    GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
+    GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
+    GMM__SWIFT_FACTORS = GMM_TILE * (GMM_TILE_BLOCKS + 1)     /* one apart, so that lines meet in no bank */
+};
+
+/* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
+   counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
+enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
+GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
+    return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
+}
+GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
+    const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
+    return v;
+}
+GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
+GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %1;\nmax.bf16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nmax.f16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+/* The largest of a word of maxima, as bits of an fp32. */
+GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t most) {
+    const uint32_t low = most << 16, high = most & 0xFFFF0000u;
+    return low > high ? low : high;
+}
+GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
+    const uint32_t low = most & 0xFFFFu, high = most >> 16, w = low > high ? low : high;
+    return gmm_f32_bits(gmm__word_value_f16(&w, 0));
+}
+GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
+/* The same where a NaN counts as more than all others. */
+GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %1;\nmax.NaN.bf16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nmax.NaN.f16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+
+/* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
+   each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. None of the
+   products may be a NaN or reach 7. */
+GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by) {
+    uint32_t codes = 0, odd, even;
+    int32_t j;
+#pragma unroll
+    for (j = 7; j >= 0; j--) {
+        uint32_t low, middle, high;
+        asm("{\n.reg .f32 m, t;\nabs.f32 m, %3;\nabs.f32 t, %4;\nmul.rn.f32 m, m, t;\n"
+            "fma.rn.f32 t, m, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
+            "add.rn.f32 t, m, 0f4B000002;\nmov.b32 %1, t;\n"
+            "fma.rn.f32 t, m, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
+            : "=r"(low), "=r"(middle), "=r"(high) : "f"(v[j]), "f"(by));
+        low = low < middle ? low : middle;
+        codes = codes * 16 + (low < high ? low : high);
+    }
+    codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
+    odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
+                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
+    even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
+                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
+    return codes | (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
+}
+/* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
+GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i += 2) {
+        const uint32_t low = (w[i] & 0x0F0F0F0Fu) | ((w[i + 1] << 4) & 0xF0F0F0F0u);
+        w[i + 1] = ((w[i] >> 4) & 0x0F0F0F0Fu) | (w[i + 1] & 0xF0F0F0F0u);
+        w[i] = low;
+    }
+#pragma unroll
+    for (i = 0; i < 8; i++)
+        if (!(i & 2)) {
+            const uint32_t low = __byte_perm(w[i], w[i + 2], 0x6240);
+            w[i + 2] = __byte_perm(w[i], w[i + 2], 0x7351);
+            w[i] = low;
+        }
+#pragma unroll
+    for (i = 0; i < 4; i++) {
+        const uint32_t low = __byte_perm(w[i], w[i + 4], 0x5410);
+        w[i + 4] = __byte_perm(w[i], w[i + 4], 0x7632);
+        w[i] = low;
+    }
+}
+
+/* The strips of a call. All threads. */
+GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
+    gmm_warp_split w = { 0, 0, 0, 0 };
+    if (a->few) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 && blockIdx.y == 0);
+    w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
+    return w;
+}
+/* The tile of a block in a strip: the strip's place, the tile's first column and its columns. */
+GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t strip,
+                                              int32_t *c0, int32_t *n) {
+    const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
+    gmm__quant_place p;
+    *c0 = tile * GMM_TILE;
+    *n = (int32_t)a->cols - *c0 < GMM_TILE ? (int32_t)a->cols - *c0 : (int32_t)GMM_TILE;
+    strip = a->backward ? w->total - 1 - strip : strip;
+    if (!a->few) return gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+    {
+        const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
+        const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
+        const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        p.unit = g;
+        p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
+        p.rows = rows;
+        p.start = (int64_t)before * GMM_TILE;
+        p.row = (int64_t)(strip - before) * GMM_TILE;
+        p.m = rows - (int32_t)p.row < GMM_TILE ? rows - (int32_t)p.row : (int32_t)GMM_TILE;
+    }
+    return p;
+}
+GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
+    return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
+}
+GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
+    return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
+}
+GMM__DEVICE void gmm__swift_put1(uint8_t *to, uint32_t a) {
+    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(to)), "r"(a) : "memory");
+}
+GMM__DEVICE void gmm__swift_put2(uint8_t *to, uint32_t a, uint32_t b) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
+}
+GMM__DEVICE void gmm__swift_put4(uint8_t *to, uint4 v) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+/* gmm_mx_scale and gmm_e8m0_reciprocal of an amax that is no NaN. `inverse`: of the dtype's largest. */
+GMM__DEVICE uint32_t gmm__swift_mx(float amax, float inverse, float *factor) {
+    const uint32_t u = gmm_f32_bits(gmm__fmul(amax, inverse)), up = (u + 0x7FFFFFu) >> 23;
+    const uint32_t k = u <= 0x400000u ? 0u : up < 254u ? up : 254u, by = (254u - k) << 23;
+    *factor = gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
+    return k;
+}
+/* gmm_nv_scale. */
+GMM__DEVICE uint32_t gmm__swift_nv(float amax, float mult) {
+    const float v = gmm__finite_cap(gmm__fmul(amax, mult));
+#if __CUDA_ARCH__ >= 890
+    uint16_t code;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(code) : "f"(0.0f), "f"(v));
+    return code;
+#else
+    return gmm_f32_to_e4m3(v);
+#endif
+}
+
+/* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
+   the tile begins with line `line` and block `block`, and a line has `along` scales. */
+GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+                                   int32_t l, int32_t quad, uint32_t four) {
+    if (order == GMM_SCALES_SWIZZLED)
+        to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
+    else to += (int64_t)line * along + block + (l * along + quad);
+    if (block + quad < along) gmm__swift_put1(to, four);
 }
 
 /* Values of a copy, in the order of the source. */
@@ -2442,6 +3419,43 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
+/* A rank's part of sharded masters: amaxes of blocks by maxima on their bits, or scales and codes. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amaxes_of(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+    int64_t i;
+    int32_t k;
+    for (i = first; i < a.length; i += step) {
+        const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
+        const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
+        for (k = 0; k < 2 + (a.format.scaling == GMM_SCALING_NV16); k++)
+            if (k == 2 || a.copy[k].dtype != GMM_NONE) {
+                uint32_t *to = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                if (bits > *(volatile uint32_t *)to) atomicMax(to, bits);
+            }
+    }
+}
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+    int64_t i, lines, blocks;
+    int32_t k;
+    for (k = 0; k < 2; k++) {
+        if (a.copy[k].dtype == GMM_NONE) continue;
+        gmm__shard_scales(&a, k, &lines, &blocks);
+        for (i = first; i < a.count * lines * blocks; i += step) gmm__shard_store_scale(&a, k, i);
+        for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
+    }
+}
+static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t most,
+                                                 cudaStream_t stream) {
+    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
+    void *params[1];
+    params[0] = (void *)(uintptr_t)a;
+    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amaxes_of : (const void *)gmm_shard_codes,
+                            dim3((unsigned)(work < most ? work : most)), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+}
+
 #define GMM__BODY 6
 #define GMM__TAG bf16
 #include GMM_KERNELS_FILE
@@ -2451,7 +3465,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* Casts: any format of each source; and for BF16 the usual formats, whose branches then are gone. */
+/* Casts: any format of each source. */
 #define GMM__BODY 7
 #define GMM__PLAIN 0
 #define GMM__SCALING a.format.scaling
@@ -2466,22 +3480,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 #include GMM_KERNELS_FILE
 #undef GMM__PLAIN
 #undef GMM__SCALING
+/* NV16 of BF16: transformed or rounded at random. */
 #define GMM__PLAIN 1
-#define GMM__SCALING GMM_SCALING_TENSOR
-#define GMM__TAG tensor_bf16
-#define GMM__SOURCE bf16
-#include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_1X128
-#define GMM__TAG 1x128_bf16
-#define GMM__SOURCE bf16
-#include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_MX32
-#define GMM__TAG mx32_bf16
-#define GMM__SOURCE bf16
-#include GMM_KERNELS_FILE
-#undef GMM__SCALING
 #define GMM__SCALING GMM_SCALING_NV16
 #define GMM__TAG nv16_bf16
 #define GMM__SOURCE bf16
@@ -2490,49 +3490,149 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 #undef GMM__PLAIN
 #undef GMM__BODY
 
+#define GMM__BODY 10
+#define GMM__TAG bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f32
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+
+/* X(name, scaling): the kernels of whole vectors, one for every source. */
+#define GMM__SWIFT_LIST(X) \
+    X(tensor, GMM_SCALING_TENSOR) \
+    X(row, GMM_SCALING_ROW) \
+    X(1x128, GMM_SCALING_1X128) \
+    X(128x128, GMM_SCALING_128X128) \
+    X(mx32, GMM_SCALING_MX32) \
+    X(nv16, GMM_SCALING_NV16)
+
+#define GMM__BODY 11
+#define GMM__SCALING GMM_SCALING_TENSOR
+#define GMM__TAG tensor_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG tensor_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG tensor_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_ROW
+#define GMM__TAG row_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG row_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG row_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_1X128
+#define GMM__TAG 1x128_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 1x128_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 1x128_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_128X128
+#define GMM__TAG 128x128_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 128x128_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG 128x128_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_MX32
+#define GMM__TAG mx32_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG mx32_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG mx32_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#define GMM__SCALING GMM_SCALING_NV16
+#define GMM__TAG nv16_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG nv16_f16
+#define GMM__SOURCE f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG nv16_f32
+#define GMM__SOURCE f32
+#include GMM_KERNELS_FILE
+#undef GMM__SCALING
+#undef GMM__BODY
+
 /* The first row that fits a call serves it; scaling NONE fits all. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype; /* of the source */
     gmm_scaling scaling;
+    int32_t swift, plain; /* plain: no squares, no choice of scales, no amax per row */
     const void *amax, *cast;
 } gmm_quantize_kernel;
+#define GMM__X(tag, scaling) \
+    { GMM_BF16, scaling, 1, 0, (const void *)gmm_amax_bf16, (const void *)gmm_cast_##tag##_bf16 }, \
+    { GMM_F16, scaling, 1, 0, (const void *)gmm_amax_f16, (const void *)gmm_cast_##tag##_f16 }, \
+    { GMM_F32, scaling, 1, 0, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_TENSOR, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_tensor_bf16 },
-    { GMM_BF16, GMM_SCALING_1X128, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_1x128_bf16 },
-    { GMM_BF16, GMM_SCALING_MX32, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_mx32_bf16 },
-    { GMM_BF16, GMM_SCALING_NV16, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_nv16_bf16 },
-    { GMM_BF16, GMM_SCALING_NONE, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
-    { GMM_F16, GMM_SCALING_NONE, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
-    { GMM_F32, GMM_SCALING_NONE, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
+    GMM__SWIFT_LIST(GMM__X)
+    { GMM_BF16, GMM_SCALING_NV16, 0, 1, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_nv16_bf16 },
+    { GMM_BF16, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
+    { GMM_F16, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
+    { GMM_F32, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
+#undef GMM__X
 
-static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t items,
-                                               int64_t most, cudaStream_t stream) {
+/* `most`: blocks of kernels that stay on the multiprocessors; `stream_most`: of those in the order of addresses. */
+static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
+                                               int64_t most, int64_t stream_most, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
-    const int32_t shared = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32 ? GMM__QUANT_SHARED
-                                                                                                   : GMM__QUANT_TILE;
-    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
     const int plain = !a->format.square && !a->format.four_over_six && !a->format.row_amax;
+    const int apart = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
+    const int errors = a->format.square && a->format.four_over_six;
+    const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
+    const int64_t items = strips * a->col_tiles, high = stream_most / a->col_tiles;
+    const int64_t y = strips < high ? strips : high < 65535 ? high : 65535;
+    dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most));
     cudaError_t e = cudaSuccess;
+    gmm__quant_args forward = *a;
     void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    while (row->dtype != dtype || (row->scaling != GMM_SCALING_NONE && (row->scaling != a->format.scaling || !plain)))
+    if (a->swift) grid = dim3((unsigned)a->col_tiles, (unsigned)(y < 1 ? 1 : y));
+    while (row->dtype != dtype || row->swift > a->swift || row->plain > plain ||
+           (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
+    forward.backward = 0;
+    params[0] = &forward;
     if (amax) {
-        e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
+        if (amax_room) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_room);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->amax, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, GMM__QUANT_TILE,
-                                 stream);
+            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_room, stream);
     }
-    if (e == cudaSuccess)
+    if (e == cudaSuccess && (!a->swift || !cast))
         e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(most < 64 ? most : 64)),
                              dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    params[0] = (void *)(uintptr_t)a;
     if (e == cudaSuccess && cast) {
-        e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
+        if (cast_room)
+            e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->cast, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, (size_t)shared,
-                                 stream);
+            e = cudaLaunchKernel(row->cast, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_room, stream);
     }
     return e;
 }
@@ -2578,6 +3678,7 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
 
 /* y = beta y + scale (start + x_0 + x_1 + ...). Two spans per task, so that two accesses or more are under way. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
+    gmm_early();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < a.rows; gmm__walk_next(&w)) {
@@ -2625,6 +3726,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
 
 /* dst = src in another float dtype. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
+    gmm_early();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
     gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < a.rows; gmm__walk_next(&w)) {
@@ -2690,6 +3792,7 @@ GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
 
 /* A warp routes a token after the other; with losses, ROUTE_CHUNK of them, whose loss terms it adds up. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
+    gmm_early();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int64_t chunk = a.sums ? GMM__ROUTE_CHUNK : 1, chunks = (a.tokens + chunk - 1) / chunk;
     const int32_t lane = gmm__lane();
@@ -2748,6 +3851,7 @@ typedef struct gmm__fold_args {
 } gmm__fold_args;
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_constant__ gmm__fold_args a) {
+    gmm_early();
     __shared__ float part[GMM__ELEM_WARPS][32];
     const int64_t tiles = (a.cols + 31) / 32, folds = (a.rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
     int64_t i;
@@ -2771,6 +3875,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_co
 
 /* One warp: prefix sums of the counts, and the losses from the sums over all tokens. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gmm__route_args a) {
+    gmm_early();
     const int32_t lane = gmm__lane();
     int32_t base;
     int64_t begin = 0;
@@ -2794,6 +3899,7 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gm
 /* A warp per token. w[e] = score times its gradient: then every score in a denominator meets one in a numerator, and no
    quotient of small numbers is left. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
+    gmm_early();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int32_t lane = gmm__lane();
     const float aux = a.aux != 0.0f ? (a.dloss ? a.dloss[0] : 1.0f) * a.aux : 0.0f;
@@ -2858,6 +3964,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
 
 /* Slots per expert of each chunk. Integer atomics: the order of arrival does not matter. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid_constant__ gmm__map_args a) {
+    gmm_early();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED; /* else the launcher has zeroed a.counts */
@@ -2886,6 +3993,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid
 
 /* A warp per expert: prefix sums over the chunks, in place; totals into starts. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_constant__ gmm__map_args a) {
+    gmm_early();
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     int64_t e;
     for (e = (int64_t)blockIdx.x * GMM__ELEM_WARPS + gmm__warp(); e < a.experts;
@@ -2905,6 +4013,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_
 
 /* One warp: where each expert starts, how many rows it gets, and whether all fit. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ gmm__map_args a) {
+    gmm_early();
     int64_t begin = 0;
     int32_t base, over = 0;
     for (base = 0; base < a.experts; base += 32) {
@@ -2925,6 +4034,7 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ 
 
 /* A warp (= block) per chunk: ranks 32 slots at a time, in their order. */
 GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__ gmm__map_args a) {
+    gmm_early();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED;
@@ -2958,6 +4068,7 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
 
 /* dprobs of each slot from the gradient of its row's probability; dropped slots get 0. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     const int64_t slots = a.tokens * a.topk, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     int64_t i;
     for (i = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + threadIdx.x; i < slots; i += stride) {
@@ -2968,25 +4079,20 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
 
 /* .................................................................................................... Launchers ... */
 
-/* Grids have `most` blocks at most, and kernels loop. Results do not depend on it. */
-static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, int64_t most, int32_t threads,
+/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_early. */
+static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__room room, int32_t threads,
                                              size_t shared, const void *args, cudaStream_t stream) {
-    void *list[1];
-    dim3 grid, block;
-    if (blocks > most) blocks = most;
+    if (blocks > room.most) blocks = room.most;
     if (blocks < 1) blocks = 1;
-    grid.x = (unsigned)blocks;
-    block.x = (unsigned)threads;
-    list[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel(kernel, grid, block, list, shared, stream);
+    return gmm_launch_early(kernel, room.early, (unsigned)blocks, (unsigned)threads, shared, args, stream);
 }
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */
-static GMM__UNUSED cudaError_t gmm__k_launch_walk(const void *kernel, int64_t rows, int64_t parts, int64_t most,
+static GMM__UNUSED cudaError_t gmm__k_launch_walk(const void *kernel, int64_t rows, int64_t parts, gmm__room room,
                                                   const void *args, cudaStream_t stream) {
     if (rows <= 0 || parts <= 0) return cudaSuccess;
     if (rows > INT32_MAX || parts > INT32_MAX) return cudaErrorInvalidValue;
-    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, most, GMM__ELEM_BLOCK, 0, args, stream);
+    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, room, GMM__ELEM_BLOCK, 0, args, stream);
 }
 
 /* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
@@ -3062,7 +4168,7 @@ static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
                                                     : GMM__GLU_ELEMENT;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* of a warp */
@@ -3071,11 +4177,11 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, int64_t
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
-    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), most, &a,
+    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), room, &a,
                               stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     gmm__k_act_layout(&a);
@@ -3083,7 +4189,8 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, int64_t
     dtype = gmm__k_common(gmm__k_common(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
-    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows, a.dprob ? 1 : gmm__k_parts(a.ffn), most, &a, stream);
+    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows,
+                              a.dprob ? (int64_t)gmm__act_team(a.ffn) : gmm__k_parts(a.ffn), room, &a, stream);
 }
 
 /* Warps per block and blocks of the routing kernels; *shared is 0 where the arrays need `scratch`. */
@@ -3115,7 +4222,7 @@ static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts)
     return (size_t)all * (size_t)(experts + (int64_t)1) * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
@@ -3125,8 +4232,8 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int6
     if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
     if (status == cudaSuccess && a.tokens > 0) {
         const int64_t tasks = a.sums ? rows : a.tokens;
-        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, most),
-                               most, warps * 32, shared, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, room.most),
+                               room, warps * 32, shared, &a, stream);
     }
     if (a.tokens == 0) a.sums = NULL;
     while (status == cudaSuccess && a.sums && rows > 1) {
@@ -3136,22 +4243,22 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int6
         fold.rows = rows;
         fold.cols = a.experts + (int64_t)1;
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), most,
+        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), room,
                                GMM__ELEM_BLOCK, 0, &fold, stream);
         a.sums = fold.out;
     }
     if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss))
-        status = gmm__k_launch((const void *)gmm_route_finish, 1, 1, 32, 0, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_finish, 1, room, 32, 0, &a, stream);
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
     if (a.tokens == 0) return cudaSuccess;
     if (shared) a.scratch = NULL;
-    return gmm__k_launch((const void *)gmm_route_gradient, gmm__route_blocks(a.tokens, warps, shared, most), most,
+    return gmm__k_launch((const void *)gmm_route_gradient, gmm__route_blocks(a.tokens, warps, shared, room.most), room,
                          warps * 32, shared, &a, stream);
 }
 
@@ -3159,7 +4266,7 @@ static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) 
     return (size_t)((slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK) * (size_t)experts * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__room room, cudaStream_t stream) {
     const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
     const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     cudaError_t status = cudaSuccess;
@@ -3167,15 +4274,15 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, int64_
     if (status == cudaSuccess && !shared && chunks > 0)
         status = cudaMemsetAsync(a->counts, 0, gmm__map_counts_bytes(a->slots, a->experts), stream);
     if (status == cudaSuccess && chunks > 0)
-        status = gmm__k_launch((const void *)gmm_permute_count, chunks, most, GMM__ELEM_BLOCK, shared, a,
+        status = gmm__k_launch((const void *)gmm_permute_count, chunks, room, GMM__ELEM_BLOCK, shared, a,
                                stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, most,
+        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, room,
                                GMM__ELEM_BLOCK, 0, a, stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_starts, 1, 1, 32, 0, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_starts, 1, room, 32, 0, a, stream);
     if (status == cudaSuccess && chunks > 0 && (a->row_of || a->slot_of))
-        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, most, 32, shared, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, room, 32, shared, a, stream);
     return status;
 }
 
@@ -3191,7 +4298,7 @@ static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t 
 }
 
 /* dst[r] = src[token of r]; row_probs. With row_of, tokens are read once; with one expert per token they are anyway. */
-static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__room room, cudaStream_t stream) {
     gmm__permute_args a = *args;
     const uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.hidden);
     const int tokens = a.row_of && a.topk > 1;
@@ -3200,7 +4307,7 @@ static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args
     gmm__k_in_units(&a.src, &a.dst, &a.hidden, bytes);
     runs = gmm__k_runs(a.hidden);
     if (tokens) rows = a.tokens > a.capacity / 32 / runs ? a.tokens : a.capacity / 32 / runs + 1;
-    return gmm__k_launch_walk(kernel, a.capacity > 0 ? rows : 0, runs, most, &a, stream);
+    return gmm__k_launch_walk(kernel, a.capacity > 0 ? rows : 0, runs, room, &a, stream);
 }
 
 /* Row of the precision table, and which columns a lane takes. */
@@ -3210,46 +4317,49 @@ static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
 }
 
 /* dst[t] = sum over slots of (probs) src[row]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, gmm__room room,
+                                                    cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), most, &a, stream);
+    return gmm__k_launch_walk(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), room, &a, stream);
 }
 
 /* dst[r] = (probs) src[token of r]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, gmm__room room,
+                                                    cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, most, &a,
+    return gmm__k_launch_walk(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, room, &a,
                               stream);
 }
 
 /* dprobs[slot] = src[token] . dst[row]; both are read. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, gmm__room room,
+                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, most, &a, stream);
+    return gmm__k_launch_walk(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, room, &a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__room room, cudaStream_t stream) {
     const int64_t slots = a->tokens * a->topk;
     if (slots == 0) return cudaSuccess;
     return gmm__k_launch((const void *)gmm_gather_probs, (slots + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK,
-                         most, GMM__ELEM_BLOCK, 0, a, stream);
+                         room, GMM__ELEM_BLOCK, 0, a, stream);
 }
 
 /* Row j of group g of dst is row j of group g of src, or zeros where src has no such row. */
-static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__room room, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
     const void *kernel = gmm__k_pick_pad(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
     gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
     /* without rows there still are sizes and faults */
-    return gmm__k_launch_walk(kernel, a.rows > 0 ? a.rows : 1, gmm__k_runs(a.cols), most, &a, stream);
+    return gmm__k_launch_walk(kernel, a.rows > 0 ? a.rows : 1, gmm__k_runs(a.cols), room, &a, stream);
 }
 
 /* The 2 ffn rows of each of `count` matrices move. Tables: elements of device tables are aligned to the dtype only. */
-static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.cols);
@@ -3263,11 +4373,11 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, int64_
     gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
     a.src_stride = a.src_stride * size / bytes;
     a.dst_stride = a.dst_stride * size / bytes;
-    return gmm__k_launch_walk(kernel, a.count * 2 * a.ffn, gmm__k_runs(a.cols), most, &a, stream);
+    return gmm__k_launch_walk(kernel, a.count * 2 * a.ffn, gmm__k_runs(a.cols), room, &a, stream);
 }
 
 /* The 2 ffn columns of one matrix of `count` rows move. */
-static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
@@ -3275,7 +4385,7 @@ static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, int
     if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
     a.ffn = a.ffn * size / bytes;
     gmm__k_in_units(&a.src, &a.dst, &a.block, bytes);
-    return gmm__k_launch_walk(kernel, a.count, gmm__k_runs(2 * a.ffn), most, &a, stream);
+    return gmm__k_launch_walk(kernel, a.count, gmm__k_runs(2 * a.ffn), room, &a, stream);
 }
 
 /* A matrix without gaps is one long row. */
@@ -3293,7 +4403,8 @@ static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {
     return (char *)m->data + col * gmm__k_bytes(m->dtype);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, gmm__room room,
+                                                 cudaStream_t stream) {
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t left;
@@ -3302,7 +4413,7 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
         if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
         if (a.cols > left) a.cols = left;
-        status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, most, &a,
+        status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room, &a,
                                     stream);
         for (j = 0; j < a.count; j++) a.addends[j] += a.cols * gmm__k_bytes(a.x.dtype);
         a.y.data = gmm__k_column(&a.y, a.cols);
@@ -3311,7 +4422,7 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm__room room, cudaStream_t stream) {
     gmm__convert_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t left;
@@ -3327,12 +4438,12 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, int
         copy.cols = a.cols;
         copy.src_ld = a.src.ld;
         copy.dst_ld = a.dst.ld;
-        return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), most, &copy, stream);
+        return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), room, &copy, stream);
     }
     for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
         if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
         if (a.cols > left) a.cols = left;
-        status = gmm__k_launch_walk((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, most, &a,
+        status = gmm__k_launch_walk((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room, &a,
                                     stream);
         a.src.data = gmm__k_column(&a.src, a.cols);
         a.dst.data = gmm__k_column(&a.dst, a.cols);
@@ -3601,6 +4712,267 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
 }
 #undef GMM__OP
 
+/* ............................................................... Body: product of quantized operands ... */
+#elif GMM__BODY == 10
+
+#if !defined(GMM__OP) || !defined(GMM__KIND)
+#error "gmm: this body needs GMM__OP and GMM__KIND"
+#endif
+#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _quant_), GMM__KIND)
+
+GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
+    enum {
+        TA = (int)GMM__CAT(gmm_qa_, GMM__KIND), TB = (int)GMM__CAT(gmm_qb_, GMM__KIND),
+        PARTS = (int)GMM__CAT(gmm_qparts_, GMM__KIND), RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        BM = GMM_Q_ROWS, BN = PARTS ? (int)gmm_q_cols_1 : (int)gmm_q_cols_0, LINES = BM + BN, BWIDE = PARTS ? 1 : 2,
+        WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_Q_DEPTH / 16, /* 2 x 4 warps */
+        A_LINE = TA ? 2 * BM : 2 * GMM_Q_DEPTH, B_LINE = TB ? 2 * BN : 2 * GMM_Q_DEPTH, /* bytes */
+        A_BYTES = 2 * BM * GMM_Q_DEPTH, STAGE = A_BYTES + 2 * BN * GMM_Q_DEPTH,
+        SLOT = PARTS ? (int)gmm_q_slot_1 : (int)gmm_q_slot_0, OUT_LD = WN + 8, OUT_LANES = WN / 4,
+        OUT_ROWS = 32 / OUT_LANES
+    };
+    const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qdtype_, GMM__KIND);
+    extern __shared__ __align__(1024) char gmm_shared[];
+    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
+    const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid >> 5, warp_m = warp / 4 * 64, warp_n = warp % 4 * WN;
+    const gmm_scaling sa = args.a.scaling, sb = args.b.scaling, s0 = tid < BM ? sa : sb;
+    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE; /* A needs nothing but to travel */
+    const int scaled = PARTS || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
+    const int a_passes = tokens ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
+    const int b_passes = (args.b.dtype == GMM_E2M1 ? 1 : 2) * (BN / 128);
+    char *const slots = gmm_shared + 2 * STAGE;
+    gmm_gemm_tile *const kept = (gmm_gemm_tile *)(void *)(slots + 4 * SLOT);
+    float *out = (float *)(void *)gmm_shared + warp * 8 * OUT_LD;
+    uint32_t a_at, b_at, a[2][4], b[NT / 2][4], next0, next1;
+    uint4 ra[2], rb[BN / 64];
+    gmm_gemm_tile tile;
+    gmm_qside qa, qb;
+    const uint8_t *line0, *line1;
+    gmm_qsteps steps;
+    float acc[MT][NT][4], sum[PARTS ? MT : 1][NT][4];
+    int64_t at = blockIdx.x;
+    int i, j, h, d, s, depth;
+
+    steps.block = steps.four = 0;
+    if (TA)
+        a_at = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
+    else a_at = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
+    if (TB) b_at = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
+    else b_at = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+    b_at += A_BYTES;
+
+/* Fragments of step s of the stage at `base`: of 16 rows, and of all columns. */
+#define GMM__LOAD_A(base, s, i) \
+    if (TA) gmm_ldmatrix_t(a[(i) & 1], (base) + (a_at ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
+    else gmm_ldmatrix(a[(i) & 1], (base) + (a_at ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
+#define GMM__LOAD_B(base, s) \
+    _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
+        if (TB) gmm_ldmatrix_t(b[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix(b[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+/* The operands of the tile's group. */
+#define GMM__VIEWS \
+    const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_Q_ROWS, rows = RAGGED_K ? tile.k : tile.m; \
+    const gmm__qview va = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
+    const gmm__qview vb = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
+                                        RAGGED_K ? start : 0, RAGGED_K ? rows : args.b_rows, args.b_cols)
+/* Scales of stage q, asked for before, are kept; the next ones are asked for. */
+#define GMM__KEEP(q) \
+    gmm_q_keep(dtype, PARTS, s0, next0, slots + ((q) & 3) * SLOT, tid, LINES); \
+    if (LINES > 256 && tid < 128) gmm_q_keep(dtype, PARTS, sb, next1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
+    GMM__PEEK((q) + 1)
+#define GMM__PEEK(q) \
+    next0 = gmm_q_peek(line0, PARTS ? steps : tid < BM ? GMM__STEPS(a) : GMM__STEPS(b), s0, q, k); \
+    if (LINES > 256 && tid < 128) next1 = gmm_q_peek(line1, GMM__STEPS(b), sb, q, k)
+#define GMM__STEPS(x) gmm_q_steps(&args.x, GMM__CAT(gmm_q##x##_, GMM__KIND), args.x##_cols)
+/* Chunk i of stage t becomes elements; its successor is asked for. */
+#define GMM__EXPAND(x, apart, wide, i, t, first) \
+    gmm_q_expand(dtype, &args.x, apart, wide, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (first), \
+                 scaled && !PARTS ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((first) ? BM : 0) : NULL, \
+                 LINES); \
+    r##x[i] = gmm_q_fetch(&q##x, &args.x, apart, wide, i)
+
+    for (tile.g = 0; gmm_gemm_next(&args.p, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
+        const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
+        const int blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        {
+            GMM__VIEWS;
+            gmm_q_open(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
+            gmm_q_open(&qb, &args.b, &vb, TB, BWIDE, 0, tile.n0, args.p.n, k);
+            line0 = tid < BM ? gmm_q_line(&va, sa, tile.m0 + tid, tile.m)
+                             : gmm_q_line(&vb, sb, tile.n0 + tid - BM, args.p.n);
+            line1 = gmm_q_line(&vb, sb, tile.n0 + tid + 128, args.p.n);
+            if (PARTS)
+                steps = tid < BM ? gmm_q_steps(&args.a, TA, va.lines) : gmm_q_steps(&args.b, TB, vb.lines);
+        }
+        depth = k > 0 ? (k + GMM_Q_DEPTH - 1) / GMM_Q_DEPTH : 1; /* an empty group multiplies one stage of zeros */
+#pragma unroll
+        for (i = 0; i < 2; i++)
+            if (i < a_passes) ra[i] = gmm_q_fetch(&qa, &args.a, TA, 1, i);
+#pragma unroll
+        for (i = 0; i < BN / 64; i++)
+            if (i < b_passes) rb[i] = gmm_q_fetch(&qb, &args.b, TB, BWIDE, i);
+        if (scaled) {
+            next1 = 0;
+            GMM__PEEK(0);
+            GMM__KEEP(0);
+        }
+        __syncthreads(); /* scales are there, and results of the tile before have left */
+        if (tid == 0) *kept = tile; /* not in registers while products are made */
+        if (scaled) {
+            GMM__KEEP(1);
+        }
+        if (tokens) gmm_q_bring(&qa, &args.a, gmm_shared);
+        gmm_cp_commit();
+        gmm_q_advance(&qa, &args.a, TA);
+        gmm_q_advance(&qb, &args.b, TB);
+#pragma unroll
+        for (i = 0; i < 2; i++)
+            if (i < a_passes) {
+                GMM__EXPAND(a, TA, 1, i, 0, 0);
+            }
+#pragma unroll
+        for (i = 0; i < BN / 64; i++)
+            if (i < b_passes) {
+                GMM__EXPAND(b, TB, BWIDE, i, 0, A_BYTES);
+            }
+#pragma unroll
+        for (i = 0; i < MT; i++)
+#pragma unroll
+            for (j = 0; j < NT; j++)
+#pragma unroll
+                for (h = 0; h < 4; h++) acc[i][j][h] = sum[PARTS ? i : 0][j][h] = 0.0f;
+        gmm_gemm_prefetch(&args.p, RAGGED_K, &tile, BM, BN);
+
+        for (d = 0; d < depth; d++) {
+            const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
+            const int more = d + 1 < depth;
+            GMM__CP_WAIT(0);
+            __syncthreads(); /* stage d is there, and d - 1 has been read */
+            if (tokens && more) gmm_q_bring(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
+            gmm_cp_commit();
+            if (!tokens || more) gmm_q_advance(&qa, &args.a, TA);
+            gmm_q_advance(&qb, &args.b, TB);
+            if (scaled) {
+                GMM__KEEP(d + 2);
+            }
+            GMM__LOAD_A(base, 0, 0);
+            GMM__LOAD_B(base, 0);
+#pragma unroll
+            for (s = 0; s < KT; s++) { /* between products, a part of the next stage is made */
+#pragma unroll
+                for (i = 0; i < MT; i++) {
+                    if (i + 1 < MT) {
+                        GMM__LOAD_A(base, s, i + 1);
+                    }
+                    if (i >= blocks) continue;
+#pragma unroll
+                    for (j = 0; j < NT; j++)
+                        if (dtype == GMM_BF16) gmm_mma_bf16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
+                        else gmm_mma_f16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
+                }
+                if (s + 1 < KT) {
+                    GMM__LOAD_A(base, s + 1, 0);
+                    GMM__LOAD_B(base, s + 1);
+                }
+                if (s < 2 && more && s < a_passes) {
+                    GMM__EXPAND(a, TA, 1, s % 2, d + 1, 0);
+                }
+                if (s < BN / 64 && more && s < b_passes) {
+                    GMM__EXPAND(b, TB, BWIDE, s % (BN / 64), d + 1, A_BYTES);
+                }
+                if (PARTS && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !more)))) {
+                    const float *scale = (const float *)(void *)(slots + (d & 3) * SLOT) +
+                                         (args.block == 32 ? s / 2 * LINES : 0);
+#pragma unroll
+                    for (i = 0; i < MT; i++)
+#pragma unroll
+                        for (j = 0; j < NT; j++)
+#pragma unroll
+                            for (h = 0; h < 4; h++) {
+                                const float x = scale[warp_m + i * 16 + (lane >> 2) + h / 2 * 8];
+                                const float y = scale[BM + warp_n + j * 8 + (lane & 3) * 2 + h % 2];
+                                sum[PARTS ? i : 0][j][h] = __fmaf_rn(__fmul_rn(acc[i][j][h], x), y,
+                                                                     sum[PARTS ? i : 0][j][h]);
+                                acc[i][j][h] = 0.0f;
+                            }
+                }
+            }
+        }
+
+        { /* what is outside of the sums; then they leave as those of plain products do */
+            gmm_gemm_out o;
+            __syncthreads(); /* elements have been read: results stand there now */
+            tile = *kept;
+            GMM__VIEWS;
+            const float share = gmm__fdiv(1.0f, gmm__fmul(gmm_q_largest(&va, sa), gmm_q_largest(&vb, sb)));
+            const int32_t col = tile.n0 + warp_n + lane % OUT_LANES * 4;
+            const int empty = tile.k == 0; /* an empty sum is +0 */
+            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2], alpha;
+            o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
+            alpha = o.alpha;
+            o.alpha = 1.0f;
+#pragma unroll
+            for (j = 0; j < NT; j++)
+#pragma unroll
+                for (h = 0; h < 2; h++) {
+                    const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
+                    over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&vb, sb, n) : 1.0f;
+                }
+            if (o.bias)
+                gmm_read4(args.p.bias.dtype, o.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
+                          o.bias_whole, bias);
+#pragma unroll 1
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
+                const int32_t first_row = tile.m0 + warp_m + i * 8, row = first_row + lane / OUT_LANES;
+                const int32_t mine = first_row + (lane >> 2);
+                const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
+                float outer = 1.0f;
+                if (first_row >= tile.m) break;
+                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, gmm_q_outer(&va, sa, mine));
+#pragma unroll
+                for (s = 0; s < 2 * MT; s++)
+                    if (s == i) {
+#pragma unroll
+                        for (j = 0; j < NT; j++) {
+                            const float *v = PARTS ? &sum[PARTS ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
+                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] = make_float2(
+                                gmm__fmul(v[0], gmm__fmul(gmm__fmul(outer, over[j][0]), share)),
+                                gmm__fmul(v[1], gmm__fmul(gmm__fmul(outer, over[j][1]), share)));
+                        }
+                    }
+                __syncwarp();
+                if (o.whole && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
+                    const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
+                    gmm_gemm_store_rows(&args.p, &o, 8 / OUT_ROWS,
+                                        o.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d), pitch * OUT_ROWS,
+                                        o.row_scale ? o.row_scale + row : NULL, OUT_ROWS, from, OUT_ROWS * OUT_LD,
+                                        bias);
+                } else {
+#pragma unroll 1
+                    for (d = 0; d < 8; d += OUT_ROWS) {
+                        const float4 f = *(const float4 *)(const void *)(from + d * OUT_LD);
+                        float v[4];
+                        v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                        if (row + d < tile.m && col < args.p.n) gmm_gemm_store(&args.p, &o, row + d, col, bias, v);
+                    }
+                }
+                __syncwarp();
+            }
+        }
+    }
+    if (!RAGGED_K && args.p.zero_tail)
+        gmm_gemm_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
+}
+#undef GMM__LOAD_A
+#undef GMM__LOAD_B
+#undef GMM__VIEWS
+#undef GMM__KEEP
+#undef GMM__PEEK
+#undef GMM__STEPS
+#undef GMM__EXPAND
+#undef GMM__NAME
+#undef GMM__KIND
+
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
 
@@ -3769,6 +5141,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
 /* y = p f(x) */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
+    gmm_early();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     gmm__walk w = gmm__walk_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
     for (; w.row < rows; gmm__walk_next(&w)) {
@@ -3804,19 +5177,21 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
 }
 #undef GMM__SPANS
 
-/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a warp takes whole rows, and its lanes add in an order
-   that depends on ffn and the dtypes alone. */
+/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a row is taken by one warp or, from as many spans on as a
+   block has warps, by a block; its lanes add in an order that depends on ffn and the dtypes alone. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 7 : 5)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
+    gmm_early();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    gmm__walk w = gmm__walk_begin(a.dprob ? 1 : parts, 1);
+    const uint32_t team = a.dprob ? (uint32_t)gmm__act_team(a.ffn) : parts; /* warps of a row */
+    __shared__ float sums[GMM__ELEM_WARPS];
+    gmm__walk w = gmm__walk_begin(team, 1);
     for (; w.row < rows; gmm__walk_next(&w)) {
         const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
-        const uint32_t end = a.dprob ? parts : w.part + 1;
         float sum = 0.0f;
         uint32_t part;
-        for (part = w.part; part < end; part++) {
+        for (part = w.part; part < parts; part += team) {
             const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
@@ -3840,10 +5215,16 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
             if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, w.row, &q, da, db);
             if (a.y.data) gmm__store8(GMM__FIXED, &a.y, w.row, &q, f);
         }
-        if (a.dprob) {
-            sum = gmm__warp_sum(sum);
-            if (gmm__lane() == 0) a.dprob[w.row] = sum;
+        if (!a.dprob) continue;
+        sum = gmm__warp_sum(sum);
+        if (team > 1) { /* the block's */
+            int32_t i;
+            if (gmm__lane() == 0) sums[gmm__warp()] = sum;
+            __syncthreads();
+            for (i = 0, sum = 0.0f; i < GMM__ELEM_WARPS; i++) sum += sums[i];
+            __syncthreads();
         }
+        if (w.part == 0 && gmm__lane() == 0) a.dprob[w.row] = sum;
     }
 }
 
@@ -3853,6 +5234,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 /* out[t] = sum over slots of (probs) rows[row], in slot order. Where the rows stand is read one batch ahead. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     gmm__walk w = gmm__walk_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
     float sum[8], p[4], next_p[4];
     int32_t row[4], next_row[4], i = 0, j, k;
@@ -3899,6 +5281,7 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 /* drows[r] = (probs) dout[token of r]; zeros in padding. Two spans per task. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
     gmm__walk w = gmm__walk_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
@@ -3929,6 +5312,7 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
 /* dprobs[slot] = dout[token] . rows[row]: a warp per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     gmm__walk w = gmm__walk_begin(a.topk, 1);
     for (; w.row < a.tokens; gmm__walk_next(&w)) {
         const int64_t slot = (int64_t)w.row * a.topk + w.part;
@@ -3999,6 +5383,7 @@ GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, 
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
+    gmm_early();
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.rows; gmm__walk_next(&w))
         GMM__NAME(gmm__copy_run)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
@@ -4007,6 +5392,7 @@ GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
     gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
@@ -4024,6 +5410,7 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
    padding for one, come last: a warp looks for them among 32. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
+    gmm_early();
     const int64_t runs = (a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
@@ -4068,6 +5455,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
+    gmm_early();
     const int64_t live = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : live;
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     if (blockIdx.x == 0) {
@@ -4092,6 +5480,7 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
+    gmm_early();
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.count * 2 * a.ffn; gmm__walk_next(&w)) {
         const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
@@ -4105,6 +5494,7 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
+    gmm_early();
     gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.count; gmm__walk_next(&w)) {
         const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
@@ -4129,14 +5519,14 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n16u by k16: B's columns at db, A's rows at da. */
+/* d += the product of m64 by n16u by 32 bytes of k: B's columns at db, A's rows at da; d = where GMM__WGMMA_ADD is 0. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int units, float *d, uint64_t db,
                                                                                   uint64_t da) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (units) {
 #define GMM__X(u, n, b, a) \
-    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n "k16." \
-                         GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1, " GMM__WGMMA_MAJOR ";\n}" \
+    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD ", 0;\n wgmma.mma_async.sync.aligned" \
+                         ".m64n" n GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
                          : GMM__V##u : "l"(db), "l"(da)); break;
     GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -4154,7 +5544,7 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
-#define GMM__AHEAD (GMM__RAGGED ? 3 : 1) /* lots of rows that are read ahead of adding to them */
+#define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
@@ -4198,7 +5588,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
-    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, bn = 128 * GMM__OF(mb);
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     uint32_t pair, rank, i;
 
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
@@ -4206,7 +5596,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     if (threadIdx.x == 0) {
         for (i = 0; i < GMM__OF(stages); i++) {
             gmm_bar_init(bars + 16 * i, 1);
-            gmm_bar_init(bars + 16 * i + 8, 8 * pair); /* every warp that multiplies what the stage held */
+            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
         }
         for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
@@ -4228,24 +5618,26 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             int32_t item = (int32_t)(blockIdx.x / pair), most;
             uint32_t at = 0, turn = 0;
             gmm_sm90_tile t;
-            gmm_sm90_split(&args, blockIdx.x == 0, ends);
-            most = gmm_sm90_height(&args, GMM__RAGGED, bn, GMM__OF(units), (int32_t)pair, ends, items);
+            gmm_sm90_split(&args.groups, &args.p, blockIdx.x == 0, ends);
+            most = gmm_sm90_height(&args.p, GMM__RAGGED, GMM__OF(cols), GMM__OF(units), (int32_t)pair, args.units_max,
+                                   ends, items);
             t.g = 0;
             for (; item < items[args.p.groups]; item += hop) {
                 uint32_t bytes, to, depths;
                 int32_t boxes_b, boxes_a, box, x, y, end, wrap;
                 const CUtensorMap *map;
                 int live, both;
-                gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, item, bn, most, (int32_t)pair, (int32_t)rank, &t);
+                gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, item, GMM__OF(cols), most, (int32_t)pair,
+                               (int32_t)rank, &t);
                 if (lane == 0) {
                     ring[turn % GMM_SM90_RING] = t;
                     gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
                 }
                 turn++;
                 depths = gmm_sm90_depths(t.k);
-                boxes_b = GMM__TB ? (t.cols + 63) / 64 : (t.cols + 64 * GMM__OF(mb) - 1) / (64 * GMM__OF(mb));
+                boxes_b = GMM__TB ? (t.cols + 63) / 64 : (t.cols + GMM__OF(cols) / 2 - 1) / (GMM__OF(cols) / 2);
                 boxes_a = GMM__TA ? (t.units + 3) / 4 : t.units / 4 + t.units % 4;
-                bytes = (uint32_t)boxes_b * (GMM__TB ? 8192 : 8192 * GMM__OF(mb)) +
+                bytes = (uint32_t)boxes_b * (GMM__TB ? 8192 : 64 * GMM__OF(cols)) +
                         (GMM__TA ? (uint32_t)boxes_a * 8192 : (uint32_t)t.units * 2048);
                 live = lane < boxes_b + boxes_a;
                 if (t.cols <= 0) live = 0, bytes = 0;
@@ -4255,9 +5647,9 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                     box = lane;
                     both = t.share == 1;
                     map = &args.b;
-                    to = GMM__TB ? 8192 * box : 8192 * GMM__OF(mb) * box;
+                    to = GMM__TB ? 8192 * box : 64 * GMM__OF(cols) * box;
                     x = GMM__TB ? t.n0 + 64 * box : 0;
-                    y = GMM__RAGGED ? GMM_SM90_RAGGED - t.k : GMM__TB ? 0 : t.n0 + 64 * GMM__OF(mb) * box;
+                    y = GMM__RAGGED ? GMM_SM90_RAGGED - t.k : GMM__TB ? 0 : t.n0 + GMM__OF(cols) / 2 * box;
                     if (!GMM__RAGGED) {
                         const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, t.g) - GMM_SM90_BASE;
                         end = (int32_t)(from >> 4 & 0x3FFF);
@@ -4291,12 +5683,12 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
         const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), w = warp & 3;
         const int tid = (int)threadIdx.x & 127;
         char *const mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
-        const uint64_t columns = gmm_wgmma_desc(base + 8192 * GMM__OF(mb) * wg, GMM__TB);
+        const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
+        const uint64_t columns = gmm_wgmma_desc(base + 128 * first, GMM__TB);
         const uint64_t lines = gmm_wgmma_desc(base + GMM__OF(b), GMM__TA);
         const int size = gmm_kmat_size(&args.p.d);
         const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-        uint4 old[GMM__AHEAD][GMM__OF(out) / 2 * 2]; /* of what is added to */
         uint32_t at = 0, turn = 0, tile = 0;
         int j, u, e, x;
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -4309,7 +5701,11 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
             depths = gmm_sm90_depths(t->k);
-            if (t->cols <= 64 * GMM__OF(mb) * wg) { /* nothing to multiply: hands the stages back */
+            if (GMM__OF(teams) == 1 && (int)(tile & 1) != wg) { /* the other's turn */
+                at += depths;
+                continue;
+            }
+            if (t->cols <= first) { /* nothing to multiply: hands the stages back */
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages);
                     gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
@@ -4321,15 +5717,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
             beta = gmm_gemm_beta(&args.p, t->g);
             d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
             whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__RAGGED && beta != 0.0f && whole && t->cols - 64 * wg >= 64) /* the first lots that are added to */
-#pragma unroll
-                for (u = 0; u < GMM__AHEAD; u++)
-#pragma unroll
-                    for (x = 0; x < GMM__OF(out) / 2 * 2; x++) {
-                        const int r = (u * (GMM__OF(out) / 2 * 2) + x) * 8 + tid / 16;
-                        const int c = t->n0 + 64 * wg + tid % 16 * 4;
-                        if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + c * size);
-                    }
 #pragma unroll
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
@@ -4353,7 +5740,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                 const int units = t->units;
 #pragma unroll
                 for (j = 0; j < GMM__OF(mb); j++) {
-                    const int c0 = 64 * (GMM__OF(mb) * wg + j);
+                    const int c0 = first + 64 * j;
                     const int plain = whole && t->cols - c0 >= 64;
                     if (c0 >= t->cols) break;
                     if (alpha != 1.0f) {
@@ -4420,14 +5807,21 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                         const int f4 = w * 4 + lane / 16, left = t->cols - c0 - 4 * (tid % 16);
                         char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
-                        for (u = 0; u < GMM__OF(units); u += GMM__OF(out) / 2) {
-                            const int ahead = u / (GMM__OF(out) / 2) % GMM__AHEAD, room = (turn & 1) * GMM__OF(room);
+                        for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
+                            const int room = (turn & 1) * GMM__OF(room);
                             const char *const get = mine + room + tid / 16 * 256 +
                                                     (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+                            uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
                             if (u >= units) break;
                             turn++;
 #pragma unroll
-                            for (x = 0; x < GMM__OF(out) / 2; x++)
+                            for (x = 0; x < GMM__LOT / 8; x++) {
+                                old[x] = make_uint4(0, 0, 0, 0);
+                                if (plain && beta != 0.0f && 16 * u + 8 * x + tid / 16 < rows)
+                                    old[x] = gmm_sm90_peek(size, to + 8 * x * pitch);
+                            }
+#pragma unroll
+                            for (x = 0; x < GMM__LOT / 16; x++)
                                 if (u + x < GMM__OF(units)) {
 #pragma unroll
                                     for (e = 0; e < 8; e++)
@@ -4438,26 +5832,20 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                             gmm_bar_half(wg);
                             if (plain) {
 #pragma unroll
-                                for (x = 0; x < GMM__OF(out) / 2 * 2; x++, to += 8 * pitch) {
-                                    const int r = 16 * u + 8 * x + tid / 16, later = GMM__OF(out) / 2 * 16 * GMM__AHEAD;
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
+                                    const int r = 16 * u + 8 * x + tid / 16;
                                     const float4 f = *(const float4 *)(get + x * 2048);
                                     float v[4];
                                     v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                                    if (beta != 0.0f) {
-                                        if (!GMM__RAGGED && r < rows) old[ahead][x] = gmm_sm90_peek(size, to);
+                                    if (beta != 0.0f)
 #pragma unroll
-                                        for (e = 0; e < 4; e++) {
-                                            const float was = gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e);
-                                            v[e] = __fmaf_rn(beta, was, v[e]);
-                                        }
-                                        if (GMM__RAGGED && r + later < rows)
-                                            old[ahead][x] = gmm_sm90_peek(size, to + later * pitch);
-                                    }
+                                        for (e = 0; e < 4; e++)
+                                            v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old[x], e), v[e]);
                                     if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
                                 }
                             } else {
 #pragma unroll 1
-                                for (x = 0; x < GMM__OF(out) / 2 * 2; x++, to += 8 * pitch)
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
 #pragma unroll 1
                                     for (e = 0; e < 4 && e < left && 16 * u + 8 * x + tid / 16 < rows; e++) {
                                         float v[4], was[4];
@@ -4479,7 +5867,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
-#undef GMM__AHEAD
+#undef GMM__LOT
 #undef GMM__RAGGED
 #undef GMM__TB
 #undef GMM__TA
@@ -4487,6 +5875,486 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 #undef GMM__PART
 #undef GMM__OF
 #undef GMM__TILE
+
+
+/* =================================================================================== Body: FP8 product on Hopper === */
+
+#elif GMM__BODY == 11
+#define GMM__OF(name) (int)GMM__CAT(gmm11_##name##_, GMM__TILE)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SUMS), _), GMM__TILE)
+#define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
+#define GMM__KIND (int)GMM__CAT(gmm11_sums_, GMM__SUMS)
+#define GMM__FACTORS (int)GMM__CAT(gmm11_scales_, GMM__SUMS) /* bytes of a stage's scales */
+#define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
+#define GMM__AHEAD 3                       /* lots that are read ahead of adding to them */
+#define GMM__MULTIPLY(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
+   descriptor of the group's columns in stage 0. A stage's scales are those of rows, in fours for lane % 4, and
+   behind them those of the tile's columns. */
+GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
+                                       uint32_t columns, uint32_t rows, uint32_t bars, uint32_t pair, uint32_t *at) {
+    const uint32_t tid = (uint32_t)gmm_tid(), lane = tid & 31, end = *at + depths;
+    const uint32_t base = bars - GMM__OF(bars) + GMM__OF(factors);
+    const uint32_t factors = base + lane % 4 * 16;
+    const uint32_t of_columns = base + 64 * GMM__OF(units) +
+                                4 * (64 * GMM__OF(mb) * (tid >> 7) + 16 * (tid >> 5 & 3) + lane / 4);
+    uint32_t q;
+    int kk, j, u, e;
+    (void)factors, (void)of_columns, (void)u, (void)e;
+#pragma unroll 1
+    for (q = *at; q != end; q++) {
+        const uint32_t s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
+        const uint32_t b = columns + s * (GMM__OF(stage) >> 4), a = rows + s * (GMM__OF(stage) >> 4);
+        gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
+#if GMM__FAST
+        gmm_wgmma_fence();
+#pragma unroll
+        for (kk = 0; kk < 4; kk++)
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+                GMM__MULTIPLY(add)(units, sum[j], gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
+                                    gmm_wgmma_whole(a + kk * (32 >> 4)));
+        gmm_wgmma_commit();
+        GMM__WGMMA_WAIT(1);
+        if (q != *at && lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+#else
+#pragma unroll
+        for (j = 0; j < GMM__OF(mb); j++) {
+            float part[8 * GMM__OF(units)], by[4][4], low = 1.0f, high = 1.0f;
+            const uint32_t from = factors + s * GMM__FACTORS;
+            gmm_wgmma_fence();
+            GMM__MULTIPLY(set)(units, part, gmm_wgmma_whole(b + j * (8192 >> 4)), gmm_wgmma_whole(a));
+#pragma unroll
+            for (kk = 1; kk < 4; kk++)
+                GMM__MULTIPLY(add)(units, part, gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
+                                   gmm_wgmma_whole(a + kk * (32 >> 4)));
+            gmm_wgmma_commit();
+#pragma unroll
+            for (u = 0; u < 4 && u < units; u++) gmm_shared_read4(from + 64 * u, by[u]);
+            if (GMM__KIND == GMM_FP8_BOTH) {
+                low = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j);
+                high = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j + 32);
+            }
+            GMM__WGMMA_WAIT(0);
+#pragma unroll
+            for (u = 0; u < 8 * units; u++) asm volatile("" : "+f"(part[u]) : : "memory");
+#pragma unroll
+            for (u = 0; u < units; u++) {
+#pragma unroll
+                for (e = 0; e < 8; e++) {
+                    float f = by[u % 4][e / 4 * 2 + e % 2];
+                    if (GMM__KIND == GMM_FP8_BOTH) f = __fmul_rn(f, e / 2 % 2 ? high : low);
+                    sum[j][8 * u + e] = __fmaf_rn(part[8 * u + e], f, sum[j][8 * u + e]);
+                }
+                if (u + 4 < units) gmm_shared_read4(from + 64 * (u + 4), by[u % 4]);
+            }
+        }
+        if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+#endif
+    }
+#if GMM__FAST
+    GMM__WGMMA_WAIT(0);
+    if (depths > 0 && lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+#endif
+    *at = end;
+}
+#endif
+
+GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) char gmm_shared[];
+    gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__OF(ring));
+    const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
+    const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
+    const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, bn = 128 * GMM__OF(mb);
+    const int ragged = args.wgrad;
+    uint32_t pair, rank, i;
+
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if (threadIdx.x == 0) {
+        for (i = 0; i < GMM__OF(stages); i++) {
+            gmm_bar_init(bars + 16 * i, GMM__FACTORS ? 2 : 1);
+            gmm_bar_init(bars + 16 * i + 8, 8 * pair); /* every warp that multiplies what the stage held */
+        }
+        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
+        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+
+    if (warp >= 8) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == 8) { /* moves A and B: each lane one box of every stage */
+            int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
+                                              : (int32_t *)(ring + GMM_SM90_RING);
+            int32_t *const items = ends + args.p.groups + 1, *const starts = items + args.p.groups + 1;
+            const int32_t hop = (int32_t)(gridDim.x / pair);
+            int32_t item = (int32_t)(blockIdx.x / pair), most;
+            uint32_t at = 0, turn = 0;
+            gmm_fp8_tile f;
+            gmm_sm90_split(&args.groups, &args.p, blockIdx.x == 0, ends);
+            most = gmm_sm90_height(&args.p, ragged, bn, GMM__OF(units), (int32_t)pair, args.units_max, ends, items);
+            gmm_fp8_starts(args.p.groups, ends, starts);
+            f.t.g = 0;
+            for (; item < items[args.p.groups]; item += hop) {
+                uint32_t bytes, to, depths;
+                int32_t boxes_b, boxes_a, box, x, y, end, wrap;
+                const CUtensorMap *map;
+                int live, both;
+                gmm_sm90_place(&args.p, ragged, ends, items, item, bn, most, (int32_t)pair, (int32_t)rank, &f.t);
+                f.start = starts[f.t.g];
+                if (lane == 0) {
+                    ring[turn % GMM_SM90_RING] = f;
+                    gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
+                }
+                turn++;
+                depths = gmm_fp8_depths(f.t.k);
+                boxes_b = (f.t.cols + 64 * GMM__OF(mb) - 1) / (64 * GMM__OF(mb));
+                boxes_a = f.t.units / 4 + f.t.units % 4;
+                bytes = (uint32_t)boxes_b * 8192 * GMM__OF(mb) + (uint32_t)f.t.units * 2048;
+                live = lane < boxes_b + boxes_a;
+                if (f.t.cols <= 0) live = 0, bytes = 0;
+                x = ragged ? f.start : 0;
+                end = wrap = 0;
+                if (lane < boxes_b) {
+                    box = lane;
+                    both = f.t.share == 1;
+                    map = &args.b;
+                    to = 8192 * GMM__OF(mb) * box;
+                    y = f.t.n0 + 64 * GMM__OF(mb) * box;
+                    if (!ragged) {
+                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f.t.g) - GMM_SM90_BASE;
+                        end = (int32_t)(from >> 4 & 0x3FFF);
+                        wrap = (int32_t)(from >> 18);
+                    }
+                } else {
+                    box = lane - boxes_b;
+                    both = f.t.share == 2;
+                    map = box < f.t.units / 4 ? &args.a : &args.a16;
+                    to = box < f.t.units / 4 ? 64 * box : 16 * box + f.t.units / 4 * 48;
+                    y = f.t.m0 + (int32_t)to;
+                    if (!ragged) {
+                        y += GMM_SM90_RAGGED - (f.t.end - f.t.row);
+                        end = f.t.end;
+                        wrap = GMM_SM90_RAGGED;
+                    }
+                    to = GMM__OF(b) + 128 * to;
+                }
+                if (both && (box & 1) != (int)rank) live = 0;
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
+                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
+                    if (lane == 0) gmm_bar_expect(full, bytes);
+                    if (live) gmm_tma_load(base + s * GMM__OF(stage) + to, map, full, both, x, y, end, wrap);
+                    x += 128;
+                }
+            }
+            if (lane == 0) {
+                ring[turn % GMM_SM90_RING].t.units = 0; /* no more */
+                gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
+            }
+        } else if (warp == 9 && GMM__FACTORS) { /* brings the stages' scales, in the order in which threads hold sums */
+            char *const to = gmm_shared + GMM__OF(factors);
+            uint32_t at = 0, tile = 0;
+            for (;; tile++) {
+                const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
+                const int plain = args.a_scale.scaling != GMM_SCALING_1X128;
+                const float *from_a, *from_b;
+                int64_t step_a = 0, step_b = 0, block_b = 0;
+                uint32_t depths, x;
+                int rows, cols;
+                gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+                if (f->t.units == 0) break;
+                depths = gmm_fp8_depths(f->t.k);
+                cols = plain ? 0 : f->t.cols - (GMM__KIND == GMM_FP8_BOTH ? lane : 0);
+                rows = !plain && f->t.cols > 0 ? f->t.rows - lane : 0;
+                from_a = gmm_fp8_scales_a(&args, f, &step_a) + f->t.m0 + lane;
+                from_b = gmm_fp8_scales_b(&args, f, &step_b, &block_b);
+                from_b += GMM__KIND == GMM_FP8_BOTH ? f->t.n0 + lane : f->t.n0 / 128 * block_b;
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
+                    char *const put = to + s * GMM__FACTORS + lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
+                                      lane % 2 * 4;
+                    float a[GMM__OF(units) / 2], b[GMM__KIND == GMM_FP8_BOTH ? 4 : 1];
+#pragma unroll
+                    for (x = 0; x < GMM__OF(units) / 2; x++)
+                        a[x] = 32 * (int)x < rows ? __ldg(from_a + 32 * x) : 1.0f;
+#pragma unroll
+                    for (x = 0; x < (GMM__KIND == GMM_FP8_BOTH ? 4 : 1); x++)
+                        b[x] = 32 * (int)x < cols ? __ldg(from_b + 32 * x) : 1.0f;
+                    from_a += step_a;
+                    from_b += step_b;
+                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
+                    if (GMM__KIND == GMM_FP8_BOTH) {
+#pragma unroll
+                        for (x = 0; x < GMM__OF(units) / 2; x++) *(float *)(put + 128 * x) = a[x];
+#pragma unroll
+                        for (x = 0; x < 4; x++)
+                            *(float *)(to + s * GMM__FACTORS + 64 * GMM__OF(units) + 128 * x + 4 * lane) = b[x];
+                    } else {
+#pragma unroll
+                        for (x = 0; x < GMM__OF(units) / 2; x++) *(float *)(put + 128 * x) = __fmul_rn(a[x], b[0]);
+                    }
+                    __syncwarp();
+                    if (lane == 0) gmm_bar_arrive_here(full);
+                }
+            }
+        }
+    } else {
+        float sum[GMM__OF(mb)][8 * GMM__OF(units)];
+        uint32_t at = 0, turn = 0, tile = 0;
+        int j, u, e, x;
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        for (;; tile++) {
+            const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING].t;
+            /* none of this is kept while sums fill the registers */
+            const int first = 64 * GMM__OF(mb) * __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0); /* tile's column */
+            const uint32_t columns = (uint32_t)gmm_wgmma_desc(base + 128 * first, 0);
+            const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(b), 0);
+            uint32_t depths;
+            int rows, whole, size, lane, w, tid, wg, a_scaling, b_scaling, bias_dtype, wgrad;
+            int64_t pitch;
+            float beta;
+            char *d, *mine;
+            uint4 old[GMM__AHEAD][GMM__LOT / 8]; /* of what is added to */
+            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+            if (t->units == 0) break;
+            depths = gmm_fp8_depths(t->k);
+            if (t->cols <= first) { /* nothing to multiply: hands the stages back */
+                for (; depths > 0; depths--, at++) {
+                    const uint32_t s = at % GMM__OF(stages);
+                    gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
+                    if ((threadIdx.x & 31) < pair) gmm_bar_arrive(bars + 16 * s + 8, threadIdx.x & 31);
+                }
+                continue;
+            }
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+                for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
+            switch (t->units) {
+#define GMM__X(u, n, b, a) \
+    case u: if (u <= GMM__OF(units)) GMM__PART(gmm11_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, lines, \
+                                                           bars, pair, &at); break;
+            GMM_WGMMA_LIST(GMM__X)
+#undef GMM__X
+            default: break;
+            }
+#pragma unroll
+            for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+                for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
+            tid = gmm_tid();
+            size = gmm_kmat_size(&args.p.d);
+            a_scaling = (int)args.a_scale.scaling;
+            b_scaling = (int)args.b_scale.scaling;
+            bias_dtype = (int)args.p.bias.dtype;
+            wgrad = args.wgrad;
+            asm volatile("" : "+r"(size), "+r"(a_scaling), "+r"(b_scaling), "+r"(bias_dtype), "+r"(wgrad));
+            wg = tid >> 7;
+            lane = tid & 31;
+            w = tid >> 5 & 3;
+            tid &= 127;
+            mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
+            pitch = args.p.d.ld * size;
+            rows = t->rows;
+            beta = gmm_gemm_beta(&args.p, t->g);
+            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (wgrad ? 0 : (int64_t)t->row)) * pitch;
+            whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+#pragma unroll
+            for (u = 0; u < GMM__AHEAD; u++) /* or else registers would be kept for it from tile to tile */
+#pragma unroll
+                for (x = 0; x < GMM__LOT / 8; x++) old[u][x] = make_uint4(0, 0, 0, 0);
+            if (wgrad && beta != 0.0f && whole && t->cols - first >= 64) /* the first lots that are added to */
+#pragma unroll
+                for (u = 0; u < GMM__AHEAD; u++)
+#pragma unroll
+                    for (x = 0; x < GMM__LOT / 8; x++) {
+                        const int r = u * GMM__LOT + x * 8 + tid / 16, c = t->n0 + first + tid % 16 * 4;
+                        if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + c * size);
+                    }
+            { /* from registers to D, transposed in shared memory */
+                const float all = gmm_fp8_outer(&args, t);
+                const int ahead_of = wgrad ? rows : 0, at_once = rows - ahead_of; /* rows of D read ahead, or not */
+                const float *const by_row = a_scaling == GMM_SCALING_ROW
+                    ? (const float *)args.a_scale.scale + (wgrad ? (int64_t)t->g * args.p.m : t->row) + t->m0 : NULL;
+                const float *const by_col = b_scaling == GMM_SCALING_ROW
+                    ? (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
+                                                : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0
+                    : NULL;
+                const char *const bias = wgrad || bias_dtype == GMM_NONE ? NULL
+                                                                                      : gmm_kmat_at(&args.p.bias, t->g);
+                const int units = t->units;
+#pragma unroll
+                for (j = 0; j < GMM__OF(mb); j++) {
+                    const int c0 = first + 64 * j;
+                    const int plain = whole && t->cols - c0 >= 64;
+                    if (c0 >= t->cols) break;
+                    if (by_row || by_col || all != 1.0f) {
+                        const int c = c0 + 16 * w + lane / 4;
+                        const float low = by_col && c < t->cols ? __fmul_rn(all, by_col[c]) : all;
+                        const float high = by_col && c + 8 < t->cols ? __fmul_rn(all, by_col[c + 8]) : all;
+#pragma unroll
+                        for (u = 0; u < 8 * GMM__OF(units); u += 4) {
+                            const int r = 2 * u + lane % 4 * 2;
+                            float s0, s1;
+                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
+                            s0 = by_row && r < rows ? by_row[r] : 1.0f;
+                            s1 = by_row && r + 1 < rows ? by_row[r + 1] : 1.0f;
+                            sum[j][u] = __fmul_rn(__fmul_rn(sum[j][u], s0), low);
+                            sum[j][u + 1] = __fmul_rn(__fmul_rn(sum[j][u + 1], s1), low);
+                            sum[j][u + 2] = __fmul_rn(__fmul_rn(sum[j][u + 2], s0), high);
+                            sum[j][u + 3] = __fmul_rn(__fmul_rn(sum[j][u + 3], s1), high);
+                        }
+                    }
+                    if (bias) {
+                        const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
+                        const int c = t->n0 + c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                        float low[4], high[4];
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low);
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high);
+#pragma unroll
+                        for (u = 0; u < 8 * GMM__OF(units); u += 4) {
+                            const int r = 2 * u + lane % 4 * 2;
+                            float s0, s1;
+                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
+                            s0 = row_scale && r < rows ? row_scale[r] : 1.0f;
+                            s1 = row_scale && r + 1 < rows ? row_scale[r + 1] : 1.0f;
+                            sum[j][u] = __fmaf_rn(low[0], s0, sum[j][u]);
+                            sum[j][u + 1] = __fmaf_rn(low[0], s1, sum[j][u + 1]);
+                            sum[j][u + 2] = __fmaf_rn(high[0], s0, sum[j][u + 2]);
+                            sum[j][u + 3] = __fmaf_rn(high[0], s1, sum[j][u + 3]);
+                        }
+                    }
+                    if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
+                        const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) +
+                                             (lane / 16 * 8 + lane % 8) * 128 +
+                                             (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                        const int line = tid / 8, chunk = tid % 8, left = t->cols - c0 - 8 * chunk;
+                        const char *const get = mine + line * 128 + ((chunk ^ (line & 7)) << 4);
+                        char *to = d + line * pitch + (t->n0 + c0 + 8 * chunk) * 2;
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u += GMM__OF(out)) {
+                            const int room = (turn & 1) * GMM__OF(room);
+                            uint4 v[GMM__OF(out)];
+                            if (u >= units) break;
+                            turn++;
+#pragma unroll
+                            for (x = 0; x < GMM__OF(out); x++)
+                                if (u + x < GMM__OF(units)) {
+                                    const float *const f = &sum[j][8 * (u + x)];
+                                    const gmm_dtype dtype = args.p.d.dtype;
+                                    gmm_stmatrix_t(put + room + x * 2048, gmm_pack2(dtype, f[0], f[1]),
+                                                   gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
+                                                   gmm_pack2(dtype, f[6], f[7]));
+                                }
+                            gmm_bar_half(wg);
+                            if (plain) {
+#pragma unroll
+                                for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
+#pragma unroll
+                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+                                    if (16 * (u + x) + line < rows) *(uint4 *)to = v[x];
+                            } else {
+#pragma unroll 1
+                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+#pragma unroll 1
+                                    for (e = 0; e < 8 && e < left && 16 * (u + x) + line < rows; e++)
+                                        ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
+                            }
+                        }
+                    } else { /* rooms hold sums */
+                        char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
+                        const int f4 = w * 4 + lane / 16, left = t->cols - c0 - 4 * (tid % 16);
+                        char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
+                            const int room = (turn & 1) * GMM__OF(room);
+                            /* lots of all columns are counted through: what is read ahead may be of the next 64 */
+                            const int lots = (GMM__OF(units) * 16 + GMM__LOT - 1) / GMM__LOT;
+                            const int lot = j * lots + u * 16 / GMM__LOT, ahead = lot % GMM__AHEAD;
+                            const int then_j = (lot + GMM__AHEAD) / lots, then = (lot + GMM__AHEAD) % lots * GMM__LOT;
+                            const int more = then_j >= GMM__OF(mb) || t->cols - first - 64 * then_j < 64 ? 0 : ahead_of;
+                            const char *const get = mine + room + tid / 16 * 256 +
+                                                    (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+                            if (u < units) {
+                                turn++;
+#pragma unroll
+                                for (x = 0; x < GMM__LOT / 16; x++)
+                                    if (u + x < GMM__OF(units)) {
+#pragma unroll
+                                        for (e = 0; e < 8; e++)
+                                            *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                                       (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                                sum[j][8 * (u + x) + e];
+                                    }
+                                gmm_bar_half(wg);
+                            }
+                            if (plain) {
+                                const char *const next = d + (then + tid / 16) * pitch +
+                                                         (t->n0 + first + 64 * then_j + 4 * (tid % 16)) * size;
+#pragma unroll
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
+                                    const int r = 16 * u + 8 * x + tid / 16;
+                                    const float4 f = *(const float4 *)(get + x * 2048);
+                                    float v[4];
+                                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                                    if (beta != 0.0f) {
+                                        if (r < at_once) old[ahead][x] = gmm_sm90_peek(size, to);
+#pragma unroll
+                                        for (e = 0; e < 4; e++) {
+                                            const float was = gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e);
+                                            v[e] = __fmaf_rn(beta, was, v[e]);
+                                        }
+                                        if (then + 8 * x + tid / 16 < more)
+                                            old[ahead][x] = gmm_sm90_peek(size, next + 8 * x * pitch);
+                                    }
+                                    if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                                }
+                            } else {
+#pragma unroll 1
+                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
+#pragma unroll 1
+                                    for (e = 0; e < 4 && e < left && 16 * u + 8 * x + tid / 16 < rows; e++) {
+                                        float v[4], was[4];
+                                        v[0] = ((const float *)(get + x * 2048))[e];
+                                        gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
+                                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                        gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
+                                    }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+#endif
+}
+#undef GMM__MULTIPLY
+#undef GMM__AHEAD
+#undef GMM__LOT
+#undef GMM__FACTORS
+#undef GMM__KIND
+#undef GMM__NAME
+#undef GMM__PART
+#undef GMM__OF
+#undef GMM__TILE
+#undef GMM__SUMS
+#undef GMM__FAST
+
 
 /* ============================================================================== Bodies per source: quantization === */
 
@@ -4591,7 +6459,7 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__PLAIN ? GMM__QUANT_PER_SM : 2)
 GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    __shared__ uint32_t square[GMM_TILE_BLOCKS * GMM_TILE_BLOCKS];
+    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes, and chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(GMM__SCALING);
@@ -4635,6 +6503,482 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     }
 }
 
+#undef GMM__NAME
+#undef GMM__TAG
+#undef GMM__SOURCE
+
+/* ============================================================================ Bodies per source: whole vectors === */
+
+#elif GMM__BODY == 10
+#ifndef GMM__TAG
+#error "gmm: this body needs GMM__TAG"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+
+/* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
+GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__quant_place *p, int32_t row0,
+                                            int32_t col0, int32_t c0, int32_t n,
+                                            uint32_t x[8][GMM__NAME(gmm__words)]) {
+    const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
+    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+                          (c0 + col0) * size;
+    const int32_t rows = col0 < n ? (int32_t)p->m - row0 : 0;
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 8; i++, from += pitch)
+#pragma unroll
+        for (k = 0; k < GMM__NAME(gmm__words); k += 4) {
+            uint4 v = make_uint4(0u, 0u, 0u, 0u);
+            if (i < rows) v = __ldg((const uint4 *)(const void *)(from + 4 * k));
+            x[i][k] = v.x;
+            x[i][k + 1] = v.y;
+            x[i][k + 2] = v.z;
+            x[i][k + 3] = v.w;
+        }
+}
+
+/* An element of a tile from memory. */
+GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__quant_place *p, int32_t row,
+                                              int32_t col) {
+    return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__swift_base(&a->src, a->step[2], p->unit),
+                    (p->first + p->row + row) * a->src.ld + col);
+}
+
+/* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK)
+GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
+    __shared__ uint32_t most[GMM__QUANT_WARPS];
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS;
+    const gmm_warp_split split = gmm__swift_split(&a);
+    int32_t at;
+    if (a.skip && *a.skip) return;
+    for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
+        uint32_t x[8][GMM__NAME(gmm__words)], all = 0;
+        int32_t c0, n, i, k;
+        const gmm__quant_place p = gmm__swift_where(&a, &split, at, &c0, &n);
+        GMM__NAME(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        if (a.lines) {
+            uint32_t row[8];
+            float *to = a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row + row0 + lane;
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                row[i] = 0;
+#pragma unroll
+                for (k = 0; k < GMM__NAME(gmm__words); k++) row[i] = GMM__NAME(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__NAME(gmm__word_fold)(row[i]);
+                all = all > row[i] ? all : row[i];
+            }
+            /* lane 8 q + c keeps row c of its eight */
+#pragma unroll
+            for (k = 4; k >= 1; k >>= 1)
+#pragma unroll
+                for (i = 0; i < k; i++) {
+                    const uint32_t keep = c & k ? row[i + k] : row[i], give = c & k ? row[i] : row[i + k];
+                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, give, k);
+                    row[i] = keep > other ? keep : other;
+                }
+            if (row0 + lane < p.m) atomicMax((uint32_t *)to, row[0]);
+        } else {
+#pragma unroll
+            for (i = 0; i < 8; i++)
+#pragma unroll
+                for (k = 0; k < GMM__NAME(gmm__words); k++) all = GMM__NAME(gmm__word_max)(all, x[i][k]);
+            all = GMM__NAME(gmm__word_fold)(all);
+        }
+        if (a.columns) {
+            uint32_t *to = (uint32_t *)a.columns + p.unit * a.cols + c0 + col0 + 8 * c;
+            uint32_t col[GMM__NAME(gmm__words)];
+#pragma unroll
+            for (k = 0; k < GMM__NAME(gmm__words); k++) {
+                col[k] = 0;
+#pragma unroll
+                for (i = 0; i < 8; i++) col[k] = GMM__NAME(gmm__word_max)(col[k], x[i][k]);
+#pragma unroll
+                for (i = 8; i < 32; i <<= 1)
+                    col[k] = GMM__NAME(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+            }
+#pragma unroll
+            for (k = 0; k < 8; k++)
+                if (k / 2 == q && col0 + 8 * c < n)
+                    atomicMax(to + k, gmm_f32_bits(GMM__NAME(gmm__word_value)(col, k)));
+        }
+        all = __reduce_max_sync(0xFFFFFFFFu, all);
+        if (lane == 0) most[warp] = all;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            uint32_t *to = (uint32_t *)a.amax[0] + p.unit;
+            for (i = 1; i < GMM__QUANT_WARPS; i++) all = all > most[i] ? all : most[i];
+            if (all > *(volatile uint32_t *)to) atomicMax(to, all);
+        }
+        if (at + (int32_t)gridDim.y < split.total) __syncthreads();
+    }
+}
+
+#undef GMM__NAME
+#undef GMM__TAG
+
+/* ================================================================= Bodies per source and scaling: whole vectors === */
+
+#elif GMM__BODY == 11
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__SCALING"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__WIDE (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
+/* Lanes of a row, and of a column, that share a block; blocks, or their parts, of a row and of a column of the tile. */
+#define GMM__LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : GMM__SCALING == GMM_SCALING_MX32 ? 4 : 8)
+#define GMM__COL_LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : 4)
+#define GMM__ROW_PARTS (GMM_TILE / 8 / GMM__LANES)
+#define GMM__COL_PARTS (GMM_TILE / 8 / GMM__COL_LANES)
+
+/* Both copies of a tile that is loaded once. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
+GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+    __shared__ float factors[2][GMM__SWIFT_FACTORS];
+    __shared__ float encodes[2][GMM_TILE];
+    __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
+    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
+    const int32_t width = gmm_block_along(GMM__SCALING), half = GMM__SCALING == GMM_SCALING_NV16;
+    const int32_t e5m2 = a.format.dtype == GMM_E5M2;
+    const gmm_format *f = &a.format;
+    const float qmax = e5m2 ? 57344.0f : 448.0f, inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u);
+    const int32_t square = !GMM__WIDE && a.format.square;
+    const gmm_warp_split split = gmm__swift_split(&a);
+    int32_t strip;
+    if (a.skip && *a.skip) return;
+    if (!GMM__WIDE && GMM__SCALING != GMM_SCALING_MX32)
+        gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
+                          (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
+    for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
+        uint32_t x[8][GMM__OF(gmm__words)], nibbles[8], odd = 0;
+        float whole = 1.0f;
+        int32_t c0, n, i, j, k;
+        const gmm__quant_place p = gmm__swift_where(&a, &split, strip, &c0, &n);
+        const int64_t reach = a.grouped ? (p.rows + 127) & ~(int64_t)127 : p.rows;
+        const int32_t live = (int32_t)p.m - row0;
+        float mult[2] = { 0.0f, 0.0f };
+        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
+
+        if (GMM__SCALING == GMM_SCALING_TENSOR) {
+            whole = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
+                               : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
+                                                     f->pow2);
+            if (a.record) {
+#pragma unroll
+                for (i = 0; i < 8; i++)
+#pragma unroll
+                    for (k = 0; k < GMM__OF(gmm__words); k++) odd = GMM__OF(gmm__word_max)(odd, x[i][k]);
+                odd = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(odd));
+                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(odd);
+            }
+        }
+        if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
+            const int64_t line = (a.grouped ? p.first : p.unit * p.rows) + p.row + thread;
+            const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
+                                                    gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+            factors[0][thread * (GMM__ROW_PARTS + 1)] = scale;
+            if (c0 == 0 && thread < p.m) {
+                uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit);
+                ((float *)(void *)to)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
+            }
+        }
+        if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
+            const int32_t l = thread - GMM_TILE;
+            factors[1][l * (GMM__COL_PARTS + 1)] =
+                gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
+                                    gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+        }
+        if (half) { /* what every scale byte multiplies by */
+            const gmm_nv_global g = gmm_nv_global_of(a.amax[0][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
+            mult[0] = mult[1] = g.mult;
+            if (thread < 127) encodes[0][thread] = gmm_nv_encode(&g, (uint8_t)thread);
+            if (columnwise && a.amax[1] != a.amax[0]) {
+                const gmm_nv_global h = gmm_nv_global_of(a.amax[1][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
+                mult[1] = h.mult;
+                if (thread < 127) encodes[1][thread] = gmm_nv_encode(&h, (uint8_t)thread);
+            }
+        }
+        if (width) { /* maxima of blocks, or of their parts */
+            uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                row[i] = 0;
+#pragma unroll
+                for (k = 0; k < GMM__OF(gmm__words); k++)
+                    row[i] = half ? GMM__OF(gmm__word_top)(row[i], x[i][k]) : GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                odd = row[i] > odd ? row[i] : odd;
+            }
+            odd = odd > 0x7F800000u; /* NV16: a NaN among the values goes the long way */
+            if (half && odd)
+#pragma unroll
+                for (i = 0; i < 8; i++) {
+                    row[i] = 0;
+#pragma unroll
+                    for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                }
+            if (square || GMM__SCALING == GMM_SCALING_128X128) {
+#pragma unroll
+                for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
+                most = gmm__quant_block_max(most, GMM__LANES);
+#pragma unroll
+                for (i = 8; i < 8 * GMM__COL_LANES; i <<= 1) {
+                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, most, i);
+                    most = most > other ? most : other;
+                }
+            }
+            if (GMM__SCALING == GMM_SCALING_128X128) {
+                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(most);
+            } else {
+                if (rowwise) {
+#pragma unroll
+                    for (i = 0; i < 8; i++) {
+                        const uint32_t bits = square ? most : gmm__quant_block_max(row[i], GMM__LANES);
+                        if (c % GMM__LANES == 0)
+                            factors[0][(row0 + i) * (GMM__ROW_PARTS + 1) + col0 / (8 * GMM__LANES)] =
+                                gmm_f32_from_bits(bits);
+                    }
+                }
+                if (columnwise) {
+#pragma unroll
+                    for (k = 0; k < GMM__OF(gmm__words); k++) {
+                        col[k] = 0;
+#pragma unroll
+                        for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+#pragma unroll
+                        for (i = 8; i < 8 * GMM__COL_LANES; i <<= 1)
+                            col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                    }
+                    if (q % GMM__COL_LANES == 0)
+#pragma unroll
+                        for (j = 0; j < 8; j++)
+                            factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / (8 * GMM__COL_LANES)] =
+                                square ? gmm_f32_from_bits(most) : GMM__OF(gmm__word_value)(col, j);
+                }
+            }
+        }
+        if (GMM__SCALING != GMM_SCALING_TENSOR) __syncthreads();
+
+        /* Maxima become factors, scales are stored. */
+        if (GMM__SCALING == GMM_SCALING_128X128) {
+            uint32_t most = 0;
+            for (i = 0; i < GMM__QUANT_WARPS; i++) {
+                const uint32_t bits = gmm_f32_bits(factors[0][i]);
+                most = most > bits ? most : bits;
+            }
+            whole = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
+            for (k = 0; k < 2; k++) { /* padding stands behind a line's last block */
+                const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
+                const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
+                const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
+                uint8_t *to = gmm__swift_scales(m, a.scale_step[k], p.unit);
+                if (m->dtype != GMM_NONE && (thread == 0 || (block == used - 1 && block + thread < end)))
+                    ((float *)(void *)to)[(int64_t)line * end + block + thread] =
+                        thread == 0 ? gmm_scale_inverse(whole) : 0.0f;
+            }
+        }
+        if (GMM__SCALING == GMM_SCALING_1X128) {
+            const int32_t side = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), live = l < (side ? n : p.m);
+            const gmm_mat *m = side ? &a.columnwise : &a.rowwise;
+            if (m->dtype != GMM_NONE) {
+                const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (reach + 3) & ~(int64_t)3;
+                const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
+                uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
+                float *at = factors[side] + l * (side ? GMM__COL_PARTS + 1 : GMM__ROW_PARTS + 1), scale;
+                uint32_t most = 0;
+                for (i = 0; i < (side ? GMM__COL_PARTS : GMM__ROW_PARTS); i++)
+                    most = most > gmm_f32_bits(at[i]) ? most : gmm_f32_bits(at[i]);
+                scale = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps,
+                                            f->pow2);
+                at[0] = scale;
+                if (a.grouped) to += (side ? p.start >> 7 : p.start) * (side ? lines : (a.cols + 127) >> 7) * 4;
+                if (line < lines) ((float *)(void *)to)[block * lines + line] = live ? gmm_scale_inverse(scale) : 0.0f;
+            }
+            __syncthreads();
+        }
+        if (GMM__SCALING == GMM_SCALING_MX32 || half) { /* four scales of a line per thread */
+            const int32_t row_along = (((int32_t)a.cols + 4 * width - 1) / (4 * width)) * 4;
+            const int32_t col_along = (int32_t)((reach + 4 * width - 1) / (4 * width)) * 4;
+            const int32_t l = half ? thread >> 1 : thread & (GMM_TILE - 1), quad = half ? 4 * (thread & 1) : 0;
+#pragma unroll
+            for (k = 0; k < 2; k++) {
+                float *at = factors[k] + l * (GMM__ROW_PARTS + 1) + quad;
+                uint32_t four = 0;
+                if (!(k ? columnwise : rowwise) || (!half && k != (thread >= GMM_TILE))) continue;
+#pragma unroll
+                for (i = 0; i < 4; i++) {
+                    uint32_t byte;
+                    if (half) {
+                        const float amax = at[i];
+                        float by;
+                        byte = gmm__swift_nv(amax, mult[k]);
+                        by = encodes[a.amax[1] != a.amax[0] ? k : 0][byte];
+                        /* too large for the short way: marked by its sign */
+                        at[i] = gmm__fmul(amax, by) < 6.75f ? by : gmm_f32_from_bits(gmm_f32_bits(by) | 0x80000000u);
+                    } else byte = gmm__swift_mx(at[i], inverse, &at[i]);
+                    four |= byte << 8 * i;
+                }
+                if (!k) {
+                    uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                                  (a.grouped ? p.start * row_along : 0);
+                    gmm__swift_scale4(to, a.rowwise.scale_order, (int32_t)p.row, c0 / width, row_along, l, quad, four);
+                } else {
+                    const int32_t lines = ((int32_t)a.cols + 127) & ~127;
+                    uint8_t *to = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                                  (a.grouped ? (p.start / width) * lines : 0);
+                    if (half || a.columnwise.scale_order == GMM_SCALES_SWIZZLED)
+                        gmm__swift_scale4(to, a.columnwise.scale_order, c0, (int32_t)p.row / width, col_along, l, quad,
+                                          four);
+                    else {
+                        to += (p.row / width) * lines + c0 + l;
+#pragma unroll
+                        for (i = 0; i < 4; i++, to += lines) *to = (uint8_t)(four >> 8 * i);
+                    }
+                }
+            }
+            __syncthreads();
+        }
+
+        if (half && square) { /* both copies hold the same codes */
+            const float *by = factors[rowwise ? 0 : 1] + (rowwise ? row0 * (GMM__ROW_PARTS + 1) + col0 / 16
+                                                                  : col0 * (GMM__COL_PARTS + 1) + row0 / 16);
+            whole = by[0];
+            odd |= gmm_f32_bits(whole) >> 31;
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                float v[8];
+#pragma unroll
+                for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                nibbles[i] = gmm__swift_e2m1x8(v, whole);
+            }
+        }
+        if (rowwise && col0 < n) {
+            const int64_t pitch = half ? a.rowwise.ld / 2 : a.rowwise.ld;
+            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch +
+                          (half ? (c0 + col0) / 2 : c0 + col0), *again = to;
+            const float *by = factors[0] + row0 * (GMM__ROW_PARTS + 1) + (width && !GMM__WIDE ? col0 / width : 0);
+            uint32_t long_way = odd;
+#pragma unroll
+            for (i = 0; i < 8; i++, to += pitch) {
+                float v[8];
+                if (half && square) {
+                    if (i < live) gmm__swift_put1(to, nibbles[i]);
+                    continue;
+                }
+                if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
+                    whole = by[i * (GMM__ROW_PARTS + 1)];
+                if (half) long_way |= gmm_f32_bits(whole) >> 31;
+#pragma unroll
+                for (j = 0; j < 8; j++) {
+                    v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                    if (!half) v[j] = gmm__fmul(v[j], whole);
+                }
+                if (i >= live) continue;
+                if (half) gmm__swift_put1(to, gmm__swift_e2m1x8(v, whole));
+                else gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+            }
+            if (half && long_way) /* once more by the codec, from memory */
+#pragma unroll 1
+                for (k = 0; k < 64 && k >> 3 < live; k += 2) {
+                    const float one = fabsf(by[(k >> 3) * (GMM__ROW_PARTS + 1)]);
+                    uint32_t pair = 0;
+#pragma unroll 1
+                    for (j = 0; j < 2; j++)
+                        pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                    &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), one)) << 4 * j;
+                    again[(k >> 3) * pitch + (k & 7) / 2] = (uint8_t)pair;
+                }
+        }
+        if (columnwise && GMM__SCALING == GMM_SCALING_MX32 && col0 < n) { /* in the order of the source */
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
+                          (p.first + p.row + row0) * a.columnwise.ld + c0 + col0;
+            float by[8];
+#pragma unroll
+            for (j = 0; j < 8; j++) by[j] = factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / 32];
+#pragma unroll
+            for (i = 0; i < 8; i++, to += a.columnwise.ld) {
+                float v[8];
+#pragma unroll
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
+                if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+            }
+        }
+        if (columnwise && GMM__SCALING != GMM_SCALING_MX32) { /* turned */
+            const int32_t bytes = half ? GMM__SWIFT_COLUMN / 2 : (int32_t)GMM__SWIFT_COLUMN, chunks = bytes / 16;
+            const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
+            const int64_t pitch = half ? a.columnwise.ld / 2 : a.columnwise.ld;
+            const int64_t begin = (a.grouped ? p.start : 0) + p.row;
+            uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + (half ? row0 / 2 : row0);
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + (half ? begin / 2 : begin) +
+                          (c0 + first) * pitch + chunk * 16;
+            const float *by = factors[1] + col0 * (GMM__COL_PARTS + 1) + (width && !GMM__WIDE ? row0 / width : 0);
+            uint32_t long_way = odd;
+            if (half && square) gmm__swift_turn(nibbles);
+#pragma unroll
+            for (j = 0; j < 8; j++) {
+                float v[8];
+                if (half && square) {
+                    *(uint32_t *)(void *)(at + j * bytes) = nibbles[j];
+                    continue;
+                }
+                if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
+                    whole = by[j * (GMM__COL_PARTS + 1)];
+                if (half) long_way |= gmm_f32_bits(whole) >> 31;
+#pragma unroll
+                for (i = 0; i < 8; i++) {
+                    v[i] = GMM__OF(gmm__word_value)(x[i], j);
+                    if (!half) v[i] = gmm__fmul(v[i], whole);
+                }
+                if (half) *(uint32_t *)(void *)(at + j * bytes) = gmm__swift_e2m1x8(v, whole);
+                else
+                    *(uint2 *)(void *)(at + j * bytes) =
+                        make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+            }
+            if (half && long_way)
+#pragma unroll 1
+                for (k = 0; k < 64; k += 2) {
+                    const float one = fabsf(by[(k >> 3) * (GMM__COL_PARTS + 1)]);
+                    uint32_t pair = 0;
+#pragma unroll 1
+                    for (j = 0; j < 2; j++)
+                        if ((k & 7) + j < live && col0 < n)
+                            pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                        &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), one)) << 4 * j;
+                    at[(k >> 3) * bytes + (k & 7) / 2] = (uint8_t)pair;
+                }
+            __syncthreads();
+            if (chunk * (half ? 32 : 16) < (a.grouped ? (int32_t)GMM_TILE : (int32_t)p.m))
+#pragma unroll
+                for (k = first; k < GMM_TILE; k += step, to += step * pitch)
+                    if (k < n)
+                        gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
+                                                                           chunk * 16));
+        }
+        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* behind all stores */
+            __syncthreads();
+            if (thread < 2) {
+                uint32_t *to = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
+                for (i = 0; i < GMM__QUANT_WARPS; i++)
+                    odd = odd > gmm_f32_bits(factors[0][i]) ? odd : gmm_f32_bits(factors[0][i]);
+                if ((thread ? columnwise : rowwise) && to && odd > *(volatile uint32_t *)(to + p.unit))
+                    atomicMax(to + p.unit, odd);
+            }
+        }
+        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
+    }
+}
+
+#undef GMM__COL_PARTS
+#undef GMM__ROW_PARTS
+#undef GMM__COL_LANES
+#undef GMM__LANES
+#undef GMM__WIDE
+#undef GMM__OF
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

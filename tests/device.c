@@ -62,14 +62,17 @@ void device_reset(void) {
 }
 
 void device_put(void *device, const void *host, size_t bytes) {
-    if (bytes) (void)cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice);
+    if (bytes) (void)cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, D.stream);
 }
 void device_get(void *host, const void *device, size_t bytes) {
-    if (bytes) (void)cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost);
+    if (bytes) (void)cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, D.stream);
+    (void)cudaStreamSynchronize(D.stream);
+}
+void device_copy(void *to, const void *from, size_t bytes) {
+    if (bytes) (void)cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, D.stream);
 }
 void device_set(void *device, int byte, size_t bytes) {
-    if (bytes) (void)cudaMemset(device, byte, bytes);
-    (void)cudaDeviceSynchronize(); /* the stream does not wait for the default stream */
+    if (bytes) (void)cudaMemsetAsync(device, byte, bytes, D.stream);
 }
 
 const char *device_wait(void) {
@@ -93,12 +96,60 @@ const char *device_end_capture(void **graph) {
     *graph = run;
     return text(e);
 }
-const char *device_replay(void *graph) {
-    cudaError_t e = cudaGraphLaunch((cudaGraphExec_t)graph, D.stream);
-    return e == cudaSuccess ? device_wait() : cudaGetErrorString(e);
-}
+const char *device_replay(void *graph) { return text(cudaGraphLaunch((cudaGraphExec_t)graph, D.stream)); }
 void device_graph_free(void *graph) {
     if (graph) (void)cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
+
+static const char stamp_text[] =
+    ".version 7.0\n"
+    ".target sm_80\n"
+    ".address_size 64\n"
+    ".visible .entry stamp(.param .u64 to, .param .u64 nanoseconds) {\n"
+    "    .reg .pred %again;\n"
+    "    .reg .b32 %block, %sm;\n"
+    "    .reg .b64 %at, %stay, %begin, %end, %passed, %number;\n"
+    "    mov.u64 %begin, %globaltimer;\n"
+    "    ld.param.u64 %at, [to];\n"
+    "    ld.param.u64 %stay, [nanoseconds];\n"
+    "stays:\n"
+    "    mov.u64 %end, %globaltimer;\n"
+    "    sub.u64 %passed, %end, %begin;\n"
+    "    setp.lt.u64 %again, %passed, %stay;\n"
+    "    @%again bra stays;\n"
+    "    mov.u32 %block, %ctaid.x;\n"
+    "    mov.u32 %sm, %smid;\n"
+    "    cvt.u64.u32 %number, %sm;\n"
+    "    cvta.to.global.u64 %at, %at;\n"
+    "    mad.wide.u32 %at, %block, 24, %at;\n"
+    "    st.global.u64 [%at], %begin;\n"
+    "    st.global.u64 [%at + 8], %end;\n"
+    "    st.global.u64 [%at + 16], %number;\n"
+    "    ret;\n"
+    "}\n";
+
+const char *device_stamps(gmm_stream stream, device_stamp *to, int blocks, int whole, uint64_t nanoseconds) {
+    static cudaLibrary_t library;
+    static cudaKernel_t kernel;
+    void *parameters[2] = {&to, &nanoseconds};
+    int most = 0;
+    cudaError_t e = cudaSuccess;
+    if (!kernel) {
+        e = cudaLibraryLoadData(&library, stamp_text, NULL, NULL, 0, NULL, NULL, 0);
+        if (e == cudaSuccess) e = cudaLibraryGetKernel(&kernel, library, "stamp");
+    }
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+    if (e == cudaSuccess)
+        e = cudaKernelSetAttributeForDevice(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most, 0);
+    if (e == cudaSuccess)
+        e = cudaLaunchKernel((const void *)kernel, (dim3){(unsigned)blocks, 1, 1}, (dim3){1, 1, 1}, parameters,
+                             whole ? (size_t)most : 0, (cudaStream_t)stream);
+    return text(e);
+}
+int device_processors(void) {
+    int n = 0;
+    (void)cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0);
+    return n;
 }
 #else
 typedef int device_needs_cuda; /* C wants a declaration in every unit */

@@ -31,7 +31,7 @@
 #define T_FILES(X) \
     X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) \
     X(gtp) X(graph) \
-    X(gtp_order) X(gtp_runtime) X(gtp_quant) X(gtp_checkpoint) \
+    X(gtp_order) X(gtp_runtime) X(gtp_quant) X(gtp_checkpoint) X(gtp_gpu) \
     X(small) X(runtime) X(cublaslt) X(wgmma) X(checkpoint) X(checkpoint_files) \
     X(quant) X(quantize) X(qlinear) X(mlp_quant)
 
@@ -46,6 +46,7 @@ typedef struct t_state {
     int gpu;             /* 1: device memory is not host memory */
     int threads;         /* --threads, 0 = default */
     int verbose;
+    int rounds;          /* --rounds: replays of a graph; of a whole layer's a tenth */
     long allocations;    /* calls of the counted allocator so far; T_OK requires that operations make none */
 } t_state;
 extern t_state T;

@@ -259,6 +259,8 @@ static void act_17x64(int arg) { values_of((gmm_act_kind)(arg % 16), dtypes[arg 
 static void act_13x100(int arg) { values_of((gmm_act_kind)(arg % 16), dtypes[arg / 16], 13, 100, 3, 1); }
 /* several chunks, and blocks that end inside of them */
 static void act_5x600(int arg) { values_of((gmm_act_kind)(arg % 16), dtypes[arg / 16], 5, 600, 1, 1); }
+/* rows that a block shares on a GPU, the last round of its warps not full */
+static void act_21x1160(int arg) { values_of((gmm_act_kind)(arg % 16), dtypes[arg / 16], 21, 1160, 0, 0); }
 static void act_1024x2048(int arg) {
     act_run r = make(settings((gmm_act_kind)(arg % 16), 32), 1024, 1021, 2048, dtypes[arg / 16], dtypes[arg / 16],
                      dtypes[arg / 16], dtypes[arg / 16], 0);
@@ -729,6 +731,8 @@ void tests_act(void) {
         t_add(extremes, kind, "row40 act %s large inputs", name);
         t_add_host(act_levels, kind, "row39 act %s on every vector level", name);
     }
+    for (int k = 0; k < 3; k++)
+        t_add(act_21x1160, GMM_ACT_SWIGLU + 16 * k, "row39 act swiglu %s 21x1160", gmm_dtype_name(dtypes[k]));
     t_add(act_1024x2048, GMM_ACT_SWIGLU + 16, "row39 act swiglu bf16 1024x2048");
     t_add(act_1024x2048, GMM_ACT_GELU, "row39 act gelu f32 1024x2048");
     for (int i = 0; i < 5; i++) t_add(act_mixed, i, "row39 act mixed dtypes and settings %d", i);

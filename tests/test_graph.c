@@ -7,10 +7,13 @@
 #ifdef HAVE_CUDA
 #include "device.h"
 
-enum { TOKENS = 96, EXPERTS = 12, TOPK = 3, HIDDEN = 40, FFN = 24, ROWS = TOKENS * TOPK, SLOTS = TOKENS * TOPK };
+enum { TOKENS = 96, EXPERTS = 12, TOPK = 3, ROWS = TOKENS * TOPK, SLOTS = TOKENS * TOPK };
 
 /* A mixture-of-experts layer, forward and backward, over buffers that stay where they are. */
 typedef struct layer {
+    int64_t hidden, ffn;
+    gmm_recipe recipe;
+    gmm_mlp_quant quant;
     gmm_groups groups;
     gmm_options options;
     gmm_mlp_config config;
@@ -30,29 +33,36 @@ static void grow(layer *l, gmm_info *info) {
     memset(info, 0, sizeof *info);
 }
 
-static void layer_build(layer *l, gmm_dtype dtype, int32_t sm_limit) {
+static void layer_build(layer *l, gmm_dtype dtype, gmm_recipe_kind recipe, int32_t sm_limit) {
     const uint32_t zero = 0;
+    const uint64_t random[4] = { 1, 2, 3, 4 };
+    const int64_t hidden = recipe ? 64 : 40, ffn = recipe ? 96 : 24;
     gmm_info info = GMM_ZERO;
     memset(l, 0, sizeof *l);
+    l->hidden = hidden;
+    l->ffn = ffn;
+    l->recipe = gmm_recipe_of(recipe);
+    l->quant.recipe = &l->recipe;
+    l->quant.random = (const uint64_t *)t_in(random, sizeof random);
     l->options.sm_limit = sm_limit;
     l->logits = t_mat_make(GMM_F32, 1, TOKENS, EXPERTS, 0, 0, T_PACKED, T_REALS);
     l->dlogits = t_mat_out(GMM_F32, 1, TOKENS, EXPERTS);
-    l->x = t_mat_make(dtype, 1, TOKENS, HIDDEN, 0, 0, T_PACKED, T_REALS);
-    l->rows = t_mat_out(dtype, 1, ROWS, HIDDEN);
-    l->w1 = t_mat_make(dtype, EXPERTS, 2 * FFN, HIDDEN, 0, 0, T_PACKED, T_REALS);
-    l->w2 = t_mat_make(dtype, EXPERTS, HIDDEN, FFN, 0, 0, T_TABLE, T_REALS);
-    l->b1 = t_mat_make(dtype, EXPERTS, 1, 2 * FFN, 0, 0, T_PACKED, T_REALS);
-    l->b2 = t_mat_make(dtype, EXPERTS, 1, HIDDEN, 0, 0, T_PACKED, T_REALS);
-    l->y = t_mat_out(dtype, 1, ROWS, HIDDEN);
-    l->out = t_mat_out(dtype, 1, TOKENS, HIDDEN);
-    l->dout = t_mat_make(dtype, 1, TOKENS, HIDDEN, 0, 0, T_PACKED, T_REALS);
-    l->drows_y = t_mat_out(dtype, 1, ROWS, HIDDEN);
-    l->drows_x = t_mat_out(dtype, 1, ROWS, HIDDEN);
-    l->dx = t_mat_out(dtype, 1, TOKENS, HIDDEN);
-    l->dw1 = t_mat_out(GMM_F32, EXPERTS, 2 * FFN, HIDDEN);
-    l->dw2 = t_mat_make(GMM_F32, EXPERTS, HIDDEN, FFN, 0, 0, T_TABLE, T_POISON);
-    l->db1 = t_mat_out(GMM_F32, EXPERTS, 1, 2 * FFN);
-    l->db2 = t_mat_out(GMM_F32, EXPERTS, 1, HIDDEN);
+    l->x = t_mat_make(dtype, 1, TOKENS, hidden, 0, 0, T_PACKED, T_REALS);
+    l->rows = t_mat_out(dtype, 1, ROWS, hidden);
+    l->w1 = t_mat_make(dtype, EXPERTS, 2 * ffn, hidden, 0, 0, T_PACKED, T_REALS);
+    l->w2 = t_mat_make(dtype, EXPERTS, hidden, ffn, 0, 0, T_TABLE, T_REALS);
+    l->b1 = t_mat_make(dtype, EXPERTS, 1, 2 * ffn, 0, 0, T_PACKED, T_REALS);
+    l->b2 = t_mat_make(dtype, EXPERTS, 1, hidden, 0, 0, T_PACKED, T_REALS);
+    l->y = t_mat_out(dtype, 1, ROWS, hidden);
+    l->out = t_mat_out(dtype, 1, TOKENS, hidden);
+    l->dout = t_mat_make(dtype, 1, TOKENS, hidden, 0, 0, T_PACKED, T_REALS);
+    l->drows_y = t_mat_out(dtype, 1, ROWS, hidden);
+    l->drows_x = t_mat_out(dtype, 1, ROWS, hidden);
+    l->dx = t_mat_out(dtype, 1, TOKENS, hidden);
+    l->dw1 = t_mat_out(GMM_F32, EXPERTS, 2 * ffn, hidden);
+    l->dw2 = t_mat_make(GMM_F32, EXPERTS, hidden, ffn, 0, 0, T_TABLE, T_POISON);
+    l->db1 = t_mat_out(GMM_F32, EXPERTS, 1, 2 * ffn);
+    l->db2 = t_mat_out(GMM_F32, EXPERTS, 1, hidden);
     l->row_probs = t_floats_out(ROWS);
     l->drow_probs = t_floats_out(ROWS);
     l->dprobs = t_floats_out(SLOTS);
@@ -77,7 +87,7 @@ static void layer_build(layer *l, gmm_dtype dtype, int32_t sm_limit) {
     l->permute.experts = EXPERTS;
     l->permute.topk = TOPK;
     l->permute.capacity = ROWS;
-    l->permute.hidden = HIDDEN;
+    l->permute.hidden = hidden;
     l->permute.tail = GMM_TAIL_ZERO;
     l->permute.options = &l->options;
     l->permute.fault = l->fault;
@@ -96,12 +106,14 @@ static void layer_build(layer *l, gmm_dtype dtype, int32_t sm_limit) {
     l->groups.dtype = GMM_I32;
     l->groups.tail = GMM_TAIL_ZERO;
     l->groups.fault = l->fault;
-    l->config.hidden = HIDDEN;
-    l->config.ffn = FFN;
+    l->config.hidden = hidden;
+    l->config.ffn = ffn;
     l->config.act.kind = GMM_ACT_SWIGLU;
     l->config.act.interleave = 8;
+    l->config.recipe = recipe;
     l->config.bias1 = l->config.bias2 = l->config.prob = l->config.prob_on_bias2 = 1;
     l->mlp.config = &l->config;
+    if (recipe) l->mlp.quant = &l->quant;
     l->mlp.groups = &l->groups;
     l->mlp.options = &l->options;
     l->mlp.x = &l->rows.mat;
@@ -171,7 +183,7 @@ static gmm_status layer_run(layer *l) {
 }
 
 enum { OUTPUTS = 9 };
-typedef struct bits { void *at[OUTPUTS]; size_t bytes[OUTPUTS]; } bits;
+typedef struct bits { const void *at[OUTPUTS]; size_t bytes[OUTPUTS]; } bits;
 static const char *const names[OUTPUTS] = { "out", "dx",  "dlogits",    "dw1",     "dw2",
                                             "db1", "db2", "drow_probs", "aux_loss" };
 static bits layer_bits(const layer *l) {
@@ -185,11 +197,32 @@ static bits layer_bits(const layer *l) {
     b.at[8] = t_get(l->route.aux_loss, b.bytes[8] = sizeof(float));
     return b;
 }
+/* The same copied to `to` in device memory, without waiting; the number of bytes. */
+static size_t layer_keep(const layer *l, unsigned char *to, bits *b) {
+    const t_mat *mats[7] = { &l->out, &l->dx, &l->dlogits, &l->dw1, &l->dw2, &l->db1, &l->db2 };
+    const size_t sizes[2] = { ROWS * sizeof(float), sizeof(float) };
+    const void *const rest[2] = { l->drow_probs, l->route.aux_loss };
+    size_t used = 0;
+    for (int i = 0; i < OUTPUTS; i++) {
+        const int64_t count = i < 7 && mats[i]->form != T_PACKED ? mats[i]->count : 1;
+        const size_t all = i < 7 ? (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols * ref_bytes(mats[i]->dtype))
+                                 : sizes[i - 7];
+        b->at[i] = to + used;
+        b->bytes[i] = all;
+        for (int64_t g = 0; g < count && to; g++)
+            device_copy(to + used + g * (int64_t)(all / (size_t)count), i < 7 ? mats[i]->table[g] : rest[i - 7],
+                        all / (size_t)count);
+        used += all;
+    }
+    return used;
+}
 static void layer_poison(const layer *l) {
     const t_mat *mats[7] = { &l->out, &l->dx, &l->dlogits, &l->dw1, &l->db1, &l->db2, &l->y };
     for (int i = 0; i < 7; i++)
         t_poison(mats[i]->data, 0xFF,
                  (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols * ref_bytes(mats[i]->dtype)));
+    for (int64_t g = 0; g < l->dw2.count; g++)
+        t_poison(l->dw2.table[g], 0xFF, (size_t)(l->dw2.rows * l->dw2.cols * ref_bytes(l->dw2.dtype)));
     t_poison(l->drow_probs, 0xFF, ROWS * sizeof(float));
     t_poison(l->workspace, 0xFF, l->workspace_bytes);
 }
@@ -207,7 +240,7 @@ static void layer_reroute(layer *l, int kind) {
         l->logits.v[i] = (double)(float)(t_real() + (kind == 1 && i % EXPERTS < TOPK ? 8.0 : 0.0) +
                                          (kind == 2 && i % EXPERTS == 5 ? 8.0 : 0.0));
     t_mat_put(&l->logits);
-    for (int64_t i = 0; i < TOKENS * HIDDEN; i++) l->x.v[i] = ref_round(l->x.dtype, t_real());
+    for (int64_t i = 0; i < TOKENS * l->hidden; i++) l->x.v[i] = ref_round(l->x.dtype, t_real());
     t_mat_put(&l->x);
 }
 
@@ -215,10 +248,17 @@ static void wait_for(const char *what, const char *why) { T_CHECK(!why, "%s: %s"
 
 /* rows 53, 54: one captured forward and backward of the layer, replayed with other routings, equals eager calls */
 static void replay_layer(int arg) {
-    const int rounds = T.verbose ? 1000 : 30;
+    enum { BATCH = 10 };
+    const int rounds = (T.rounds + 9) / 10;
     layer l;
+    bits at[BATCH][2];
+    unsigned char *kept, *seen;
+    size_t bytes;
     void *graph = NULL;
-    layer_build(&l, (gmm_dtype)arg, 0);
+    layer_build(&l, (gmm_dtype)(arg & 255), (gmm_recipe_kind)(arg >> 8), 0);
+    bytes = layer_keep(&l, NULL, &at[0][0]);
+    kept = (unsigned char *)t_alloc(2 * BATCH * bytes);
+    seen = (unsigned char *)t_host(2 * BATCH * bytes);
     wait_for("begin", device_begin_capture());
     {
         const gmm_status s = layer_run(&l);
@@ -226,15 +266,22 @@ static void replay_layer(int arg) {
         T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
     }
     for (int i = 0; i < rounds; i++) {
-        bits eager, replayed;
+        const int k = i % BATCH;
         layer_reroute(&l, i % 3);
         layer_poison(&l);
-        T_OK(layer_run(&l));
-        eager = layer_bits(&l);
+        T_CHECK(layer_run(&l) == GMM_OK, "%s", gmm_last_error(T.ctx));
+        (void)layer_keep(&l, kept + (size_t)(2 * k) * bytes, &at[k][0]);
         layer_poison(&l);
         wait_for("replay", device_replay(graph));
-        replayed = layer_bits(&l);
-        layer_same("replay", &eager, &replayed);
+        (void)layer_keep(&l, kept + (size_t)(2 * k + 1) * bytes, &at[k][1]);
+        if (k + 1 < BATCH && i + 1 < rounds) continue;
+        t_wait();
+        t_check_guards();
+        t_download(seen, kept, (size_t)(2 * (k + 1)) * bytes);
+        for (int j = 0; j <= 2 * k + 1; j++)
+            for (int o = 0; o < OUTPUTS; o++)
+                at[j / 2][j % 2].at[o] = seen + ((const unsigned char *)at[j / 2][j % 2].at[o] - kept);
+        for (int j = 0; j <= k; j++) layer_same("replay", &at[j][0], &at[j][1]);
     }
     device_graph_free(graph);
 }
@@ -246,12 +293,90 @@ static void limits(int arg) {
     for (int i = 0; i < 5; i++) {
         layer l;
         t_reseed(56);
-        layer_build(&l, (gmm_dtype)arg, limit[i]);
+        layer_build(&l, (gmm_dtype)(arg & 255), (gmm_recipe_kind)(arg >> 8), limit[i]);
         layer_reroute(&l, 0);
         T_OK(layer_run(&l));
         b = layer_bits(&l);
         if (i == 0) first = b;
         else layer_same("sm_limit", &first, &b);
+    }
+}
+
+/* row 56: multiprocessors beyond the limit are free. While the product runs, another stream gets a block onto each of
+   them, several times after one another, all of which ends before the product does. A block takes a multiprocessor's
+   whole shared memory, so that it finds no place beside the product's blocks. */
+static void freed(int arg) {
+    enum { ROWS_ = 24576, WIDE = 4096, TURNS = 8 };
+    const gmm_op op = (gmm_op)(GMM_OP_LINEAR_FWD + arg);
+    const int64_t size = ROWS_;
+    const int processors = device_processors(), beside = processors / 4 / 2 * 2;
+    const gmm_mat a = gmm_mat_packed(GMM_BF16, t_sparse((size_t)ROWS_ * WIDE * 2));
+    const gmm_mat b = gmm_mat_packed(GMM_BF16, t_sparse((size_t)ROWS_ * WIDE * 2));
+    const gmm_mat w = gmm_mat_packed(GMM_BF16, t_sparse((size_t)WIDE * WIDE * 2));
+    device_stamp *stamps = (device_stamp *)t_alloc((size_t)(2 + TURNS * beside) * sizeof *stamps);
+    const device_stamp *seen, *before, *after;
+    gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
+        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad };
+    gmm_groups groups = GMM_ZERO;
+    gmm_options options = GMM_ZERO;
+    gmm_grad grad = GMM_ZERO;
+    gmm_linear d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_runtime rt = GMM_ZERO;
+    gmm_stream other;
+    gmm_event began;
+    gmm_status status[6];
+    const char *why[2 + TURNS];
+    void *ws;
+    groups.count = 1;
+    groups.capacity = ROWS_;
+    groups.splits = t_in(&size, sizeof size);
+    groups.dtype = GMM_I64;
+    options.sm_limit = processors - beside;
+    grad.mat = &w;
+    d.groups = &groups;
+    d.options = &options;
+    d.in_features = d.out_features = WIDE;
+    d.x = &a;
+    d.w = &w;
+    d.y = &b;
+    d.dy = arg == 2 ? &b : &a;
+    d.dx = &b;
+    d.dw = &grad;
+    T_OK(gmm_linear_query(T.ctx, op, &d, &info));
+    ws = t_workspace(info.workspace_bytes);
+    T_OK(gmm_runtime_of(T.ctx, &rt));
+    T_OK(run[arg](T.ctx, &d, ws, info.workspace_bytes, T.stream)); /* loads the code */
+    status[0] = rt.stream_create(rt.self, 0, &other);
+    status[1] = rt.event_create(rt.self, &began);
+    why[0] = device_stamps(other, stamps, 1, 0, 0);
+    t_wait();
+    why[0] = device_stamps(T.stream, stamps, 1, 0, 0);
+    status[2] = rt.event_record(rt.self, began, T.stream, 0);
+    status[3] = run[arg](T.ctx, &d, ws, info.workspace_bytes, T.stream);
+    why[1] = device_stamps(T.stream, stamps + 1, 1, 0, 0);
+    status[4] = rt.stream_wait(rt.self, other, began, 0);
+    for (int t = 0; t < TURNS; t++) /* the first turn is there to let the product begin */
+        why[2 + t] = device_stamps(other, stamps + 2 + t * beside, t ? beside : 1, t != 0, t ? 10000 : 100000);
+    t_wait();
+    status[5] = rt.stream_sync(rt.self, other);
+    for (int i = 0; i < 6; i++) T_CHECK(status[i] == GMM_OK, "call %d: %s", i, gmm_last_error(T.ctx));
+    for (int i = 0; i < 2 + TURNS; i++) wait_for("stamps", why[i]);
+    T_CHECK(rt.event_destroy(rt.self, began) == GMM_OK && rt.stream_destroy(rt.self, other) == GMM_OK, "destroy");
+    seen = (const device_stamp *)t_get(stamps, (size_t)(2 + TURNS * beside) * sizeof *stamps);
+    before = seen;
+    after = seen + 1;
+    for (int t = 1; t < TURNS; t++) {
+        unsigned char taken[1024] = { 0 };
+        for (int i = 0; i < beside; i++) {
+            const device_stamp *s = seen + 2 + t * beside + i;
+            T_CHECK(s->begin > before->end && s->end < after->begin,
+                    "turn %d, block %d: from %lld to %lld ns of a product that took %lld ns", t, i,
+                    (long long)(s->begin - before->end), (long long)(s->end - before->end),
+                    (long long)(after->begin - before->end));
+            T_CHECK(s->processor < sizeof taken && !taken[s->processor]++, "two blocks on multiprocessor %d",
+                    (int)s->processor);
+        }
     }
 }
 
@@ -385,6 +510,13 @@ void tests_graph(void) {
         t_add_gpu(replay_linear, (int)dtypes[i], "row53 graph of linear operations, other splits %s", name);
         t_add_gpu(replay_layer, (int)dtypes[i], "row53 row54 graph of a whole layer, other routings %s", name);
         t_add_gpu(limits, (int)dtypes[i], "row56 sm_limit leaves the bits of a layer %s", name);
+    }
+    for (int i = 0; i < 3; i++)
+        t_add_gpu(freed, i, "row56 sm_limit frees multiprocessors %s", gmm_op_name((gmm_op)(GMM_OP_LINEAR_FWD + i)));
+    for (int i = 1; i <= (int)GMM_RECIPE_NVFP4; i++) {
+        t_add_gpu(replay_layer, (int)GMM_BF16 | i << 8, "row53 row54 graph of a whole layer, other routings, recipe %d",
+                  i);
+        t_add_gpu(limits, (int)GMM_BF16 | i << 8, "row56 sm_limit leaves the bits of a layer, recipe %d", i);
     }
     t_add_gpu(host_sizes, 0, "row55 host sizes while capturing");
 }

@@ -35,6 +35,7 @@ static struct {
     uint64_t seed, random;
     double worst; /* largest share of a bound in the running case */
     long allocations;
+    int times;
 } H;
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
@@ -252,20 +253,21 @@ static t_block *t_find(const void *user) {
 }
 
 /* Inputs are read-only: by page protection on the host, by their hash on a GPU. */
-static void t_protect(t_block *b, int protection) {
+static void t_protect(const t_block *b, int protection) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (!b->device && b->map_bytes > 2 * page && mprotect(b->map + page, b->map_bytes - 2 * page, protection)) abort();
+}
+/* From here on `b` is one; `whole` holds all that it holds, or is NULL. */
+static void t_freeze(t_block *b, const void *whole) {
+    b->readonly = 1;
+    t_protect(b, PROT_READ);
     if (b->device) {
-        b->hash = 0;
-        if (protection == PROT_READ) {
-            void *copy = malloc(b->bytes + 1);
-            if (!copy) abort();
-            t_download(copy, b->user, b->bytes);
-            b->hash = t_hash(copy, b->bytes, 1);
-            free(copy);
-        }
-        return;
+        void *copy = whole ? NULL : malloc(b->bytes + 1);
+        if (!whole && !copy) abort();
+        if (copy) t_download(copy, b->user, b->bytes);
+        b->hash = t_hash(whole ? whole : copy, b->bytes, 1);
+        free(copy);
     }
-    if (b->map_bytes > 2 * page && mprotect(b->map + page, b->map_bytes - 2 * page, protection)) abort();
 }
 
 void *t_host(size_t bytes) {
@@ -293,8 +295,7 @@ void *t_workspace(size_t bytes) {
 void *t_in(const void *host, size_t bytes) {
     void *p = t_alloc(bytes);
     t_upload(p, host, bytes);
-    blocks.item[blocks.count - 1].readonly = 1;
-    t_protect(&blocks.item[blocks.count - 1], PROT_READ);
+    t_freeze(&blocks.item[blocks.count - 1], host);
     return p;
 }
 
@@ -306,7 +307,7 @@ void t_upload(void *device, const void *host, size_t bytes) {
     else
 #endif
         if (bytes) memcpy(device, host, bytes);
-    if (b && b->readonly) t_protect(b, PROT_READ);
+    if (b && b->readonly) t_freeze(b, device == b->user && bytes == b->bytes ? host : NULL);
 }
 void t_download(void *host, const void *device, size_t bytes) {
 #ifdef HAVE_CUDA
@@ -445,17 +446,20 @@ gmm_context *t_context(const gmm_config *config) {
 static int64_t t_span(const t_mat *m) { return m->rows ? (m->rows - 1) * m->ld + m->cols : 0; }
 
 void t_mat_put(t_mat *m) {
-    const int64_t size = ref_bytes(m->dtype), span = t_span(m);
-    for (int64_t g = 0; g < m->count; g++) {
-        unsigned char *image = (unsigned char *)malloc((size_t)(span * size) + 1);
-        if (!image) abort();
-        memset(image, 0xFF, (size_t)(span * size));
+    const int64_t size = ref_bytes(m->dtype), whole = m->form == T_PACKED ? m->count : 1;
+    const int64_t elements = whole > 0 ? (whole - 1) * m->stride + t_span(m) : 0;
+    unsigned char *image = (unsigned char *)malloc((size_t)(elements * size) + 1);
+    if (!image) abort();
+    for (int64_t g = 0; g < m->count; g++) { /* packed ones go as one, so that their gaps are written, too */
+        const int64_t first = whole > 1 ? g * m->stride : 0;
+        if (first == 0) memset(image, 0xFF, (size_t)(elements * size));
         for (int64_t r = 0; r < m->rows; r++)
             for (int64_t c = 0; c < m->cols; c++)
-                ref_store(m->dtype, image, r * m->ld + c, m->v[(g * m->rows + r) * m->cols + c]);
-        t_upload(m->table[g], image, (size_t)(span * size));
-        free(image);
+                ref_store(m->dtype, image, first + r * m->ld + c, m->v[(g * m->rows + r) * m->cols + c]);
+        if (m->form != T_PACKED) t_upload(m->table[g], image, (size_t)(elements * size));
+        else if (g + 1 == m->count) t_upload(m->data, image, (size_t)(elements * size));
     }
+    free(image);
 }
 
 /* As far as the size is divisible; addresses in a table on a GPU are multiples of 16 bytes. */
@@ -483,24 +487,16 @@ t_mat t_mat_make(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, int
     if (form == T_PACKED) {
         m.data = t_alloc((size_t)(((count - 1) * m.stride + t_span(&m)) * size));
         for (int64_t g = 0; g < count; g++) m.table[g] = (char *)m.data + g * m.stride * size;
-        if (fill != T_POISON) {
-            t_block *b = &blocks.item[blocks.count - 1];
-            b->readonly = 1;
-            t_protect(b, PROT_READ);
-        }
+        if (fill != T_POISON) blocks.item[blocks.count - 1].readonly = 1;
     } else { /* a random order of allocation makes a random order of addresses */
         for (int64_t i = 0; i < count; i++) {
             int64_t g = t_int(0, count - 1);
             while (m.table[g]) g = (g + 1) % count;
             m.table[g] = t_alloc_aligned((size_t)(t_span(&m) * size), t_alignment(t_span(&m) * size, form));
-            if (fill != T_POISON) {
-                t_block *b = &blocks.item[blocks.count - 1];
-                b->readonly = 1;
-                t_protect(b, PROT_READ);
-            }
+            if (fill != T_POISON) blocks.item[blocks.count - 1].readonly = 1;
         }
     }
-    if (fill != T_POISON) t_mat_put(&m);
+    if (fill != T_POISON) t_mat_put(&m); /* the inputs become read-only there */
     if (form == T_PACKED) m.mat = gmm_mat_packed(dtype, m.data);
     else if (form == T_TABLE) {
         void *const *table = (void *const *)t_in(m.table, (size_t)count * sizeof *m.table);
@@ -592,7 +588,7 @@ void t_near(const char *what, const double *got, const double *want, const doubl
 
 void t_same(const char *what, const void *a, const void *b, size_t bytes) {
     const unsigned char *p = (const unsigned char *)a, *q = (const unsigned char *)b;
-    for (size_t i = 0; i < bytes; i++)
+    for (size_t i = 0; bytes && memcmp(p, q, bytes) && i < bytes; i++)
         if (p[i] != q[i]) T_FAIL("%s: byte %zu of %zu differs: %02x and %02x", what, i, bytes, p[i], q[i]);
 }
 
@@ -662,6 +658,7 @@ static void t_injected(int arg) {
 
 static void t_run(const t_case *c) {
     struct timespec start, end;
+    double seconds;
     int left;
     H.running = c->name;
     H.message[0] = 0;
@@ -681,13 +678,13 @@ static void t_run(const t_case *c) {
         printf("FAIL [%s] %s: %s\n", H.engine_name, c->name, H.message);
     }
     t_free_all();
+    (void)timespec_get(&end, TIME_UTC);
+    seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
     if (T.verbose && left == 0) {
-        (void)timespec_get(&end, TIME_UTC);
-        printf("ok   [%s] %s (%.3f s", H.engine_name, c->name,
-               (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec));
+        printf("ok   [%s] %s (%.3f s", H.engine_name, c->name, seconds);
         if (H.worst > 0.0) printf(", %.1f%% of the bound", 100.0 * H.worst);
         printf(")\n");
-    }
+    } else if (H.times) printf("%8.3f s [%s] %s\n", seconds, H.engine_name, c->name);
     fflush(stdout);
 }
 
@@ -727,10 +724,12 @@ static int t_gpus(void) {
 }
 
 static const char t_usage[] =
-    "usage: tests [--list] [--filter SUBSTRING] [--seed N] [--engine NAME] [--threads N] [--cpu-level N]\n"
-    "             [--part I/N] [--verbose] [--inject-failure]\n"
-    "Runs the cases whose names hold SUBSTRING, on every engine present or on the one named; with --part one of N\n"
-    "parts of them, so that N processes share the work.\n";
+    "usage: tests [--list] [--filter SUBSTRING]... [--seed N] [--engine NAME] [--threads N] [--cpu-level N]\n"
+    "             [--arena MIB] [--part I/N] [--verbose] [--times] [--rounds N] [--inject-failure]\n"
+    "Runs the cases whose names hold SUBSTRING, or one of several, on every engine present or on the one named.\n"
+    "--part: one of N parts of them, so that N processes share the work. --times: prints the seconds of each.\n"
+    "--rounds: replays of a graph, 300 by default, of a whole layer's a tenth. --arena: GPU memory for buffers, 4096\n"
+    "by default.\n";
 
 static long t_number(const char *flag, const char *text) {
     char *end = NULL;
@@ -742,22 +741,34 @@ static long t_number(const char *flag, const char *text) {
     return n;
 }
 
+static int t_wanted(const char *name, const char *const *filters, int count) {
+    for (int i = 0; i < count; i++)
+        if (strstr(name, filters[i])) return 1;
+    return count == 0;
+}
+
 int main(int argc, char **argv) {
-    const char *filter = "", *engine = NULL;
-    long cpu_level = 0, part = 1, parts = 1;
+    enum { FILTERS = 64 };
+    const char *filters[FILTERS], *engine = NULL;
+    long cpu_level = 0, part = 1, parts = 1, arena = 4096;
+    int filter_count = 0;
     int list = 0, inject = 0, ran = 0, known = 0, gpu = 0;
-    T.verbose = 0;
+    (void)arena; /* for GPUs */
+    T.rounds = 300;
     for (int i = 1; i < argc; i++) {
         const char *flag = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(flag, "--list")) list = 1;
         else if (!strcmp(flag, "--verbose")) T.verbose = 1;
+        else if (!strcmp(flag, "--times")) H.times = 1;
+        else if (!strcmp(flag, "--rounds")) T.rounds = (int)t_number(flag, value), i++;
         else if (!strcmp(flag, "--inject-failure")) inject = 1;
-        else if (!strcmp(flag, "--filter") && value) filter = argv[++i];
+        else if (!strcmp(flag, "--filter") && value && filter_count < FILTERS) filters[filter_count++] = argv[++i];
         else if (!strcmp(flag, "--engine") && value) engine = argv[++i];
         else if (!strcmp(flag, "--part") && value && sscanf(value, "%ld/%ld", &part, &parts) == 2 && part >= 1 &&
                  part <= parts)
             i++;
         else if (!strcmp(flag, "--seed")) H.seed = (uint64_t)t_number(flag, value), i++;
+        else if (!strcmp(flag, "--arena")) arena = t_number(flag, value), i++;
         else if (!strcmp(flag, "--threads")) T.threads = (int)t_number(flag, value), i++;
         else if (!strcmp(flag, "--cpu-level")) cpu_level = t_number(flag, value), i++;
         else {
@@ -770,7 +781,7 @@ int main(int argc, char **argv) {
     t_register();
     if (list) {
         for (size_t i = 0; i < H.count; i++)
-            if (strstr(H.cases[i].name, filter)) printf("%s\n", H.cases[i].name);
+            if (t_wanted(H.cases[i].name, filters, filter_count)) printf("%s\n", H.cases[i].name);
         free(H.cases);
         return 0;
     }
@@ -795,7 +806,8 @@ int main(int argc, char **argv) {
         ran = 1;
     }
     for (size_t i = 0; i < H.count; i++)
-        if (H.cases[i].where == T_HOST_ONLY && (long)i % parts == part - 1 && strstr(H.cases[i].name, filter))
+        if (H.cases[i].where == T_HOST_ONLY && (long)i % parts == part - 1 &&
+            t_wanted(H.cases[i].name, filters, filter_count))
             t_run(&H.cases[i]), ran = 1;
     for (size_t e = 0; e < sizeof t_engines / sizeof t_engines[0]; e++) {
         gmm_error error = GMM_ZERO;
@@ -817,7 +829,7 @@ int main(int argc, char **argv) {
 #ifdef HAVE_CUDA
         if (T.gpu) {
             const char *why;
-            T.stream = device_open((size_t)4 << 30, &why);
+            T.stream = device_open((size_t)arena << 20, &why);
             if (!T.stream) {
                 fprintf(stderr, "tests: no GPU memory for %s: %s\n", H.engine_name, why);
                 return 2;
@@ -832,7 +844,7 @@ int main(int argc, char **argv) {
         else
             for (size_t i = 0; i < H.count; i++) {
                 const int where = H.cases[i].where;
-                if ((long)i % parts == part - 1 && strstr(H.cases[i].name, filter) &&
+                if ((long)i % parts == part - 1 && t_wanted(H.cases[i].name, filters, filter_count) &&
                     (where == T_ANY_ENGINE || (T.gpu && (where == T_GPU_ENGINE || (where == T_GPU_ONCE && !gpu)))))
                     t_run(&H.cases[i]), ran = 1;
             }
@@ -849,8 +861,8 @@ int main(int argc, char **argv) {
     free(blocks.item);
     if (spare.map) (void)munmap(spare.map, spare.bytes);
     if (!ran) {
-        fprintf(stderr, "tests: no case%s%s%s%s\n", *filter ? " matches " : "", filter, engine ? " on engine " : "",
-                engine ? engine : "");
+        fprintf(stderr, "tests: no case%s%s%s%s\n", filter_count ? " matches " : "", filter_count ? filters[0] : "",
+                engine ? " on engine " : "", engine ? engine : "");
         return 2;
     }
     t_total();

@@ -9,15 +9,20 @@
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 /* What each operand becomes. */
-typedef struct setup { const char *name; gmm_format x, w, dy; } setup;
-enum { SETUPS = 10 };
+typedef struct setup { const char *name; gmm_dtype source; gmm_format x, w, dy; } setup;
+enum { SETUPS = 14 };
 static setup setup_of(int i) {
     static const char *const names[SETUPS] = { "fp8 delayed", "fp8 current", "fp8 block", "mxfp8", "nvfp4", "fp8 row",
                                                "fp8 block, fp32 scales", "mxfp4 weights", "nvfp4 row amax, 4 over 6",
-                                               "mxfp4 weights with bf16" };
-    gmm_recipe r = gmm_recipe_of((gmm_recipe_kind)(i < 5 ? i + 1 : i == 5 ? GMM_RECIPE_FP8_CURRENT
-                                                   : i == 6 ? GMM_RECIPE_FP8_BLOCK
-                                                   : i == 8 ? GMM_RECIPE_NVFP4 : GMM_RECIPE_MXFP8));
+                                               "mxfp4 weights with bf16", "nvfp4 weights with bf16",
+                                               "mxfp8 weights with f16", "nvfp4 weights with f16",
+                                               "fp8 block, 1x128 weights" };
+    static const gmm_recipe_kind kinds[SETUPS] = { GMM_RECIPE_FP8_DELAYED, GMM_RECIPE_FP8_CURRENT, GMM_RECIPE_FP8_BLOCK,
+                                                   GMM_RECIPE_MXFP8, GMM_RECIPE_NVFP4, GMM_RECIPE_FP8_CURRENT,
+                                                   GMM_RECIPE_FP8_BLOCK, GMM_RECIPE_MXFP8, GMM_RECIPE_NVFP4,
+                                                   GMM_RECIPE_MXFP8, GMM_RECIPE_NVFP4, GMM_RECIPE_MXFP8,
+                                                   GMM_RECIPE_NVFP4, GMM_RECIPE_FP8_BLOCK };
+    gmm_recipe r = gmm_recipe_of(kinds[i]);
     gmm_error e = GMM_ZERO;
     setup s;
     if (i == 5) r.input.scaling = r.weight.scaling = r.grad.scaling = GMM_SCALING_ROW;
@@ -27,14 +32,17 @@ static setup setup_of(int i) {
     if (i == 8) {
         r.input.row_amax = 1;
         r.weight.four_over_six = r.weight.e4m3_256 = 1;
+        r.weight.square = 0; /* of square tiles the GPU has no 4 over 6 */
         r.input.hadamard = r.grad.hadamard = 0;
     }
-    if (i == 9) {
+    if (i == 13) r.weight.scaling = GMM_SCALING_1X128;
+    if (i >= 9 && i <= 12) {
         gmm_format none = GMM_ZERO;
         r.input = r.grad = none;
     }
     T_CHECK(gmm_recipe_validate(&r, &e) == GMM_OK, "%s: %s", names[i], e.text);
     s.name = names[i];
+    s.source = i == 11 || i == 12 ? GMM_F16 : GMM_BF16;
     s.x = r.input;
     s.w = r.weight;
     s.dy = r.grad;
@@ -44,10 +52,16 @@ static setup setup_of(int i) {
 /* A source and its copies. */
 typedef struct operand {
     t_mat src;
-    int quantized, grouped;
+    int quantized, grouped, odd; /* odd: at an odd address, with gaps */
     gmm_mat rowwise, columnwise; /* rowwise.columnwise points at the other */
     gmm_format f;
 } operand;
+
+/* Elements from row to row of a copy's storage; odd: more than there are. */
+static int64_t ld_of(const gmm_layout *l, int odd) { return l->data_cols + 2 * odd; }
+static int64_t bytes_of(const gmm_layout *l, int odd, gmm_dtype dtype) {
+    return odd ? l->data_rows * ld_of(l, odd) * gmm_dtype_bits(dtype) / 8 : l->data_bytes;
+}
 
 static gmm_status quantize(const gmm_quantization *d) {
     gmm_info info = GMM_ZERO;
@@ -56,13 +70,14 @@ static gmm_status quantize(const gmm_quantization *d) {
 }
 
 static void make(operand *o, const gmm_format *f, const gmm_groups *groups, int32_t count, int64_t rows, int64_t cols,
-                 const t_mat *src, int first_group, int table) {
+                 const t_mat *src, int first_group, int table, int odd) {
     static const uint64_t state[2] = { 12345, 678 };
     const int32_t units = groups ? groups->count : count;
     gmm_quantization d = GMM_ZERO;
     memset(o, 0, sizeof *o);
     o->src = *src;
     o->f = *f;
+    o->odd = odd;
     o->quantized = f->dtype != GMM_NONE;
     o->grouped = groups != NULL;
     o->rowwise = src->mat;
@@ -82,13 +97,18 @@ static void make(operand *o, const gmm_format *f, const gmm_groups *groups, int3
         gmm_format plain = *f;
         gmm_layout l = GMM_ZERO;
         gmm_mat *m = k ? &o->columnwise : &o->rowwise;
+        int64_t bytes;
+        int shift;
         if (k) plain.row_amax = 0; /* a copy for the weight gradient has one amax per group */
         T_CHECK((groups ? gmm_layout_of_groups(f->dtype, f->scaling, f->order, direction, groups->count,
                                                groups->capacity, cols, &l, NULL)
                         : gmm_layout_of(f->dtype, f->scaling, f->order, direction, rows, cols, &l, NULL)) == GMM_OK,
                 "layout");
-        *m = gmm_mat_quantized(&plain, direction, t_alloc((size_t)(l.data_bytes * (groups ? 1 : count))),
-                               t_alloc((size_t)(l.scale_bytes * (groups ? 1 : count))), NULL);
+        bytes = bytes_of(&l, odd, f->dtype);
+        shift = odd && l.scale_dtype != GMM_F32;
+        *m = gmm_mat_quantized(&plain, direction, (char *)t_alloc((size_t)(bytes * (groups ? 1 : count) + odd)) + odd,
+                               (char *)t_alloc((size_t)(l.scale_bytes * (groups ? 1 : count) + shift)) + shift, NULL);
+        if (odd) m->ld = ld_of(&l, 1);
         m->amax = (float *)t_alloc(4 * (size_t)(plain.row_amax ? groups->capacity : units) + 4);
         if (f->delayed) t_poison(m->amax, 0, 4 * (size_t)units + 4);
         if (f->row_amax) { /* two calls, since a copy per row has no columnwise one */
@@ -101,7 +121,7 @@ static void make(operand *o, const gmm_format *f, const gmm_groups *groups, int3
             void **data = (void **)t_host((size_t)count * sizeof *data);
             void **scale = (void **)t_host((size_t)count * sizeof *scale);
             for (int32_t g = 0; g < count; g++) {
-                data[g] = (char *)m->data + g * l.data_bytes;
+                data[g] = (char *)m->data + g * bytes;
                 scale[g] = (char *)m->scale + g * l.scale_bytes;
             }
             m->table = (void *const *)t_in(data, (size_t)count * sizeof *data);
@@ -143,19 +163,20 @@ static image image_of(const operand *o, gmm_direction direction, int32_t units, 
                                                NULL)
                         : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, NULL)) ==
             GMM_OK, "layout");
-    r.ld = l.data_cols;
-    r.stride = l.data_bytes;
+    r.ld = ld_of(&l, o->odd);
+    r.stride = bytes_of(&l, o->odd, m->dtype);
     r.scale_stride = l.scale_bytes;
     r.data = (const uint8_t *)t_get(m->table ? ((void **)t_get(m->table, 8))[0] : m->data,
-                                    (size_t)(l.data_bytes * (o->grouped ? 1 : units)));
+                                    (size_t)(r.stride * (o->grouped ? 1 : units)));
     r.scale = (const uint8_t *)t_get(m->scale_table ? ((void **)t_get(m->scale_table, 8))[0] : m->scale,
                                      (size_t)(l.scale_bytes * (o->grouped ? 1 : units)));
     r.amax = (const float *)t_get(m->amax, 4 * (size_t)(m->flags & GMM_MAT_ROW_AMAX ? rows : units));
     return r;
 }
 
-/* Element (line, along) of unit g in double; row and start as gmm_scale_base takes them; n rows in the unit. */
-static double value(const image *r, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
+/* Element (line, along) of unit g in double; row and start as gmm_scale_base takes them; n rows in the unit. Of NV16
+   what the amax leaves if `whole` is 0: code times scale. */
+static double element(const image *r, int whole, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
                     int64_t along) {
     const operand *o = r->o;
     const gmm_mat *m = r->m;
@@ -174,6 +195,7 @@ static double value(const image *r, int64_t g, int64_t row, int64_t start, int64
                      : m->dtype == GMM_E5M2 ? (double)gmm_e5m2_to_f32(code) : (double)gmm_e2m1_to_f32(code);
     float s;
     if (m->scaling == GMM_SCALING_MX32) return ldexp(e, scale[j] - 127);
+    if (m->scaling == GMM_SCALING_NV16 && !whole) return e * (double)gmm_e4m3_to_f32(scale[j]);
     if (m->scaling == GMM_SCALING_NV16)
         return e * (double)gmm_e4m3_to_f32(scale[j]) *
                (double)r->amax[m->flags & GMM_MAT_ROW_AMAX ? row + line : g] /
@@ -182,18 +204,23 @@ static double value(const image *r, int64_t g, int64_t row, int64_t start, int64
     return e * (double)s;
 }
 
+static double value(const image *r, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
+                    int64_t along) {
+    return element(r, 1, g, row, start, n, cols, line, along);
+}
+
 /* ------------------------------------------------------------------------------------------------------- A case --- */
 
 typedef struct qcase {
     gmm_op op;
-    int setup, table;
+    int setup, table, odd;
     int32_t groups;
     const int64_t *sizes;
     int64_t K, N, extra;
     gmm_dtype out, splits;
     int offsets, on_host;
     gmm_tail tail;
-    int main_grad, add, bias;
+    int main_grad, add, bias, fast;
     int wrong;              /* 1: a negative size, 2: more rows than the capacity */
     t_fill fill;
 } qcase;
@@ -206,6 +233,7 @@ typedef struct qrun {
     operand x, w, dy;
     gmm_grad grad;
     gmm_linear d;
+    gmm_options options;
     void *before;
 } qrun;
 
@@ -213,7 +241,6 @@ static gmm_status run(const gmm_linear *d, gmm_op op) {
     gmm_info info = GMM_ZERO;
     const gmm_status s = gmm_linear_query(T.ctx, op, d, &info);
     void *workspace;
-    if (s == GMM_E_UNSUPPORTED && T.gpu) t_skip("GPU: this engine has no kernel for quantized operands");
     if (s != GMM_OK) return s;
     workspace = t_workspace(info.workspace_bytes);
     return op == GMM_OP_LINEAR_FWD ? gmm_linear_fwd(T.ctx, d, workspace, info.workspace_bytes, T.stream)
@@ -263,16 +290,16 @@ static void build(qrun *r, const qcase *c) {
     r->fault = (uint32_t *)t_alloc(4);
     t_poison(r->fault, 0, 4);
     r->groups.fault = r->fault;
-    r->xs = t_mat_in(GMM_BF16, 1, r->capacity, c->K, c->fill);
-    r->ws = t_mat_in(GMM_BF16, c->groups, c->N, c->K, c->fill);
-    r->dys = t_mat_in(GMM_BF16, 1, r->capacity, c->N, c->fill);
+    r->xs = t_mat_in(s.source, 1, r->capacity, c->K, c->fill);
+    r->ws = t_mat_in(s.source, c->groups, c->N, c->K, c->fill);
+    r->dys = t_mat_in(s.source, 1, r->capacity, c->N, c->fill);
     for (int64_t i = r->live * c->K; i < r->capacity * c->K; i++) r->xs.v[i] = (double)NAN;
     for (int64_t i = r->live * c->N; i < r->capacity * c->N; i++) r->dys.v[i] = (double)NAN;
     t_mat_put(&r->xs);
     t_mat_put(&r->dys);
-    make(&r->x, &s.x, &r->groups, 0, 0, c->K, &r->xs, 0, 0);
-    make(&r->w, &s.w, NULL, c->groups, c->N, c->K, &r->ws, 0, c->table);
-    make(&r->dy, &s.dy, &r->groups, 0, 0, c->N, &r->dys, 0, 0);
+    make(&r->x, &s.x, &r->groups, 0, 0, c->K, &r->xs, 0, 0, c->odd);
+    make(&r->w, &s.w, NULL, c->groups, c->N, c->K, &r->ws, 0, c->table, c->odd);
+    make(&r->dy, &s.dy, &r->groups, 0, 0, c->N, &r->dys, 0, 0, c->odd);
     r->out = wgrad ? t_mat_make(out, c->groups, c->N, c->K, 0, 0, c->table ? T_TABLE : T_PACKED, T_POISON)
                    : t_mat_out(out, 1, r->capacity, fwd ? c->N : c->K);
     if ((wgrad && c->main_grad) || c->add) {
@@ -281,6 +308,8 @@ static void build(qrun *r, const qcase *c) {
     }
     r->before = t_mat_bits(&r->out);
     r->d.groups = &r->groups;
+    r->options.fp8_fast_accum = c->fast;
+    r->d.options = &r->options;
     r->d.in_features = c->K;
     r->d.out_features = c->N;
     r->d.x = &r->x.rowwise;
@@ -298,6 +327,16 @@ static void build(qrun *r, const qcase *c) {
     }
 }
 
+/* Hopper's FP8 instruction keeps 14 bits of a sum: what it may lose of the sum of magnitudes, random data, per 128
+   along the contraction if sums are promoted, over 4 of its steps; else over all of them. */
+static double fp8_share(const qrun *r, gmm_op op) {
+    const gmm_mat *b = op == GMM_OP_LINEAR_WGRAD ? &r->x.rowwise : &r->w.rowwise;
+    gmm_info info = GMM_ZERO;
+    if ((b->dtype != GMM_E4M3 && b->dtype != GMM_E5M2) || b->scaling == GMM_SCALING_MX32) return 0.0;
+    T_OK(gmm_linear_query(T.ctx, op, &r->d, &info));
+    return info.engine == GMM_ENGINE_WGMMA ? (r->options.fp8_fast_accum ? 1e-2 : 2e-3) : 0.0;
+}
+
 static void check(const qrun *r, const qcase *c) {
     const int fwd = c->op == GMM_OP_LINEAR_FWD, wgrad = c->op == GMM_OP_LINEAR_WGRAD;
     const gmm_dtype out = c->out ? c->out : GMM_F32;
@@ -307,6 +346,7 @@ static void check(const qrun *r, const qcase *c) {
     const image W = image_of(&r->w, fwd ? GMM_ROWWISE : GMM_COLUMNWISE, c->groups, c->N, c->K);
     double *want = (double *)t_host((size_t)n * 8 + 8), *bound = (double *)t_host((size_t)n * 8 + 8), *got;
     const unsigned char *bits = (const unsigned char *)t_mat_bits(&r->out), *before = (const unsigned char *)r->before;
+    const double share = fp8_share(r, c->op);
     const size_t row_bytes = (size_t)(cols * ref_bytes(out));
     int64_t start = 0;
     for (int32_t g = 0; g < c->groups; g++) {
@@ -337,7 +377,8 @@ static void check(const qrun *r, const qcase *c) {
                 if (r->d.bias) extra += r->bias.v[g * c->N + j];
                 want[at] = sum + extra;
                 /* sums of blocks are rounded once more, and scales are products of four */
-                bound[at] = ref_bound(out, K + K / 16 + 16, magnitude + fabs(extra), want[at]) + ref_tiny(out);
+                bound[at] = ref_bound(out, K + K / 16 + 16, magnitude + fabs(extra), want[at]) + ref_tiny(out) +
+                            share * magnitude;
             }
         if (wgrad && m == 0 && c->main_grad)
             t_same("an empty group's destination", bits + (size_t)(g * c->N) * row_bytes,
@@ -366,7 +407,9 @@ static void test(const qcase *c) {
 }
 
 /* wgrad needs both operands quantized or none; weights against 16-bit tokens have none. */
-static int has(int setup, gmm_op op) { return setup != 9 || op != GMM_OP_LINEAR_WGRAD; }
+static int has(int which, gmm_op op) {
+    return op != GMM_OP_LINEAR_WGRAD || setup_of(which).x.dtype != GMM_NONE;
+}
 static const gmm_op ops[] = { GMM_OP_LINEAR_FWD, GMM_OP_LINEAR_DGRAD, GMM_OP_LINEAR_WGRAD };
 #define EACH_OP(i, setup) for (int i = 0; i < 3; i++) if (has(setup, ops[i]))
 
@@ -378,8 +421,17 @@ static void products(int arg) { /* rows 31 to 34 */
                              .fill = T_REALS };
         const qcase odd = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 288,
                             .fill = T_REALS, .out = GMM_BF16, .table = 1, .bias = 1 };
+        const qcase apart = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 96,
+                              .fill = T_REALS, .table = 1, .odd = 1 };
+        const qcase wide = { .op = ops[i], .setup = arg, .groups = 1, .sizes = aligned + 2, .K = 416, .N = 352,
+                             .fill = T_REALS };
+        const qcase many = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 288, .N = 544,
+                             .fill = T_REALS, .out = GMM_BF16, .main_grad = 1, .fast = 1 };
         test(&even);
         test(&odd);
+        test(&many);
+        test(&apart);
+        test(&wide);
     }
 }
 
@@ -470,9 +522,9 @@ static void alone(int arg) {
             xs.mat.data = (char *)xs.mat.data + row * c.K * 2;
             dys.mat.data = (char *)dys.mat.data + row * c.N * 2;
             ws.mat.data = (char *)ws.mat.data + g * c.N * c.K * 2;
-            make(&x, &s.x, &one, 0, 0, c.K, &xs, g, 0);
-            make(&dy, &s.dy, &one, 0, 0, c.N, &dys, g, 0);
-            make(&w, &s.w, NULL, 1, c.N, c.K, &ws, 0, 0);
+            make(&x, &s.x, &one, 0, 0, c.K, &xs, g, 0, 0);
+            make(&dy, &s.dy, &one, 0, 0, c.N, &dys, g, 0, 0);
+            make(&w, &s.w, NULL, 1, c.N, c.K, &ws, 0, 0, 0);
             out = t_mat_out(GMM_F32, 1, wgrad ? c.N : m, cols);
             d.groups = &one;
             d.x = &x.rowwise;
@@ -488,12 +540,13 @@ static void alone(int arg) {
     }
 }
 
-/* MXFP8 and NVFP4 against the product of the dequantized operands: the same bits where sums are exact. */
+/* Against the product of the dequantized operands: the same bits where these are exact, and sums too if codes are
+   multiplied alone. */
 static void exact(int arg) {
     static const int64_t sizes[3] = { 33, 0, 20 };
-    const int setup = arg ? 7 : 3;
-    EACH_OP(i, setup) {
-        const qcase c = { .op = ops[i], .setup = setup, .groups = 3, .sizes = sizes, .K = 64, .N = 96, .fill = T_INTS };
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = sizes, .K = 160, .N = 96,
+                          .fill = setup_of(arg).w.scaling == GMM_SCALING_MX32 ? T_REALS : T_INTS };
         qrun r;
         t_mat values[3], out;
         gmm_linear d;
@@ -504,6 +557,8 @@ static void exact(int arg) {
             const operand *o = k == 0 ? &r.x : k == 1 ? &r.w : &r.dy;
             gmm_dequantization q = GMM_ZERO;
             gmm_info info = GMM_ZERO;
+            values[k] = o->src;
+            if (!o->quantized) continue;
             values[k] = t_mat_out(GMM_BF16, o->src.count, o->src.rows, o->src.cols);
             q.groups = k == 1 ? NULL : &r.groups;
             q.count = k == 1 ? c.groups : 0;
@@ -528,6 +583,144 @@ static void exact(int arg) {
         T_OK(run(&d, c.op));
         t_same("dequantized product", t_mat_bits(&r.out), t_mat_bits(&out),
                (size_t)(r.out.count * r.out.rows * r.out.cols * 4));
+    }
+}
+
+/* A tensor of codes times scales, which are exact in BF16. */
+static t_mat of_codes(const qrun *r, const qcase *c, const operand *o, gmm_direction direction) {
+    const int weight = o == &r->w, along_rows = direction == GMM_COLUMNWISE;
+    const int64_t cols = o->src.cols;
+    const image im = image_of(o, direction, c->groups, weight ? c->N : r->capacity, cols);
+    t_mat m;
+    if (!o->quantized) return o->src;
+    m = t_mat_in(GMM_BF16, o->src.count, o->src.rows, cols, T_INTS);
+    for (int64_t g = 0, start = 0; g < c->groups; start += up(c->sizes[g++], 128)) {
+        const int64_t row = weight ? 0 : r->first[g], n = weight ? c->N : c->sizes[g];
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = 0; j < cols; j++)
+                m.v[(weight ? g * n + i : row + i) * cols + j] = element(&im, 0, g, row, weight ? 0 : start, n, cols,
+                                                                         along_rows ? j : i, along_rows ? i : j);
+    }
+    t_mat_put(&m);
+    return m;
+}
+
+/* NVFP4 against the product of codes times scales, to the bit: amaxes multiply its sums. */
+static void exact_nv(int arg) {
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+                          .fill = T_REALS };
+        const int fwd = ops[i] == GMM_OP_LINEAR_FWD, wgrad = ops[i] == GMM_OP_LINEAR_WGRAD;
+        const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
+        const operand *A, *B;
+        qrun r;
+        t_mat x, w, dy, out;
+        image ia, ib;
+        gmm_linear d;
+        gmm_grad grad = GMM_ZERO;
+        const float *got, *sum;
+        build(&r, &c);
+        T_OK(run(&r.d, c.op));
+        A = fwd ? &r.x : &r.dy;
+        B = wgrad ? &r.x : &r.w;
+        x = of_codes(&r, &c, &r.x, tokens);
+        dy = of_codes(&r, &c, &r.dy, tokens);
+        w = of_codes(&r, &c, &r.w, fwd ? GMM_ROWWISE : GMM_COLUMNWISE);
+        out = t_mat_out(GMM_F32, r.out.count, r.out.rows, r.out.cols);
+        d = r.d;
+        d.x = &x.mat;
+        d.w = &w.mat;
+        d.dy = &dy.mat;
+        if (d.y) d.y = &out.mat;
+        if (d.dx) d.dx = &out.mat;
+        grad.mat = &out.mat;
+        if (d.dw) d.dw = &grad;
+        T_OK(run(&d, c.op));
+        ia = image_of(A, tokens, c.groups, r.capacity, fwd ? c.K : c.N);
+        ib = image_of(B, fwd ? GMM_ROWWISE : GMM_COLUMNWISE, c.groups, wgrad ? r.capacity : c.N, c.K);
+        got = (const float *)t_mat_bits(&r.out);
+        sum = (const float *)t_mat_bits(&out);
+        for (int64_t g = 0; g < c.groups; g++)
+            for (int64_t m = 0; m < (wgrad ? c.N : c.sizes[g]); m++) {
+                const int64_t row = (wgrad ? g * c.N : r.first[g]) + m;
+                const int per_row = A->quantized && ia.m->flags & GMM_MAT_ROW_AMAX;
+                const float a = A->quantized ? ia.amax[per_row ? row : g] : 1.0f;
+                const float la = !A->quantized ? 1.0f : ia.m->flags & GMM_MAT_E4M3_256 ? 1536.0f : 2688.0f;
+                const float lb = ib.m->flags & GMM_MAT_E4M3_256 ? 1536.0f : 2688.0f, share = 1.0f / (la * lb);
+                const float factor = a * ib.amax[g], all = factor * share;
+                for (int64_t j = 0; j < out.cols; j++) {
+                    const float want = sum[row * out.cols + j] * all;
+                    T_CHECK(got[row * out.cols + j] == want, "op %d group %d row %d col %d: %a, want %a", i, (int)g,
+                            (int)m, (int)j, (double)got[row * out.cols + j], (double)want);
+                }
+            }
+    }
+}
+
+/* Sets everything of a copy that holds no element and no scale of one to 0xFF: NaN, or the largest FP4 code. */
+static void poison_padding(const qrun *r, const qcase *c, const operand *o, gmm_direction direction) {
+    const int weight = o == &r->w, k = direction == GMM_COLUMNWISE;
+    const image im = image_of(o, direction, c->groups, weight ? c->N : r->capacity, o->src.cols);
+    const int64_t cols = o->src.cols, w = o->quantized ? gmm_block_along(im.m->scaling) : 0;
+    gmm_layout l = GMM_ZERO;
+    uint8_t *data, *scale, *keep_data, *keep_scale;
+    size_t data_bytes, scale_bytes;
+    int64_t size;
+    if (!o->quantized) return;
+    T_CHECK((o->grouped ? gmm_layout_of_groups(im.m->dtype, im.m->scaling, im.m->scale_order, direction, c->groups,
+                                               r->capacity, cols, &l, NULL)
+                        : gmm_layout_of(im.m->dtype, im.m->scaling, im.m->scale_order, direction, c->N, cols, &l,
+                                        NULL)) == GMM_OK, "layout");
+    size = l.scale_dtype == GMM_F32 ? 4 : 1;
+    data_bytes = (size_t)(l.data_bytes * (o->grouped ? 1 : c->groups));
+    scale_bytes = (size_t)(l.scale_bytes * (o->grouped ? 1 : c->groups));
+    data = (uint8_t *)t_host(data_bytes + 1);
+    scale = (uint8_t *)t_host(scale_bytes + 1);
+    keep_data = (uint8_t *)t_host(data_bytes + 1);
+    keep_scale = (uint8_t *)t_host(scale_bytes + 1);
+    memcpy(data, im.data, data_bytes);
+    memcpy(scale, im.scale, scale_bytes);
+    for (int64_t g = 0, start = 0; g < c->groups; start += up(c->sizes[g++], 128)) {
+        const int64_t row = weight ? 0 : r->first[g], n = weight ? c->N : c->sizes[g], P = o->grouped ? up(n, 128) : n;
+        const int64_t lines = k ? cols : n, along = k ? (im.m->hadamard ? up(n, 16) : n) : cols;
+        for (int64_t i = 0; i < lines; i++)
+            for (int64_t a = 0; a < along; a++) {
+                const int64_t e = k && im.m->scaling == GMM_SCALING_MX32 ? (row + a) * im.ld + i
+                                  : k ? i * im.ld + (weight ? 0 : start) + a : (row + i) * im.ld + a;
+                const int64_t j = gmm_scale_index(im.m->scaling, im.m->scale_order, direction, k ? cols : P,
+                                                  k ? P : cols, i, w ? a / w : 0) +
+                                  (o->grouped ? gmm_scale_base(im.m->scaling, direction, cols, g, row, start) : 0);
+                keep_data[(o->grouped ? 0 : g * im.stride) + (im.m->dtype == GMM_E2M1 ? e / 2 : e)] = 1;
+                memset(keep_scale + (o->grouped ? 0 : g * im.scale_stride) + j * size, 1, (size_t)size);
+            }
+    }
+    for (size_t i = 0; i < data_bytes; i++)
+        if (!keep_data[i]) data[i] = 0xFF;
+    for (size_t i = 0; i < scale_bytes; i++)
+        if (!keep_scale[i]) scale[i] = 0xFF;
+    t_upload(im.m->data, data, data_bytes);
+    t_upload(im.m->scale, scale, scale_bytes);
+}
+
+/* Vector 120 of specs/quantization.md: what pads elements and scales reaches no result. */
+static void padding(int arg) {
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 160, .extra = 30,
+                          .fill = T_REALS };
+        const int wgrad = ops[i] == GMM_OP_LINEAR_WGRAD;
+        qrun r;
+        const void *clean;
+        build(&r, &c);
+        T_OK(run(&r.d, c.op));
+        clean = t_mat_bits(&r.out);
+        for (int k = 0; k < 2; k++) {
+            poison_padding(&r, &c, &r.x, (gmm_direction)k);
+            poison_padding(&r, &c, &r.w, (gmm_direction)k);
+            poison_padding(&r, &c, &r.dy, (gmm_direction)k);
+        }
+        T_OK(run(&r.d, c.op));
+        t_same("with padding poisoned", t_mat_bits(&r.out), clean,
+               (size_t)((wgrad ? r.out.count * r.out.rows : r.live) * r.out.cols * 4));
     }
 }
 
@@ -584,7 +777,15 @@ void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "row16 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(faults, i, "row17 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear alone %s", setup_of(i).name);
-    t_add(exact, 0, "qlinear exact mxfp8");
-    t_add(exact, 1, "qlinear exact mxfp4 weights");
+    for (int i = 0; i < SETUPS; i++) t_add(padding, i, "qlinear padding %s", setup_of(i).name);
+    t_add(exact, 0, "qlinear exact fp8 delayed"); /* whose scales are 1 */
+    t_add(exact, 2, "qlinear exact fp8 block");
+    t_add(exact, 3, "qlinear exact mxfp8");
+    t_add(exact, 7, "qlinear exact mxfp4 weights");
+    t_add(exact, 9, "qlinear exact mxfp4 weights with bf16");
+    t_add(exact, 13, "qlinear exact fp8 block, 1x128 weights");
+    t_add(exact_nv, 4, "qlinear exact nvfp4");
+    t_add(exact_nv, 8, "qlinear exact nvfp4 row amax, 4 over 6");
+    t_add(exact_nv, 10, "qlinear exact nvfp4 weights with bf16");
     t_add(refusals, 0, "qlinear refusals");
 }

@@ -208,6 +208,79 @@ static void vectors_codecs(int arg) {
         T_CHECK(gmm_nibble(&pair, 0) == gmm_f32_to_e2m1(1.0f) && gmm_nibble(&pair, 1) == gmm_f32_to_e2m1(6.0f), "45");
     }
     T_CHECK(bits_of(gmm_e8m0_to_f32(0)) == 0x00400000u && bits_of(gmm_e8m0_reciprocal(254)) == 0x00400000u, "58, 59");
+    { /* 48: a cast by strict comparison alone goes down at the ties of odd codes, and drops the sign of zero */
+        static const float limit[7] = { 0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f };
+        for (int i = 0; i < 7; i++)
+            for (int sign = 0; sign < 2; sign++)
+                for (int off = -1; off <= 1; off++) {
+                    const uint32_t u = bits_of(limit[i]) + (uint32_t)off;
+                    const float x = float_of(u | (uint32_t)sign << 31);
+                    uint8_t strict = 0;
+                    for (int j = 0; j < 7; j++) strict = (uint8_t)(strict + (fabsf(x) > limit[j]));
+                    strict = (uint8_t)(strict | (strict && sign ? 8 : 0));
+                    if (off == 0 && (i & 1)) strict++;
+                    if (strict == 0 && sign) strict = 8;
+                    T_CHECK(gmm_f32_to_e2m1(x) == (strict | sign << 3), "48: %08x gives %x", bits_of(x),
+                            (unsigned)gmm_f32_to_e2m1(x));
+                }
+        T_CHECK(gmm_f32_to_e2m1(float_of(0x80000000u)) == 8, "48: -0");
+    }
+    { /* 115: the word of four exponents; 2^-127 is 0 */
+        const float scale[4] = { 1.0f, 2.0f, 0.5f, float_of(0x77u << 23) }, least[4] = { float_of(0x00400000u), 1.0f };
+        T_CHECK(gmm_scale_exponents(scale) == 0x777E807Fu, "115: %08x", (unsigned)gmm_scale_exponents(scale));
+        T_CHECK(gmm_scale_exponents(least) == 0x00007F00u, "115: %08x", (unsigned)gmm_scale_exponents(least));
+    }
+}
+
+/* 47: packed codes turned, and turned back. The library turns where both copies of a square format hold the same. */
+static void packed_turn(int arg) {
+    enum { N = 32 };
+    static float x[GMM_TILE * GMM_TILE];
+    static uint8_t code[2][GMM_TILE * GMM_TILE];
+    uint8_t packed[3][N * N / 2];
+    uint32_t scale[GMM_TILE * GMM_TILE_BLOCKS];
+    gmm_format f = gmm_recipe_of(GMM_RECIPE_NVFP4).weight;
+    float amax = 0.0f;
+    int differ = 0;
+    gmm_tile t = GMM_ZERO;
+    (void)arg;
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < N; j++)
+                if (k == 0) {
+                    x[i * GMM_TILE + j] = (float)t_real();
+                    if (fabsf(x[i * GMM_TILE + j]) > amax) amax = fabsf(x[i * GMM_TILE + j]);
+                } else if (i < j) {
+                    const float other = x[i * GMM_TILE + j];
+                    x[i * GMM_TILE + j] = x[j * GMM_TILE + i];
+                    x[j * GMM_TILE + i] = other;
+                }
+        t.format = &f;
+        t.source = GMM_F32;
+        t.lines = t.along = N;
+        t.x = x;
+        t.amax = &amax;
+        gmm_quantize_tile(&t, code[k], scale);
+    }
+    for (int k = 0; k < 3; k++) /* rowwise codes, turned, and turned back */
+        for (int i = 0; i < N * N; i += 2) {
+            uint8_t low, high;
+            const int j = i + 1;
+            if (k == 0) {
+                low = code[0][i / N * GMM_TILE + i % N];
+                high = code[0][j / N * GMM_TILE + j % N];
+            } else {
+                low = gmm_nibble(packed[k - 1], i % N * N + i / N);
+                high = gmm_nibble(packed[k - 1], j % N * N + j / N);
+            }
+            packed[k][i / 2] = (uint8_t)(low | high << 4);
+        }
+    for (int i = 0; i < N * N; i++)
+        T_CHECK(gmm_nibble(packed[1], i) == code[1][i / N * GMM_TILE + i % N], "47: element %d of the turned copy", i);
+    T_CHECK(!memcmp(packed[0], packed[2], sizeof packed[0]), "47: turned twice");
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < N / 2; j++) differ += packed[1][i * N / 2 + j] != packed[0][j % N * N / 2 + i / 2];
+    T_CHECK(differ > 0, "47: turning bytes would have done");
 }
 
 /* -------------------------------------------------------------------------------------------------- Scale rules --- */
@@ -718,6 +791,7 @@ void tests_quant(void) {
     for (int i = 0; i < 3; i++) t_add_host(encode_floats, i, "quant %s of fp32", formats[i].name);
     t_add_host(e8m0, 0, "quant e8m0");
     t_add_host(vectors_codecs, 0, "quant vectors 1-59");
+    t_add_host(packed_turn, 0, "quant packed codes turned twice");
     t_add_host(scales_mx, 0, "quant vectors 60, 77 mx scales");
     t_add_host(scales_tensor, 0, "quant vectors 66-73 fp32 scales");
     t_add_host(scales_nv, 0, "quant vectors 86-97 nvfp4 scales");

@@ -7,6 +7,10 @@
 #include <math.h>
 #include <string.h>
 
+#ifdef HAVE_CUDA
+#include "device.h"
+#endif
+
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 static int64_t blocks(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static float float_of(uint32_t u) {
@@ -54,6 +58,7 @@ static int variants(variant *v) {
         (f->hadamard = GMM_HADAMARD | 0x1234, f->stochastic = 1));
     ADD("nvfp4 row amax", GMM_E2M1, GMM_SCALING_NV16, f->row_amax = 1);
     ADD("nvfp4 four over six", GMM_E2M1, GMM_SCALING_NV16, (f->four_over_six = 1, f->e4m3_256 = 1));
+    ADD("nvfp4 square four over six", GMM_E2M1, GMM_SCALING_NV16, (f->four_over_six = 2, f->square = 1));
 #undef ADD
     for (i = 0; i < n; i++) {
         gmm_error e = GMM_ZERO;
@@ -61,7 +66,7 @@ static int variants(variant *v) {
     }
     return n;
 }
-enum { VARIANTS = 18 };
+enum { VARIANTS = 19 };
 
 /* -------------------------------------------------------------------------------------------------- Reference --- */
 
@@ -117,16 +122,17 @@ static void ref_quantize(ref_copy *c) {
                 const gmm_nv_global g = gmm_nv_global_of(f->row_amax ? c->line_amax[l] : c->amax,
                                                          f->e4m3_256 ? 256.0f : 448.0f);
                 stored = gmm_nv_scale(&g, amax);
-                if (f->four_over_six) { /* the two candidates, tried out through the tile quantizer of one line */
+                if (f->four_over_six) { /* the two candidates, tried out through the tile quantizer of one block */
                     float tile[GMM_TILE * GMM_TILE];
-                    uint8_t code[GMM_TILE];
-                    uint32_t scale[GMM_TILE_BLOCKS];
+                    uint8_t code[GMM_TILE * 16];
+                    uint32_t scale[GMM_TILE_BLOCKS * 16];
                     gmm_tile t = GMM_ZERO;
                     memset(tile, 0, sizeof tile);
-                    memcpy(tile, c->x + l * c->along + b * w, (size_t)n * sizeof(float));
+                    for (int64_t i = 0; i < tall; i++)
+                        memcpy(tile + i * GMM_TILE, c->x + (l0 + i) * c->along + b * w, (size_t)n * sizeof(float));
                     t.format = f;
                     t.source = c->source;
-                    t.lines = 1;
+                    t.lines = (int32_t)tall;
                     t.along = (int32_t)n;
                     t.x = tile;
                     t.amax = &c->amax;
@@ -859,6 +865,186 @@ static void refusals(int arg) {
     }
 }
 
+/* Sharded masters: what ranks cast of their shards, with amaxes reduced between the phases, is what one quantizer makes
+   of the masters rounded to the model's dtype. Cuts fall inside blocks and bytes; one rank has nothing. */
+static void shards(int arg) {
+    static const int64_t shapes[3][2] = { { 96, 64 }, { 40, 34 }, { 130, 160 } };
+    variant v[VARIANTS];
+    (void)variants(v);
+    for (int w = 0; w < 3; w++) {
+        enum { COUNT = 3, RANKS = 4 };
+        const int64_t rows = shapes[w][0], cols = shapes[w][1], size = rows * cols, all = COUNT * size;
+        const gmm_dtype model = floats[w];
+        quant_run r;
+        quant_case c = { .f = v[arg].format, .units = COUNT, .rows0 = rows, .cols = cols, .source = model };
+        const gmm_format *f = &c.f;
+        const int takes = f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic && !f->four_over_six &&
+                          !f->row_amax, both = f->scaling == GMM_SCALING_MX32;
+        const int64_t amaxes = gmm_shard_amaxes(f, COUNT, rows, cols, both);
+        int64_t cut[RANKS + 1] = { 0, t_int(1, size), 0, t_int(size + 1, 2 * size) | 1, all };
+        float *master = (float *)t_host((size_t)all * 4), *reduced = (float *)t_host((size_t)amaxes * 4 + 4), *amax;
+        gmm_sharding d = GMM_ZERO;
+        cut[2] = cut[1];
+        build(&r, &c);
+        for (int64_t i = 0; i < all; i++) { /* masters that are not of the model's dtype */
+            master[i] = (float)(t_real() * ldexp(1.0, (int)t_int(-4, 4)));
+            r.src.v[i] = ref_round(model, (double)master[i]);
+        }
+        t_mat_put(&r.src);
+        d.count = COUNT;
+        d.rows = rows;
+        d.cols = cols;
+        d.format = f;
+        d.model = model;
+        d.rowwise = &r.copy[0];
+        d.columnwise = both ? &r.copy[1] : NULL;
+        d.scale = r.d.scale;
+        d.phase = GMM_QUANT_AMAX;
+        amax = (float *)t_alloc((size_t)amaxes * 4 + 4);
+        d.amax = amax;
+        if (!takes) {
+            T_CHECK(amaxes == 0, "%lld amaxes", (long long)amaxes);
+            T_REFUSED(GMM_E_CONFIG, gmm_shard_cast(T.ctx, &d, T.stream), "gmm_shard_cast", "format", NULL);
+            return;
+        }
+        memset(reduced, 0, (size_t)amaxes * 4);
+        for (int k = 0; k < RANKS; k++) {
+            const float *mine;
+            d.start = cut[k + 1] > cut[k] ? cut[k] : -1;
+            d.length = cut[k + 1] - cut[k];
+            d.master = d.length ? (const float *)t_in(master + cut[k], (size_t)d.length * 4) : NULL;
+            t_poison(amax, 0xFF, (size_t)amaxes * 4);
+            T_OK(gmm_shard_cast(T.ctx, &d, T.stream));
+            mine = (const float *)t_get(amax, (size_t)amaxes * 4);
+            for (int64_t i = 0; i < amaxes; i++)
+                if (mine[i] > reduced[i]) reduced[i] = mine[i];
+        }
+        t_upload(amax, reduced, (size_t)amaxes * 4);
+        d.phase = GMM_QUANT_CAST;
+        for (int k = 0; k < RANKS; k++) {
+            d.start = cut[k + 1] > cut[k] ? cut[k] : -1;
+            d.length = cut[k + 1] - cut[k];
+            d.master = d.length ? (const float *)t_in(master + cut[k], (size_t)d.length * 4) : NULL;
+            if (k == 1) { /* nothing: codes stay */
+                void *before = t_get(r.copy[0].data, (size_t)r.want[0].data_bytes);
+                T_OK(gmm_shard_cast(T.ctx, &d, T.stream));
+                t_same("codes of others", t_get(r.copy[0].data, (size_t)r.want[0].data_bytes), before,
+                       (size_t)r.want[0].data_bytes);
+            } else T_OK(gmm_shard_cast(T.ctx, &d, T.stream));
+        }
+        {
+            void *codes[2], *scales[2], *amaxes_of = NULL;
+            const size_t a = f->delayed ? 0 : (size_t)r.want[0].amaxes * 4;
+            for (int k = 0; k < 1 + both; k++) {
+                codes[k] = t_get(r.copy[k].data, (size_t)r.want[k].data_bytes);
+                scales[k] = t_get(r.copy[k].scale, (size_t)r.want[k].scale_bytes);
+                t_poison(r.copy[k].data, 0xFF, (size_t)r.want[k].data_bytes);
+                t_poison(r.copy[k].scale, 0xFF, (size_t)r.want[k].scale_bytes);
+            }
+            if (a) {
+                amaxes_of = t_get(r.copy[0].amax, a);
+                t_poison(r.copy[0].amax, 0xFF, a);
+            }
+            T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+            for (int k = 0; k < 1 + both; k++) {
+                t_same("codes", codes[k], t_get(r.copy[k].data, (size_t)r.want[k].data_bytes),
+                       (size_t)r.want[k].data_bytes);
+                t_same("scales", scales[k], t_get(r.copy[k].scale, (size_t)r.want[k].scale_bytes),
+                       (size_t)r.want[k].scale_bytes);
+            }
+            if (a) t_same("amax", amaxes_of, t_get(r.copy[0].amax, a), a);
+        }
+        if (w || f->scaling != GMM_SCALING_128X128) continue;
+#define SREFUSED(status, change, ...) do { \
+        gmm_sharding e = d; \
+        change; \
+        T_REFUSED(status, gmm_shard_cast(T.ctx, &e, T.stream), "gmm_shard_cast", __VA_ARGS__, NULL); \
+    } while (0)
+        SREFUSED(GMM_E_ARG, e.length++, "start", "length");
+        SREFUSED(GMM_E_ARG, e.start = -1, "start", "-1");
+        SREFUSED(GMM_E_NULL, e.master = NULL, "master");
+        SREFUSED(GMM_E_NULL, e.amax = NULL, "amax");
+        SREFUSED(GMM_E_NULL, e.rowwise = NULL, "rowwise");
+        SREFUSED(GMM_E_CONFIG, e.phase = GMM_QUANT_ALL, "phase", "0");
+        SREFUSED(GMM_E_CONFIG, e.columnwise = &r.copy[1], "columnwise");
+        SREFUSED(GMM_E_DTYPE, e.model = GMM_E4M3, "model", "e4m3");
+        SREFUSED(GMM_E_ARG, e.cols = 63, "cols", "63");
+        SREFUSED(GMM_E_ARG, e.count = 0, "count");
+        SREFUSED(GMM_E_VERSION, e.struct_size = 4096, "struct_size");
+#undef SREFUSED
+    }
+}
+
+#ifdef HAVE_CUDA
+/* Row 53: a captured call, replayed with other splits, scales, random words and the skip word, writes what a call
+   writes; nothing where it is told to skip. Widths that whole vectors fit, and one that they do not. */
+static void replays(int arg) {
+    static const int64_t first[5] = { 70, 0, 33, 150, 127 }, widths[3] = { 128, 288, 34 };
+    static const int64_t splits[][5] = { { 0, 0, 0, 0, 0 }, { 128, 129, 1, 0, 32 }, { 0, 400, 0, 0, 0 },
+                                         { 1, 2, 3, 4, 5 }, { 70, 0, 33, 150, 127 } };
+    variant v[VARIANTS];
+    (void)variants(v);
+    for (int w = 0; w < 3; w++) {
+        quant_run r;
+        quant_case c = { .f = v[arg].format, .grouped = 1, .units = 5, .sizes = first, .cols = widths[w], .extra = 20,
+                         .source = GMM_BF16, .tail = w ? GMM_TAIL_ZERO : GMM_TAIL_KEEP };
+        gmm_info info = GMM_ZERO;
+        int32_t *skip = (int32_t *)t_alloc(4), go = 0, stop = 1;
+        void *workspace, *graph = NULL;
+        const char *why;
+        if (c.f.scaling == GMM_SCALING_128X128) return;
+        build(&r, &c);
+        for (int64_t i = 0; i < r.capacity * c.cols; i++) r.src.v[i] = ref_round(GMM_BF16, t_real());
+        t_mat_put(&r.src);
+        r.d.skip = skip;
+        t_upload(skip, &go, 4);
+        T_OK(gmm_quantize_query(T.ctx, GMM_OP_QUANTIZE, &r.d, &info));
+        workspace = t_workspace(info.workspace_bytes);
+        why = device_begin_capture();
+        T_CHECK(!why, "begin: %s", why);
+        {
+            const gmm_status s = gmm_quantize(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream);
+            why = device_end_capture(&graph);
+            T_CHECK(s == GMM_OK && !why, "capture: %s %s", gmm_last_error(T.ctx), why ? why : "");
+        }
+        for (int i = 0; i < 5; i++) {
+            uint64_t random[2] = { t_rand(), t_rand() };
+            float scale[5];
+            void *eager[2][3];
+            t_upload((void *)(uintptr_t)r.groups.splits, splits[i], sizeof splits[i]);
+            if (r.random) t_upload(r.random, random, sizeof random);
+            for (int u = 0; u < 5; u++) scale[u] = (float)(1.0 + fabs(t_real()) * 30.0);
+            t_upload(r.scale_in, scale, sizeof scale);
+            for (int pass = 0; pass < 3; pass++) { /* a call, a replay, a replay that skips */
+                t_upload(skip, pass == 2 ? &stop : &go, 4);
+                for (int k = 0; k < 2; k++) {
+                    t_poison(r.copy[k].data, 0xA5, (size_t)r.want[k].data_bytes);
+                    t_poison(r.copy[k].scale, 0xA5, (size_t)r.want[k].scale_bytes);
+                    t_poison(r.copy[k].amax, c.f.delayed ? 0 : 0xA5, (size_t)r.want[k].amaxes * 4);
+                }
+                if (pass) {
+                    why = device_replay(graph);
+                    T_CHECK(!why, "replay: %s", why);
+                } else T_OK(gmm_quantize(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+                for (int k = 0; k < 2; k++) {
+                    const size_t bytes[3] = { (size_t)r.want[k].data_bytes, (size_t)r.want[k].scale_bytes,
+                                              (size_t)r.want[k].amaxes * 4 };
+                    void *const from[3] = { r.copy[k].data, r.copy[k].scale, r.copy[k].amax };
+                    for (int j = 0; j < 3; j++) {
+                        void *got = bytes[j] ? t_get(from[j], bytes[j]) : NULL;
+                        if (!got) continue;
+                        if (pass == 0) eager[k][j] = got;
+                        else if (pass == 1) t_same("replayed", got, eager[k][j], bytes[j]);
+                        else t_bytes("skipped", got, j == 2 && c.f.delayed ? 0 : 0xA5, bytes[j]);
+                    }
+                }
+            }
+        }
+        device_graph_free(graph);
+    }
+}
+#endif
+
 void tests_quantize(void) {
     variant v[VARIANTS];
     const int n = variants(v);
@@ -871,5 +1057,9 @@ void tests_quantize(void) {
     for (int i = 0; i < 5; i++) t_add(skip_and_sums, i, "row37 quantize skip word and sums, recipe %d", i + 1);
     for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
     t_add(update_reduces, 0, "scale update reduces over ranks, refusals");
+    for (int i = 0; i < n; i++) t_add(shards, i, "quantize sharded masters %s", v[i].name);
     t_add(refusals, 0, "quantize refusals");
+#ifdef HAVE_CUDA
+    for (int i = 0; i < n; i++) t_add_gpu(replays, i, "row53 quantize replayed, %s", v[i].name);
+#endif
 }

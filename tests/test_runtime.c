@@ -87,6 +87,7 @@ static void ordering(int arg) {
     gmm_event full, empty;
     int32_t done = -1;
     (void)arg;
+    t_wait();
     OK(rt.stream_create(rt.self, 0, &a));
     OK(rt.stream_create(rt.self, -100, &b));
     OK(rt.event_create(rt.self, &full));
@@ -130,6 +131,7 @@ static void operations(int arg) {
     d.cols = 50;
     d.src = &x.mat;
     d.dst = &y.mat;
+    t_wait();
     OK(rt.stream_create(rt.self, 0, &stream));
     OK(gmm_convert(T.ctx, &d, NULL, 0, stream));
     OK(rt.copy(rt.self, host, y.data, sizeof(float) * 2000, stream));
@@ -245,6 +247,7 @@ static void capture(int arg) {
     void *graph = NULL;
     (void)arg;
     last = (unsigned char *)t_alloc(N);
+    t_wait();
     OK(rt.stream_create(rt.self, 0, &other));
     OK(rt.event_create(rt.self, &ready));
     OK(rt.event_create(rt.self, &done));
@@ -269,6 +272,7 @@ static void capture(int arg) {
         OK(rt.fill(rt.self, in, i, N, other));
         OK(rt.event_record(rt.self, ready, other, 0));
         went("replay", device_replay(graph));
+        t_wait();
         OK(rt.stream_wait(rt.self, other, done, 0));
         OK(rt.copy(rt.self, last, out, N, other));
         OK(rt.stream_sync(rt.self, other));

@@ -55,7 +55,8 @@ static void restore(lin_run *r) {
         }
 }
 
-/* Integers: exact, and in every bit what MMA computes. Reals: within the bound, and the same bits again. */
+/* Integers: exact. Reals: within the bound. Both: the same bits with every tile, and in every bit what MMA computes,
+   which adds up in the same steps. */
 static void both(lin_spec s) {
     for (int i = 0; i < 2; i++) {
         lin_run r;
@@ -65,10 +66,16 @@ static void both(lin_spec s) {
         T_OK(t_linear(T.ctx, s.op, &r.d));
         lin_check(&r);
         first = t_mat_bits(&r.out);
+        for (int32_t tile = 1; tile < 4; tile++) {
+            restore(&r);
+            r.options.tile = tile;
+            T_OK(t_linear(T.ctx, s.op, &r.d));
+            t_same("another tile", first, t_mat_bits(&r.out), out_bytes(&r));
+        }
         restore(&r);
-        demand(&r, i ? GMM_ENGINE_WGMMA : GMM_ENGINE_MMA);
+        demand(&r, GMM_ENGINE_MMA);
         T_OK(t_linear(T.ctx, s.op, &r.d));
-        t_same(i ? "second call" : "MMA", first, t_mat_bits(&r.out), out_bytes(&r));
+        t_same("MMA", first, t_mat_bits(&r.out), out_bytes(&r));
     }
 }
 
@@ -169,6 +176,7 @@ static void odd_d(int arg) {
                 if (add) memcpy(r.out.v, old.v, (size_t)(old.count * old.rows * old.cols) * sizeof *old.v);
                 restore(&r);
                 r.before = t_mat_bits(&r.out);
+                r.options.tile = pad % 4;
                 T_OK(t_linear(T.ctx, s.op, &r.d));
                 lin_check(&r);
                 if (s.op != GMM_OP_LINEAR_FWD) continue;
@@ -232,6 +240,7 @@ static void contained(int arg) {
     s.extra = 300;
     s.fill = T_INTS;
     build(&r, &s);
+    r.options.tile = 1 + arg % 3;
     m = s.op == GMM_OP_LINEAR_FWD ? &r.x : &r.dy;
     for (int64_t i = r.offsets[1] * m->cols; i < r.offsets[2] * m->cols; i++)
         m->v[i] = i % 2 ? (double)NAN : (double)INFINITY;
@@ -269,13 +278,14 @@ static void alone(int arg) {
         first = t_mat_bits(&r.out);
         for (int l = 0; l < 7; l++) {
             r.options.sm_limit = limits[l];
+            r.options.tile = l % 4;
             r.groups.rows_hint = l * 300;
             r.groups.capacity = r.capacity - 5 * l;
             restore(&r);
             T_OK(t_linear(T.ctx, s.op, &r.d));
             t_same("sm_limit, hint, capacity", first, t_mat_bits(&r.out), out_bytes(&r));
         }
-        r.options.sm_limit = 0;
+        r.options.sm_limit = r.options.tile = 0;
         r.groups.rows_hint = 0;
         r.groups.capacity = r.capacity;
         if (i == 0) lin_alone(&r);
@@ -292,9 +302,10 @@ static void alone(int arg) {
     }
 }
 
-/* 10 000 replays of one graph of the three products with random splits equal eager calls. */
+/* Replays of one graph of the three products with random splits equal eager calls. */
 static void replays(int arg) {
-    enum { G = 6, CAPACITY = 300, K = 72, N = 56, ROUNDS = 10000 };
+    enum { G = 6, CAPACITY = 300, K = 72, N = 56, BATCH = 50 };
+    const int rounds = T.rounds;
     const gmm_dtype dtype = (gmm_dtype)arg;
     const t_mat x = t_mat_in(dtype, 1, CAPACITY, K, T_REALS), dy = t_mat_in(dtype, 1, CAPACITY, N, T_REALS);
     const t_mat w = t_mat_make(dtype, G, N, K, 0, 0, T_TABLE, T_REALS);
@@ -308,9 +319,9 @@ static void replays(int arg) {
     gmm_grad grad = GMM_ZERO;
     gmm_linear d = GMM_ZERO;
     gmm_status s = GMM_OK;
-    size_t workspace_bytes = 0, bytes[3];
+    size_t workspace_bytes = 0, bytes[3], all = 0;
     int64_t splits[G];
-    unsigned char *bits[2][3];
+    unsigned char *kept, *seen; /* outputs of a batch: eager, replayed, by turns */
     void *workspace, *graph = NULL;
     const char *why;
     groups.count = G;
@@ -336,8 +347,10 @@ static void replays(int arg) {
         if (s != GMM_OK) t_skip("this GPU or build has no WGMMA engine: %s", gmm_last_error(T.ctx));
         if (info.workspace_bytes > workspace_bytes) workspace_bytes = info.workspace_bytes;
         bytes[op] = (size_t)(outs[op]->count * outs[op]->rows * outs[op]->cols * ref_bytes(outs[op]->dtype));
-        for (int pass = 0; pass < 2; pass++) bits[pass][op] = (unsigned char *)t_host(bytes[op]);
+        all += bytes[op];
     }
+    kept = (unsigned char *)t_alloc(2 * BATCH * all);
+    seen = (unsigned char *)t_host(2 * BATCH * all);
     workspace = t_workspace(workspace_bytes);
     memset(splits, 0, sizeof splits);
     t_upload((void *)(uintptr_t)groups.splits, splits, sizeof splits);
@@ -346,7 +359,8 @@ static void replays(int arg) {
     for (int op = 0; op < 3 && s == GMM_OK; op++) s = run[op](T.ctx, &d, workspace, workspace_bytes, T.stream);
     why = device_end_capture(&graph);
     T_CHECK(!why && s == GMM_OK, "capture: %s %s", why ? why : "", gmm_last_error(T.ctx));
-    for (int i = 0; i < ROUNDS; i++) {
+    for (int i = 0; i < rounds; i++) {
+        const int k = i % BATCH;
         int64_t left = CAPACITY;
         for (int g = 0; g < G; g++) {
             splits[g] = t_int(0, 3) ? t_int(0, t_int(0, left)) : 0;
@@ -354,6 +368,7 @@ static void replays(int arg) {
         }
         t_upload((void *)(uintptr_t)groups.splits, splits, sizeof splits);
         for (int pass = 0; pass < 2; pass++) {
+            unsigned char *to = kept + (size_t)(2 * k + pass) * all;
             for (int op = 0; op < 3; op++) t_poison(outs[op]->data, 0xFF, bytes[op]);
             if (pass) {
                 why = device_replay(graph);
@@ -362,11 +377,14 @@ static void replays(int arg) {
                 for (int op = 0; op < 3 && s == GMM_OK; op++)
                     s = run[op](T.ctx, &d, workspace, workspace_bytes, T.stream);
                 T_CHECK(s == GMM_OK, "%s", gmm_last_error(T.ctx));
-                t_wait();
             }
-            for (int op = 0; op < 3; op++) t_download(bits[pass][op], outs[op]->data, bytes[op]);
+            for (int op = 0; op < 3; to += bytes[op++]) device_copy(to, outs[op]->data, bytes[op]);
         }
-        for (int op = 0; op < 3; op++) t_same("replay", bits[0][op], bits[1][op], bytes[op]);
+        if (k + 1 < BATCH && i + 1 < rounds) continue;
+        t_wait();
+        t_download(seen, kept, (size_t)(2 * (k + 1)) * all);
+        for (int j = 0; j <= k; j++)
+            t_same("replay", seen + (size_t)(2 * j) * all, seen + (size_t)(2 * j + 1) * all, all);
     }
     t_check_guards();
     device_graph_free(graph);
@@ -420,6 +438,34 @@ static void choice(int arg) {
     T_CHECK(info.engine == GMM_ENGINE_MMA && strstr(info.note, "wgmma multiplies no f32"), "\"%s\"", info.note);
     T_OK_TEXT(t_linear(ctx, s.op, &r.d), gmm_last_error(ctx));
     T_CHECK(strstr(l.last, "served by mma") && strstr(l.last, "wgmma multiplies no f32"), "\"%s\"", l.last);
+}
+
+/* options.tile names the tiles of the table one after another, and none beyond it. */
+static void tiles(int arg) {
+    static const int64_t sizes[] = {177, 0, 50};
+    lin_spec s = spec_of(arg, 3, sizes);
+    char seen[4][sizeof(((gmm_info *)0)->note)];
+    const int wgrad = s.op == GMM_OP_LINEAR_WGRAD;
+    lin_run r;
+    s.fill = T_INTS;
+    build(&r, &s);
+    for (int32_t tile = 0; tile < 4; tile++) {
+        gmm_info info = GMM_ZERO;
+        r.options.tile = tile;
+        T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &info));
+        T_CHECK(strstr(info.note, "tile "), "\"%s\"", info.note);
+        (void)snprintf(seen[tile], sizeof seen[tile], "%s", info.note);
+        for (int32_t other = 1; other < tile && !wgrad; other++)
+            T_CHECK(strcmp(seen[other], seen[tile]), "tiles %d and %d: \"%s\"", (int)other, (int)tile, seen[tile]);
+    }
+    r.options.tile = 99;
+    {
+        gmm_info info = GMM_ZERO;
+        T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &info));
+        T_CHECK(!strcmp(info.note, seen[0]), "\"%s\" is not \"%s\"", info.note, seen[0]);
+    }
+    r.options.tile = -3;
+    T_REFUSED_TEXT(GMM_E_ARG, t_linear(T.ctx, s.op, &r.d), gmm_last_error(T.ctx), "options.tile", "-3", NULL);
 }
 
 /* An MLP under AUTO is composed of what AUTO picks for each part. */
@@ -560,8 +606,9 @@ void tests_wgmma(void) {
         t_add_gpu_once(many_groups, i, "wgmma up to 3001 groups %s %s", op, dtype);
         t_add_gpu_once(contained, i, "wgmma NaN of one group %s %s", op, dtype);
         t_add_gpu_once(alone, i, "wgmma group alone, other tiles, sm_limit, hint, capacity %s %s", op, dtype);
+        t_add_gpu_once(tiles, i, "wgmma tiles by option %s %s", op, dtype);
         if (i < 2) t_add_gpu_once(biases, i, "wgmma bias %s", dtype);
-        if (i < 2) t_add_gpu_once(replays, (int)lin_dtype(1 + i), "wgmma 10000 replays of a graph %s", dtype);
+        if (i < 2) t_add_gpu_once(replays, (int)lin_dtype(1 + i), "wgmma replays of a graph %s", dtype);
         if (i < 4) t_add_gpu_once(device_table, i, "wgmma odd address in a device table %s %s", op, dtype);
     }
     for (int i = 0; i < 3; i++) t_add_gpu_once(choice, i, "wgmma query and log %s", gmm_op_name(products[i]));

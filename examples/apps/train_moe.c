@@ -6,9 +6,10 @@
  * and norm, output layer, softmax. Weights are fp32 masters with a copy in the compute dtype; gradients accumulate in
  * fp32 main_grad over micro-batches; AdamW with gradient clipping, warm-up and cosine decay.
  *
- * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N CPU ranks, a
- * thread each: gathered before they are read, reduced behind the backward. Every rank takes its share of the
- * micro-batches; with as many of these as ranks, the result is that of one rank to the bit.
+ * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N ranks, a thread
+ * each (with --processes a process), on as many GPUs (by peer copies) or on the CPU: gathered before they are read,
+ * reduced behind the backward. Every rank takes its share of the micro-batches; with as many of these as ranks, the
+ * result is that of one rank to the bit.
  *
  *     train_moe --help
  *
@@ -19,6 +20,9 @@
  */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
+#endif
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE 1 /* MAP_ANONYMOUS */
 #endif
 #ifdef HAVE_CUDA
 #include <cuda_runtime.h>
@@ -40,6 +44,13 @@
 
 #ifdef GMM_WITH_CPU_RANKS
 #include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+#include <sys/wait.h>
+#include <unistd.h>
 #endif
 
 #include "gmm.h"
@@ -73,7 +84,7 @@ static void *get(size_t bytes) {
 static struct settings {
     int64_t context, embed, hidden, ffn, layers, experts, topk, interleave, normalize, bias;
     int64_t seed, steps, batch, micro_batches, stop_at, save_every, eval_tokens, sample, threads;
-    int64_t delay_wgrad, gtp, quiet, help;
+    int64_t delay_wgrad, gtp, processes, quiet, help;
     const char *act, *score, *dtype, *recipe, *engine, *weights, *save_policy;
     const char *data, *save, *resume, *svg;
     double aux, lr, dropout;
@@ -117,7 +128,8 @@ static option options[] = {
      0},
     {"save-policy", OPTION_CHOICE, 0, &opt.save_policy, "preact", 0, 0, "preact|act|nothing", "kept for backward", 0},
     {"delay-wgrad", OPTION_SWITCH, 0, &opt.delay_wgrad, "0", 0, 1, "", "queue the experts' weight gradients", 0},
-    {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many CPU ranks (threads); 0 = none", 0},
+    {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many GPUs, or CPU ranks; 0 = none", 0},
+    {"processes", OPTION_SWITCH, 0, &opt.processes, "0", 0, 1, "", "--gtp on GPUs: a process per rank", 0},
     {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "write a checkpoint (safetensors) at the end", 0},
     {"save-every", OPTION_INTEGER, 0, &opt.save_every, "0", 0, 1e9, "", "and after every so many steps", 0},
     {"resume", OPTION_TEXT, 0, &opt.resume, "", 0, 0, "", "continue from a checkpoint", 0},
@@ -347,6 +359,14 @@ static memory memory_of(gmm_engine engine) {
     return m;
 }
 
+static int gpu_count(void) {
+    int devices = 0;
+#ifdef HAVE_CUDA
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+#endif
+    return devices;
+}
+
 /* An operand: `at` is what gmm gets, `host` what host code uses; on the CPU both are the same address. */
 typedef struct buffer { void *at, *host; size_t bytes; } buffer;
 
@@ -375,25 +395,86 @@ static float *floats(const buffer *b) { return (float *)b->host; }
 
 /* ----------------------------------------------------------------------------------------------------- 4 Ranks --- */
 
-/* What the ranks of a process share. */
+/* Where ranks that are processes meet. */
+typedef struct meeting meeting;
+
+/* What the ranks share. */
 typedef struct team {
     gmm_ranks *ranks;
-    int size;
+    meeting *meeting;        /* NULL = ranks are threads */
+    int size, gpus;          /* gpus: a rank computes on the GPU of its number, gather and reduce go between GPUs */
     gmm_comm gather[64], reduce[64], control[64]; /* by rank; control: what the program itself exchanges */
 } team;
 
-static team team_make(int size) {
+#ifdef GMM_WITH_CPU_RANKS
+enum { MEETING_ROOM = 1 << 20 };
+struct meeting {
+    pthread_barrier_t barrier;
+    char room[64][MEETING_ROOM];
+};
+static void meeting_gather(meeting *m, int size, int rank, const char *from, char *out, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += MEETING_ROOM) {
+        const size_t n = bytes - at < MEETING_ROOM ? bytes - at : MEETING_ROOM;
+        memcpy(m->room[rank], from + at, n);
+        (void)pthread_barrier_wait(&m->barrier);
+        for (int i = 0; i < size; i++) memcpy(out + (size_t)i * bytes + at, m->room[i], n);
+        (void)pthread_barrier_wait(&m->barrier);
+    }
+}
+
+/* Makes a process per rank, and returns its rank in each. The calling one waits for them, and ends the others when one
+   has failed. To be called before anything that a child may not inherit: CUDA, threads. */
+static int meeting_begin(int size, meeting **out) {
+    pthread_barrierattr_t a;
+    pid_t pids[64];
+    int failed = 0, status;
+    meeting *m = (meeting *)mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (m == MAP_FAILED || pthread_barrierattr_init(&a) || pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED) ||
+        pthread_barrier_init(&m->barrier, &a, (unsigned)size))
+        die("--processes: no shared memory");
+    *out = m;
+    fflush(stdout);
+    for (int i = 0; i < size; i++) {
+        pids[i] = fork();
+        if (pids[i] < 0) die("--processes: no process for rank %d", i);
+#ifdef __linux__
+        if (pids[i] == 0) (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+#endif
+        if (pids[i] == 0) return i;
+    }
+    for (int left = size; left > 0; left--) {
+        const pid_t done = wait(&status);
+        for (int i = 0; i < size; i++) {
+            if (pids[i] == done) pids[i] = 0;
+            if (status && pids[i] > 0 && !failed) (void)kill(pids[i], SIGTERM);
+        }
+        failed |= status != 0;
+    }
+    exit(failed);
+}
+#else
+static void meeting_gather(meeting *m, int size, int rank, const char *from, char *out, size_t bytes) {
+    (void)m, (void)size, (void)rank, (void)from, (void)out, (void)bytes;
+}
+#endif
+
+static team team_make(int size, int gpus, meeting *meeting_here) {
     gmm_ranks_config config = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     int32_t all[64];
     team t;
     memset(&t, 0, sizeof t);
     t.size = size;
+    t.gpus = gpus;
     for (int i = 0; i < size; i++) all[i] = i;
     config.ranks = size;
     config.timeout_ms = 600000; /* ranks share the processors, and one may evaluate for long */
+    if (meeting_here) {
+        t.meeting = meeting_here;
+        return t;
+    }
     if (gmm_ranks_create(&config, &t.ranks, &error)) die("--gtp: %s", error.text);
-    if (gmm_ranks_comms(t.ranks, all, size, t.gather) || gmm_ranks_comms(t.ranks, all, size, t.reduce) ||
+    if ((!gpus && (gmm_ranks_comms(t.ranks, all, size, t.gather) || gmm_ranks_comms(t.ranks, all, size, t.reduce))) ||
         gmm_ranks_comms(t.ranks, all, size, t.control))
         die("--gtp: no memory for communicators");
     return t;
@@ -402,7 +483,8 @@ static team team_make(int size) {
 /* out [size][bytes]: what every rank gives. */
 static void team_gather(const team *t, int rank, const void *from, void *out, size_t bytes) {
     const gmm_comm *c = &t->control[rank];
-    if (c->all_gather(c->self, from, out, bytes, NULL)) die("rank %d: %s", rank, gmm_ranks_error(t->ranks, rank));
+    if (t->meeting) meeting_gather(t->meeting, t->size, rank, (const char *)from, (char *)out, bytes);
+    else if (c->all_gather(c->self, from, out, bytes, NULL)) die("rank %d: %s", rank, gmm_ranks_error(t->ranks, rank));
 }
 /* Sums over ranks, in their order. */
 static void team_sum_floats(const team *t, int rank, float *x, int64_t n) {
@@ -441,6 +523,7 @@ static double random_unit(uint64_t *state) { return (double)(random_next(state) 
 typedef struct param {
     char name[96];
     int count, indexed;      /* indexed: the names of the matrices end in their index */
+    int packed;              /* the matrices stand in one block */
     int decay, glu, sharded, opens; /* opens: the micro-batch is this rank's first of a step */
     int64_t rows, cols;
     int64_t row0, held;      /* rows of each matrix that this rank holds, padding included; all but in a shard */
@@ -491,7 +574,8 @@ typedef struct model {
     uint64_t random;
     const team *team;         /* NULL = one rank, nothing sharded */
     int rank, ranks;
-    gmm_context *gtp_ctx;     /* of the runtime's sums, which run on any rank's thread */
+    gmm_context *gtp_ctx;     /* CPU ranks: of the runtime's sums, which run on any rank's thread */
+    gmm_comm peers[2];        /* GPUs: for gathers and reductions */
     gmm_gtp *gtp;
 } model;
 
@@ -583,12 +667,13 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
                         gmm_dtype dtype, double mean, double deviation, int sharded) {
     param *p = (param *)get(sizeof *p);
     size_t n;
-    int packed = !indexed || !strcmp(opt.weights, "packed");
+    const int packed = !indexed || !strcmp(opt.weights, "packed");
     if (m->param_count == (int)(sizeof m->params / sizeof m->params[0])) die("too many layers");
     m->params[m->param_count++] = p;
     snprintf(p->name, sizeof p->name, "%s", name);
     p->count = count;
     p->indexed = indexed;
+    p->packed = packed;
     p->rows = rows;
     p->cols = cols;
     p->dtype = dtype;
@@ -628,13 +713,12 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
 /* Gives FC1's weight or bias a second set of buffers in halves. */
 static void param_interleave(model *m, param *p) {
     size_t n = (size_t)(p->rows * p->cols);
-    int packed = !p->w.table;
     if (m->mlp.act.interleave == 0 || p->sharded) return;
     p->glu = 1;
-    p->weight_halves = parts_make(&m->mem, p->count, n * dtype_bytes(p->dtype), packed);
-    p->grad_halves = parts_make(&m->mem, p->count, n * sizeof(float), packed);
-    p->w_halves = parts_mat(p->weight_halves, p->count, p->dtype, packed);
-    p->g_halves = parts_mat(p->grad_halves, p->count, GMM_F32, packed);
+    p->weight_halves = parts_make(&m->mem, p->count, n * dtype_bytes(p->dtype), p->packed);
+    p->grad_halves = parts_make(&m->mem, p->count, n * sizeof(float), p->packed);
+    p->w_halves = parts_mat(p->weight_halves, p->count, p->dtype, p->packed);
+    p->g_halves = parts_mat(p->grad_halves, p->count, GMM_F32, p->packed);
 }
 
 static void glu_move(model *m, const param *p, int inverse, gmm_mat src, gmm_mat dst) {
@@ -722,7 +806,7 @@ static void params_publish(model *m) {
             char *to = (char *)p->weight_halves[c / chunks].host + (size_t)from * dtype_bytes(p->dtype);
             store_row(p->dtype, to, p->master + c / chunks * n + from, n - from < CHUNK ? n - from : CHUNK);
         }
-        parts_copy(&m->mem, p->weight_halves, p->count, !p->w.table, buffer_push);
+        parts_copy(&m->mem, p->weight_halves, p->count, p->packed, buffer_push);
         if (p->glu) glu_move(m, p, 0, p->w_halves, p->w);
         if (p->sharded && !p->format) check_gtp(m, gmm_gtp_publish(m->gtp, p->ids, p->count, NULL));
     }
@@ -806,10 +890,10 @@ static void params_update(model *m) {
     if (m->gtp) check_gtp(m, gmm_gtp_fence(m->gtp, GMM_GTP_ALL, NULL));
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        for (int e = 0; m->team && !p->sharded && e < p->count; e++)
-            team_sum_floats(m->team, m->rank, floats(&p->grad[e]), p->rows * p->cols);
         if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
-        parts_copy(&m->mem, p->grad_halves, p->count, !p->w.table, buffer_pull);
+        parts_copy(&m->mem, p->grad_halves, p->count, p->packed, buffer_pull);
+        for (int e = 0; m->team && !p->sharded && e < p->count; e++)
+            team_sum_floats(m->team, m->rank, floats(&p->grad_halves[e]), p->rows * p->cols);
         squares += gradient_squares(m, p);
     }
     norm = sqrt(squares) / (double)opt.batch;
@@ -1359,6 +1443,25 @@ static void write_log(void *user, gmm_log_level level, const char *message) {
     else snprintf(m->place, sizeof m->place, "%s", message);
 }
 
+/* The host's all-gather, by which GPUs find each other's memory. */
+static gmm_status exchange(void *user, const void *mine, void *all, size_t bytes) {
+    const model *m = (const model *)user;
+    team_gather(m->team, m->rank, mine, all, bytes);
+    return GMM_OK;
+}
+static void peers_open(model *m) {
+    gmm_peers_config config = GMM_ZERO;
+    gmm_error error;
+    config.rank = m->rank;
+    config.size = m->ranks;
+    config.ctx = m->ctx;
+    config.processes = m->team->meeting != NULL;
+    config.exchange = exchange;
+    config.user = m;
+    for (int i = 0; i < 2; i++)
+        if (gmm_peers_open(&config, &m->peers[i], &error)) die("--gtp: %s", error.text);
+}
+
 /* Declares the sharded parameters to the GTP runtime: a bundle each, read in the order of the model. */
 static void model_shard(model *m) {
     gmm_config plain = GMM_ZERO;
@@ -1370,8 +1473,10 @@ static void model_shard(model *m) {
     int32_t id, bundles[GMM_GTP_PASSES][4096], count[GMM_GTP_PASSES] = {0}, chain[GMM_GTP_PASSES];
     size_t bytes = 0;
     plain.threads = 1;
-    if (gmm_create(&m->gtp_ctx, &plain, &error)) die("--gtp: %s", error.text);
-    if (gmm_ranks_runtime(m->team->ranks, m->rank, &runtime)) die("--gtp: no runtime");
+    if (m->team->gpus) peers_open(m);
+    else if (gmm_create(&m->gtp_ctx, &plain, &error)) die("--gtp: %s", error.text);
+    if (m->team->gpus ? gmm_runtime_of(m->ctx, &runtime) : gmm_ranks_runtime(m->team->ranks, m->rank, &runtime))
+        die("--gtp: no runtime");
     if (runtime.stream_create(runtime.self, 0, &domain.gather_stream) ||
         runtime.stream_create(runtime.self, 0, &domain.reduce_stream))
         die("--gtp: %s", gmm_ranks_error(m->team->ranks, m->rank));
@@ -1380,12 +1485,12 @@ static void model_shard(model *m) {
         config.weights += m->params[i]->sharded ? m->params[i]->count : 0;
     }
     config.chains = GMM_GTP_PASSES;
-    config.ctx = m->gtp_ctx;
+    config.ctx = m->team->gpus ? m->ctx : m->gtp_ctx;
     config.runtime = &runtime;
     if (gmm_gtp_query(&config, &bytes, &error) || gmm_gtp_init(get(bytes), bytes, &config, &m->gtp, &error))
         die("--gtp: %s", error.text);
-    domain.gather = &m->team->gather[m->rank];
-    domain.reduce = &m->team->reduce[m->rank];
+    domain.gather = m->team->gpus ? &m->peers[0] : &m->team->gather[m->rank];
+    domain.reduce = m->team->gpus ? &m->peers[1] : &m->team->reduce[m->rank];
     domain.wgrad_slots = opt.delay_wgrad ? 2 * (int32_t)opt.layers + 2 : 2;
     check_gtp(m, gmm_gtp_add_domain(m->gtp, &domain, &id));
     for (int i = 0; i < m->param_count; i++) {
@@ -1456,7 +1561,7 @@ static void model_make(model *m, const team *t, int rank) {
     m->team = t;
     m->rank = rank;
     m->ranks = t ? t->size : 1;
-    m->mem = t ? cpu_memory : memory_of(engine_of(opt.engine));
+    m->mem = t && !t->gpus ? cpu_memory : memory_of(engine_of(opt.engine));
     m->dtype = dtype_of(opt.dtype);
     m->random = (uint64_t)opt.seed;
     m->tokens = tokens = opt.batch / opt.micro_batches;
@@ -1467,6 +1572,7 @@ static void model_make(model *m, const team *t, int rank) {
 #endif
     config.engine = engine_of(opt.engine);
     config.space = m->mem.space;
+    config.device = t && t->gpus ? rank : 0;
     config.threads = (int32_t)opt.threads;
     config.log.user = m;
     config.log.level = GMM_LOG_INFO;
@@ -2106,7 +2212,8 @@ static void describe(const model *m, const text *t) {
     if (m->team) {
         gmm_gtp_need need = GMM_ZERO;
         (void)gmm_gtp_memory_need(m->gtp, 0, &need);
-        printf("gtp: %d ranks; %.0f kB of gather buffers and %.0f kB of gradient buffers each\n", m->ranks,
+        printf("gtp: %d ranks on %s; %.0f kB of gather buffers and %.0f kB of gradient buffers each\n", m->ranks,
+               m->team->gpus ? "GPUs" : "the CPU",
                1e-3 * (double)need.gather_bytes, 1e-3 * (double)need.reduce_bytes);
     }
     printf("training: %lld steps of %lld tokens in %lld micro-batches\n", (long long)opt.steps, (long long)opt.batch,
@@ -2186,6 +2293,9 @@ static void *work(void *argument) {
     int64_t n = t->size - t->train;
     double held_out, bigram_loss, *load = (double *)get((size_t)(opt.layers * opt.experts + 1) * sizeof *load);
     const int quiet = opt.quiet || j->rank > 0;
+#ifdef HAVE_CUDA
+    if (j->team && j->team->gpus) cuda_check(cudaSetDevice(j->rank));
+#endif
     model_make(m, j->team, j->rank);
     if (*opt.resume) load_checkpoint(m, t, j->checkpoint, opt.resume);
     if (!quiet) describe(m, t);
@@ -2214,17 +2324,32 @@ static void *work(void *argument) {
         printf("held-out %.4f nats/byte, bigram %.4f nats/byte\n", held_out, bigram_loss);
     }
     if (m->gtp) check_gtp(m, gmm_gtp_fini(m->gtp));
+    for (int i = 0; i < 2; i++) gmm_peers_close(&m->peers[i]);
     gmm_destroy(m->gtp_ctx);
     gmm_destroy(m->ctx);
     return NULL;
 }
 
-/* A thread per rank. */
-static void work_together(const text *t, st_file *checkpoint) {
+/* CPU threads of a rank: one where ranks compute on the CPU, else its share for AdamW. */
+static int threads_of_rank(void) {
+    int threads = 1;
+#ifdef _OPENMP
+    if (engine_of(opt.engine) != GMM_ENGINE_CPU) threads = omp_get_num_procs() / (int)opt.gtp;
+#endif
+    return threads > 1 ? threads : 1;
+}
+
+/* A thread per rank, or `rank` in a process of its own. */
+static void work_together(const text *t, st_file *checkpoint, meeting *meeting_here, int rank) {
 #ifdef GMM_WITH_CPU_RANKS
-    team together = team_make((int)opt.gtp);
+    team together = team_make((int)opt.gtp, memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA, meeting_here);
     pthread_t threads[64];
     job jobs[64];
+    if (meeting_here) {
+        job alone = {t, &together, checkpoint, rank};
+        (void)work(&alone);
+        return;
+    }
     for (int i = 0; i < together.size; i++) {
         const job j = {t, &together, checkpoint, i};
         jobs[i] = j;
@@ -2233,8 +2358,7 @@ static void work_together(const text *t, st_file *checkpoint) {
     for (int i = 0; i < together.size; i++) (void)pthread_join(threads[i], NULL);
     gmm_ranks_destroy(together.ranks);
 #else
-    (void)t;
-    (void)checkpoint;
+    (void)t, (void)checkpoint, (void)meeting_here, (void)rank;
     die("--gtp: this build has no CPU ranks (GMM_WITH_CPU_RANKS)");
 #endif
 }
@@ -2243,15 +2367,24 @@ int main(int argc, char **argv) {
     st_file checkpoint; /* stays open: options taken from it point into it */
     option_error error;
     text t;
+    meeting *meeting_here = NULL;
+    int rank = 0;
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
     if (opt.help) {
         print_help();
         return 0;
     }
+#ifdef GMM_WITH_CPU_RANKS
+    if (opt.gtp && opt.processes) rank = meeting_begin((int)opt.gtp, &meeting_here);
+#endif
     if (opt.gtp) {
-        if (engine_of(opt.engine) == GMM_ENGINE_AUTO) opt.engine = "cpu";
-        if (engine_of(opt.engine) != GMM_ENGINE_CPU) die("--gtp runs on CPU ranks, not with --engine %s", opt.engine);
-        if (!opt.threads) opt.threads = 1; /* of each rank */
+        const int gpus = gpu_count();
+        if (opt.processes && gpus < opt.gtp)
+            die("--processes needs a GPU for each of --gtp %lld ranks, there are %d", (long long)opt.gtp, gpus);
+        if (engine_of(opt.engine) == GMM_ENGINE_AUTO && gpus < opt.gtp) opt.engine = "cpu";
+        if (engine_of(opt.engine) != GMM_ENGINE_CPU && gpus < opt.gtp)
+            die("--gtp %lld with --engine %s needs as many GPUs, there are %d", (long long)opt.gtp, opt.engine, gpus);
+        if (!opt.threads) opt.threads = threads_of_rank(); /* of each rank */
         if (opt.micro_batches % opt.gtp && !option_of(&opt.micro_batches)->given) opt.micro_batches = opt.gtp;
     }
     if (memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();
@@ -2260,11 +2393,16 @@ int main(int argc, char **argv) {
     if (opt.gtp && opt.micro_batches % opt.gtp)
         die("--micro-batches %lld is no multiple of --gtp %lld, whose ranks share them", (long long)opt.micro_batches,
             (long long)opt.gtp);
-    if (*opt.save) try_saving(opt.save);
+    if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && strcmp(opt.recipe, "bf16"))
+        die("--gtp on GPUs shards weights as they train: not with --recipe %s", opt.recipe);
+    if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && (opt.interleave || act_of(opt.act).interleave))
+        die("--gtp on GPUs shards the rows of FC1 as halves: not with interleaved ones (--act %s, --interleave %lld)",
+            opt.act, (long long)opt.interleave);
+    if (*opt.save && rank == 0) try_saving(opt.save);
     t = read_text();
     if (t.train <= opt.context || t.size - t.train < 1)
         die("the text of %lld bytes is too short for a context of %lld", (long long)t.size, (long long)opt.context);
-    if (opt.gtp) work_together(&t, *opt.resume ? &checkpoint : NULL);
+    if (opt.gtp) work_together(&t, *opt.resume ? &checkpoint : NULL, meeting_here, rank);
     else {
         job alone = {&t, NULL, *opt.resume ? &checkpoint : NULL, 0};
         (void)work(&alone);

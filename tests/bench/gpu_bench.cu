@@ -1,5 +1,5 @@
 /* gpu_bench - TFLOP/s of gmm's grouped linear on the GPU beside cuBLAS and torch, and the bandwidth of the operations
-   that only move rows. All contenders of a row take turns in one process on the same random data. peers.py loads this
+   that only move rows or quantize. All contenders of a row take turns in one process on the same random data. peers.py loads this
    file as a shared library and lends torch._grouped_mm as one more contender. What the numbers mean: NOTES.md. */
 #include "gmm.h"
 
@@ -932,10 +932,147 @@ static void move_rows(void) {
     }
 }
 
+/* Quantizers: formats of activations (18432 x 7168 in 8 uneven groups) or of weights (8 of 4096 x 4096), and how often
+   the source must be read. `sides`: 1 rowwise, 2 columnwise, 3 both. */
+typedef struct quantizer {
+    const char *name;
+    gmm_dtype source;
+    int32_t sides, weights, passes;
+    gmm_dtype dtype;
+    gmm_scaling scaling;
+    int32_t delayed, pow2, square, hadamard, stochastic;
+} quantizer;
+static const quantizer QUANTIZERS[] = {
+    {"delayed", GMM_BF16, 1, 0, 1, GMM_E4M3, GMM_SCALING_TENSOR, 1, 0, 0, 0, 0},
+    {"delayed", GMM_BF16, 3, 0, 1, GMM_E4M3, GMM_SCALING_TENSOR, 1, 0, 0, 0, 0},
+    {"current", GMM_BF16, 1, 0, 2, GMM_E4M3, GMM_SCALING_TENSOR, 0, 0, 0, 0, 0},
+    {"current", GMM_BF16, 3, 0, 2, GMM_E4M3, GMM_SCALING_TENSOR, 0, 0, 0, 0, 0},
+    {"current weights", GMM_BF16, 3, 1, 2, GMM_E4M3, GMM_SCALING_TENSOR, 0, 0, 0, 0, 0},
+    {"row", GMM_BF16, 1, 0, 2, GMM_E4M3, GMM_SCALING_ROW, 0, 0, 0, 0, 0},
+    {"row", GMM_BF16, 3, 0, 2, GMM_E4M3, GMM_SCALING_ROW, 0, 0, 0, 0, 0},
+    {"1x128", GMM_BF16, 1, 0, 1, GMM_E4M3, GMM_SCALING_1X128, 0, 0, 0, 0, 0},
+    {"1x128", GMM_BF16, 2, 0, 1, GMM_E4M3, GMM_SCALING_1X128, 0, 1, 0, 0, 0},
+    {"1x128", GMM_BF16, 3, 0, 1, GMM_E4M3, GMM_SCALING_1X128, 0, 1, 0, 0, 0},
+    {"128x128 weights", GMM_BF16, 1, 1, 1, GMM_E4M3, GMM_SCALING_128X128, 0, 1, 0, 0, 0},
+    {"128x128 weights", GMM_BF16, 3, 1, 1, GMM_E4M3, GMM_SCALING_128X128, 0, 1, 0, 0, 0},
+    {"mxfp8", GMM_BF16, 1, 0, 1, GMM_E4M3, GMM_SCALING_MX32, 0, 0, 0, 0, 0},
+    {"mxfp8", GMM_BF16, 3, 0, 1, GMM_E4M3, GMM_SCALING_MX32, 0, 0, 0, 0, 0},
+    {"mxfp8 weights", GMM_BF16, 3, 1, 1, GMM_E4M3, GMM_SCALING_MX32, 0, 0, 0, 0, 0},
+    {"nvfp4", GMM_BF16, 1, 0, 2, GMM_E2M1, GMM_SCALING_NV16, 0, 0, 0, 0, 0},
+    {"nvfp4", GMM_BF16, 3, 0, 2, GMM_E2M1, GMM_SCALING_NV16, 0, 0, 0, 0, 0},
+    {"nvfp4 16x16 weights", GMM_BF16, 3, 1, 2, GMM_E2M1, GMM_SCALING_NV16, 0, 0, 1, 0, 0},
+    {"nvfp4 hadamard", GMM_BF16, 3, 0, 2, GMM_E2M1, GMM_SCALING_NV16, 0, 0, 0, 1, 0},
+    {"nvfp4 hadamard stochastic", GMM_BF16, 3, 0, 2, GMM_E2M1, GMM_SCALING_NV16, 0, 0, 0, 1, 1},
+    {"delayed f16", GMM_F16, 3, 0, 1, GMM_E5M2, GMM_SCALING_TENSOR, 1, 0, 0, 0, 0},
+    {"1x128 f16", GMM_F16, 3, 0, 1, GMM_E4M3, GMM_SCALING_1X128, 0, 1, 0, 0, 0},
+    {"delayed f32", GMM_F32, 1, 0, 1, GMM_E4M3, GMM_SCALING_TENSOR, 1, 0, 0, 0, 0},
+    {"1x128 f32", GMM_F32, 3, 0, 1, GMM_E4M3, GMM_SCALING_1X128, 0, 1, 0, 0, 0},
+    {"128x128 weights f32", GMM_F32, 3, 1, 1, GMM_E4M3, GMM_SCALING_128X128, 0, 1, 0, 0, 0},
+    {"mxfp8 f32", GMM_F32, 3, 0, 1, GMM_E4M3, GMM_SCALING_MX32, 0, 0, 0, 0, 0},
+    {"nvfp4 16x16 weights f32", GMM_F32, 3, 1, 2, GMM_E2M1, GMM_SCALING_NV16, 0, 0, 1, 0, 0}};
+
+static __global__ void convert_bf16(void *to, gmm_dtype dtype, const uint16_t *from, int64_t count) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x)
+        gmm_store(dtype, to, i, gmm_bf16_to_f32(from[i]));
+}
+static gmm_quantization quantization;
+static void run_quantize(void) { ok(gmm_quantize(B.ctx, &quantization, B.workspace, B.workspace_bytes, B.stream)); }
+
+static void quantize_rows(void) {
+    static const char *const sides[4] = {"", "row", "col", "both"};
+    enum { TOKENS = 18432, WIDE = 7168, SQUARE = 4096, GROUPS = 8 };
+    static const int32_t sizes[GROUPS] = {2305, 2303, 1001, 3607, 0, 4611, 2301, 2304};
+    void (*run[2])(void) = {run_quantize, run_copy};
+    const int present[2] = {1, 1};
+    int any = 0, k;
+    size_t i;
+    for (i = 0; i < sizeof QUANTIZERS / sizeof QUANTIZERS[0]; i++) {
+        const quantizer *q = &QUANTIZERS[i];
+        const int64_t count = q->weights ? GROUPS : 1, rows = q->weights ? SQUARE : TOKENS;
+        const int64_t cols = q->weights ? SQUARE : WIDE, all = count * rows * cols;
+        double seconds[2], mhz, bytes = (double)(q->passes * all) * gmm_dtype_bits(q->source) / 8.0, gbs, copy;
+        char name[96];
+        void *hold[16];
+        int held = 0;
+        gmm_format f = GMM_ZERO;
+        gmm_mat source, to[2];
+        gmm_info info = GMM_ZERO;
+        float scale[GROUPS];
+        snprintf(name, sizeof name, "quantize/%s/%s", q->name, sides[q->sides]);
+        if (!wanted(name)) continue;
+        f.dtype = q->dtype;
+        f.scaling = q->scaling;
+        f.delayed = q->delayed;
+        f.pow2 = q->pow2;
+        f.square = q->square;
+        f.hadamard = q->hadamard ? GMM_HADAMARD | GMM_HADAMARD_SIGNS : 0;
+        f.stochastic = q->stochastic;
+        for (k = 0; k < GROUPS; k++) scale[k] = 20.0f;
+        cuda(cudaMemcpy(B.sizes, sizes, sizeof sizes, cudaMemcpyHostToDevice), "splits");
+        memset(&B.g, 0, sizeof B.g);
+        B.g.count = GROUPS;
+        B.g.capacity = TOKENS;
+        B.g.splits = B.sizes;
+        B.g.dtype = GMM_I32;
+        memset(&quantization, 0, sizeof quantization);
+        quantization.format = &f;
+        quantization.cols = cols;
+        if (q->weights) {
+            quantization.count = GROUPS;
+            quantization.rows = rows;
+        } else quantization.groups = &B.g;
+        source = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(all, 1));
+        if (q->source != GMM_BF16) {
+            source = gmm_mat_packed(q->source, hold[held++] = room((size_t)all * 4));
+            convert_bf16<<<1056, 256, 0, B.stream>>>(source.data, q->source, (const uint16_t *)hold[0], all);
+        }
+        quantization.src = &source;
+        quantization.scale = q->delayed ? (float *)(hold[held++] = upload(scale, sizeof scale)) : NULL;
+        quantization.random = (uint64_t *)(hold[held++] = room(16));
+        cuda(cudaMemset(hold[held - 1], 7, 16), "memset");
+        for (k = 0; k < 2; k++) {
+            const gmm_direction direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
+            gmm_layout l = GMM_ZERO;
+            if (!(q->sides >> k & 1)) continue;
+            if ((q->weights ? gmm_layout_of(f.dtype, f.scaling, f.order, direction, rows, cols, &l, NULL)
+                            : gmm_layout_of_groups(f.dtype, f.scaling, f.order, direction, GROUPS, rows, cols, &l,
+                                                   NULL)) != GMM_OK)
+                die(name, "has no layout");
+            to[k] = gmm_mat_quantized(&f, direction, hold[held] = room((size_t)(l.data_bytes * count)),
+                                      hold[held + 1] = room((size_t)(l.scale_bytes * count)), NULL);
+            held += 2;
+            if (f.scaling == GMM_SCALING_NV16 || q->delayed) { /* delayed: recorded in the same pass */
+                to[k].amax = (float *)(hold[held++] = room(4 * GROUPS));
+                cuda(cudaMemset(to[k].amax, 0, 4 * GROUPS), "memset");
+            }
+            bytes += (double)(all * gmm_dtype_bits(f.dtype) / 8 + l.scale_bytes * count);
+            if (k) quantization.columnwise = &to[1];
+            else quantization.rowwise = &to[0];
+        }
+        ok(gmm_quantize_query(B.ctx, GMM_OP_QUANTIZE, &quantization, &info));
+        workspace(info.workspace_bytes);
+        measure(run, present, 2, seconds, &mhz);
+        while (held) cudaFree(hold[--held]);
+        gbs = bytes / seconds[0] * 1e-9;
+        copy = 2.0 * (double)B.copy_bytes / seconds[1] * 1e-9;
+        if (R.json)
+            fprintf(R.json, "%s\n  {\"row\": \"%s\", \"gbs\": %.1f, \"copy_gbs\": %.1f}", R.entries++ ? "," : "",
+                    name, gbs, copy);
+        if (!any++)
+            printf(R.csv ? "\nrow,us,gbs,copy_gbs,share\n"
+                         : "\nQuantizers: GB/s of sources (as often as they must be read), codes and scales, and of a "
+                           "copy by turns\n");
+        printf(R.csv ? "%s,%.1f,%.1f,%.1f,%.3f\n" : "%-40s %8.1f us %6.0f/%-5.0f %6.3f\n", name, seconds[0] * 1e6, gbs,
+               copy, gbs / copy);
+        fflush(stdout);
+    }
+}
+
 static const char USAGE[] =
     "usage: gpu_bench [--rows=LIST] [--ms=20] [--csv] [--json=FILE] [--engine=mma]\n"
     "--rows: parts of names, any of which selects a row: dsv3/512/fc1f/bf16 (shape, tokens per expert, operation,\n"
-    "        output), dsv3/4096/fc1f/bf16/sm_limit, dense/8192/fc1f/bf16, dsv3/permute; --rows=/64/,/zipf512/\n"
+    "        output), dsv3/4096/fc1f/bf16/sm_limit, dense/8192/fc1f/bf16, dsv3/permute, quantize/mxfp8/both;\n"
+    "        --rows=/64/,/zipf512/\n"
     "--ms:   time of a contender in a row, by turns in 10 blocks (20 from 200 ms on); a claim needs 200\n";
 
 extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *torch_version) {
@@ -1022,6 +1159,7 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     layer_rows(&SHAPES[DENSE_SHAPE], 1, 0);
     for (i = 1; i <= 2; i++) layer_rows(&SHAPES[0], i, 1);
     move_rows();
+    quantize_rows();
     if (R.json) {
         fprintf(R.json, "\n]}\n");
         fclose(R.json);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Roofline and skew plots of a run of gpu_bench.
+"""Roofline and skew plots of a run of gpu_bench, timelines of a run of gtp_bench.
 
-usage: plot.py RUN.json [FOLDER]     writes FOLDER/roofline.svg and FOLDER/skew.svg
+usage: plot.py RUN.json [FOLDER]     writes FOLDER/roofline.svg and FOLDER/skew.svg, or FOLDER/timeline.svg
 """
 import json
 import os
@@ -88,12 +88,38 @@ def skew(run, rows, path):
     return True
 
 
+def timelines(run, rows, path):
+    """What rank 0 does when: GEMMs, gathers, reductions, in a panel for each way."""
+    titles = list(dict.fromkeys(r["timeline"] for r in rows))
+    kinds = (("compute", "tab:blue"), ("gather", "tab:green"), ("reduce", "tab:orange"))
+    figure, panels = plt.subplots(len(titles), 1, figsize=(11, 1.6 * len(titles)), sharex=True, squeeze=False)
+    for title, panel in zip(titles, panels.flat):
+        for at, (kind, color) in enumerate(kinds):
+            spans = [(r["begin"], r["end"] - r["begin"]) for r in rows
+                     if r["timeline"] == title and r["row"] == kind and r["rank"] == 0]
+            panel.broken_barh(spans, (at - 0.4, 0.8), facecolors=color, edgecolors="white", linewidth=0.4)
+        panel.set_yticks(range(len(kinds)), [k for k, _ in kinds], fontsize=7)
+        panel.set_title(title, fontsize=8)
+        panel.grid(True, axis="x", linewidth=0.3)
+        panel.invert_yaxis()
+    panels[-1, 0].set_xlabel("ms")
+    figure.suptitle(f"{run['ranks']} x {run['gpu']}: one step, forward and backward, rank 0", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
 def main():
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     folder = sys.argv[2] if len(sys.argv) == 3 else "."
     with open(sys.argv[1], encoding="utf-8") as file:
         run = json.load(file)
+    spans = [r for r in run["rows"] if "timeline" in r]
+    if spans:
+        timelines(run, spans, os.path.join(folder, "timeline.svg"))
+        print(f"{folder}: timeline.svg")
+        return
     rows = [r for r in run["rows"] if "flops" in r]
     if not rows:
         sys.exit(f"plot.py: {sys.argv[1]} holds no rows of linear operations")

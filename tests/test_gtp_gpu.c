@@ -1,0 +1,988 @@
+/* test_gtp_gpu.c - the GTP runtime on several GPUs: a thread per GPU trains a chain of grouped linear layers over NCCL
+   or peer copies, and must get what one GPU gets that is given all micro-batches. Needs two GPUs. */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
+#endif
+#include "test.h"
+
+#include "gmm_gtp.h"
+
+#include <string.h>
+
+/* A build says what it lacks; one that lacks nothing looks at its arguments. */
+static void arguments(int arg) {
+    gmm_nccl_config nccl = GMM_ZERO;
+    gmm_peers_config peers = GMM_ZERO;
+    gmm_comm comm;
+    gmm_error error = GMM_ZERO;
+    (void)arg;
+    memset(&comm, 0xFF, sizeof comm);
+#if defined(HAVE_CUDA) && defined(HAVE_NCCL)
+    T_CHECK(gmm_nccl_open(&nccl, NULL, &error) == GMM_E_NULL && strstr(error.text, "out"), "%s", error.text);
+    T_CHECK(gmm_nccl_open(&nccl, &comm, &error) == GMM_E_NULL && strstr(error.text, "comm"), "%s", error.text);
+#else
+    T_CHECK(gmm_nccl_open(&nccl, &comm, &error) == GMM_E_BUILD && strstr(error.text, "GMM_WITH_NCCL"), "%s",
+            error.text);
+#endif
+    T_CHECK(comm.self == NULL && comm.all_gather == NULL, "the communicator is not zeroed");
+#ifdef HAVE_CUDA
+    T_CHECK(gmm_peers_open(&peers, &comm, &error) == GMM_E_NULL && strstr(error.text, "ctx"), "%s", error.text);
+    peers.struct_size = sizeof peers + 8;
+    T_CHECK(gmm_peers_open(&peers, &comm, &error) == GMM_E_VERSION && strstr(error.text, "struct_size"), "%s",
+            error.text);
+#else
+    T_CHECK(gmm_peers_open(&peers, &comm, &error) == GMM_E_BUILD && strstr(error.text, "nvcc"), "%s", error.text);
+#endif
+    gmm_nccl_close(&comm);
+    gmm_peers_close(&comm);
+    gmm_nccl_close(NULL);
+    gmm_peers_close(NULL);
+}
+
+/* What views tell a GEMM to leave: to the gather of the followers in forward, to reductions and their sums behind. */
+static void leaves(int arg) {
+    static const int32_t members[2] = {0, 1};
+    gmm_ranks_config world = GMM_ZERO;
+    gmm_ranks *ranks = NULL;
+    gmm_runtime rt = GMM_ZERO;
+    gmm_comm gather[2], reduce[2];
+    gmm_gtp_config config = GMM_ZERO;
+    gmm_gtp_domain d = GMM_ZERO;
+    gmm_gtp_chain chain = GMM_ZERO;
+    gmm_gtp_weight w = GMM_ZERO;
+    gmm_gtp_need need = GMM_ZERO;
+    gmm_gtp_view forward = GMM_ZERO, backward = GMM_ZERO, dw = GMM_ZERO;
+    gmm_shard shard = GMM_ZERO;
+    gmm_stream compute;
+    gmm_gtp *gtp = NULL;
+    gmm_config cpu = GMM_ZERO;
+    size_t bytes = 0;
+    int32_t id, bundles[2];
+    world.ranks = 2;
+    if (gmm_ranks_create(&world, &ranks, NULL) == GMM_E_BUILD) t_skip("no CPU ranks");
+    T_CHECK(!gmm_ranks_comms(ranks, members, 2, gather) && !gmm_ranks_comms(ranks, members, 2, reduce),
+            "set-up");
+    T_CHECK(!gmm_ranks_runtime(ranks, 0, &rt) && !rt.stream_create(rt.self, 0, &compute),
+            "set-up");
+    T_CHECK(!rt.stream_create(rt.self, 0, &d.gather_stream) && !rt.stream_create(rt.self, 0, &d.reduce_stream),
+            "set-up");
+    gather[0].processors = 24 * arg;
+    reduce[0].processors = 40 * arg;
+    config.weights = config.bundles = 2;
+    config.chains = 2;
+    config.ctx = t_context(&cpu);
+    config.runtime = &rt;
+    T_CHECK(!gmm_gtp_query(&config, &bytes, NULL) && !gmm_gtp_init(t_host(bytes), bytes, &config, &gtp, NULL),
+            "set-up");
+    d.gather = &gather[0];
+    d.reduce = &reduce[0];
+    T_CHECK(!gmm_gtp_add_domain(gtp, &d, &id),
+            "set-up");
+    shard.dtype = GMM_BF16;
+    shard.rows = 32;
+    shard.cols = 8;
+    shard.gtp_size = 2;
+    w.shard = &shard;
+    w.main_grad_dtype = GMM_F32;
+    for (int i = 0; i < 2; i++) {
+        w.data[0] = t_host(512);
+        w.main_grad = t_host(1024);
+        T_CHECK(!gmm_gtp_add_weight(gtp, &w, &id) && !gmm_gtp_add_bundle(gtp, 0, &id, 1, "layer", &bundles[i]),
+                "set-up");
+    }
+    chain.bundles = bundles;
+    chain.count = 2;
+    chain.prefetch = 1;
+    T_CHECK(!gmm_gtp_add_chain(gtp, &chain, &id),
+            "set-up");
+    chain.pass = GMM_GTP_BACKWARD;
+    chain.prefetch = 0;
+    T_CHECK(!gmm_gtp_add_chain(gtp, &chain, &id) && !gmm_gtp_seal(gtp) && !gmm_gtp_memory_need(gtp, 0, &need),
+            "set-up");
+    {
+        char *gathered = (char *)t_host(need.gather_bytes + 256), *reduced = (char *)t_host(need.reduce_bytes + 256);
+        gathered += (256 - (uintptr_t)gathered % 256) % 256;
+        reduced += (256 - (uintptr_t)reduced % 256) % 256;
+        T_CHECK(!gmm_gtp_bind(gtp, 0, gathered, need.gather_bytes, reduced, need.reduce_bytes), "%s",
+                gmm_gtp_last_error(gtp));
+    }
+    T_CHECK(!gmm_gtp_acquire(gtp, bundles[0], GMM_GTP_FORWARD, compute, &forward),
+            "set-up");
+    T_CHECK(!gmm_gtp_acquire(gtp, bundles[0], GMM_GTP_BACKWARD, compute, &backward),
+            "set-up");
+    T_CHECK(!gmm_gtp_wgrad(gtp, bundles[0], compute, &dw),
+            "set-up");
+    T_CHECK(forward.leave == 24 * arg, "%d", (int)forward.leave);
+    T_CHECK(backward.leave == (arg ? 40 : 16) && dw.leave == backward.leave, "%d, %d", (int)backward.leave,
+            (int)dw.leave);
+    (void)gmm_gtp_fini(gtp);
+    gmm_ranks_destroy(ranks);
+}
+
+#ifdef HAVE_CUDA
+#include <cuda_runtime.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#ifdef HAVE_NCCL
+#include <nccl.h>
+#endif
+
+enum { RANKS = 8, LAYERS = 6, EXPERTS = 4 };
+/* ALONE: one GPU without a communicator. */
+typedef enum via { ALONE, NCCL, NCCL_WINDOWS, NCCL_ENGINES, PEERS, VIAS } via;
+static const char *const via_name[] = {"alone", "nccl", "nccl windows", "nccl copy engines", "peers"};
+
+typedef struct gpu_case {
+    via via;
+    int layers, experts, rows, tokens; /* layers are rows x rows */
+    int prefetch, steps;
+    int synchronous, recompute, zero_rank; /* zero_rank: 1 + the rank without tokens */
+    int replay;             /* 1: a graph of forward and backward, 2: one of each */
+    int silent;             /* rank 1 stops in the second step */
+    int formats;            /* no training: a gather of quantized weights and a maximum, byte by byte */
+    gmm_dtype wire;
+    gmm_gtp_reduction reduction;
+} gpu_case;
+
+/* What a run leaves: logical weights and gradients, and every rank's last output. */
+typedef struct gpu_result {
+    uint16_t *weights, *outputs; /* [layers][experts][rows][rows], [ranks][tokens][rows] */
+    float *grads;
+    gmm_gtp_statistics stats;
+    gmm_status status[RANKS];
+    char text[RANKS][512];
+    double seconds[RANKS];  /* from the first wait for the silent rank to the error */
+} gpu_result;
+
+/* ------------------------------------------------------------------------------- Threads and their meetings --- */
+
+typedef struct hub {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int size, came, turn, broken;
+    char slots[RANKS][256], all[RANKS][256];
+} hub;
+typedef struct seat { hub *hub; int rank; } seat;
+
+static gmm_status meet(void *user, const void *mine, void *all, size_t bytes) {
+    const seat *s = (const seat *)user;
+    hub *h = s->hub;
+    struct timespec until;
+    int turn;
+    if (bytes > sizeof h->slots[0]) return GMM_E_COMM;
+    (void)timespec_get(&until, TIME_UTC);
+    until.tv_sec += 20;
+    (void)pthread_mutex_lock(&h->mutex);
+    memcpy(h->slots[s->rank], mine, bytes);
+    turn = h->turn;
+    if (++h->came == h->size) {
+        memcpy(h->all, h->slots, sizeof h->all);
+        h->came = 0;
+        h->turn++;
+        (void)pthread_cond_broadcast(&h->changed);
+    }
+    while (turn == h->turn && !h->broken)
+        if (pthread_cond_timedwait(&h->changed, &h->mutex, &until)) h->broken = 1;
+    for (int i = 0; i < h->size; i++) memcpy((char *)all + (size_t)i * bytes, h->all[i], bytes);
+    (void)pthread_mutex_unlock(&h->mutex);
+    return h->broken ? GMM_E_COMM : GMM_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- One rank --- */
+
+typedef struct rank {
+    const gpu_case *c;
+    struct run *run;
+    seat seat;
+    int index, size, device, micro; /* micro: batches of this rank per step */
+    gmm_context *ctx;
+    gmm_runtime rt;
+    gmm_stream compute, side[2];
+    gmm_comm comm[2];
+    gmm_gtp *gtp;
+    void *memory, *blocks[64];
+    int block_count;
+    void *window[2];
+    gmm_shard_plan plan;
+    uint16_t *shards;            /* [layers][experts][shard_rows][rows] */
+    float *grads;
+    uint16_t *y[RANKS][LAYERS + 1], *dy[RANKS][LAYERS + 1], *again; /* by micro-batch */
+    int32_t *sizes[RANKS];
+    void *workspace;
+    size_t workspace_bytes;
+    int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain;
+    cudaGraphExec_t graph[2];
+    int32_t graph_id[2];
+    gmm_status status;
+    char text[512];
+    double seconds;
+} rank;
+
+typedef struct run {
+    const gpu_case *c;
+    gpu_result *out;
+    hub hub;
+    int size;
+    rank rank[RANKS];
+} run;
+
+static double now(void) {
+    struct timespec t;
+    (void)timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static const char *said(const rank *r) {
+    const char *text = gmm_gtp_last_error(r->gtp);
+    return *text ? text : gmm_last_error(r->ctx);
+}
+#define GO(r, call) \
+    do { const gmm_status s_ = (call); if (s_) return failed(r, s_, #call, said(r)); } while (0)
+#define CUDA(r, call) \
+    do { const cudaError_t e_ = (call); if (e_) return failed(r, GMM_E_CUDA, #call, cudaGetErrorString(e_)); } while (0)
+static int failed(rank *r, gmm_status s, const char *call, const char *text) {
+    if (!r->status) {
+        r->status = s;
+        snprintf(r->text, sizeof r->text, "%s: %.60s: %.380s", gmm_status_name(s), call, text);
+    }
+    return 1;
+}
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
+    return x ^ (x >> 32);
+}
+static uint16_t value(uint64_t key, float scale) {
+    return gmm_f32_to_bf16(scale * ((float)(mix(key) % 20001) / 10000.0f - 1.0f));
+}
+
+/* Device memory of the case; what NCCL's windows take comes from NCCL. */
+static void *take(rank *r, size_t bytes, int byte) {
+    void *p = NULL;
+    cudaError_t e;
+    bytes = (bytes + 4095) / 4096 * 4096;
+#ifdef HAVE_NCCL
+    if (r->c->via == NCCL_WINDOWS || r->c->via == NCCL_ENGINES)
+        e = ncclMemAlloc(&p, bytes) == ncclSuccess ? cudaSuccess : cudaErrorMemoryAllocation;
+    else
+#endif
+        e = cudaMalloc(&p, bytes);
+    if (e == cudaSuccess) e = cudaMemset(p, byte, bytes);
+    if (e == cudaSuccess) e = cudaDeviceSynchronize();
+    if (e != cudaSuccess || r->block_count == 64) (void)failed(r, GMM_E_MEMORY, "memory", cudaGetErrorString(e));
+    if (r->block_count < 64) r->blocks[r->block_count++] = p;
+    return p;
+}
+static void untake(rank *r) {
+    while (r->block_count > 0) {
+        void *p = r->blocks[--r->block_count];
+#ifdef HAVE_NCCL
+        if (r->c->via == NCCL_WINDOWS || r->c->via == NCCL_ENGINES) (void)ncclMemFree(p);
+        else
+#endif
+            (void)cudaFree(p);
+    }
+}
+
+static size_t shard_values(const rank *r) { return (size_t)r->plan.shard_rows * (size_t)r->c->rows; }
+
+/* Tokens, gradients of the last output, splits, and weights: functions of rank, layer and place alone. */
+static int fill(rank *r) {
+    const gpu_case *c = r->c;
+    const size_t values = (size_t)c->tokens * (size_t)c->rows;
+    uint16_t *host = (uint16_t *)malloc((values + shard_values(r)) * sizeof *host);
+    r->shards = (uint16_t *)take(r, (size_t)(c->layers * c->experts) * shard_values(r) * 2, 0);
+    r->grads = (float *)take(r, (size_t)(c->layers * c->experts) * shard_values(r) * 4, 0xFF);
+    r->again = (uint16_t *)take(r, values * 2, 0xFF);
+    for (int m = 0; m < r->micro; m++) {
+        const int who = r->size == 1 ? m : r->index;
+        int32_t sizes[EXPERTS] = {0}, left = c->tokens;
+        for (int l = 0; l <= c->layers; l++) {
+            r->y[m][l] = (uint16_t *)take(r, values * 2, 0xFF);
+            r->dy[m][l] = (uint16_t *)take(r, values * 2, 0xFF);
+        }
+        if (r->status) return 1;
+        for (size_t i = 0; i < values; i++) host[i] = value(i * 64 + (size_t)who, 1.0f);
+        CUDA(r, cudaMemcpy(r->y[m][0], host, values * 2, cudaMemcpyHostToDevice));
+        for (size_t i = 0; i < values; i++) host[i] = value(i * 64 + 32 + (size_t)who, 1.0f);
+        CUDA(r, cudaMemcpy(r->dy[m][c->layers], host, values * 2, cudaMemcpyHostToDevice));
+        for (int e = 0; e < c->experts; e++) { /* uneven, the second without tokens */
+            sizes[e] = e == c->experts - 1 ? left : e == 1 ? 0 : (left + who) / 3;
+            if (c->zero_rank == who + 1) sizes[e] = 0;
+            left -= sizes[e];
+        }
+        r->sizes[m] = (int32_t *)take(r, sizeof sizes, 0);
+        CUDA(r, cudaMemcpy(r->sizes[m], sizes, sizeof sizes, cudaMemcpyHostToDevice));
+    }
+    for (int b = 0; b < c->layers * c->experts; b++) {
+        const size_t valid = (size_t)r->plan.valid_rows * (size_t)c->rows;
+        for (size_t i = 0; i < valid; i++)
+            host[i] = value(((size_t)(r->plan.row0 * c->rows) + i) * 64 + 63 * 4096 + (size_t)b, 0.2f);
+        CUDA(r, cudaMemcpy(r->shards + (size_t)b * shard_values(r), host, valid * 2, cudaMemcpyHostToDevice));
+    }
+    CUDA(r, cudaDeviceSynchronize());
+    free(host);
+    return 0;
+}
+
+static gmm_linear linear_of(const rank *r, int m, gmm_groups *g) {
+    gmm_linear d = GMM_ZERO;
+    memset(g, 0, sizeof *g);
+    g->count = r->c->experts;
+    g->capacity = r->c->tokens;
+    g->splits = r->sizes[m];
+    g->dtype = GMM_I32;
+    g->tail = GMM_TAIL_ZERO;
+    d.in_features = d.out_features = r->c->rows;
+    d.groups = g;
+    return d;
+}
+
+enum { FWD, DGRAD, WGRAD };
+static gmm_status product(rank *r, int op, int m, const gmm_mat *w, uint16_t *x, uint16_t *dy, void *to) {
+    gmm_groups g;
+    gmm_mat mats[3];
+    gmm_grad grad = GMM_ZERO;
+    gmm_linear d = linear_of(r, m, &g);
+    mats[0] = gmm_mat_packed(GMM_BF16, x);
+    mats[1] = gmm_mat_packed(GMM_BF16, dy);
+    mats[2] = gmm_mat_packed(GMM_BF16, to);
+    if (op == FWD) {
+        d.x = &mats[0], d.w = w, d.y = &mats[2];
+        return gmm_linear_fwd(r->ctx, &d, r->workspace, r->workspace_bytes, r->compute);
+    }
+    d.dy = &mats[1];
+    if (op == DGRAD) {
+        d.w = w, d.dx = &mats[2];
+        return gmm_linear_dgrad(r->ctx, &d, r->workspace, r->workspace_bytes, r->compute);
+    }
+    d.x = &mats[0];
+    grad.mat = w; /* the buffer */
+    d.dw = &grad;
+    return gmm_linear_wgrad(r->ctx, &d, r->workspace, r->workspace_bytes, r->compute);
+}
+
+static int declare(rank *r) {
+    const gpu_case *c = r->c;
+    gmm_gtp_config config = GMM_ZERO;
+    gmm_gtp_domain d = GMM_ZERO;
+    gmm_gtp_need need = GMM_ZERO;
+    gmm_shard shard = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
+    void *gather, *reduce;
+    size_t bytes = 0;
+    config.weights = c->layers * c->experts;
+    config.bundles = c->layers;
+    config.chains = 3;
+    config.graphs = 2;
+    config.timeout_ms = 3000;
+    config.ctx = r->ctx;
+    if (gmm_gtp_query(&config, &bytes, &error)) return failed(r, error.status, "query", error.text);
+    r->memory = calloc(1, bytes);
+    if (gmm_gtp_init(r->memory, bytes, &config, &r->gtp, &error)) return failed(r, error.status, "init", error.text);
+    shard.dtype = GMM_BF16;
+    shard.rows = shard.cols = c->rows;
+    shard.gtp_size = r->size;
+    shard.gtp_rank = r->index;
+    if (gmm_gtp_plan(&shard, &r->plan, &error)) return failed(r, error.status, "plan", error.text);
+    if (fill(r)) return 1;
+    d.wire = c->wire;
+    if (r->size > 1) d.gather = &r->comm[0], d.reduce = &r->comm[1];
+    d.gather_stream = r->side[0];
+    d.reduce_stream = r->side[1];
+    d.reduction = c->reduction;
+    d.synchronous = c->synchronous;
+    GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain));
+    for (int l = 0; l < c->layers; l++) {
+        for (int e = 0; e < c->experts; e++) {
+            gmm_gtp_weight w = GMM_ZERO;
+            w.expert = e;
+            w.name = "weight";
+            w.shard = &shard;
+            w.data[0] = r->shards + (size_t)(l * c->experts + e) * shard_values(r);
+            w.main_grad = r->grads + (size_t)(l * c->experts + e) * shard_values(r);
+            w.main_grad_dtype = GMM_F32;
+            GO(r, gmm_gtp_add_weight(r->gtp, &w, &r->ids[l][e]));
+        }
+        GO(r, gmm_gtp_add_bundle(r->gtp, r->domain, r->ids[l], c->experts, "layer", &r->bundle[l]));
+    }
+    for (int pass = 0; pass < GMM_GTP_PASSES; pass++) {
+        gmm_gtp_chain chain = GMM_ZERO;
+        int32_t list[LAYERS];
+        if (pass == GMM_GTP_RECOMPUTE && !c->recompute) continue;
+        for (int l = 0; l < c->layers; l++) list[l] = r->bundle[pass == GMM_GTP_FORWARD ? l : c->layers - 1 - l];
+        chain.pass = (gmm_gtp_pass)pass;
+        chain.bundles = list;
+        chain.count = c->layers;
+        chain.prefetch = c->prefetch;
+        chain.captured = c->replay > 0;
+        GO(r, gmm_gtp_add_chain(r->gtp, &chain, &r->chain[pass]));
+    }
+    GO(r, gmm_gtp_seal(r->gtp));
+    GO(r, gmm_gtp_follow(r->gtp, r->chain[GMM_GTP_FORWARD], r->chain[GMM_GTP_BACKWARD]));
+    GO(r, gmm_gtp_memory_need(r->gtp, r->domain, &need));
+    need.gather_bytes = (need.gather_bytes + 4095) / 4096 * 4096;
+    need.reduce_bytes = (need.reduce_bytes + 4095) / 4096 * 4096;
+    gather = need.gather_bytes ? take(r, need.gather_bytes, 0xFF) : NULL;
+    reduce = take(r, need.reduce_bytes, 0xFF);
+    {
+        gmm_groups g;
+        void *table[EXPERTS] = {NULL}; /* what one rank has: its shards where they are */
+        gmm_mat x = gmm_mat_packed(GMM_BF16, NULL), f = gmm_mat_packed(c->wire ? c->wire : GMM_F32, NULL);
+        const gmm_mat w = r->size > 1 ? x : gmm_mat_table(GMM_BF16, table, (uint32_t)GMM_MAT_TABLE_ON_HOST);
+        gmm_grad grad = GMM_ZERO;
+        gmm_linear lin = linear_of(r, 0, &g);
+        gmm_info info = GMM_ZERO;
+        for (int e = 0; e < c->experts; e++) table[e] = r->shards;
+        grad.mat = &f;
+        lin.x = lin.y = lin.dy = lin.dx = &x;
+        lin.w = &w;
+        lin.dw = &grad;
+        for (int op = GMM_OP_LINEAR_FWD; op <= GMM_OP_LINEAR_WGRAD; op++) {
+            GO(r, gmm_linear_query(r->ctx, (gmm_op)op, &lin, &info));
+            r->workspace_bytes = info.workspace_bytes > r->workspace_bytes ? info.workspace_bytes : r->workspace_bytes;
+        }
+        r->workspace = take(r, r->workspace_bytes + 256, 0xFF);
+    }
+    if (r->status) return 1;
+    if (c->via == NCCL_ENGINES) { /* copy engines take windows on both sides */
+        const size_t size = (size_t)(c->layers * c->experts) * shard_values(r) * 2;
+        GO(r, r->comm[0].window_add(r->comm[0].self, r->shards, (size + 4095) / 4096 * 4096, &r->window[0]));
+    }
+    GO(r, gmm_gtp_bind(r->gtp, r->domain, gather, need.gather_bytes, reduce, need.reduce_bytes));
+    return 0;
+}
+
+/* Waits as a program should: with a look at the collectives. */
+static int settle(rank *r) {
+    const struct timespec pause = {0, 50000};
+    const double begin = now();
+    for (;;) {
+        const cudaError_t e = cudaStreamQuery(r->compute);
+        if (e == cudaSuccess) return 0;
+        if (e != cudaErrorNotReady) return failed(r, GMM_E_CUDA, "settle", cudaGetErrorString(e));
+        r->seconds = now() - begin;
+        GO(r, gmm_gtp_poll(r->gtp));
+        (void)nanosleep(&pause, NULL);
+    }
+}
+
+static int forward(rank *r, int m) {
+    for (int l = 0; l < r->c->layers; l++) {
+        gmm_gtp_view v = GMM_ZERO;
+        GO(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute, &v));
+        GO(r, product(r, FWD, m, &v.mat, r->y[m][l], NULL, r->y[m][l + 1]));
+        GO(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute));
+    }
+    return 0;
+}
+static int backward(rank *r, int m) {
+    const gpu_case *c = r->c;
+    for (int l = c->layers - 1; l >= 0; l--) {
+        const int idle = c->zero_rank == (r->size == 1 ? m : r->index) + 1;
+        gmm_gtp_gradient g = GMM_ZERO;
+        gmm_gtp_view v = GMM_ZERO, dw = GMM_ZERO;
+        if (c->recompute) {
+            GO(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_RECOMPUTE, r->compute, &v));
+            GO(r, product(r, FWD, m, &v.mat, r->y[m][l], NULL, r->again));
+            GO(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_RECOMPUTE, r->compute));
+            memset(&v, 0, sizeof v);
+        }
+        GO(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute, &v));
+        GO(r, product(r, DGRAD, m, &v.mat, NULL, r->dy[m][l + 1], r->dy[m][l]));
+        GO(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute));
+        if (!idle) {
+            GO(r, gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &dw));
+            GO(r, product(r, WGRAD, m, &dw.mat, r->y[m][l], r->dy[m][l + 1], NULL));
+        }
+        g.scale = 1;
+        g.zero = idle;
+        g.add = m == 0 ? GMM_GTP_SET : GMM_GTP_ADD;
+        GO(r, gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute));
+    }
+    return 0;
+}
+/* main_grad goes into the shards, which are published. */
+static int optimize(rank *r) {
+    const gpu_case *c = r->c;
+    GO(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
+    for (int l = 0; l < c->layers; l++) {
+        gmm_accumulation d = GMM_ZERO;
+        const size_t at = (size_t)(l * c->experts) * shard_values(r);
+        const gmm_mat x = gmm_mat_packed(GMM_F32, r->grads + at), y = gmm_mat_packed(GMM_BF16, r->shards + at);
+        d.count = 1;
+        d.rows = r->plan.shard_rows * c->experts;
+        d.cols = c->rows;
+        d.x = &x;
+        d.y = &y;
+        d.scale = -0.002f;
+        d.beta = 1;
+        GO(r, gmm_accumulate(r->ctx, &d, NULL, 0, r->compute));
+        GO(r, gmm_gtp_publish(r->gtp, r->ids[l], c->experts, r->compute));
+    }
+    return 0;
+}
+
+static int captured(rank *r, int which, int parts) {
+    cudaGraph_t graph = NULL;
+    CUDA(r, cudaStreamBeginCapture(r->compute, cudaStreamCaptureModeThreadLocal));
+    GO(r, gmm_gtp_capture_begin(r->gtp, r->compute, &r->graph_id[which]));
+    if ((parts & 1) && forward(r, 0)) return 1;
+    if ((parts & 2) && backward(r, 0)) return 1;
+    if (parts & 2) GO(r, gmm_gtp_fence(r->gtp, GMM_GTP_GRADIENTS, r->compute));
+    GO(r, gmm_gtp_capture_end(r->gtp, r->compute));
+    CUDA(r, cudaStreamEndCapture(r->compute, &graph));
+    CUDA(r, cudaGraphInstantiate(&r->graph[which], graph, 0));
+    CUDA(r, cudaGraphDestroy(graph));
+    return 0;
+}
+static int train(rank *r) {
+    const gpu_case *c = r->c;
+    if (c->replay) { /* warm up without a trace, then capture */
+        GO(r, gmm_gtp_dry_run(r->gtp, 1));
+        if (forward(r, 0) || backward(r, 0) || settle(r)) return 1;
+        GO(r, gmm_gtp_dry_run(r->gtp, 0));
+        if (c->replay == 1 ? captured(r, 0, 3) : captured(r, 0, 1) || captured(r, 1, 2)) return 1;
+    }
+    for (int s = 0; s < c->steps; s++) {
+        if (c->silent && r->index == 1 && s == 1) return 0;
+        for (int i = 0; i < c->replay; i++) {
+            GO(r, gmm_gtp_pre_replay(r->gtp, r->graph_id[i], r->compute));
+            CUDA(r, cudaGraphLaunch(r->graph[i], r->compute));
+            GO(r, gmm_gtp_post_replay(r->gtp, r->graph_id[i], r->compute));
+        }
+        for (int m = 0; m < r->micro && !c->replay; m++)
+            if (forward(r, m) || backward(r, m)) return 1;
+        if (optimize(r)) return 1;
+        if (s % 50 == 49 || c->silent)
+            if (settle(r)) return 1;
+    }
+    return settle(r);
+}
+
+/* Bytes of a quantized bundle, by their place in the whole; and the largest of values that ranks have by turns. */
+enum { F_COUNT = 3, F_ROWS = 640, F_COLS = 384, F_VALUES = 3000 };
+static unsigned char byte_of(int e, int64_t row, int64_t i) {
+    return (unsigned char)mix((uint64_t)(e * 8192 + row) * 8192 + (uint64_t)i);
+}
+static int formats(rank *r) {
+    gmm_gtp_config config = GMM_ZERO;
+    gmm_gtp_domain d = GMM_ZERO;
+    gmm_gtp_need need = GMM_ZERO;
+    gmm_gtp_view v = GMM_ZERO;
+    gmm_shard shard = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
+    const int64_t line = F_COLS / 128 * 4; /* bytes of scales for 128 rows */
+    unsigned char *host = (unsigned char *)calloc(1, 1 << 21);
+    float *values = (float *)take(r, F_VALUES * sizeof *values, 0);
+    void *gather, *reduce;
+    int32_t ids[F_COUNT], bundle;
+    size_t bytes = 0;
+    config.weights = F_COUNT;
+    config.bundles = 1;
+    config.timeout_ms = 3000;
+    config.ctx = r->ctx;
+    if (gmm_gtp_query(&config, &bytes, &error)) return failed(r, error.status, "query", error.text);
+    r->memory = calloc(1, bytes);
+    if (gmm_gtp_init(r->memory, bytes, &config, &r->gtp, &error)) return failed(r, error.status, "init", error.text);
+    d.gather = &r->comm[0];
+    d.reduce = &r->comm[1];
+    d.gather_stream = r->side[0];
+    d.reduce_stream = r->side[1];
+    GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain));
+    shard.dtype = GMM_E4M3;
+    shard.scaling = GMM_SCALING_128X128;
+    shard.rows = F_ROWS;
+    shard.cols = F_COLS;
+    shard.gtp_size = r->size;
+    shard.gtp_rank = r->index;
+    if (gmm_gtp_plan(&shard, &r->plan, &error)) return failed(r, error.status, "plan", error.text);
+    for (int e = 0; e < F_COUNT; e++) {
+        const gmm_shard_plan *p = &r->plan;
+        gmm_gtp_weight w = GMM_ZERO;
+        w.expert = e;
+        w.shard = &shard;
+        w.data[0] = take(r, (size_t)p->shard_data_bytes[0], 0xFF);
+        w.scale[0] = take(r, (size_t)p->shard_scale_bytes[0], 0xFF);
+        if (r->status) return 1;
+        for (int64_t i = 0; i < p->shard_data_bytes[0]; i++)
+            host[i] = byte_of(e, p->row0 + i / F_COLS, i % F_COLS);
+        CUDA(r, cudaMemcpy(w.data[0], host, (size_t)p->shard_data_bytes[0], cudaMemcpyHostToDevice));
+        for (int64_t i = 0; i < p->shard_scale_bytes[0]; i++)
+            host[i] = byte_of(e, 4096 + p->row0 / 128 + i / line, i % line);
+        CUDA(r, cudaMemcpy(w.scale[0], host, (size_t)p->shard_scale_bytes[0], cudaMemcpyHostToDevice));
+        GO(r, gmm_gtp_add_weight(r->gtp, &w, &ids[e]));
+    }
+    for (int i = 0; i < F_VALUES; i++) ((float *)(void *)host)[i] = i % r->size == r->index ? (float)i : -1.0f;
+    CUDA(r, cudaMemcpy(values, host, F_VALUES * sizeof *values, cudaMemcpyHostToDevice));
+    GO(r, gmm_gtp_add_bundle(r->gtp, r->domain, ids, F_COUNT, "quantized", &bundle));
+    GO(r, gmm_gtp_seal(r->gtp));
+    GO(r, gmm_gtp_memory_need(r->gtp, r->domain, &need));
+    need.gather_bytes = (need.gather_bytes + 4095) / 4096 * 4096;
+    gather = take(r, need.gather_bytes, 0xFF);
+    reduce = need.reduce_bytes ? take(r, need.reduce_bytes, 0xFF) : NULL;
+    if (r->status) return 1;
+    GO(r, gmm_gtp_bind(r->gtp, r->domain, gather, need.gather_bytes, reduce, need.reduce_bytes));
+    GO(r, gmm_gtp_amax(r->gtp, r->domain, values, F_VALUES, r->compute));
+    GO(r, gmm_gtp_acquire(r->gtp, bundle, GMM_GTP_FORWARD, r->compute, &v));
+    GO(r, gmm_gtp_release(r->gtp, bundle, GMM_GTP_FORWARD, r->compute));
+    if (settle(r)) return 1;
+    CUDA(r, cudaMemcpy(host, values, F_VALUES * sizeof *values, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < F_VALUES; i++)
+        if (((float *)(void *)host)[i] != (float)i) return failed(r, GMM_E_ARG, "formats", "a maximum is wrong");
+    for (int e = 0; e < F_COUNT; e++) {
+        const int64_t data = r->plan.padded_rows * F_COLS, scales = r->plan.padded_rows / 128 * line;
+        CUDA(r, cudaMemcpy(host, (char *)v.mat.data + e * v.mat.group_stride, (size_t)data, cudaMemcpyDeviceToHost));
+        for (int64_t i = 0; i < data; i++)
+            if (host[i] != byte_of(e, i / F_COLS, i % F_COLS))
+                return failed(r, GMM_E_ARG, "formats", "a gathered byte is wrong");
+        CUDA(r, cudaMemcpy(host, (char *)v.mat.scale + e * scales, (size_t)scales, cudaMemcpyDeviceToHost));
+        for (int64_t i = 0; i < scales; i++)
+            if (host[i] != byte_of(e, 4096 + i / line, i % line))
+                return failed(r, GMM_E_ARG, "formats", "a gathered scale is wrong");
+    }
+    free(host);
+    return 0;
+}
+
+/* Logical rows of this rank into the result. */
+static int report(rank *r) {
+    const gpu_case *c = r->c;
+    const size_t whole = (size_t)c->rows * (size_t)c->rows, valid = (size_t)r->plan.valid_rows * (size_t)c->rows;
+    const size_t at = (size_t)(r->plan.row0 * c->rows), values = (size_t)c->tokens * (size_t)c->rows;
+    for (int b = 0; b < c->layers * c->experts; b++) {
+        const size_t shard = (size_t)b * shard_values(r), rest = shard_values(r) - valid;
+        float pad[4096];
+        CUDA(r, cudaMemcpy(r->run->out->weights + (size_t)b * whole + at, r->shards + shard, valid * 2,
+                           cudaMemcpyDeviceToHost));
+        CUDA(r, cudaMemcpy(r->run->out->grads + (size_t)b * whole + at, r->grads + shard, valid * 4,
+                           cudaMemcpyDeviceToHost));
+        if (rest > 4096) return failed(r, GMM_E_ARG, "report", "much padding");
+        CUDA(r, cudaMemcpy(pad, r->grads + shard + valid, rest * 4, cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < rest; i++)
+            if (pad[i] != 0) return failed(r, GMM_E_ARG, "report", "the gradient of padding is not zero");
+    }
+    for (int m = 0; m < r->micro; m++)
+        CUDA(r, cudaMemcpy(r->run->out->outputs + (size_t)(r->size == 1 ? m : r->index) * values, r->y[m][c->layers],
+                           values * 2, cudaMemcpyDeviceToHost));
+    if (r->index == 0) GO(r, gmm_gtp_statistics_of(r->gtp, &r->run->out->stats));
+    return 0;
+}
+
+/* -------------------------------------------------------------------------------------------- Communicators --- */
+
+/* NCCL's take seconds to make, so all cases share them: a pair for each way and rank. */
+#ifdef HAVE_NCCL
+static ncclComm_t nccl[VIAS][2][RANKS];
+static int nccl_made[VIAS];
+
+static int nccl_start(rank *r, const ncclUniqueId *id) {
+    for (int k = 0; k < 2; k++) {
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        ncclResult_t e;
+        config.CTAPolicy = r->c->via == NCCL_ENGINES && k == 0 ? NCCL_CTA_POLICY_ZERO : NCCL_CTA_POLICY_DEFAULT;
+        e = ncclCommInitRankConfig(&nccl[r->c->via][k][r->index], r->size, id[k], r->index, &config);
+        if (e != ncclSuccess) return failed(r, GMM_E_COMM, "ncclCommInitRankConfig", ncclGetErrorString(e));
+    }
+    return 0;
+}
+static ncclUniqueId nccl_id[2];
+#endif
+
+static int connect_ranks(rank *r) {
+    gmm_error error = GMM_ZERO;
+    gmm_status s = GMM_OK;
+    for (int k = 0; k < 2 && !s && r->c->via != ALONE; k++) {
+        if (r->c->via == PEERS) {
+            gmm_peers_config config = GMM_ZERO;
+            config.rank = r->index;
+            config.size = r->size;
+            config.ctx = r->ctx;
+            config.exchange = meet;
+            config.user = &r->seat;
+            s = gmm_peers_open(&config, &r->comm[k], &error);
+        } else {
+#ifdef HAVE_NCCL
+            gmm_nccl_config config = GMM_ZERO;
+            if (k == 0 && !nccl_made[r->c->via] && nccl_start(r, nccl_id)) return 1;
+            config.comm = nccl[r->c->via][k][r->index];
+            config.ctx = r->ctx;
+            config.windows = r->c->via != NCCL;
+            s = gmm_nccl_open(&config, &r->comm[k], &error);
+#endif
+        }
+    }
+    return s ? failed(r, s, "communicator", error.text) : 0;
+}
+
+static void *thread_main(void *argument) {
+    rank *r = (rank *)argument;
+    gmm_config config = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
+    char mine = 0, all[RANKS];
+    int bad = 0;
+    config.space = GMM_SPACE_CUDA;
+    config.device = r->device;
+    if (cudaSetDevice(r->device) != cudaSuccess) bad = failed(r, GMM_E_CUDA, "cudaSetDevice", "failed");
+    if (!bad && gmm_create(&r->ctx, &config, &error)) bad = failed(r, error.status, "gmm_create", error.text);
+    if (!bad && gmm_runtime_of(r->ctx, &r->rt)) bad = failed(r, GMM_E_ARG, "gmm_runtime_of", "failed");
+    if (!bad && (r->rt.stream_create(r->rt.self, 0, &r->compute) || r->rt.stream_create(r->rt.self, -5, &r->side[0]) ||
+                 r->rt.stream_create(r->rt.self, -5, &r->side[1])))
+        bad = failed(r, GMM_E_CUDA, "streams", gmm_last_error(r->ctx));
+    if (meet(&r->seat, &mine, all, 1)) bad = failed(r, GMM_E_COMM, "meet", "a rank is missing");
+    if (!bad) bad = connect_ranks(r) || (r->c->formats ? formats(r) : declare(r) || train(r));
+    if (!bad && !r->c->formats && !(r->c->silent && r->index == 1)) bad = report(r);
+    if (bad && r->gtp && !r->c->silent) (void)fprintf(stderr, "        rank %d: %s\n", r->index, r->text);
+    (void)cudaDeviceSynchronize(); /* whatever has failed: nothing may hang */
+    (void)meet(&r->seat, &mine, all, 1);
+    if (r->c->silent && r->index == 1) /* the rank that left looks after itself at the end */
+        for (int k = 0; k < 2; k++)
+            if (r->comm[k].give_up) r->comm[k].give_up(r->comm[k].self, "gone");
+    for (int i = 0; i < 2; i++)
+        if (r->graph[i]) (void)cudaGraphExecDestroy(r->graph[i]);
+    if (r->window[0] && !r->status) (void)r->comm[0].window_remove(r->comm[0].self, r->window[0]);
+    if (!(r->c->silent && r->index == 1)) (void)gmm_gtp_fini(r->gtp);
+    for (int k = 0; k < 2; k++) {
+        if (r->c->via == PEERS) gmm_peers_close(&r->comm[k]);
+        else gmm_nccl_close(&r->comm[k]);
+    }
+    untake(r);
+    free(r->memory);
+    if (r->ctx) {
+        (void)r->rt.stream_destroy(r->rt.self, r->compute);
+        for (int i = 0; i < 2; i++) (void)r->rt.stream_destroy(r->rt.self, r->side[i]);
+    }
+    gmm_destroy(r->ctx);
+    return NULL;
+}
+
+static int gpus(void) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+    return count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : count;
+}
+
+/* Runs a case on `size` GPUs; `shares` is how many ranks' tokens there are. */
+static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
+    static run w; /* large */
+    pthread_t threads[RANKS];
+    const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
+    memset(&w, 0, sizeof w);
+    memset(out, 0, sizeof *out);
+    out->weights = (uint16_t *)t_host(whole * 2);
+    out->grads = (float *)t_host(whole * 4);
+    out->outputs = (uint16_t *)t_host((size_t)(shares * c->tokens * c->rows) * 2);
+    w.c = c;
+    w.out = out;
+    w.size = w.hub.size = size;
+    (void)pthread_mutex_init(&w.hub.mutex, NULL);
+    (void)pthread_cond_init(&w.hub.changed, NULL);
+#ifdef HAVE_NCCL
+    for (int k = 0; k < 2; k++)
+        if (c->via != ALONE && c->via != PEERS && !nccl_made[c->via])
+            T_CHECK(ncclGetUniqueId(&nccl_id[k]) == ncclSuccess, "ncclGetUniqueId");
+#endif
+    for (int i = 0; i < size; i++) {
+        rank *r = &w.rank[i];
+        r->c = c;
+        r->run = &w;
+        r->seat.hub = &w.hub;
+        r->index = r->seat.rank = r->device = i;
+        r->size = size;
+        r->micro = shares / size;
+        T_CHECK(pthread_create(&threads[i], NULL, thread_main, r) == 0, "no thread");
+    }
+    for (int i = 0; i < size; i++) (void)pthread_join(threads[i], NULL);
+    for (int i = 0; i < size; i++) {
+        out->status[i] = w.rank[i].status;
+        out->seconds[i] = w.rank[i].seconds;
+        snprintf(out->text[i], sizeof out->text[i], "%s", w.rank[i].text);
+    }
+#ifdef HAVE_NCCL
+    if (c->via != ALONE && c->via != PEERS) nccl_made[c->via] = 1;
+    for (int i = 0; i < size; i++)
+        if (c->silent || out->status[i]) nccl_made[c->via] = 0; /* given up, they are gone */
+#endif
+    (void)cudaSetDevice(0);
+}
+
+static int need_gpus(via via) {
+    const int n = gpus();
+    if (n < 2) t_skip("needs two GPUs");
+#ifndef HAVE_NCCL
+    if (via != PEERS) t_skip("needs NCCL");
+#else
+    T_CHECK(getenv("NCCL_NVLS_ENABLE") && !strcmp(getenv("NCCL_NVLS_ENABLE"), "0"), "NCCL_NVLS_ENABLE must be 0");
+#endif
+    (void)via;
+    return n;
+}
+
+/* ---------------------------------------------------------------------------------------------------- Cases --- */
+
+static gpu_case plain(void) {
+    gpu_case c;
+    memset(&c, 0, sizeof c);
+    c.layers = 4;
+    c.experts = 3;
+    c.rows = 120; /* padded, for 2 to 8 ranks */
+    c.tokens = 96;
+    c.prefetch = 1;
+    c.steps = 4;
+    return c;
+}
+
+static double distance(const float *a, const float *b, size_t n) {
+    double d = 0, s = 0;
+    for (size_t i = 0; i < n; i++) {
+        d += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+        s += (double)b[i] * b[i];
+    }
+    return s > 0 ? d / s : d;
+}
+
+/* g ranks against one that has all micro-batches: bit for bit with two ranks, where a sum is one addition. */
+static void compare(gpu_case *c) {
+    const int n = need_gpus(c->via);
+    const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
+    gpu_case alone = *c;
+    gpu_result want, got;
+    const double begin = now();
+    alone.via = ALONE;
+    alone.replay = alone.synchronous = alone.recompute = 0;
+    run_case(&alone, 1, n, &want);
+    T_CHECK(want.status[0] == GMM_OK, "alone: %s", want.text[0]);
+    run_case(c, n, n, &got);
+    for (int i = 0; i < n; i++) T_CHECK(got.status[i] == GMM_OK, "rank %d: %s", i, got.text[i]);
+    T_CHECK(distance(want.grads, want.grads, whole) == 0, "NaN on one GPU");
+    if (n == 2 && !(c->wire == GMM_BF16 && c->reduction == GMM_GTP_REDUCE_SCATTER)) {
+        t_same("main_grad", got.grads, want.grads, whole * 4);
+        t_same("weights", got.weights, want.weights, whole * 2);
+        t_same("outputs", got.outputs, want.outputs, (size_t)(n * c->tokens * c->rows) * 2);
+    } else T_CHECK(distance(got.grads, want.grads, whole) < 1e-4, "main_grad is off by %g",
+                   distance(got.grads, want.grads, whole));
+    T_CHECK(got.stats.acquires == got.stats.prefetched + got.stats.resident + got.stats.exposed, "counts");
+    if (T.verbose)
+        printf("        %s: %.1f s; %lld acquires, %lld prefetched, %lld resident, %lld exposed\n", via_name[c->via],
+               now() - begin, (long long)got.stats.acquires, (long long)got.stats.prefetched,
+               (long long)got.stats.resident, (long long)got.stats.exposed);
+}
+
+static void trains(int arg) {
+    gpu_case c = plain();
+    c.via = (via)arg;
+    compare(&c);
+}
+static void depths(int arg) {
+    for (int depth = 0; depth <= 3; depth++) {
+        gpu_case c = plain();
+        c.via = (via)arg;
+        c.prefetch = depth;
+        compare(&c);
+    }
+}
+static void reductions(int arg) {
+    for (int i = 0; i < 4; i++) {
+        gpu_case c = plain();
+        c.via = (via)arg;
+        c.wire = i & 1 ? GMM_BF16 : GMM_F32;
+        c.reduction = i & 2 ? GMM_GTP_REDUCE_EXCHANGE : GMM_GTP_REDUCE_SCATTER;
+        compare(&c);
+    }
+}
+static void variants(int arg) { /* synchronous, recomputed, a rank without tokens, one expert */
+    for (int i = 0; i < 4; i++) {
+        gpu_case c = plain();
+        c.via = (via)arg;
+        c.synchronous = i == 0;
+        c.recompute = i == 1;
+        c.zero_rank = i == 2 ? 2 : 0;
+        c.experts = i == 3 ? 1 : c.experts;
+        c.rows = i == 3 ? 256 : c.rows;
+        compare(&c);
+    }
+}
+static void replays(int arg) {
+    for (int parts = 1; parts <= 2; parts++) {
+        gpu_case c = plain();
+        c.via = (via)arg;
+        c.replay = parts;
+        c.steps = 100;
+        compare(&c);
+    }
+}
+static void many_steps(int arg) {
+    gpu_case c = plain();
+    c.via = (via)arg;
+    c.layers = 2;
+    c.experts = 2;
+    c.rows = 64;
+    c.tokens = 32;
+    c.prefetch = 2;
+    c.steps = 10000;
+    compare(&c);
+}
+static void large_layers(int arg) { /* square layers larger than a copy engine's smallest piece, prefetch 2 */
+    gpu_case c = plain();
+    c.via = (via)arg;
+    c.layers = 3;
+    c.experts = 2;
+    c.rows = 1024;
+    c.tokens = 256;
+    c.prefetch = 2;
+    compare(&c);
+}
+static void quantized(int arg) {
+    gpu_case c = plain();
+    gpu_result out;
+    int n;
+    c.via = (via)arg;
+    c.formats = 1;
+    n = need_gpus(c.via);
+    run_case(&c, n, n, &out);
+    for (int i = 0; i < n; i++) T_CHECK(out.status[i] == GMM_OK, "rank %d: %s", i, out.text[i]);
+}
+static void silence(int arg) {
+    gpu_case c = plain();
+    gpu_result out;
+    const double begin = now();
+    int n;
+    c.via = (via)arg;
+    c.silent = 1;
+    n = need_gpus(c.via);
+    run_case(&c, n, n, &out);
+    for (int i = 0; i < n; i++) {
+        if (i == 1) continue;
+        T_CHECK(out.status[i] == GMM_E_COMM, "rank %d: %s: %s", i, gmm_status_name(out.status[i]), out.text[i]);
+        T_CHECK(out.seconds[i] < 10, "the error came after %.1f s", out.seconds[i]);
+        if (T.verbose) printf("        rank %d after %.1f s: %s\n", i, out.seconds[i], out.text[i]);
+    }
+    T_CHECK(now() - begin < 30, "all of it took %.1f s", now() - begin);
+}
+
+void tests_gtp_gpu(void) {
+    t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments");
+    for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
+    for (int v = NCCL; v <= PEERS; v++) {
+        t_add_gpu_once(trains, v, "row19 row20 row22 gtp on GPUs: %s equals one GPU", via_name[v]);
+        t_add_gpu_once(quantized, v, "row8 row11 gtp on GPUs: %s, quantized bytes, maxima", via_name[v]);
+        t_add_gpu_once(large_layers, v, "row7 row17 gtp on GPUs: %s, layers of 1024 x 1024", via_name[v]);
+        t_add_gpu_once(depths, v, "row31 gtp on GPUs: %s, prefetch 0 to 3", via_name[v]);
+        t_add_gpu_once(reductions, v, "row21 row25 row28 gtp on GPUs: %s, wires and reductions", via_name[v]);
+        t_add_gpu_once(variants, v, "row30 row32 row35 gtp on GPUs: %s, variants", via_name[v]);
+        t_add_gpu_once(replays, v, "row49 row50 row52 gtp on GPUs: %s, graphs", via_name[v]);
+    }
+    for (int v = PEERS; v >= NCCL; v--)
+        t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", via_name[v]);
+    t_add_gpu_once(silence, PEERS, "row70 gtp on GPUs: peers, a rank is gone");
+    t_add_gpu_once(silence, NCCL, "row70 gtp on GPUs: nccl, a rank is gone");
+}
+#else
+void tests_gtp_gpu(void) {
+    t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments");
+    for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
+}
+#endif

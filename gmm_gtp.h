@@ -706,7 +706,8 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
 enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };
 
 /* `stream` waits: for all gathers so far, so that shards may be written; for all submitted gradients, so that every
-   main_grad is complete.  Errors: GMM_E_ARG, GMM_E_STATE, those of the runtime. */
+   main_grad is complete; either way for replays that post_replay has seen on other streams.
+   Errors: GMM_E_ARG, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
 
 /* Raises each value to the largest over a domain's ranks, in the order of `stream`: per-tensor amax, packed, once a
@@ -2686,6 +2687,7 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
         gmm__cpu_rank *r = &ranks->rank[i];
         r->given_up = 0;
         gmm__rank_give_up(r, "");
+        if (r->capture) gmm__graph_free(r->capture); /* that nobody has ended */
         for (q = 0; q < GMM__RANK_QUEUES; q++) {
             if (r->queues[q]) gmm__ranks_free(ranks, r->queues[q]->ops);
             gmm__ranks_free(ranks, r->queues[q]);

@@ -161,10 +161,13 @@ def shards_save_and_resume(t):
 def sharded_recipes(t):
     """Ranks that keep and gather experts as a recipe quantizes them train what one rank trains, to the bit."""
     for recipe, ranks in ("fp8-delayed", "2"), ("fp8-current", "4"), ("fp8-block", "2"), ("mxfp8", "4"), ("nvfp4", "2"):
-        same = ["--recipe", recipe, "--micro-batches", ranks, "--threads", "1", "--save-policy",
-                "nothing" if ranks == "4" else "preact"]
+        same = ["--recipe", recipe, "--micro-batches", ranks, "--threads", "1"]
+        if ranks == "4":
+            same += ["--save-policy", "nothing", "--interleave", "16"]
         alone = t.train("alone.safetensors", *same)
         assert digest(t.train("ranks.safetensors", *same, "--gtp", ranks)) == digest(alone), recipe
+        more = t.train("more.safetensors", "--resume", alone, "--gtp", ranks, "--steps", "2")
+        assert digest(more) == digest(alone), recipe
 
 
 @case

@@ -649,10 +649,14 @@ static gmm_shard shard_of(const model *m, const param *p) {
     return s;
 }
 
-/* Where a shard's matrix has row `row` of the whole, which has FC1's gated rows as halves. */
+/* Where a shard's matrix has row `row` of the whole, which has FC1's gated rows as halves; and the other way round. */
 static int64_t row_held(const param *p, int64_t row) {
     const int64_t half = p->rows / 2, in = row % half;
     return p->block ? in / p->block * 2 * p->block + row / half * p->block + in % p->block : row;
+}
+static int64_t row_whole(const param *p, int64_t row) {
+    const int64_t in = p->block ? row % (2 * p->block) : 0;
+    return p->block ? in / p->block * (p->rows / 2) + row / (2 * p->block) * p->block + in % p->block : row;
 }
 
 /* A parameter drawn uniformly with the given standard deviation around `mean`; GTP shards it where it is a large
@@ -1826,15 +1830,33 @@ static void add_pair(notebook *notes, const char *key, const char *format, ...) 
 typedef struct places {
     st_writer *writer;
     int64_t *begin;
+    const param **of;
     char **memory;
     st_error error;
 } places;
 
 static int place(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
     places *to = (places *)user;
-    if (to->writer) return !st_write(to->writer, to->begin[target] + offset, from, bytes, &to->error);
-    memcpy(to->memory[target] + offset, from, (size_t)bytes);
+    int64_t done = 0, n;
+    for (; to->writer && done < bytes; done += n) {
+        const param *p = to->of[target];
+        const int64_t row = p->cols * (int64_t)sizeof(float), in = (offset + done) % row;
+        const int64_t at = p->block ? row_whole(p, (offset + done) / row) * row + in : offset + done;
+        n = p->block && row - in < bytes - done ? row - in : bytes - done;
+        if (!st_write(to->writer, to->begin[target] + at, (const char *)from + done, n, &to->error)) return 1;
+    }
+    if (!to->writer) memcpy(to->memory[target] + offset, from, (size_t)bytes);
     return 0;
+}
+
+/* A tensor of a file with its rows where shards have them. */
+static const void *rows_as_held(const param *p, const char *from) {
+    const size_t row = (size_t)p->cols * sizeof(float);
+    char *to;
+    if (!p->block) return from;
+    to = (char *)get((size_t)p->rows * row);
+    for (int64_t i = 0; i < p->rows; i++) memcpy(to + (size_t)row_held(p, i) * row, from + (size_t)i * row, row);
+    return to;
 }
 
 /* Moves this rank's shards of all sharded tensors into the places (`file` NULL), or out of a file that holds them
@@ -1846,6 +1868,7 @@ static int move_shards(const model *m, const st_file *file, places *to) {
     gmm_gtp_stored *stored = (gmm_gtp_stored *)get((size_t)room * sizeof *stored);
     gmm_shard *shards = (gmm_shard *)get((size_t)m->param_count * 2 * sizeof *shards);
     char (*names)[NAME_ROOM] = (char (*)[NAME_ROOM])get((size_t)room * sizeof *names);
+    void **owned = (void **)get((size_t)room * sizeof *owned);
     gmm_ckpt_part part = GMM_ZERO;
     gmm_ckpt_table *table;
     gmm_ckpt_plan *plan = NULL;
@@ -1869,7 +1892,8 @@ static int move_shards(const model *m, const st_file *file, places *to) {
                 gmm_ckpt_tensor t = GMM_ZERO;
                 const void *values = set_values(p, set) + e * p->held * p->cols;
                 tensor_name(names[n], p, set, e);
-                if (file) values = file->data + st_find(file, names[n])->begin;
+                if (file) values = rows_as_held(p, (const char *)file->data + st_find(file, names[n])->begin);
+                if (file && p->block) owned[n] = (void *)(uintptr_t)values;
                 t.name = names[n];
                 t.dtype = GMM_F32;
                 t.rank = 2;
@@ -1896,7 +1920,10 @@ static int move_shards(const model *m, const st_file *file, places *to) {
     if (!status) status = gmm_ckpt_apply(plan, &run, &cursor, error);
     if (status && !*to->error.text) snprintf(to->error.text, sizeof to->error.text, "%s", error->text);
     gmm_ckpt_plan_destroy(plan);
+    for (int64_t i = 0; i < n; i++)
+        free(owned[i]);
     gmm_ckpt_table_destroy(table);
+    free(owned);
     free(run.scratch);
     free(names);
     free(shards);
@@ -1910,7 +1937,7 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
     int64_t count = tensor_count(m), n = 0, at = 0, sharded = 0;
     st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
     char (*names)[NAME_ROOM] = (char (*)[NAME_ROOM])get((size_t)count * sizeof *names);
-    places to = {NULL, NULL, NULL, {""}};
+    places to = {NULL, NULL, NULL, NULL, {""}};
     notebook notes;
     st_writer writer, *shared[64];
     st_error error;
@@ -1941,14 +1968,17 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
                 tensors[n].shape[tensors[n].rank++] = m->params[i]->cols;
             }
     to.begin = (int64_t *)get((size_t)count * sizeof *to.begin);
+    to.of = (const param **)get((size_t)count * sizeof *to.of);
     ok = created = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
     for (int set = 0; ok && set < SETS; set++)
         for (int i = 0; ok && i < m->param_count; i++) { /* a parameter's tensors follow one another */
             const param *p = m->params[i];
             const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
             for (int e = 0; ok && e < p->count; e++, at += bytes) {
-                if (p->sharded) to.begin[sharded++] = at;
-                else if (m->rank == 0)
+                if (p->sharded) {
+                    to.of[sharded] = p;
+                    to.begin[sharded++] = at;
+                } else if (m->rank == 0)
                     ok = st_write(&writer, at, set_values(p, set) + e * p->rows * p->cols, bytes, &error);
             }
         }
@@ -1968,6 +1998,7 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
     else if (m->rank == 0 && created) st_abandon(&writer);
     if (!ok) die("saving %s: %s", path, error.text);
     free(to.begin);
+    free(to.of);
     free(names);
     free(tensors);
 }
@@ -2022,7 +2053,7 @@ static uint64_t metadata_number(const st_file *file, const char *path, const cha
 
 static void load_checkpoint(model *m, const text *t, st_file *file, const char *path) {
     char name[NAME_ROOM];
-    places to = {NULL, NULL, NULL, {""}};
+    places to = {NULL, NULL, NULL, NULL, {""}};
     int64_t sharded = 0;
     if (metadata_number(file, path, "text.bytes", 10) != (uint64_t)t->size ||
         metadata_number(file, path, "text.hash", 16) != hash_text(t))
@@ -2367,10 +2398,6 @@ int main(int argc, char **argv) {
     if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && (opt.interleave || act_of(opt.act).interleave))
         die("--gtp on GPUs shards the rows of FC1 as halves: not with interleaved ones (--act %s, --interleave %lld)",
             opt.act, (long long)opt.interleave);
-    if (opt.gtp && (*opt.save || *opt.resume) &&
-        (option_of(&opt.interleave)->given ? opt.interleave : act_of(opt.act).interleave))
-        die("--gtp saves and resumes FC1 with gate and linear rows as halves: not with interleaved ones (--act %s, "
-            "--interleave %lld)", opt.act, (long long)opt.interleave);
     if (*opt.save && rank == 0) try_saving(opt.save);
     t = read_text();
     if (t.train <= opt.context || t.size - t.train < 1)

@@ -6977,7 +6977,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
                         d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                         gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
-                        gmm__mma_stream(call), stream);
+                        gmm__mma_stream(call).most, stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
@@ -7095,7 +7095,7 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
     cudaError_t e = cudaSuccess;
     if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
-    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call), stream);
+    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call).most, stream);
     return gmm__cuda_status(plan->call, e);
 }
 

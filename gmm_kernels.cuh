@@ -7,11 +7,12 @@
  *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
  *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
  *                             accumulate, convert)
- *     Bodies 1 to 11          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *     Bodies 1 to 13          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
  *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
  *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
  *                             instruction, 9 product on Hopper, 10 product of quantized operands, 11 FP8 product on
- *                             Hopper. So a profiler and a debugger see every line of a kernel.
+ *                             Hopper, 12 amax and 13 cast of whole vectors. So a profiler and a debugger see every
+ *                             line of a kernel.
  *
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
@@ -3490,7 +3491,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #undef GMM__PLAIN
 #undef GMM__BODY
 
-#define GMM__BODY 10
+#define GMM__BODY 12
 #define GMM__TAG bf16
 #include GMM_KERNELS_FILE
 #define GMM__TAG f16
@@ -3508,7 +3509,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
     X(mx32, GMM_SCALING_MX32) \
     X(nv16, GMM_SCALING_NV16)
 
-#define GMM__BODY 11
+#define GMM__BODY 13
 #define GMM__SCALING GMM_SCALING_TENSOR
 #define GMM__TAG tensor_bf16
 #define GMM__SOURCE bf16
@@ -6509,7 +6510,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 
 /* ============================================================================ Bodies per source: whole vectors === */
 
-#elif GMM__BODY == 10
+#elif GMM__BODY == 12
 #ifndef GMM__TAG
 #error "gmm: this body needs GMM__TAG"
 #endif
@@ -6620,7 +6621,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 
 /* ================================================================= Bodies per source and scaling: whole vectors === */
 
-#elif GMM__BODY == 11
+#elif GMM__BODY == 13
 #if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__SCALING)
 #error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__SCALING"
 #endif

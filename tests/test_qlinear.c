@@ -32,7 +32,6 @@ static setup setup_of(int i) {
     if (i == 8) {
         r.input.row_amax = 1;
         r.weight.four_over_six = r.weight.e4m3_256 = 1;
-        r.weight.square = 0; /* of square tiles the GPU has no 4 over 6 */
         r.input.hadamard = r.grad.hadamard = 0;
     }
     if (i == 13) r.weight.scaling = GMM_SCALING_1X128;
@@ -221,6 +220,7 @@ typedef struct qcase {
     int offsets, on_host;
     gmm_tail tail;
     int main_grad, add, bias, fast;
+    int alpha;              /* one per group */
     int wrong;              /* 1: a negative size, 2: more rows than the capacity */
     t_fill fill;
 } qcase;
@@ -273,6 +273,8 @@ static void set_splits(qrun *r, const qcase *c) {
     }
 }
 
+static double alpha_of(int64_t g) { return g % 3 == 0 ? -0.75 : g % 3 == 1 ? 2.0 : 0.5; }
+
 static void build(qrun *r, const qcase *c) {
     const setup s = setup_of(c->setup);
     const int fwd = c->op == GMM_OP_LINEAR_FWD, wgrad = c->op == GMM_OP_LINEAR_WGRAD;
@@ -321,6 +323,12 @@ static void build(qrun *r, const qcase *c) {
     r->grad.mat = &r->out.mat;
     r->grad.main_grad = c->main_grad;
     r->d.dw = wgrad ? &r->grad : NULL;
+    if (c->alpha) {
+        double *values = (double *)t_host((size_t)c->groups * sizeof *values);
+        for (int32_t g = 0; g < c->groups; g++) values[g] = alpha_of(g);
+        r->d.alpha = t_floats_in(values, c->groups);
+        r->d.alpha_per_group = 1;
+    }
     if (c->bias && fwd) {
         r->bias = t_mat_in(GMM_BF16, c->groups, 1, c->N, c->fill);
         r->d.bias = &r->bias.mat;
@@ -372,6 +380,10 @@ static void check(const qrun *r, const qcase *c) {
                 for (int64_t k = 0; k < K; k++) {
                     sum += a[i * K + k] * b[j * K + k];
                     magnitude += fabs(a[i * K + k] * b[j * K + k]);
+                }
+                if (c->alpha) {
+                    sum *= alpha_of(g);
+                    magnitude *= fabs(alpha_of(g));
                 }
                 if ((wgrad && c->main_grad) || c->add) extra += at % 3 ? 0.5 : 0.0;
                 if (r->d.bias) extra += r->bias.v[g * c->N + j];
@@ -457,7 +469,8 @@ static void tails(int arg) { /* rows 13 to 15: what is past the sum is NaN in so
     EACH_OP(i, arg)
         for (int tail = 0; tail < 2; tail++) {
             const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 64, .extra = 80,
-                              .fill = T_REALS, .tail = (gmm_tail)tail, .out = GMM_F16, .add = i < 2 && tail };
+                              .fill = T_REALS, .tail = (gmm_tail)tail, .out = tail ? GMM_BF16 : GMM_F16,
+                              .add = i < 2 && tail, .main_grad = i == 2, .alpha = 1, .bias = tail };
             test(&c);
         }
 }

@@ -143,7 +143,7 @@ sanitize: $(B)/gmm_tests
 	$(Q)B=$(B) sh tests/sanitize.sh $(ARGS)
 
 REPORT_PARTS := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
-REPORT_ARGS := --ms=100 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad
+REPORT_ARGS := --ms=50 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad
 
 ##   check                  header and build checks, then the tests under ASan and UBSan
 check: all $(P)/nvcc $(P)/cublaslt compile_commands.json

@@ -695,15 +695,17 @@ static void poison_padding(const qrun *r, const qcase *c, const operand *o, gmm_
     memcpy(scale, im.scale, scale_bytes);
     for (int64_t g = 0, start = 0; g < c->groups; start += up(c->sizes[g++], 128)) {
         const int64_t row = weight ? 0 : r->first[g], n = weight ? c->N : c->sizes[g], P = o->grouped ? up(n, 128) : n;
+        const int apart = k && im.m->scaling == GMM_SCALING_MX32;
         const int64_t lines = k ? cols : n, along = k ? (im.m->hadamard ? up(n, 16) : n) : cols;
         for (int64_t i = 0; i < lines; i++)
-            for (int64_t a = 0; a < along; a++) {
-                const int64_t e = k && im.m->scaling == GMM_SCALING_MX32 ? (row + a) * im.ld + i
+            for (int64_t a = 0; a < (k && !apart ? P : along); a++) { /* zeros up to the next group belong to a copy */
+                const int64_t e = apart ? (row + a) * im.ld + i
                                   : k ? i * im.ld + (weight ? 0 : start) + a : (row + i) * im.ld + a;
                 const int64_t j = gmm_scale_index(im.m->scaling, im.m->scale_order, direction, k ? cols : P,
                                                   k ? P : cols, i, w ? a / w : 0) +
                                   (o->grouped ? gmm_scale_base(im.m->scaling, direction, cols, g, row, start) : 0);
                 keep_data[(o->grouped ? 0 : g * im.stride) + (im.m->dtype == GMM_E2M1 ? e / 2 : e)] = 1;
+                if (a >= along) continue;
                 memset(keep_scale + (o->grouped ? 0 : g * im.scale_stride) + j * size, 1, (size_t)size);
             }
     }

@@ -2414,8 +2414,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
 
 /* --- whole vectors: what serves usual shapes at the speed of memory --- */
 
-/* A block takes a tile. A warp takes 32 rows by 64 columns of it: lane 8 q + c rows 8 q to 8 q + 7 and columns 8 c to
-   8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a lane
+/* A block takes a tile of 128 x 128, of MX32 32 x 512. A warp takes 32 rows by 64 columns of it: lane 8 q + c rows 8 q
+   to 8 q + 7 and columns 8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a lane
    has 8 codes of every line of a copy. Maxima and factors of blocks meet in shared memory, where one thread makes four
    scales; transposed codes are turned there. */
 enum {
@@ -2530,15 +2530,16 @@ GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
     return w;
 }
 /* The tile of a block in a strip: the strip's place, the tile's first column and its columns. */
-GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t strip,
-                                              int32_t *c0, int32_t *n) {
+GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t down,
+                                              int32_t at, int32_t *c0, int32_t *n) {
+    /* tiles are `down` warps high: strips of GMM_TILE rows, or quarters of them */
+    const int32_t wide = GMM__QUANT_WARPS / down * GMM__SWIFT_WARP_COLS, parts = 4 / down;
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
+    const int32_t strip = a->backward ? w->total - 1 - at / parts : at / parts;
     gmm__quant_place p;
-    *c0 = tile * GMM_TILE;
-    *n = (int32_t)a->cols - *c0 < GMM_TILE ? (int32_t)a->cols - *c0 : (int32_t)GMM_TILE;
-    strip = a->backward ? w->total - 1 - strip : strip;
-    if (!a->few) return gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
-    {
+    *c0 = tile * wide;
+    *n = (int32_t)a->cols - *c0 < wide ? (int32_t)a->cols - *c0 : wide;
+    if (a->few) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
         const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
@@ -2548,7 +2549,9 @@ GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, const gm
         p.start = (int64_t)before * GMM_TILE;
         p.row = (int64_t)(strip - before) * GMM_TILE;
         p.m = rows - (int32_t)p.row < GMM_TILE ? rows - (int32_t)p.row : (int32_t)GMM_TILE;
-    }
+    } else p = gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+    p.row += at % parts * GMM__SWIFT_WARP_ROWS;
+    p.m -= at % parts * GMM__SWIFT_WARP_ROWS; /* may fall below 0: padding alone */
     return p;
 }
 GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
@@ -2835,13 +2838,15 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int errors = a->format.square && a->format.four_over_six;
     const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
     const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
-    const int64_t items = strips * a->col_tiles, high = stream_most / a->col_tiles;
-    const int64_t y = strips < high ? strips : high < 65535 ? high : 65535;
+    const int quarters = a->format.scaling == GMM_SCALING_MX32; /* of strips, four times as wide */
+    const int64_t items = strips * a->col_tiles, x = quarters ? (a->col_tiles + 3) / 4 : a->col_tiles;
+    const int64_t all = quarters ? 4 * strips : strips, high = stream_most / x;
+    const int64_t limit = high < 65535 ? high : 65535, y = all < limit ? all : limit;
     dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most));
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
-    if (a->swift) grid = dim3((unsigned)a->col_tiles, (unsigned)(y < 1 ? 1 : y));
+    if (a->swift) grid = dim3((unsigned)x, (unsigned)(y < 1 ? 1 : y));
     while (row->dtype != dtype || row->swift > a->swift || row->plain > plain ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
@@ -5007,7 +5012,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__NAME(gmm__words)], all = 0;
         int32_t c0, n, i, k;
-        const gmm__quant_place p = gmm__swift_where(&a, &split, at, &c0, &n);
+        const gmm__quant_place p = gmm__swift_where(&a, &split, 4, at, &c0, &n);
         GMM__NAME(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
         if (a.lines) {
             uint32_t row[8];
@@ -5081,8 +5086,10 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 /* Lanes of a row, and of a column, that share a block; blocks, or their parts, of a row and of a column of the tile. */
 #define GMM__LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : GMM__SCALING == GMM_SCALING_MX32 ? 4 : 8)
 #define GMM__COL_LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : 4)
-#define GMM__ROW_PARTS (GMM_TILE / 8 / GMM__LANES)
-#define GMM__COL_PARTS (GMM_TILE / 8 / GMM__COL_LANES)
+#define GMM__DOWN (GMM__SCALING == GMM_SCALING_MX32 ? 1 : 4) /* warps below one another */
+#define GMM__ROW_PARTS (GMM__QUANT_WARPS / GMM__DOWN * 8 / GMM__LANES)
+#define GMM__COL_PARTS (GMM__DOWN * 4 / GMM__COL_LANES)
+#define GMM__COL_STEP (GMM__COL_PARTS == 1 ? 1 : GMM__COL_PARTS + 1)
 
 /* Both copies of a tile that is loaded once. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
@@ -5091,7 +5098,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t row0 = warp % GMM__DOWN * GMM__SWIFT_WARP_ROWS + 8 * q;
+    const int32_t col0 = warp / GMM__DOWN * GMM__SWIFT_WARP_COLS + 8 * c;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t width = gmm_block_along(GMM__SCALING), half = GMM__SCALING == GMM_SCALING_NV16;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
@@ -5104,11 +5112,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     if (!GMM__WIDE && GMM__SCALING != GMM_SCALING_MX32)
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
-    for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
+    for (strip = (int32_t)blockIdx.y; strip < split.total * (4 / GMM__DOWN); strip += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__OF(gmm__words)], nibbles[8], odd = 0;
         float whole = 1.0f;
         int32_t c0, n, i, j, k;
-        const gmm__quant_place p = gmm__swift_where(&a, &split, strip, &c0, &n);
+        const gmm__quant_place p = gmm__swift_where(&a, &split, GMM__DOWN, strip, &c0, &n);
         const int64_t reach = a.grouped ? (p.rows + 127) & ~(int64_t)127 : p.rows;
         const int32_t live = (int32_t)p.m - row0;
         float mult[2] = { 0.0f, 0.0f };
@@ -5139,7 +5147,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
             const int32_t l = thread - GMM_TILE;
-            factors[1][l * (GMM__COL_PARTS + 1)] =
+            factors[1][l * GMM__COL_STEP] =
                 gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
@@ -5208,7 +5216,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     if (q % GMM__COL_LANES == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
-                            factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / (8 * GMM__COL_LANES)] =
+                            factors[1][(col0 + j) * GMM__COL_STEP + row0 / (8 * GMM__COL_LANES)] =
                                 square ? gmm_f32_from_bits(most) : GMM__OF(gmm__word_value)(col, j);
                 }
             }
@@ -5240,7 +5248,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (reach + 3) & ~(int64_t)3;
                 const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
                 uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
-                float *at = factors[side] + l * (side ? GMM__COL_PARTS + 1 : GMM__ROW_PARTS + 1), scale;
+                float *at = factors[side] + l * (side ? GMM__COL_STEP : GMM__ROW_PARTS + 1), scale;
                 uint32_t most = 0;
                 for (i = 0; i < (side ? GMM__COL_PARTS : GMM__ROW_PARTS); i++)
                     most = most > gmm_f32_bits(at[i]) ? most : gmm_f32_bits(at[i]);
@@ -5252,15 +5260,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
             __syncthreads();
         }
-        if (GMM__SCALING == GMM_SCALING_MX32 || half) { /* four scales of a line per thread */
+        if (GMM__SCALING == GMM_SCALING_MX32 || half) { /* four scales per thread: of a line, or of MX32's columns */
             const int32_t row_along = (((int32_t)a.cols + 4 * width - 1) / (4 * width)) * 4;
             const int32_t col_along = (int32_t)((reach + 4 * width - 1) / (4 * width)) * 4;
-            const int32_t l = half ? thread >> 1 : thread & (GMM_TILE - 1), quad = half ? 4 * (thread & 1) : 0;
+            const int32_t lines = ((int32_t)a.cols + 127) & ~127, l = half ? thread >> 1 : (thread & 127) >> 2;
+            const int32_t quad = half ? 4 * (thread & 1) : 4 * (thread & 3), down = (int32_t)p.row & 127;
 #pragma unroll
             for (k = 0; k < 2; k++) {
-                float *at = factors[k] + l * (GMM__ROW_PARTS + 1) + quad;
+                float *at = k && !half ? factors[1] + 4 * (thread & 127)
+                                       : factors[k] + l * (GMM__ROW_PARTS + 1) + quad;
                 uint32_t four = 0;
-                if (!(k ? columnwise : rowwise) || (!half && k != (thread >= GMM_TILE))) continue;
+                if (!(k ? columnwise : rowwise) || (!half && k != (thread >= 128))) continue;
 #pragma unroll
                 for (i = 0; i < 4; i++) {
                     uint32_t byte;
@@ -5277,19 +5287,20 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (!k) {
                     uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
                                   (a.grouped ? p.start * row_along : 0);
-                    gmm__swift_scale4(to, a.rowwise.scale_order, (int32_t)p.row, c0 / width, row_along, l, quad, four);
+                    gmm__swift_scale4(to, a.rowwise.scale_order, (int32_t)p.row - down, c0 / width, row_along, down + l,
+                                      quad, four);
                 } else {
-                    const int32_t lines = ((int32_t)a.cols + 127) & ~127;
                     uint8_t *to = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
                                   (a.grouped ? (p.start / width) * lines : 0);
-                    if (half || a.columnwise.scale_order == GMM_SCALES_SWIZZLED)
-                        gmm__swift_scale4(to, a.columnwise.scale_order, c0, (int32_t)p.row / width, col_along, l, quad,
-                                          four);
-                    else {
-                        to += (p.row / width) * lines + c0 + l;
+                    const int32_t block = (int32_t)p.row / width, line = c0 + 4 * (thread & 127);
+                    if (half)
+                        gmm__swift_scale4(to, a.columnwise.scale_order, c0, block, col_along, l, quad, four);
+                    else if (line < lines && a.columnwise.scale_order != GMM_SCALES_SWIZZLED)
+                        gmm__swift_put1(to + (int64_t)block * lines + line, four);
+                    else if (line < lines)
 #pragma unroll
-                        for (i = 0; i < 4; i++, to += lines) *to = (uint8_t)(four >> 8 * i);
-                    }
+                        for (i = 0; i < 4; i++)
+                            to[gmm_swizzle_offset(line + i, block, col_along)] = (uint8_t)(four >> 8 * i);
                 }
             }
             __syncthreads();
@@ -5297,7 +5308,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
         if (half && square) { /* both copies hold the same codes */
             const float *by = factors[rowwise ? 0 : 1] + (rowwise ? row0 * (GMM__ROW_PARTS + 1) + col0 / 16
-                                                                  : col0 * (GMM__COL_PARTS + 1) + row0 / 16);
+                                                                  : col0 * GMM__COL_STEP + row0 / 16);
             whole = by[0];
             odd |= gmm_f32_bits(whole) >> 31;
 #pragma unroll
@@ -5350,7 +5361,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                           (p.first + p.row + row0) * a.columnwise.ld + c0 + col0;
             float by[8];
 #pragma unroll
-            for (j = 0; j < 8; j++) by[j] = factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / 32];
+            for (j = 0; j < 8; j++) by[j] = factors[1][(col0 + j) * GMM__COL_STEP + row0 / 32];
 #pragma unroll
             for (i = 0; i < 8; i++, to += a.columnwise.ld) {
                 float v[8];
@@ -5367,7 +5378,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + (half ? row0 / 2 : row0);
             uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + (half ? begin / 2 : begin) +
                           (c0 + first) * pitch + chunk * 16;
-            const float *by = factors[1] + col0 * (GMM__COL_PARTS + 1) + (width && !GMM__WIDE ? row0 / width : 0);
+            const float *by = factors[1] + col0 * GMM__COL_STEP + (width && !GMM__WIDE ? row0 / width : 0);
             uint32_t long_way = odd;
             if (half && square) gmm__swift_turn(nibbles);
 #pragma unroll
@@ -5378,7 +5389,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     continue;
                 }
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    whole = by[j * (GMM__COL_PARTS + 1)];
+                    whole = by[j * GMM__COL_STEP];
                 if (half) long_way |= gmm_f32_bits(whole) >> 31;
 #pragma unroll
                 for (i = 0; i < 8; i++) {
@@ -5393,7 +5404,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (half && long_way)
 #pragma unroll 1
                 for (k = 0; k < 64; k += 2) {
-                    const float one = fabsf(by[(k >> 3) * (GMM__COL_PARTS + 1)]);
+                    const float one = fabsf(by[(k >> 3) * GMM__COL_STEP]);
                     uint32_t pair = 0;
 #pragma unroll 1
                     for (j = 0; j < 2; j++)
@@ -5420,12 +5431,14 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     atomicMax(to + p.unit, odd);
             }
         }
-        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
+        if (strip + (int32_t)gridDim.y < split.total * (4 / GMM__DOWN)) __syncthreads();
     }
 }
 
+#undef GMM__COL_STEP
 #undef GMM__COL_PARTS
 #undef GMM__ROW_PARTS
+#undef GMM__DOWN
 #undef GMM__COL_LANES
 #undef GMM__LANES
 #undef GMM__WIDE

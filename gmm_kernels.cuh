@@ -2415,9 +2415,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
 /* --- whole vectors: what serves usual shapes at the speed of memory --- */
 
 /* A block takes a tile of 128 x 128, of MX32 32 x 512. A warp takes 32 rows by 64 columns of it: lane 8 q + c rows 8 q
-   to 8 q + 7 and columns 8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a lane
-   has 8 codes of every line of a copy. Maxima and factors of blocks meet in shared memory, where one thread makes four
-   scales; transposed codes are turned there. */
+   to 8 q + 7 and columns 8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column
+   are 2 or 4 lanes, and a lane has 8 codes of every line of a copy. Maxima and factors of blocks meet in shared memory,
+   where one thread makes four scales; transposed codes are turned there. */
 enum {
     GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
     GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
@@ -2439,11 +2439,11 @@ GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
 }
 GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
 GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %1;\nmax.bf16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    asm("max.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
     return most;
 }
 GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nmax.f16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    asm("max.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
     return most;
 }
 GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
@@ -2462,11 +2462,11 @@ GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
 GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
 /* The same where a NaN counts as more than all others. */
 GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %1;\nmax.NaN.bf16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
     return most;
 }
 GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nmax.NaN.f16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
     return most;
 }
 GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
@@ -2530,13 +2530,14 @@ GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
     return w;
 }
 /* The tile of a block in a strip: the strip's place, the tile's first column and its columns. */
-GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t down,
+typedef struct gmm__swift_place { int32_t unit, row, m, rows, first, start; } gmm__swift_place;
+GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t down,
                                               int32_t at, int32_t *c0, int32_t *n) {
     /* tiles are `down` warps high: strips of GMM_TILE rows, or quarters of them */
     const int32_t wide = GMM__QUANT_WARPS / down * GMM__SWIFT_WARP_COLS, parts = 4 / down;
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
     const int32_t strip = a->backward ? w->total - 1 - at / parts : at / parts;
-    gmm__quant_place p;
+    gmm__swift_place p;
     *c0 = tile * wide;
     *n = (int32_t)a->cols - *c0 < wide ? (int32_t)a->cols - *c0 : wide;
     if (a->few) {
@@ -2546,10 +2547,18 @@ GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, const gm
         p.unit = g;
         p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
-        p.start = (int64_t)before * GMM_TILE;
-        p.row = (int64_t)(strip - before) * GMM_TILE;
-        p.m = rows - (int32_t)p.row < GMM_TILE ? rows - (int32_t)p.row : (int32_t)GMM_TILE;
-    } else p = gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        p.start = before * GMM_TILE;
+        p.row = (strip - before) * GMM_TILE;
+        p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
+    } else {
+        const gmm__quant_place w64 = gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        p.unit = (int32_t)w64.unit;
+        p.row = (int32_t)w64.row;
+        p.m = (int32_t)w64.m;
+        p.rows = (int32_t)w64.rows;
+        p.first = (int32_t)w64.first;
+        p.start = (int32_t)w64.start;
+    }
     p.row += at % parts * GMM__SWIFT_WARP_ROWS;
     p.m -= at % parts * GMM__SWIFT_WARP_ROWS; /* may fall below 0: padding alone */
     return p;
@@ -4972,13 +4981,13 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
 /* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
-GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__quant_place *p, int32_t row0,
+GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
                                             int32_t col0, int32_t c0, int32_t n,
                                             uint32_t x[8][GMM__NAME(gmm__words)]) {
     const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
     const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
-    const int32_t rows = col0 < n ? (int32_t)p->m - row0 : 0;
+    const int32_t rows = col0 < n ? p->m - row0 : 0;
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++, from += pitch)
@@ -4994,7 +5003,7 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm_
 }
 
 /* An element of a tile from memory. */
-GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__quant_place *p, int32_t row,
+GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row,
                                               int32_t col) {
     return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__swift_base(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
@@ -5012,11 +5021,11 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__NAME(gmm__words)], all = 0;
         int32_t c0, n, i, k;
-        const gmm__quant_place p = gmm__swift_where(&a, &split, 4, at, &c0, &n);
+        const gmm__swift_place p = gmm__swift_where(&a, &split, 4, at, &c0, &n);
         GMM__NAME(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
         if (a.lines) {
             uint32_t row[8];
-            float *to = a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row + row0 + lane;
+            float *to = a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + row0 + lane;
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
@@ -5086,13 +5095,14 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 /* Lanes of a row, and of a column, that share a block; blocks, or their parts, of a row and of a column of the tile. */
 #define GMM__LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : GMM__SCALING == GMM_SCALING_MX32 ? 4 : 8)
 #define GMM__COL_LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : 4)
+#define GMM__PER_SM (GMM__OF(gmm__words) == 4 && GMM__LANES == 8 ? 3 : 2) /* as registers allow */
 #define GMM__DOWN (GMM__SCALING == GMM_SCALING_MX32 ? 1 : 4) /* warps below one another */
 #define GMM__ROW_PARTS (GMM__QUANT_WARPS / GMM__DOWN * 8 / GMM__LANES)
 #define GMM__COL_PARTS (GMM__DOWN * 4 / GMM__COL_LANES)
 #define GMM__COL_STEP (GMM__COL_PARTS == 1 ? 1 : GMM__COL_PARTS + 1)
 
 /* Both copies of a tile that is loaded once. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__PER_SM)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float factors[2][GMM__SWIFT_FACTORS];
     __shared__ float encodes[2][GMM_TILE];
@@ -5116,9 +5126,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[8][GMM__OF(gmm__words)], nibbles[8], odd = 0;
         float whole = 1.0f;
         int32_t c0, n, i, j, k;
-        const gmm__quant_place p = gmm__swift_where(&a, &split, GMM__DOWN, strip, &c0, &n);
-        const int64_t reach = a.grouped ? (p.rows + 127) & ~(int64_t)127 : p.rows;
-        const int32_t live = (int32_t)p.m - row0;
+        const gmm__swift_place p = gmm__swift_where(&a, &split, GMM__DOWN, strip, &c0, &n);
+        const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t live = p.m - row0;
         float mult[2] = { 0.0f, 0.0f };
         GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
 
@@ -5136,7 +5146,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
-            const int64_t line = (a.grouped ? p.first : p.unit * p.rows) + p.row + thread;
+            const int64_t line = (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + thread;
             const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             factors[0][thread * (GMM__ROW_PARTS + 1)] = scale;
@@ -5164,11 +5174,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         if (width) { /* maxima of blocks, or of their parts */
             uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
 #pragma unroll
+            for (k = 0; k < GMM__OF(gmm__words); k++) col[k] = 0;
+#pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++)
+                for (k = 0; k < GMM__OF(gmm__words); k++) {
                     row[i] = half ? GMM__OF(gmm__word_top)(row[i], x[i][k]) : GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                    if (GMM__OF(gmm__words) == 4) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                }
                 row[i] = GMM__OF(gmm__word_fold)(row[i]);
                 odd = row[i] > odd ? row[i] : odd;
             }
@@ -5206,9 +5220,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (columnwise) {
 #pragma unroll
                     for (k = 0; k < GMM__OF(gmm__words); k++) {
-                        col[k] = 0;
 #pragma unroll
-                        for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                        for (i = 0; i < 8 && GMM__OF(gmm__words) != 4; i++) /* no registers for them before */
+                            col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                         for (i = 8; i < 8 * GMM__COL_LANES; i <<= 1)
                             col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
@@ -5245,7 +5259,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             const int32_t side = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), live = l < (side ? n : p.m);
             const gmm_mat *m = side ? &a.columnwise : &a.rowwise;
             if (m->dtype != GMM_NONE) {
-                const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (reach + 3) & ~(int64_t)3;
+                const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((reach + 3) & ~3);
                 const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
                 uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
                 float *at = factors[side] + l * (side ? GMM__COL_STEP : GMM__ROW_PARTS + 1), scale;
@@ -5255,16 +5269,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 scale = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps,
                                             f->pow2);
                 at[0] = scale;
-                if (a.grouped) to += (side ? p.start >> 7 : p.start) * (side ? lines : (a.cols + 127) >> 7) * 4;
+                if (a.grouped)
+                    to += (int64_t)(side ? p.start >> 7 : p.start) * (side ? lines : (a.cols + 127) >> 7) * 4;
                 if (line < lines) ((float *)(void *)to)[block * lines + line] = live ? gmm_scale_inverse(scale) : 0.0f;
             }
             __syncthreads();
         }
         if (GMM__SCALING == GMM_SCALING_MX32 || half) { /* four scales per thread: of a line, or of MX32's columns */
             const int32_t row_along = (((int32_t)a.cols + 4 * width - 1) / (4 * width)) * 4;
-            const int32_t col_along = (int32_t)((reach + 4 * width - 1) / (4 * width)) * 4;
+            const int32_t col_along = (reach + 4 * width - 1) / (4 * width) * 4;
             const int32_t lines = ((int32_t)a.cols + 127) & ~127, l = half ? thread >> 1 : (thread & 127) >> 2;
-            const int32_t quad = half ? 4 * (thread & 1) : 4 * (thread & 3), down = (int32_t)p.row & 127;
+            const int32_t quad = half ? 4 * (thread & 1) : 4 * (thread & 3), down = p.row & 127;
 #pragma unroll
             for (k = 0; k < 2; k++) {
                 float *at = k && !half ? factors[1] + 4 * (thread & 127)
@@ -5286,13 +5301,13 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 }
                 if (!k) {
                     uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                                  (a.grouped ? p.start * row_along : 0);
-                    gmm__swift_scale4(to, a.rowwise.scale_order, (int32_t)p.row - down, c0 / width, row_along, down + l,
+                                  (a.grouped ? (int64_t)p.start * row_along : 0);
+                    gmm__swift_scale4(to, a.rowwise.scale_order, p.row - down, c0 / width, row_along, down + l,
                                       quad, four);
                 } else {
                     uint8_t *to = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                                  (a.grouped ? (p.start / width) * lines : 0);
-                    const int32_t block = (int32_t)p.row / width, line = c0 + 4 * (thread & 127);
+                                  (a.grouped ? (int64_t)(p.start / width) * lines : 0);
+                    const int32_t block = p.row / width, line = c0 + 4 * (thread & 127);
                     if (half)
                         gmm__swift_scale4(to, a.columnwise.scale_order, c0, block, col_along, l, quad, four);
                     else if (line < lines && a.columnwise.scale_order != GMM_SCALES_SWIZZLED)
@@ -5414,7 +5429,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     at[(k >> 3) * bytes + (k & 7) / 2] = (uint8_t)pair;
                 }
             __syncthreads();
-            if (chunk * (half ? 32 : 16) < (a.grouped ? (int32_t)GMM_TILE : (int32_t)p.m))
+            if (chunk * (half ? 32 : 16) < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                 for (k = first; k < GMM_TILE; k += step, to += step * pitch)
                     if (k < n)
@@ -5439,6 +5454,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__COL_PARTS
 #undef GMM__ROW_PARTS
 #undef GMM__DOWN
+#undef GMM__PER_SM
 #undef GMM__COL_LANES
 #undef GMM__LANES
 #undef GMM__WIDE

@@ -5068,6 +5068,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
                 if (k / 2 == q && col0 + 8 * c < n)
                     atomicMax(to + k, gmm_f32_bits(GMM__NAME(gmm__word_value)(col, k)));
         }
+        if (a.lines) continue; /* those of units are not asked for */
         all = __reduce_max_sync(0xFFFFFFFFu, all);
         if (lane == 0) most[warp] = all;
         __syncthreads();

@@ -3139,10 +3139,10 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
 
 /* --- whole vectors: what serves usual shapes at the speed of memory --- */
 
-/* A block takes a tile. A warp takes 32 rows by 64 columns of it: lane 8 q + c rows 8 q to 8 q + 7 and columns 8 c to
-   8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a lane
-   has 8 codes of every line of a copy. Maxima and factors of blocks meet in shared memory, where one thread makes four
-   scales; transposed codes are turned there. */
+/* A block takes a tile of 128 x 128, of MX32 32 x 512. A warp takes 32 rows by 64 columns of it: lane 8 q + c rows 8 q
+   to 8 q + 7 and columns 8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column
+   are 2 or 4 lanes, and a lane has 8 codes of every line of a copy. Maxima and factors of blocks meet in shared memory,
+   where one thread makes four scales; transposed codes are turned there. */
 enum {
     GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
     GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
@@ -3164,11 +3164,11 @@ GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
 }
 GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
 GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %1;\nmax.bf16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    asm("max.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
     return most;
 }
 GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nmax.f16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    asm("max.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
     return most;
 }
 GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
@@ -3187,11 +3187,11 @@ GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
 GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
 /* The same where a NaN counts as more than all others. */
 GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %1;\nmax.NaN.bf16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
     return most;
 }
 GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nmax.NaN.f16x2 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
     return most;
 }
 GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
@@ -3255,25 +3255,37 @@ GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
     return w;
 }
 /* The tile of a block in a strip: the strip's place, the tile's first column and its columns. */
-GMM__DEVICE gmm__quant_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t strip,
-                                              int32_t *c0, int32_t *n) {
+typedef struct gmm__swift_place { int32_t unit, row, m, rows, first, start; } gmm__swift_place;
+GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t down,
+                                              int32_t at, int32_t *c0, int32_t *n) {
+    /* tiles are `down` warps high: strips of GMM_TILE rows, or quarters of them */
+    const int32_t wide = GMM__QUANT_WARPS / down * GMM__SWIFT_WARP_COLS, parts = 4 / down;
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    gmm__quant_place p;
-    *c0 = tile * GMM_TILE;
-    *n = (int32_t)a->cols - *c0 < GMM_TILE ? (int32_t)a->cols - *c0 : (int32_t)GMM_TILE;
-    strip = a->backward ? w->total - 1 - strip : strip;
-    if (!a->few) return gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
-    {
+    const int32_t strip = a->backward ? w->total - 1 - at / parts : at / parts;
+    gmm__swift_place p;
+    *c0 = tile * wide;
+    *n = (int32_t)a->cols - *c0 < wide ? (int32_t)a->cols - *c0 : wide;
+    if (a->few) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
         const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
         p.unit = g;
         p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
-        p.start = (int64_t)before * GMM_TILE;
-        p.row = (int64_t)(strip - before) * GMM_TILE;
-        p.m = rows - (int32_t)p.row < GMM_TILE ? rows - (int32_t)p.row : (int32_t)GMM_TILE;
+        p.start = before * GMM_TILE;
+        p.row = (strip - before) * GMM_TILE;
+        p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
+    } else {
+        const gmm__quant_place w64 = gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        p.unit = (int32_t)w64.unit;
+        p.row = (int32_t)w64.row;
+        p.m = (int32_t)w64.m;
+        p.rows = (int32_t)w64.rows;
+        p.first = (int32_t)w64.first;
+        p.start = (int32_t)w64.start;
     }
+    p.row += at % parts * GMM__SWIFT_WARP_ROWS;
+    p.m -= at % parts * GMM__SWIFT_WARP_ROWS; /* may fall below 0: padding alone */
     return p;
 }
 GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
@@ -3620,13 +3632,15 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int errors = a->format.square && a->format.four_over_six;
     const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
     const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
-    const int64_t items = strips * a->col_tiles, high = stream_most / a->col_tiles;
-    const int64_t y = strips < high ? strips : high < 65535 ? high : 65535;
+    const int quarters = a->format.scaling == GMM_SCALING_MX32; /* of strips, four times as wide */
+    const int64_t items = strips * a->col_tiles, x = quarters ? (a->col_tiles + 3) / 4 : a->col_tiles;
+    const int64_t all = quarters ? 4 * strips : strips, high = stream_most / x;
+    const int64_t limit = high < 65535 ? high : 65535, y = all < limit ? all : limit;
     dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most));
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
-    if (a->swift) grid = dim3((unsigned)a->col_tiles, (unsigned)(y < 1 ? 1 : y));
+    if (a->swift) grid = dim3((unsigned)x, (unsigned)(y < 1 ? 1 : y));
     while (row->dtype != dtype || row->swift > a->swift || row->plain > plain ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
@@ -6529,13 +6543,13 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
 /* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
-GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__quant_place *p, int32_t row0,
+GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
                                             int32_t col0, int32_t c0, int32_t n,
                                             uint32_t x[8][GMM__NAME(gmm__words)]) {
     const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
     const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
-    const int32_t rows = col0 < n ? (int32_t)p->m - row0 : 0;
+    const int32_t rows = col0 < n ? p->m - row0 : 0;
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++, from += pitch)
@@ -6551,7 +6565,7 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm_
 }
 
 /* An element of a tile from memory. */
-GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__quant_place *p, int32_t row,
+GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row,
                                               int32_t col) {
     return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__swift_base(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
@@ -6569,11 +6583,11 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__NAME(gmm__words)], all = 0;
         int32_t c0, n, i, k;
-        const gmm__quant_place p = gmm__swift_where(&a, &split, at, &c0, &n);
+        const gmm__swift_place p = gmm__swift_where(&a, &split, 4, at, &c0, &n);
         GMM__NAME(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
         if (a.lines) {
             uint32_t row[8];
-            float *to = a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row + row0 + lane;
+            float *to = a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + row0 + lane;
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
@@ -6616,6 +6630,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
                 if (k / 2 == q && col0 + 8 * c < n)
                     atomicMax(to + k, gmm_f32_bits(GMM__NAME(gmm__word_value)(col, k)));
         }
+        if (a.lines) continue; /* those of units are not asked for */
         all = __reduce_max_sync(0xFFFFFFFFu, all);
         if (lane == 0) most[warp] = all;
         __syncthreads();
@@ -6643,17 +6658,21 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 /* Lanes of a row, and of a column, that share a block; blocks, or their parts, of a row and of a column of the tile. */
 #define GMM__LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : GMM__SCALING == GMM_SCALING_MX32 ? 4 : 8)
 #define GMM__COL_LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : 4)
-#define GMM__ROW_PARTS (GMM_TILE / 8 / GMM__LANES)
-#define GMM__COL_PARTS (GMM_TILE / 8 / GMM__COL_LANES)
+#define GMM__PER_SM (GMM__OF(gmm__words) == 4 && GMM__LANES == 8 ? 3 : 2) /* as registers allow */
+#define GMM__DOWN (GMM__SCALING == GMM_SCALING_MX32 ? 1 : 4) /* warps below one another */
+#define GMM__ROW_PARTS (GMM__QUANT_WARPS / GMM__DOWN * 8 / GMM__LANES)
+#define GMM__COL_PARTS (GMM__DOWN * 4 / GMM__COL_LANES)
+#define GMM__COL_STEP (GMM__COL_PARTS == 1 ? 1 : GMM__COL_PARTS + 1)
 
 /* Both copies of a tile that is loaded once. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__PER_SM)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float factors[2][GMM__SWIFT_FACTORS];
     __shared__ float encodes[2][GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t row0 = warp % GMM__DOWN * GMM__SWIFT_WARP_ROWS + 8 * q;
+    const int32_t col0 = warp / GMM__DOWN * GMM__SWIFT_WARP_COLS + 8 * c;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t width = gmm_block_along(GMM__SCALING), half = GMM__SCALING == GMM_SCALING_NV16;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
@@ -6666,13 +6685,13 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     if (!GMM__WIDE && GMM__SCALING != GMM_SCALING_MX32)
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
-    for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
+    for (strip = (int32_t)blockIdx.y; strip < split.total * (4 / GMM__DOWN); strip += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__OF(gmm__words)], nibbles[8], odd = 0;
         float whole = 1.0f;
         int32_t c0, n, i, j, k;
-        const gmm__quant_place p = gmm__swift_where(&a, &split, strip, &c0, &n);
-        const int64_t reach = a.grouped ? (p.rows + 127) & ~(int64_t)127 : p.rows;
-        const int32_t live = (int32_t)p.m - row0;
+        const gmm__swift_place p = gmm__swift_where(&a, &split, GMM__DOWN, strip, &c0, &n);
+        const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t live = p.m - row0;
         float mult[2] = { 0.0f, 0.0f };
         GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
 
@@ -6690,7 +6709,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
-            const int64_t line = (a.grouped ? p.first : p.unit * p.rows) + p.row + thread;
+            const int64_t line = (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + thread;
             const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             factors[0][thread * (GMM__ROW_PARTS + 1)] = scale;
@@ -6701,7 +6720,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
             const int32_t l = thread - GMM_TILE;
-            factors[1][l * (GMM__COL_PARTS + 1)] =
+            factors[1][l * GMM__COL_STEP] =
                 gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
@@ -6718,11 +6737,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         if (width) { /* maxima of blocks, or of their parts */
             uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
 #pragma unroll
+            for (k = 0; k < GMM__OF(gmm__words); k++) col[k] = 0;
+#pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++)
+                for (k = 0; k < GMM__OF(gmm__words); k++) {
                     row[i] = half ? GMM__OF(gmm__word_top)(row[i], x[i][k]) : GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                    if (GMM__OF(gmm__words) == 4) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                }
                 row[i] = GMM__OF(gmm__word_fold)(row[i]);
                 odd = row[i] > odd ? row[i] : odd;
             }
@@ -6760,9 +6783,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (columnwise) {
 #pragma unroll
                     for (k = 0; k < GMM__OF(gmm__words); k++) {
-                        col[k] = 0;
 #pragma unroll
-                        for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                        for (i = 0; i < 8 && GMM__OF(gmm__words) != 4; i++) /* no registers for them before */
+                            col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                         for (i = 8; i < 8 * GMM__COL_LANES; i <<= 1)
                             col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
@@ -6770,7 +6793,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     if (q % GMM__COL_LANES == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
-                            factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / (8 * GMM__COL_LANES)] =
+                            factors[1][(col0 + j) * GMM__COL_STEP + row0 / (8 * GMM__COL_LANES)] =
                                 square ? gmm_f32_from_bits(most) : GMM__OF(gmm__word_value)(col, j);
                 }
             }
@@ -6799,30 +6822,33 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             const int32_t side = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), live = l < (side ? n : p.m);
             const gmm_mat *m = side ? &a.columnwise : &a.rowwise;
             if (m->dtype != GMM_NONE) {
-                const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (reach + 3) & ~(int64_t)3;
+                const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((reach + 3) & ~3);
                 const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
                 uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
-                float *at = factors[side] + l * (side ? GMM__COL_PARTS + 1 : GMM__ROW_PARTS + 1), scale;
+                float *at = factors[side] + l * (side ? GMM__COL_STEP : GMM__ROW_PARTS + 1), scale;
                 uint32_t most = 0;
                 for (i = 0; i < (side ? GMM__COL_PARTS : GMM__ROW_PARTS); i++)
                     most = most > gmm_f32_bits(at[i]) ? most : gmm_f32_bits(at[i]);
                 scale = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps,
                                             f->pow2);
                 at[0] = scale;
-                if (a.grouped) to += (side ? p.start >> 7 : p.start) * (side ? lines : (a.cols + 127) >> 7) * 4;
+                if (a.grouped)
+                    to += (int64_t)(side ? p.start >> 7 : p.start) * (side ? lines : (a.cols + 127) >> 7) * 4;
                 if (line < lines) ((float *)(void *)to)[block * lines + line] = live ? gmm_scale_inverse(scale) : 0.0f;
             }
             __syncthreads();
         }
-        if (GMM__SCALING == GMM_SCALING_MX32 || half) { /* four scales of a line per thread */
+        if (GMM__SCALING == GMM_SCALING_MX32 || half) { /* four scales per thread: of a line, or of MX32's columns */
             const int32_t row_along = (((int32_t)a.cols + 4 * width - 1) / (4 * width)) * 4;
-            const int32_t col_along = (int32_t)((reach + 4 * width - 1) / (4 * width)) * 4;
-            const int32_t l = half ? thread >> 1 : thread & (GMM_TILE - 1), quad = half ? 4 * (thread & 1) : 0;
+            const int32_t col_along = (reach + 4 * width - 1) / (4 * width) * 4;
+            const int32_t lines = ((int32_t)a.cols + 127) & ~127, l = half ? thread >> 1 : (thread & 127) >> 2;
+            const int32_t quad = half ? 4 * (thread & 1) : 4 * (thread & 3), down = p.row & 127;
 #pragma unroll
             for (k = 0; k < 2; k++) {
-                float *at = factors[k] + l * (GMM__ROW_PARTS + 1) + quad;
+                float *at = k && !half ? factors[1] + 4 * (thread & 127)
+                                       : factors[k] + l * (GMM__ROW_PARTS + 1) + quad;
                 uint32_t four = 0;
-                if (!(k ? columnwise : rowwise) || (!half && k != (thread >= GMM_TILE))) continue;
+                if (!(k ? columnwise : rowwise) || (!half && k != (thread >= 128))) continue;
 #pragma unroll
                 for (i = 0; i < 4; i++) {
                     uint32_t byte;
@@ -6838,20 +6864,21 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 }
                 if (!k) {
                     uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                                  (a.grouped ? p.start * row_along : 0);
-                    gmm__swift_scale4(to, a.rowwise.scale_order, (int32_t)p.row, c0 / width, row_along, l, quad, four);
+                                  (a.grouped ? (int64_t)p.start * row_along : 0);
+                    gmm__swift_scale4(to, a.rowwise.scale_order, p.row - down, c0 / width, row_along, down + l,
+                                      quad, four);
                 } else {
-                    const int32_t lines = ((int32_t)a.cols + 127) & ~127;
                     uint8_t *to = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                                  (a.grouped ? (p.start / width) * lines : 0);
-                    if (half || a.columnwise.scale_order == GMM_SCALES_SWIZZLED)
-                        gmm__swift_scale4(to, a.columnwise.scale_order, c0, (int32_t)p.row / width, col_along, l, quad,
-                                          four);
-                    else {
-                        to += (p.row / width) * lines + c0 + l;
+                                  (a.grouped ? (int64_t)(p.start / width) * lines : 0);
+                    const int32_t block = p.row / width, line = c0 + 4 * (thread & 127);
+                    if (half)
+                        gmm__swift_scale4(to, a.columnwise.scale_order, c0, block, col_along, l, quad, four);
+                    else if (line < lines && a.columnwise.scale_order != GMM_SCALES_SWIZZLED)
+                        gmm__swift_put1(to + (int64_t)block * lines + line, four);
+                    else if (line < lines)
 #pragma unroll
-                        for (i = 0; i < 4; i++, to += lines) *to = (uint8_t)(four >> 8 * i);
-                    }
+                        for (i = 0; i < 4; i++)
+                            to[gmm_swizzle_offset(line + i, block, col_along)] = (uint8_t)(four >> 8 * i);
                 }
             }
             __syncthreads();
@@ -6859,7 +6886,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
         if (half && square) { /* both copies hold the same codes */
             const float *by = factors[rowwise ? 0 : 1] + (rowwise ? row0 * (GMM__ROW_PARTS + 1) + col0 / 16
-                                                                  : col0 * (GMM__COL_PARTS + 1) + row0 / 16);
+                                                                  : col0 * GMM__COL_STEP + row0 / 16);
             whole = by[0];
             odd |= gmm_f32_bits(whole) >> 31;
 #pragma unroll
@@ -6912,7 +6939,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                           (p.first + p.row + row0) * a.columnwise.ld + c0 + col0;
             float by[8];
 #pragma unroll
-            for (j = 0; j < 8; j++) by[j] = factors[1][(col0 + j) * (GMM__COL_PARTS + 1) + row0 / 32];
+            for (j = 0; j < 8; j++) by[j] = factors[1][(col0 + j) * GMM__COL_STEP + row0 / 32];
 #pragma unroll
             for (i = 0; i < 8; i++, to += a.columnwise.ld) {
                 float v[8];
@@ -6929,7 +6956,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + (half ? row0 / 2 : row0);
             uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + (half ? begin / 2 : begin) +
                           (c0 + first) * pitch + chunk * 16;
-            const float *by = factors[1] + col0 * (GMM__COL_PARTS + 1) + (width && !GMM__WIDE ? row0 / width : 0);
+            const float *by = factors[1] + col0 * GMM__COL_STEP + (width && !GMM__WIDE ? row0 / width : 0);
             uint32_t long_way = odd;
             if (half && square) gmm__swift_turn(nibbles);
 #pragma unroll
@@ -6940,7 +6967,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     continue;
                 }
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    whole = by[j * (GMM__COL_PARTS + 1)];
+                    whole = by[j * GMM__COL_STEP];
                 if (half) long_way |= gmm_f32_bits(whole) >> 31;
 #pragma unroll
                 for (i = 0; i < 8; i++) {
@@ -6955,7 +6982,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (half && long_way)
 #pragma unroll 1
                 for (k = 0; k < 64; k += 2) {
-                    const float one = fabsf(by[(k >> 3) * (GMM__COL_PARTS + 1)]);
+                    const float one = fabsf(by[(k >> 3) * GMM__COL_STEP]);
                     uint32_t pair = 0;
 #pragma unroll 1
                     for (j = 0; j < 2; j++)
@@ -6965,7 +6992,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     at[(k >> 3) * bytes + (k & 7) / 2] = (uint8_t)pair;
                 }
             __syncthreads();
-            if (chunk * (half ? 32 : 16) < (a.grouped ? (int32_t)GMM_TILE : (int32_t)p.m))
+            if (chunk * (half ? 32 : 16) < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                 for (k = first; k < GMM_TILE; k += step, to += step * pitch)
                     if (k < n)
@@ -6982,12 +7009,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     atomicMax(to + p.unit, odd);
             }
         }
-        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
+        if (strip + (int32_t)gridDim.y < split.total * (4 / GMM__DOWN)) __syncthreads();
     }
 }
 
+#undef GMM__COL_STEP
 #undef GMM__COL_PARTS
 #undef GMM__ROW_PARTS
+#undef GMM__DOWN
+#undef GMM__PER_SM
 #undef GMM__COL_LANES
 #undef GMM__LANES
 #undef GMM__WIDE

@@ -1,6 +1,6 @@
 /* gpu_bench - TFLOP/s of gmm's grouped linear on the GPU beside cuBLAS and torch, and the bandwidth of the operations
-   that only move rows or quantize. All contenders of a row take turns in one process on the same random data. peers.py loads this
-   file as a shared library and lends torch._grouped_mm as one more contender. What the numbers mean: NOTES.md. */
+   that only move rows or quantize. All contenders of a row take turns in one process on the same random data. peers.py
+   loads this file as a shared library and lends torch._grouped_mm as one more contender. What it means: NOTES.md. */
 #include "gmm.h"
 
 #include <cublasLt.h>

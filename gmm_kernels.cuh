@@ -1664,8 +1664,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
 
    The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
    added up in fp32, times the scales of its block: those of D's rows times one per 128 columns, a tile's (rows), or
-   times those of D's columns (both). A warp beside the producer brings the scales of a stage. Scales of whole matrices and of lines
-   are applied once, at the end. */
+   times those of D's columns (both). A warp beside the producer brings the scales of a stage. Scales of whole matrices
+   and of lines are applied once, at the end. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 lines and 16, B half the columns of a tile */
     gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
@@ -4981,7 +4981,7 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n16u by 32 bytes of k: B's columns at db, A's rows at da; d = where GMM__WGMMA_ADD is 0. */
+/* d += the product of m64 by n16u by 32 bytes of k, or d = it: B's columns at db, A's rows at da. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int units, float *d, uint64_t db,
                                                                                   uint64_t da) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -5339,7 +5339,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 #undef GMM__TILE
 
 
-/* =================================================================================== Body: FP8 product on Hopper === */
+/* ================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
 #define GMM__OF(name) (int)GMM__CAT(gmm11_##name##_, GMM__TILE)

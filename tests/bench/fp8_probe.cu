@@ -115,8 +115,8 @@ static double rounded(int kind, int bits) {
     memset(A, 0, sizeof A);
     memset(B, 0, sizeof B);
     for (int k = 0; k < 5; k++) {
-        put(kind, A, k, ldexpf(1.0f, k < 2 ? 8 : 8 - (bits - 7)));
-        put(kind, B, k, ldexpf(1.0f, k < 2 ? 8 : 15 - 7));
+        put(kind, A, k, ldexpf(1.0f, k < 2 ? 8 : 9 - bits));
+        put(kind, B, k, ldexpf(1.0f, k < 2 ? 8 : 7));
     }
     run(kind, 1, 1, A, B, D);
     return (D[0] - ldexp(1.0, 17)) / ldexp(1.0, 17 - bits);

@@ -1740,8 +1740,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
 
    The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
    added up in fp32, times the scales of its block: those of D's rows times one per 128 columns, a tile's (rows), or
-   times those of D's columns (both). A warp beside the producer brings the scales of a stage. Scales of whole matrices and of lines
-   are applied once, at the end. */
+   times those of D's columns (both). A warp beside the producer brings the scales of a stage. Scales of whole matrices
+   and of lines are applied once, at the end. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 lines and 16, B half the columns of a tile */
     gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
@@ -5546,7 +5546,7 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n16u by 32 bytes of k: B's columns at db, A's rows at da; d = where GMM__WGMMA_ADD is 0. */
+/* d += the product of m64 by n16u by 32 bytes of k, or d = it: B's columns at db, A's rows at da. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int units, float *d, uint64_t db,
                                                                                   uint64_t da) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -5904,7 +5904,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 #undef GMM__TILE
 
 
-/* =================================================================================== Body: FP8 product on Hopper === */
+/* ================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
 #define GMM__OF(name) (int)GMM__CAT(gmm11_##name##_, GMM__TILE)
@@ -5913,7 +5913,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
 #define GMM__KIND (int)GMM__CAT(gmm11_sums_, GMM__SUMS)
 #define GMM__FACTORS (int)GMM__CAT(gmm11_scales_, GMM__SUMS) /* bytes of a stage's scales */
 #define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
-#define GMM__AHEAD 3                       /* lots that are read ahead of adding to them */
+#define GMM__AHEAD (GMM__FAST ? 1 : 3)     /* lots that are read ahead of adding to them */
 #define GMM__MULTIPLY(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -6146,7 +6146,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
             const int first = 64 * GMM__OF(mb) * __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0); /* tile's column */
             const uint32_t columns = (uint32_t)gmm_wgmma_desc(base + 128 * first, 0);
             const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(b), 0);
-            uint32_t depths;
+            uint32_t depths, bits;
             int rows, whole, size, lane, w, tid, wg, a_scaling, b_scaling, bias_dtype, wgrad;
             int64_t pitch;
             float beta;
@@ -6195,7 +6195,9 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
             rows = t->rows;
             beta = gmm_gemm_beta(&args.p, t->g);
             d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (wgrad ? 0 : (int64_t)t->row)) * pitch;
-            whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+            bits = (uint32_t)(uintptr_t)d | (uint32_t)pitch;
+            asm volatile("" : "+r"(bits)); /* 32 bits, so that comparing again is cheaper than keeping predicates */
+            whole = (bits & 15) == 0;
 #pragma unroll
             for (u = 0; u < GMM__AHEAD; u++) /* or else registers would be kept for it from tile to tile */
 #pragma unroll
@@ -6210,7 +6212,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                     }
             { /* from registers to D, transposed in shared memory */
                 const float all = gmm_fp8_outer(&args, t);
-                const int ahead_of = wgrad ? rows : 0, at_once = rows - ahead_of; /* rows of D read ahead, or not */
                 const float *const by_row = a_scaling == GMM_SCALING_ROW
                     ? (const float *)args.a_scale.scale + (wgrad ? (int64_t)t->g * args.p.m : t->row) + t->m0 : NULL;
                 const float *const by_col = b_scaling == GMM_SCALING_ROW
@@ -6223,10 +6224,10 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
 #pragma unroll
                 for (j = 0; j < GMM__OF(mb); j++) {
                     const int c0 = first + 64 * j;
-                    const int plain = whole && t->cols - c0 >= 64;
+                    const int fast = whole && t->cols - c0 >= 64 ? rows : 0, slow = rows - fast; /* rows by 16 bytes */
                     if (c0 >= t->cols) break;
                     if (by_row || by_col || all != 1.0f) {
-                        const int c = c0 + 16 * w + lane / 4;
+                        const int c = c0 + 16 * w + lane / 4, scaled = by_row ? rows : 0;
                         const float low = by_col && c < t->cols ? __fmul_rn(all, by_col[c]) : all;
                         const float high = by_col && c + 8 < t->cols ? __fmul_rn(all, by_col[c + 8]) : all;
 #pragma unroll
@@ -6234,8 +6235,8 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                             const int r = 2 * u + lane % 4 * 2;
                             float s0, s1;
                             asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
-                            s0 = by_row && r < rows ? by_row[r] : 1.0f;
-                            s1 = by_row && r + 1 < rows ? by_row[r + 1] : 1.0f;
+                            s0 = r < scaled ? by_row[r] : 1.0f;
+                            s1 = r + 1 < scaled ? by_row[r + 1] : 1.0f;
                             sum[j][u] = __fmul_rn(__fmul_rn(sum[j][u], s0), low);
                             sum[j][u + 1] = __fmul_rn(__fmul_rn(sum[j][u + 1], s1), low);
                             sum[j][u + 2] = __fmul_rn(__fmul_rn(sum[j][u + 2], s0), high);
@@ -6243,7 +6244,8 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                         }
                     }
                     if (bias) {
-                        const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
+                        const float *const row_scale = args.p.row_scale + t->row + t->m0;
+                        const int given = args.p.row_scale ? rows : 0;
                         const int c = t->n0 + c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
                         float low[4], high[4];
                         gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low);
@@ -6253,8 +6255,8 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                             const int r = 2 * u + lane % 4 * 2;
                             float s0, s1;
                             asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
-                            s0 = row_scale && r < rows ? row_scale[r] : 1.0f;
-                            s1 = row_scale && r + 1 < rows ? row_scale[r + 1] : 1.0f;
+                            s0 = r < given ? row_scale[r] : 1.0f;
+                            s1 = r + 1 < given ? row_scale[r + 1] : 1.0f;
                             sum[j][u] = __fmaf_rn(low[0], s0, sum[j][u]);
                             sum[j][u + 1] = __fmaf_rn(low[0], s1, sum[j][u + 1]);
                             sum[j][u + 2] = __fmaf_rn(high[0], s0, sum[j][u + 2]);
@@ -6284,19 +6286,18 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                                                    gmm_pack2(dtype, f[6], f[7]));
                                 }
                             gmm_bar_half(wg);
-                            if (plain) {
 #pragma unroll
-                                for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
+                            for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
 #pragma unroll
-                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
-                                    if (16 * (u + x) + line < rows) *(uint4 *)to = v[x];
-                            } else {
+                            for (x = 0; x < GMM__OF(out); x++)
+                                if (16 * (u + x) + line < fast) *(uint4 *)(to + 16 * x * pitch) = v[x];
 #pragma unroll 1
-                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+                            for (x = 0; x < GMM__OF(out) && 16 * (u + x) + line < slow; x++)
 #pragma unroll 1
-                                    for (e = 0; e < 8 && e < left && 16 * (u + x) + line < rows; e++)
-                                        ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
-                            }
+                                for (e = 0; e < 8 && e < left; e++)
+                                    ((uint16_t *)(to + 16 * x * pitch))[e] =
+                                        ((const uint16_t *)(get + room + x * 2048))[e];
+                            to += 16 * GMM__OF(out) * pitch;
                         }
                     } else { /* rooms hold sums */
                         char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
@@ -6309,7 +6310,6 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                             const int lots = (GMM__OF(units) * 16 + GMM__LOT - 1) / GMM__LOT;
                             const int lot = j * lots + u * 16 / GMM__LOT, ahead = lot % GMM__AHEAD;
                             const int then_j = (lot + GMM__AHEAD) / lots, then = (lot + GMM__AHEAD) % lots * GMM__LOT;
-                            const int more = then_j >= GMM__OF(mb) || t->cols - first - 64 * then_j < 64 ? 0 : ahead_of;
                             const char *const get = mine + room + tid / 16 * 256 +
                                                     (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
                             if (u < units) {
@@ -6325,17 +6325,20 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                                     }
                                 gmm_bar_half(wg);
                             }
-                            if (plain) {
+                            {
+                                const int ahead_of = wgrad ? fast : 0, at_once = fast - ahead_of; /* of rows added to */
+                                const int more = then_j < GMM__OF(mb) && t->cols - first - 64 * then_j >= 64 ? ahead_of
+                                                                                                             : 0;
                                 const char *const next = d + (then + tid / 16) * pitch +
                                                          (t->n0 + first + 64 * then_j + 4 * (tid % 16)) * size;
 #pragma unroll
-                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
+                                for (x = 0; x < GMM__LOT / 8; x++) {
                                     const int r = 16 * u + 8 * x + tid / 16;
                                     const float4 f = *(const float4 *)(get + x * 2048);
                                     float v[4];
                                     v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
                                     if (beta != 0.0f) {
-                                        if (r < at_once) old[ahead][x] = gmm_sm90_peek(size, to);
+                                        if (r < at_once) old[ahead][x] = gmm_sm90_peek(size, to + 8 * x * pitch);
 #pragma unroll
                                         for (e = 0; e < 4; e++) {
                                             const float was = gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e);
@@ -6344,20 +6347,21 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                                         if (then + 8 * x + tid / 16 < more)
                                             old[ahead][x] = gmm_sm90_peek(size, next + 8 * x * pitch);
                                     }
-                                    if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                                    if (r < fast) gmm_write4(args.p.d.dtype, to + 8 * x * pitch, 4, 1, v);
                                 }
-                            } else {
-#pragma unroll 1
-                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
-#pragma unroll 1
-                                    for (e = 0; e < 4 && e < left && 16 * u + 8 * x + tid / 16 < rows; e++) {
-                                        float v[4], was[4];
-                                        v[0] = ((const float *)(get + x * 2048))[e];
-                                        gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
-                                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
-                                        gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
-                                    }
                             }
+#pragma unroll 1
+                            for (x = 0; x < GMM__LOT / 8 && 16 * u + 8 * x + tid / 16 < slow; x++)
+#pragma unroll 1
+                                for (e = 0; e < 4 && e < left; e++) {
+                                    char *const at = to + 8 * x * pitch + e * size;
+                                    float v[4], was[4];
+                                    v[0] = ((const float *)(get + x * 2048))[e];
+                                    gmm_read4(args.p.d.dtype, at, beta != 0.0f, 0, was);
+                                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                    gmm_write4(args.p.d.dtype, at, 1, 0, v);
+                                }
+                            to += GMM__LOT * pitch;
                         }
                     }
                 }

@@ -24,11 +24,14 @@ static __device__ void stage(const uint8_t *from, uint8_t *to, int lines) {
     }
 }
 static __device__ uint64_t describe(const void *at) { /* 128 bytes along the line, 256 across lines */
-    return (uint64_t)(256 >> 4) << 32 | (uint64_t)(128 >> 4) << 16 | ((uint32_t)__cvta_generic_to_shared(at) & 0x3FFFF) >> 4;
+    const uint32_t from = (uint32_t)__cvta_generic_to_shared(at) & 0x3FFFF;
+    return (uint64_t)(256 >> 4) << 32 | (uint64_t)(128 >> 4) << 16 | from >> 4;
 }
-#define WGMMA(types, end) asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %10, 0;\n wgmma.fence.sync.aligned;\n" \
-    "wgmma.mma_async.sync.aligned.m64n16" types " {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1" end : "+f"(d[0]), "+f"(d[1]), \
-    "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) : "l"(describe(a)), "l"(describe(b)), "r"((int)(s > 0)))
+#define WGMMA(types, end) \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %10, 0;\n wgmma.fence.sync.aligned;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n16" types " {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1" end \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) \
+                 : "l"(describe(a)), "l"(describe(b)), "r"((int)(s > 0)))
 
 /* D = the sum over `steps` steps of A B^T; tiles: A [STEPS][M][LINE], B [STEPS][N][LINE], D [M][N]. */
 __global__ void multiply(int kind, int steps, const uint8_t *A, const uint8_t *B, float *D) {
@@ -45,8 +48,9 @@ __global__ void multiply(int kind, int steps, const uint8_t *A, const uint8_t *B
                 x[i] = *(const uint32_t *)(A + (row + i % 2 * 8) * LINE + lane % 4 * 4 + i / 2 * 16);
             for (int h = 0; h < 2; h++) {
                 const uint8_t *from = B + (8 * h + lane / 4) * LINE + lane % 4 * 4;
-                asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                             "{%0,%1,%2,%3};" : "+f"(d[4 * h]), "+f"(d[4 * h + 1]), "+f"(d[4 * h + 2]), "+f"(d[4 * h + 3])
+                float *const o = d + 4 * h;
+                asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+                             "{%8,%9}, {%0,%1,%2,%3};" : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3])
                              : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(*(const uint32_t *)from),
                              "r"(*(const uint32_t *)(from + 16)));
             }
@@ -111,8 +115,8 @@ static double rounded(int kind, int bits) {
     memset(A, 0, sizeof A);
     memset(B, 0, sizeof B);
     for (int k = 0; k < 5; k++) {
-        put(kind, A, k, ldexpf(1.0f, k < 2 ? 8 : 8 - (bits - 7)));
-        put(kind, B, k, ldexpf(1.0f, k < 2 ? 8 : 15 - 7));
+        put(kind, A, k, ldexpf(1.0f, k < 2 ? 8 : 9 - bits));
+        put(kind, B, k, ldexpf(1.0f, k < 2 ? 8 : 7));
     }
     run(kind, 1, 1, A, B, D);
     return (D[0] - ldexp(1.0, 17)) / ldexp(1.0, 17 - bits);
@@ -173,8 +177,8 @@ int main(void) {
         int odd[4];
         const int same = kept(kind, 0, 1.0f, &odd[0]), minus = kept(kind, 0, -1.0f, &odd[1]);
         const int later = kept(kind, 1, 1.0f, &odd[2]), later_minus = kept(kind, 1, -1.0f, &odd[3]);
-        printf("%-14s 1 + 2^-j shows up to j = %d in one step, %d a step later; 1 - 2^-j up to %d, %d; inexact: %d %d %d %d\n",
-               NAMES[kind], same, later, minus, later_minus, odd[0], odd[2], odd[1], odd[3]);
+        printf("%-14s 1 + 2^-j shows up to j = %d in one step, %d a step later; 1 - 2^-j up to %d, %d; inexact: "
+               "%d %d %d %d\n", NAMES[kind], same, later, minus, later_minus, odd[0], odd[2], odd[1], odd[3]);
         if (kind != WGMMA_BF16)
             printf("%-14s 1.5 units of the last place become: 12 bits %.2f, 13 bits %.2f, 14 bits %.2f\n", NAMES[kind],
                    rounded(kind, 12), rounded(kind, 13), rounded(kind, 14));

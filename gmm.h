@@ -7089,6 +7089,8 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
         (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
+    if (wgrad) /* TMA cannot cut a line of codes where a group's tokens end, and what follows may be NaN */
+        return gmm__decline(plan, "has no wgrad of fp8 copies: what pads their groups would reach the result");
     k = &gmm_fp8_kernels[plan->kernel];
     if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);

@@ -107,8 +107,8 @@ probes: $(B)/probes
 	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }
 	$(Q)$<
 ##   bench-gtp              gathers and reductions of GTP alone and beside GEMMs, on the GPUs of this host, over NCCL and
-##                          peer copies, and a timeline of a step; ARGS="--shapes=dsv3 --ways=nccl,peer copies" and
-##                          others; with NCCL_TESTS= (a folder of nccl-tests' programs) their figures too
+##                          peer copies, and a timeline of a step; ARGS="--shapes=dsv3 --ways=nccl,peers" and others;
+##                          with NCCL_TESTS= (a folder of nccl-tests' programs) their figures too
 bench-gtp: $(B)/gtp_bench $(P)/matplotlib
 	$(Q)test -s $< || { echo 'bench-gtp: no GPU, or no NCCL'; exit 1; }
 	$(Q)$< --json=$(B)/gtp_bench.json $(ARGS)

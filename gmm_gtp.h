@@ -403,7 +403,8 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it run
 struct ncclComm;
 typedef struct gmm_nccl_config {
     uint32_t struct_size;
-    int32_t windows;       /* 1: window_add registers symmetric windows, of memory that ncclMemAlloc gave */
+    int32_t windows;       /* 1: window_add registers symmetric windows, of memory that ncclMemAlloc gave. For gathers
+                              alone: reduce_scatter was slower in them with NCCL 2.28.3, and groups of it wrong */
     struct ncclComm *comm; /* the ncclComm_t; the caller destroys it, after gmm_nccl_close */
     gmm_context *ctx;      /* of the communicator's device: its memory, its messages */
     int32_t timeout_ms;    /* 0 = 10000 */
@@ -715,8 +716,9 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
    Errors: as gmm_gtp_acquire. */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
-/* Looks after collectives under way, without waiting: GMM_E_COMM once one that has begun is not done after timeout_ms,
-   or a communicator reports a failure. To be called now and then while the host waits for a stream.
+/* Looks after collectives under way (up to 256 of a stream), without waiting: GMM_E_COMM once one that has begun is not
+   done after timeout_ms, or a communicator reports a failure. To be called now and then while the host waits for a
+   stream.
    Errors: GMM_E_COMM, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 
@@ -2861,8 +2863,7 @@ static gmm_status gmm__nccl_end(gmm__nccl *n, const char *call, ncclResult_t r) 
     int current; \
     gmm_status s = gmm__wire_poll(&(n)->wire, NULL); \
     if (s || gmm__cuda_enter((n)->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA; \
-    s = gmm__nccl_end(n, name, call); \
-    return gmm__cuda_leave((n)->wire.ctx, name, current, cudaSuccess), s
+    return s = gmm__nccl_end(n, name, call), (void)gmm__cuda_leave((n)->wire.ctx, name, current, cudaSuccess), s
 
 static gmm_status gmm__nccl_begin(void *self, const char *what) {
     gmm__nccl *n = (gmm__nccl *)self;
@@ -3530,7 +3531,9 @@ typedef struct gmm__mark {
     gmm_stream recorder, waiter;
 } gmm__mark;
 
-/* A collective that gmm_gtp_poll looks after. */
+/* A collective that gmm_gtp_poll looks after. Those of a stream stand in a ring, in which the oldest that is not done
+   is the one that may hang; what does not fit while so many are under way is not looked after. */
+enum { GMM__WATCHES = 256 };
 typedef struct gmm__watch {
     gmm_event begin;
     gmm_event end;      /* NULL = nothing to look after */
@@ -3579,7 +3582,6 @@ typedef struct gmm__gtp_slot {
     gmm_stream reader;           /* last on this stream */
     int64_t version;
     gmm__mark ready, last_use;
-    gmm__watch watch;
 } gmm__gtp_slot;
 
 typedef struct gmm__wgrad_slot {
@@ -3604,7 +3606,6 @@ typedef struct gmm__gtp_bundle {
     size_t slot_bytes[GMM__GTP_CLASSES], grad_bytes;
     gmm__mark published, done, in_place; /* in_place: the last release of unsharded weights */
     gmm_stream reader;
-    gmm__watch watch;
 } gmm__gtp_bundle;
 
 typedef struct gmm__gtp_chain {
@@ -3626,6 +3627,9 @@ typedef struct gmm__gtp_domain {
     char *gather_base, *reduce_base;
     void *window[2];
     gmm_event fork[2], join[2];
+    gmm__watch watch[2][GMM__WATCHES];
+    gmm_event watch_end[2][GMM__WATCHES];
+    uint32_t oldest[2], next[2]; /* of the rings, counted on */
 } gmm__gtp_domain;
 
 enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_ADDS = 4 }; /* what a graph does with a bundle */
@@ -4466,20 +4470,6 @@ static gmm_status gmm__mark_wait(gmm_gtp *g, gmm__mark *m, gmm_stream stream) {
     return g->rt.stream_wait(g->rt.self, stream, m->outside, g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
 }
 
-static gmm_status gmm__watch_begin(gmm_gtp *g, gmm__watch *w, gmm_stream stream) {
-    w->end = NULL;
-    w->seen = 0;
-    return g->graph ? GMM_OK : g->rt.event_record(g->rt.self, w->begin, stream, 0);
-}
-static void gmm__watch_end(gmm_gtp *g, gmm__watch *w, gmm_event end, const gmm_comm *comm, const char *what,
-                           const char *name) {
-    if (g->graph) return; /* the replay is looked after as a whole */
-    w->end = end;
-    w->comm = comm;
-    w->what = what;
-    w->name = name;
-}
-
 enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
 static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int which) {
     return which == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
@@ -4492,7 +4482,39 @@ static gmm_status gmm__gtp_use_stream(gmm_gtp *g, gmm__gtp_domain *d, int which)
     return g->rt.stream_wait(g->rt.self, gmm__gtp_stream(d, which), g->graph_begin, 0);
 }
 
-/* Makes every event; what has been made is destroyed by gmm_gtp_fini. */
+/* The next place of a ring, whose collective begins here on its stream: NULL in a capture, whose replay is looked after
+   as a whole, or where there is none. */
+static gmm_status gmm__watch_begin(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm__watch **out) {
+    gmm__watch *ring = d->watch[which], *w;
+    const uint32_t at = d->next[which] % GMM__WATCHES;
+    gmm_status s = GMM_OK;
+    int32_t done = 1;
+    *out = NULL;
+    if (g->graph) return GMM_OK;
+    while (d->oldest[which] != d->next[which] && done && !s) {
+        s = g->rt.event_query(g->rt.self, ring[d->oldest[which] % GMM__WATCHES].end, &done);
+        d->oldest[which] += done != 0;
+    }
+    if (s || d->next[which] - d->oldest[which] == GMM__WATCHES) return s;
+    w = &ring[at];
+    if (!w->begin) s = g->rt.event_create(g->rt.self, &w->begin);
+    if (!s && !d->watch_end[which][at]) s = g->rt.event_create(g->rt.self, &d->watch_end[which][at]);
+    if (!s) s = g->rt.event_record(g->rt.self, w->begin, gmm__gtp_stream(d, which), 0);
+    if (!s) *out = w;
+    return s;
+}
+static gmm_status gmm__watch_end(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm__watch *w, const gmm_comm *comm,
+                                 const char *what, const char *name) {
+    if (!w) return GMM_OK;
+    w->end = d->watch_end[which][d->next[which]++ % GMM__WATCHES];
+    w->seen = 0;
+    w->comm = comm;
+    w->what = what;
+    w->name = name;
+    return g->rt.event_record(g->rt.self, w->end, gmm__gtp_stream(d, which), 0);
+}
+
+/* Makes every event but those of watches; what has been made is destroyed by gmm_gtp_fini. */
 static gmm_status gmm__gtp_events(gmm_gtp *g) {
     gmm_status s = g->rt.event_create(g->rt.self, &g->graph_begin);
     int32_t i;
@@ -4509,12 +4531,10 @@ static gmm_status gmm__gtp_events(gmm_gtp *g) {
         if (!s) s = gmm__mark_create(g, &b->published);
         if (!s) s = gmm__mark_create(g, &b->done);
         if (!s) s = gmm__mark_create(g, &b->in_place);
-        if (!s) s = g->rt.event_create(g->rt.self, &b->watch.begin);
     }
     for (i = 0; i < g->slot_count; i++) {
         if (!s) s = gmm__mark_create(g, &g->slots[i].ready);
         if (!s) s = gmm__mark_create(g, &g->slots[i].last_use);
-        if (!s) s = g->rt.event_create(g->rt.self, &g->slots[i].watch.begin);
     }
     for (i = 0; i < g->wslot_count && !s; i++) s = gmm__mark_create(g, &g->wslots[i].last_use);
     for (i = 0; i < g->config.graphs; i++) {
@@ -4527,7 +4547,7 @@ static gmm_status gmm__gtp_events(gmm_gtp *g) {
 GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
     gmm_status s = GMM_OK;
     int32_t i;
-    int k;
+    int k, n;
     if (!gtp || !gtp->live) return GMM_OK;
     gtp->live = 0;
 #define GMM__DESTROY(event) do { \
@@ -4542,6 +4562,10 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
             GMM__DESTROY(d->join[k]);
             GMM__UNMARK(d->staged[k]);
             if (k) GMM__UNMARK(d->cast);
+            for (n = 0; n < GMM__WATCHES; n++) {
+                GMM__DESTROY(d->watch[k][n].begin);
+                GMM__DESTROY(d->watch_end[k][n]);
+            }
             if (d->window[k] && !gtp->broken) {
                 const gmm_status t = c->window_remove(c->self, d->window[k]);
                 if (!s) s = t;
@@ -4552,12 +4576,10 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
         GMM__UNMARK(gtp->bundles[i].published);
         GMM__UNMARK(gtp->bundles[i].done);
         GMM__UNMARK(gtp->bundles[i].in_place);
-        GMM__DESTROY(gtp->bundles[i].watch.begin);
     }
     for (i = 0; i < gtp->slot_count; i++) {
         GMM__UNMARK(gtp->slots[i].ready);
         GMM__UNMARK(gtp->slots[i].last_use);
-        GMM__DESTROY(gtp->slots[i].watch.begin);
     }
     for (i = 0; i < gtp->wslot_count; i++) GMM__UNMARK(gtp->wslots[i].last_use);
     for (i = 0; i < gtp->config.graphs; i++) {
@@ -4834,6 +4856,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass,
     const int turn = first->transposed && dir == GMM_COLUMNWISE, several = d->size > 1;
     const int staged = several && (turn || first->route[dir][0].staged || first->route[dir][1].staged);
     char *stage = d->gather_base + d->stage_at[b->captured];
+    gmm__watch *watch = NULL;
     gmm_status s = GMM_OK;
     if (several) {
         stream = d->desc.gather_stream;
@@ -4851,7 +4874,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass,
     slot->version = b->version;
     slot->graph = g->graph;
     slot->pending = slot->read = 0;
-    if (!s) s = gmm__watch_begin(g, &slot->watch, stream);
+    if (!s && several) s = gmm__watch_begin(g, d, GMM__GTP_GATHER, &watch);
     if (!s && several && !row) s = gmm__gtp_send(g, b, turn ? (int)GMM_ROWWISE : dir, turn, slot->base, stage, stream);
     if (!s && !turn) s = gmm__gtp_settle(g, b, dir, slot->base, stage, stream);
     if (!s && turn)
@@ -4862,7 +4885,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass,
         s = gmm__gtp_copy_values(g, b, slot->base + b->amax_at[dir], sizeof(float), 0, stream);
     if (!s && staged && !row) s = gmm__mark_record(g, &d->staged[b->captured], stream);
     if (!s) s = gmm__mark_record(g, &slot->ready, stream);
-    gmm__watch_end(g, &slot->watch, slot->ready.outside, several ? &d->gather : NULL, "all_gather", b->name);
+    if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_gather", b->name);
     if (!s && row) s = gmm__mark_record(g, &row->ready, stream); /* for a gather into it that is not on this stream */
     if (!s && !several) s = gmm__gtp_was_read(g, &b->in_place, &b->in_place.set, &b->reader, stream);
     g->stats.gathers++;
@@ -5211,7 +5234,8 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
     const int exchange = d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE;
     const size_t size = (size_t)gmm_dtype_bits(d->desc.wire) / 8;
     int32_t i;
-    gmm_status s = gmm__watch_begin(g, &b->watch, stream);
+    gmm__watch *watch = NULL;
+    gmm_status s = gmm__watch_begin(g, d, GMM__GTP_REDUCE, &watch);
     if (!s) gmm__gtp_calls(g, d, exchange ? "all_to_all" : "reduce_scatter");
     if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count && d->size > 1 && !s; i++) {
@@ -5259,9 +5283,8 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
     }
     if (!s) s = gmm__mark_record(g, &slot->last_use, stream);
     if (!s) s = gmm__mark_record(g, &b->done, stream);
-    gmm__watch_end(g, &b->watch, b->done.outside, d->size > 1 ? c : NULL, exchange ? "all_to_all" : "reduce_scatter",
-                   b->name);
-    return s;
+    return s ? s : gmm__watch_end(g, d, GMM__GTP_REDUCE, watch, d->size > 1 ? c : NULL,
+                                  exchange ? "all_to_all" : "reduce_scatter", b->name);
 }
 
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream) {
@@ -5570,8 +5593,16 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
                             (s = d->reduce.poll(d->reduce.self, NULL)) != GMM_OK))
             return gmm__gtp_break(gtp, fn, "communicator", s);
     }
-    for (i = 0; i < gtp->slot_count && !s; i++) s = gmm__watch_look(gtp, w = &gtp->slots[i].watch, now);
-    for (i = 0; i < gtp->bundle_count && !s; i++) s = gmm__watch_look(gtp, w = &gtp->bundles[i].watch, now);
+    for (i = 0; i < 2 * gtp->domain_count && !s; i++) {
+        gmm__gtp_domain *d = &gtp->domains[i / 2];
+        const int which = i % 2;
+        while (d->oldest[which] != d->next[which] && !s) {
+            w = &d->watch[which][d->oldest[which] % GMM__WATCHES];
+            s = gmm__watch_look(gtp, w, now);
+            if (w->end) break;
+            d->oldest[which]++;
+        }
+    }
     for (i = 0; i < gtp->graph_count && !s; i++) s = gmm__watch_look(gtp, w = &gtp->graph_watch[i], now);
     if (s == GMM_E_COMM && w->end) { /* over time: say so to all, with the peer if the communicator knows */
         gmm_error who = GMM_ZERO;
@@ -5677,7 +5708,8 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
         b->asked = use & GMM__GRAPH_NEEDS ? 0 : b->asked;
         if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__mark_wait(gtp, &b->published, stream);
     }
-    if (!s) s = gmm__watch_begin(gtp, &gtp->graph_watch[graph], stream);
+    gtp->graph_watch[graph].end = NULL;
+    if (!s) s = gtp->rt.event_record(gtp->rt.self, gtp->graph_watch[graph].begin, stream, 0);
     return s ? gmm__gtp_break(gtp, fn, "graph", s) : GMM_OK;
 }
 
@@ -5690,7 +5722,10 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, (int)graph, (int)gtp->graph_count);
     s = gtp->rt.event_record(gtp->rt.self, gtp->graph_end[graph], stream, 0);
     if (s) return gmm__gtp_break(gtp, fn, "graph", s);
-    gmm__watch_end(gtp, &gtp->graph_watch[graph], gtp->graph_end[graph], NULL, "replay", "graph");
+    gtp->graph_watch[graph].end = gtp->graph_end[graph];
+    gtp->graph_watch[graph].seen = 0;
+    gtp->graph_watch[graph].what = "replay";
+    gtp->graph_watch[graph].name = "graph";
     gtp->graph_watch[graph].replayed = 1;
     gtp->graph_watch[graph].stream = stream;
     for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry; i++) {

@@ -10,7 +10,7 @@
 typedef enum kind { ACQUIRE, USE, RELEASE, WGRAD, WRITE, SUBMIT, STRAY, FENCE, OPTIMIZE, PUBLISH, FOLLOW } kind;
 typedef struct op { kind kind; int layer, pass, micro, consume, step; } op;
 
-enum { SIDE = 2, STREAMS = 4, EVENTS = 256 };
+enum { SIDE = 2, STREAMS = 4, EVENTS = 4096 };
 typedef struct knowledge {
     gmm_event event;
     int of[STREAMS];

@@ -518,8 +518,8 @@ static int optimize(rank *r) {
         d.cols = c->rows;
         d.x = &x;
         d.y = &y;
-        d.scale = -0.002f;
-        d.beta = 1;
+        d.scale = -0.0005f; /* weights decay, so that they stay in bounds over thousands of steps */
+        d.beta = 0.95f;
         GO(r, gmm_accumulate(r->ctx, &d, NULL, 0, r->compute));
         GO(r, gmm_gtp_publish(r->gtp, r->ids[l], c->experts, r->compute));
     }
@@ -575,7 +575,7 @@ static int formats(rank *r) {
     gmm_gtp_view v = GMM_ZERO;
     gmm_shard shard = GMM_ZERO;
     gmm_error error = GMM_ZERO;
-    const int64_t line = F_COLS / 128 * 4; /* bytes of scales for 128 rows */
+    int64_t line; /* bytes of scales for 128 rows */
     unsigned char *host = (unsigned char *)calloc(1, 1 << 21);
     float *values = (float *)take(r, F_VALUES * sizeof *values, 0);
     void *gather, *reduce;
@@ -600,6 +600,7 @@ static int formats(rank *r) {
     shard.gtp_size = r->size;
     shard.gtp_rank = r->index;
     if (gmm_gtp_plan(&shard, &r->plan, &error)) return failed(r, error.status, "plan", error.text);
+    line = r->plan.shard_scale_bytes[0] / (r->plan.shard_rows / 128);
     for (int e = 0; e < F_COUNT; e++) {
         const gmm_shard_plan *p = &r->plan;
         gmm_gtp_weight w = GMM_ZERO;
@@ -710,7 +711,7 @@ static int connect_ranks(rank *r) {
             if (k == 0 && !nccl_made[r->c->via] && nccl_start(r, nccl_id)) return 1;
             config.comm = nccl[r->c->via][k][r->index];
             config.ctx = r->ctx;
-            config.windows = r->c->via != NCCL;
+            config.windows = r->c->via != NCCL && k == 0; /* gathers alone: see gmm_nccl_config */
             s = gmm_nccl_open(&config, &r->comm[k], &error);
 #endif
         }

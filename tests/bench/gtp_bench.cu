@@ -18,7 +18,7 @@ enum { K_GEMM, K_GATHER, K_REDUCE, KINDS };
 enum { NO_GATHER = 1 << K_GATHER, NO_REDUCE = 1 << K_REDUCE, NONE = NO_GATHER | NO_REDUCE };
 static const char *const KIND[KINDS] = {"compute", "gather", "reduce"};
 typedef enum way { PLAIN, WINDOWS, ENGINES, PEERS, WAYS } way;
-static const char *const WAY[WAYS] = {"nccl", "nccl windows", "nccl copy engines", "peer copies"};
+static const char *const WAY[WAYS] = {"nccl", "nccl-windows", "nccl-engines", "peers"}; /* engines: CTA policy zero */
 
 typedef struct shape { const char *name; int experts; int64_t n, k, tokens; } shape;
 static const shape SHAPES[] = {{"dsv3", 8, 4096, 7168, 16384}, {"dsv3/8k", 8, 4096, 7168, 8192},
@@ -216,7 +216,7 @@ static void connect_rank(rank *r) {
             gmm_nccl_config config = GMM_ZERO;
             config.comm = r->nccl[r->way == ENGINES][k];
             config.ctx = r->ctx;
-            config.windows = r->way != PLAIN;
+            config.windows = r->way != PLAIN && k == 0; /* gathers alone: see gmm_nccl_config */
             if (gmm_nccl_open(&config, c, &error)) die("nccl", error.text);
         }
         r->muted[k].rank = r;
@@ -842,7 +842,7 @@ int main(int argc, char **argv) {
         else {
             printf("usage: gtp_bench [--shapes=dsv3,dsv3/8k,small] [--ways=LIST] [--layers=4] [--steps=12]\n"
                    "                 [--prefetch=1|2] [--ranks=N] [--forward] [--json=FILE]\n"
-                   "ways: nccl, nccl windows, nccl copy engines, peer copies\n");
+                   "ways: nccl, nccl-windows, nccl-engines, peers\n");
             return strcmp(argv[i], "--help") != 0;
         }
     }

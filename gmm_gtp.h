@@ -4497,9 +4497,7 @@ static gmm_status gmm__watch_begin(gmm_gtp *g, gmm__gtp_domain *d, int which, gm
     }
     if (s || d->next[which] - d->oldest[which] == GMM__WATCHES) return s;
     w = &ring[at];
-    if (!w->begin) s = g->rt.event_create(g->rt.self, &w->begin);
-    if (!s && !d->watch_end[which][at]) s = g->rt.event_create(g->rt.self, &d->watch_end[which][at]);
-    if (!s) s = g->rt.event_record(g->rt.self, w->begin, gmm__gtp_stream(d, which), 0);
+    s = g->rt.event_record(g->rt.self, w->begin, gmm__gtp_stream(d, which), 0);
     if (!s) *out = w;
     return s;
 }
@@ -4514,15 +4512,19 @@ static gmm_status gmm__watch_end(gmm_gtp *g, gmm__gtp_domain *d, int which, gmm_
     return g->rt.event_record(g->rt.self, w->end, gmm__gtp_stream(d, which), 0);
 }
 
-/* Makes every event but those of watches; what has been made is destroyed by gmm_gtp_fini. */
+/* Makes every event; what has been made is destroyed by gmm_gtp_fini. */
 static gmm_status gmm__gtp_events(gmm_gtp *g) {
     gmm_status s = g->rt.event_create(g->rt.self, &g->graph_begin);
     int32_t i;
-    int k;
+    int k, n;
     for (i = 0; i < g->domain_count; i++)
         for (k = 0; k < 2; k++) {
             if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].fork[k]);
             if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].join[k]);
+            for (n = 0; n < GMM__WATCHES && !s; n++) {
+                s = g->rt.event_create(g->rt.self, &g->domains[i].watch[k][n].begin);
+                if (!s) s = g->rt.event_create(g->rt.self, &g->domains[i].watch_end[k][n]);
+            }
             if (!s) s = gmm__mark_create(g, &g->domains[i].staged[k]);
             if (!s && k) s = gmm__mark_create(g, &g->domains[i].cast);
         }

@@ -194,7 +194,7 @@ check "GMM_STATIC without the implementation is a worded error" static_alone
 
 cuda="-std=c++17 -Werror all-warnings -Xcompiler=-Wall,-Wextra -I."
 cuda_archs() {
-    $NVCC $cuda -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+    $NVCC $cuda --threads 2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
         -gencode arch=compute_100a,code=sm_100a -Xptxas -v -c -o "$W/cuda.o" $UNIT.cu > "$W/ptxas" 2>&1 ||
         { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas"; return 1; }
 }
@@ -218,13 +218,13 @@ cuda_symbols() {
 }
 cuda_torch() {
     $NVCC $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
-        -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -c -o "$W/cuda_torch.o" $UNIT.cu
+        -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -ptx -o "$W/cuda_torch.ptx" $UNIT.cu
 }
-cuda_cxx20() { $NVCC -std=c++20 -O1 -arch=sm_80 -I. -c -o "$W/cuda20.o" $UNIT.cu; }
-# cuda_units NAME FLAGS FIRST_DEFINES SECOND_DEFINES
+cuda_cxx20() { $NVCC -std=c++20 -O1 -arch=sm_80 -I. -ptx -o "$W/cuda20.ptx" $UNIT.cu; }
+# cuda_units NAME FLAGS FIRST_DEFINES SECOND_DEFINES; what links does not depend on how hard ptxas works
 cuda_units() {
-    $NVCC $cuda -arch=sm_80 $2 -x cu -DFIRST $3 -c -o "$W/$1a.o" tests/headers/units.c &&
-    $NVCC $cuda -arch=sm_80 $2 -x cu $4 -c -o "$W/$1b.o" tests/headers/units.c &&
+    $NVCC $cuda -Xptxas -O0 -arch=sm_80 $2 -x cu -DFIRST $3 -c -o "$W/$1a.o" tests/headers/units.c &&
+    $NVCC $cuda -Xptxas -O0 -arch=sm_80 $2 -x cu $4 -c -o "$W/$1b.o" tests/headers/units.c &&
     $NVCC -arch=sm_80 $2 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" && "$W/$1"
 }
 if [ -n "$NVCC" ]; then

@@ -46,7 +46,6 @@ small convert f32 to bf16
 small convert f16 to f16
 gmm_offsets sum one over
 runtime
-cublaslt empty groups, splits, tails linear_fwd bf16
 wgmma empty groups, splits, tails linear_fwd bf16
 wgmma empty groups, splits, tails linear_dgrad f16
 wgmma empty groups, splits, tails linear_wgrad bf16

@@ -636,11 +636,14 @@ static int formats(rank *r) {
         if (((float *)(void *)host)[i] != (float)i) return failed(r, GMM_E_ARG, "formats", "a maximum is wrong");
     for (int e = 0; e < F_COUNT; e++) {
         const int64_t data = r->plan.padded_rows * F_COLS, scales = r->plan.padded_rows / 128 * line;
-        CUDA(r, cudaMemcpy(host, (char *)v.mat.data + e * v.mat.group_stride, (size_t)data, cudaMemcpyDeviceToHost));
+        const char *codes = v.mat.table ? (const char *)v.mat.table[e] : (char *)v.mat.data + e * v.mat.group_stride;
+        const char *factors = v.mat.scale_table ? (const char *)v.mat.scale_table[e]
+                                                : (char *)v.mat.scale + e * scales;
+        CUDA(r, cudaMemcpy(host, codes, (size_t)data, cudaMemcpyDeviceToHost));
         for (int64_t i = 0; i < data; i++)
             if (host[i] != byte_of(e, i / F_COLS, i % F_COLS))
                 return failed(r, GMM_E_ARG, "formats", "a gathered byte is wrong");
-        CUDA(r, cudaMemcpy(host, (char *)v.mat.scale + e * scales, (size_t)scales, cudaMemcpyDeviceToHost));
+        CUDA(r, cudaMemcpy(host, factors, (size_t)scales, cudaMemcpyDeviceToHost));
         for (int64_t i = 0; i < scales; i++)
             if (host[i] != byte_of(e, 4096 + i / line, i % line))
                 return failed(r, GMM_E_ARG, "formats", "a gathered scale is wrong");
@@ -911,6 +914,10 @@ static void replays(int arg) {
         gpu_case c = plain();
         c.via = (via)arg;
         c.replay = parts;
+        c.layers = 2; /* small enough for this training to stay finite */
+        c.experts = 2;
+        c.rows = 64;
+        c.tokens = 32;
         c.steps = 100;
         compare(&c);
     }

@@ -7430,9 +7430,9 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtyp
             const int both = k->teams == 2;
             const double multiply = 64.0 * wide * height;
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
-            /* alone, half the columns share a row of A, which the L2 has forgotten where sums are deep */
-            const double sum = (double)depths * (multiply > move ? multiply : move) *
-                               (both ? 1.0 : 1.0 + (double)depths / 4000.0);
+            /* alone, half the columns share a row of A: more bytes, which show in low tiles and in deep sums */
+            const double more = both ? 1.0 : (height < 10.5 ? 1.05 : 1.0) + (double)depths / 4000.0;
+            const double sum = (double)depths * (multiply > move ? multiply : move) * more;
             /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
             const double out = wide * height * (f32 ? 5600.0 / k->out : both ? 195.0 : 660.0);
             const double tile = both ? sum + out + 400.0 : (sum > 0.5 * out ? sum : 0.5 * out) + 200.0;

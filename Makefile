@@ -60,13 +60,14 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test test-parts test-files examples bench bench-gtp probes gpu-report sanitize check fuzz help install \
+.PHONY: all run test test-parts test-files examples bench bench-gtp recipes probes gpu-report sanitize check fuzz help install \
         clean FORCE
 
 ##
 ## Targets
 ##   all                    the library object, tests, examples and programs (default)
-all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_planner $(EXAMPLES) $(EXAMPLES_CXX)
+all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_planner $(B)/loss_curves $(EXAMPLES) \
+     $(EXAMPLES_CXX)
 
 ##   run                    train a mixture-of-experts language model on this text; ARGS="--help" lists its flags
 run: $(B)/train_moe
@@ -106,6 +107,12 @@ BENCH_JSON := $(or $(patsubst --json=%,%,$(filter --json=%,$(ARGS))),$(B)/gpu_be
 probes: $(B)/probes
 	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }
 	$(Q)$<
+##   recipes                trains with every recipe and draws their held-out losses (build/recipes.svg); ARGS go to train_moe
+RECIPES := bf16 fp8-delayed fp8-current fp8-block mxfp8 nvfp4
+recipes: $(B)/train_moe $(B)/loss_curves
+	$(Q)for r in $(RECIPES); do $(B)/train_moe --recipe $$r --sample 0 --svg "" $(ARGS) > $(B)/recipe.$$r.log || exit 1; done
+	$(Q)$(B)/loss_curves $(B)/recipes.svg $(foreach r,$(RECIPES),$(r)=$(B)/recipe.$(r).log)
+
 ##   bench-gtp              gathers and reductions of GTP alone and beside GEMMs, on the GPUs of this host, over NCCL and
 ##                          peer copies, and a timeline of a step; ARGS="--shapes=dsv3 --ways=nccl,peers" and others;
 ##                          with NCCL_TESTS= (a folder of nccl-tests' programs) their figures too
@@ -314,7 +321,7 @@ LINK_C = $(Q)mkdir -p $(@D) && $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) @$(P)
 $(B)/gmm_tests: $(TEST_OBJ) $(B)/obj/examples/common/safetensors.o $(B)/gmm.o $(P)/cjson
 	$(call say,LINK,$@)
 	$(LINK_C) @$(P)/cjson -lm
-$(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_planner: $(B)/%: $(B)/obj/examples/apps/%.o $(COMMON_OBJ) $(B)/gmm.o $(P)/cjson
+$(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_planner $(B)/loss_curves: $(B)/%: $(B)/obj/examples/apps/%.o $(COMMON_OBJ) $(B)/gmm.o $(P)/cjson
 	$(call say,LINK,$@)
 	$(LINK_C) @$(P)/cjson -lm
 $(B)/cpu_gemm: $(B)/obj/tests/bench/cpu_gemm.o $(B)/gmm.o $(P)/openblas

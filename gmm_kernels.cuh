@@ -5656,8 +5656,8 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                 int live, both;
                 gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, item, GMM__OF(cols), most, (int32_t)pair,
                                (int32_t)rank, &t);
-                /* A group that takes turns has not followed the stages between its tiles, and a parity tells a phase only
-                   from the one before: so whatever was sent for has come before a tile is told. */
+                /* A group that takes turns has not followed the stages between its tiles, and a parity tells a phase
+                   only from the one before: so whatever was sent for has come before a tile is told. */
                 for (i = 1; GMM__OF(teams) == 1 && i <= GMM__OF(stages) && i <= at; i++)
                     gmm_bar_wait(bars + 16 * ((at - i) % GMM__OF(stages)), (at - i) / GMM__OF(stages) & 1);
                 if (lane == 0) {

@@ -15,8 +15,8 @@ void device_close(void);
 void *device_alloc(size_t bytes, size_t alignment, int huge);
 void device_reset(void);
 
-/* Put, copy and set come before what the stream takes later, and for another stream after device_wait; the host's memory
-   is free for other use on return. Get waits for the stream. */
+/* Put, copy and set come before what the stream takes later, and for another stream after device_wait; the host's
+   memory is free for other use on return. Get waits for the stream. */
 void device_put(void *device, const void *host, size_t bytes);
 void device_get(void *host, const void *device, size_t bytes);
 void device_copy(void *to, const void *from, size_t bytes);
@@ -37,8 +37,8 @@ void device_graph_free(void *graph);
 
 /* What a block of device_stamp's kernel saw: the GPU's clock in nanoseconds, and its multiprocessor. */
 typedef struct device_stamp { uint64_t begin, end, processor; } device_stamp;
-/* Enqueues `blocks` blocks that each take a multiprocessor's whole shared memory if `whole`, stay for `nanoseconds`, and
-   then write their stamps. NULL, or the text of an error. */
+/* Enqueues `blocks` blocks that each take a multiprocessor's whole shared memory if `whole`, stay for `nanoseconds`,
+   and then write their stamps. NULL, or the text of an error. */
 const char *device_stamps(gmm_stream stream, device_stamp *to, int blocks, int whole, uint64_t nanoseconds);
 int device_processors(void);
 

@@ -175,8 +175,8 @@ static image image_of(const operand *o, gmm_direction direction, int32_t units, 
 
 /* Element (line, along) of unit g in double; row and start as gmm_scale_base takes them; n rows in the unit. Of NV16
    what the amax leaves if `whole` is 0: code times scale. */
-static double element(const image *r, int whole, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols, int64_t line,
-                    int64_t along) {
+static double element(const image *r, int whole, int64_t g, int64_t row, int64_t start, int64_t n, int64_t cols,
+                      int64_t line, int64_t along) {
     const operand *o = r->o;
     const gmm_mat *m = r->m;
     const int k = r->direction == GMM_COLUMNWISE, apart = k && m->scaling == GMM_SCALING_MX32;

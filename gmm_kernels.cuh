@@ -1826,8 +1826,8 @@ typedef struct gmm_fp8_tile {
     int32_t start;
 } gmm_fp8_tile;
 
-/* Stages of a tile; an empty sum has none. */
-GMM__DEVICE uint32_t gmm_fp8_depths(int32_t k) { return (uint32_t)(k + 127) / 128; }
+/* Stages of a tile. An empty sum takes one, of nothing: stages are what keeps the ring of tiles from being overrun. */
+GMM__DEVICE uint32_t gmm_fp8_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
 
 /* Prefix sums of the groups' rows in padded copies [G + 1]. One warp. */
 GMM__DEVICE void gmm_fp8_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
@@ -6052,7 +6052,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                 boxes_a = f.t.units / 4 + f.t.units % 4;
                 bytes = (uint32_t)boxes_b * 8192 * GMM__OF(mb) + (uint32_t)f.t.units * 2048;
                 live = lane < boxes_b + boxes_a;
-                if (f.t.cols <= 0) live = 0, bytes = 0;
+                if (f.t.cols <= 0 || f.t.k == 0) live = 0, bytes = 0;
                 x = ragged ? f.start : 0;
                 end = wrap = 0;
                 if (lane < boxes_b) {
@@ -6105,8 +6105,8 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
                 gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
                 if (f->t.units == 0) break;
                 depths = gmm_fp8_depths(f->t.k);
-                cols = plain ? 0 : f->t.cols - (GMM__KIND == GMM_FP8_BOTH ? lane : 0);
-                rows = !plain && f->t.cols > 0 ? f->t.rows - lane : 0;
+                cols = plain || f->t.k == 0 ? 0 : f->t.cols - (GMM__KIND == GMM_FP8_BOTH ? lane : 0);
+                rows = !plain && f->t.cols > 0 && f->t.k > 0 ? f->t.rows - lane : 0;
                 from_a = gmm_fp8_scales_a(&args, f, &step_a) + f->t.m0 + lane;
                 from_b = gmm_fp8_scales_b(&args, f, &step_b, &block_b);
                 from_b += GMM__KIND == GMM_FP8_BOTH ? f->t.n0 + lane : f->t.n0 / 128 * block_b;
@@ -6159,13 +6159,14 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
             depths = gmm_fp8_depths(t->k);
-            if (t->cols <= first) { /* nothing to multiply: hands the stages back */
+            if (t->cols <= first || t->k == 0) { /* nothing to multiply: hands the stages back */
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages);
                     gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
                     if ((threadIdx.x & 31) < pair) gmm_bar_arrive(bars + 16 * s + 8, threadIdx.x & 31);
                 }
-                continue;
+                __syncwarp();
+                if (t->cols <= first) continue;
             }
 #pragma unroll
             for (j = 0; j < GMM__OF(mb); j++)

@@ -143,7 +143,7 @@ gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	echo; echo 'Benchmark'; } >> $$file; \
 	cat $(B)/gpu-report.bench >> $$file; cat $$file; exit $$status
 
-##   sanitize               every GPU operation under memcheck, racecheck, initcheck and synccheck of compute-sanitizer;
+##   sanitize               GPU operations under memcheck, racecheck, initcheck and synccheck of compute-sanitizer;
 ##                          ARGS="memcheck" names the tools
 sanitize: $(B)/gmm_tests
 	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }

@@ -192,7 +192,7 @@ typedef struct gmm_options {
     int32_t sm_limit;            /* GPU: multiprocessors to use, 0 = all. Never changes results */
     int32_t allow_nondeterminism;/* 1: floating-point atomics may be used */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
-    int32_t fp8_fast_accum;      /* 1: FP8 products may skip promotion */
+    int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion where scales are by tensor or row. Changes results */
     int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, for trying them;
                                     0, or more than there are: the one expected to be fastest. Never changes results */
 } gmm_options;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every GPU operation under each tool of compute-sanitizer, on small cases: `make sanitize`.
+# GPU operations in bf16, f16 and f32 under each tool of compute-sanitizer, on small cases: `make sanitize`.
 # Arguments: the tools, all four if none. JOBS processes share the cases, LIMIT seconds each; B: the build folder.
 # One line per process: ok, FAIL (the log's last lines follow), or limit; the logs, with the seconds of each case, are
 # kept in $B/sanitize.

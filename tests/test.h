@@ -2,7 +2,7 @@
  *
  * HOW TO ADD A FILE
  *     1. tests/test_NAME.c includes "test.h" (which includes gmm.h's declarations), and exports one function that adds
- *        its cases; the name of a case opens with the row of the test matrix (specs/grouped-linear-and-mlp.md 9):
+ *        its cases; the name of a case opens with the row of the test matrix (rowN):
  *
  *            static void relu(int arg) { ... T_OK(gmm_act_fwd(T.ctx, ...)); ... }
  *            void tests_NAME(void) {

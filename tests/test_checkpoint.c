@@ -1,4 +1,4 @@
-/* test_checkpoint.c - names, normalizers, plans and their geometry; rows of specs/checkpoint-and-megatron.md 8.6 */
+/* test_checkpoint.c - names, normalizers, plans and their geometry */
 #include "test.h"
 
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* test_checkpoint_files.c - the reader of safetensors files: rows 66 to 68 of specs/checkpoint-and-megatron.md 8.6, and
+/* test_checkpoint_files.c - the reader of safetensors files: rows 66 to 68, and
    the inputs that fuzzing kept. tests/checkpoint_files.py tests whole programs on files. */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L

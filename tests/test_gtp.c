@@ -1,4 +1,4 @@
-/* test_gtp.c - shard plans, extents, process grids, memory; row numbers are those of specs/gtp.md 11 */
+/* test_gtp.c - shard plans, extents, process grids, memory */
 #include "test.h"
 
 #include "gmm_gtp.h"
@@ -733,7 +733,7 @@ static void memory_errors(int arg) {
     T_REFUSED_TEXT(GMM_E_VERSION, gmm_gtp_memory_add(&good, &m, &e), e.text, "memory->struct_size", NULL);
 }
 
-/* The tokens at which a gather takes as long as the GEMM before it (specs/gtp.md 12): there nothing but the head is
+/* The tokens at which a gather takes as long as the GEMM before it: there nothing but the head is
    exposed, below it is. Then a step by hand. */
 static void foresee(int arg) {
     static const struct row { double tokens; int32_t g; double link; } rows[] = {

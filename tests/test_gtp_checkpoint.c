@@ -1,5 +1,4 @@
-/* test_gtp_checkpoint.c - shards to and from checkpoints: gmm_gtp_export, gmm_gtp_import; row numbers and defects are
-   those of specs/gtp.md 11 and 9 */
+/* test_gtp_checkpoint.c - shards to and from checkpoints: gmm_gtp_export, gmm_gtp_import */
 #include "test.h"
 
 #include "gmm_gtp.h"

@@ -1,5 +1,5 @@
 /* test_gtp_order.c - the order of work in the GTP runtime, on CPU ranks: every schedule, every wait. Cases are called
-   after the rows of specs/gtp.md 11 and the defects of its section 9 that they guard against. */
+   after the rows of the test matrix and the defects that they guard against. */
 #include "gtp_case.h"
 
 #include <stdio.h>

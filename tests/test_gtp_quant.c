@@ -1,5 +1,5 @@
 /* test_gtp_quant.c - quantize-then-gather on CPU ranks: what arrives is, bit for bit, what one rank makes of the whole
-   matrix. Row numbers and defects are those of specs/gtp.md 11 and 9. */
+   matrix. */
 #include "test.h"
 
 #include "gmm_gtp.h"

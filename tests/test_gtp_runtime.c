@@ -1,5 +1,4 @@
-/* test_gtp_runtime.c - formats on the wire, scales, domains, graphs, failures and errors of the GTP runtime; row
-   numbers and defects are those of specs/gtp.md 11 and 9 */
+/* test_gtp_runtime.c - formats on the wire, scales, domains, graphs, failures and errors of the GTP runtime */
 #include "test.h"
 
 #include "gmm_gtp.h"

@@ -1,4 +1,4 @@
-/* test_layout.c - gmm_layout_of and the swizzled scale order (specs/quantization.md 7.7, vectors 111-113, 116) */
+/* test_layout.c - gmm_layout_of and the swizzled scale order (vectors 111-113, 116) */
 #include "test.h"
 
 #include <string.h>
@@ -79,7 +79,7 @@ static void group_offsets(int arg) {
     }
 }
 
-/* Every format and direction at random shapes, against the table of specs/quantization.md 3.1. */
+/* Every format and direction at random shapes, against the table of the layouts. */
 static void random_shapes(int arg) {
     (void)arg;
     for (int i = 0; i < 4000; i++) {

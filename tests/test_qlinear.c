@@ -1,4 +1,4 @@
-/* test_qlinear.c - grouped linear with quantized operands (specs/grouped-linear-and-mlp.md 9, rows 31 to 34 and, for
+/* test_qlinear.c - grouped linear with quantized operands (rows 31 to 34 and, for
    every recipe, 8 to 17). References: codes times scales in double, read from the copies by the layout functions that
    test_quantize.c checks. */
 #include "test.h"
@@ -717,7 +717,7 @@ static void poison_padding(const qrun *r, const qcase *c, const operand *o, gmm_
     t_upload(im.m->scale, scale, scale_bytes);
 }
 
-/* Vector 120 of specs/quantization.md: what pads elements and scales reaches no result. */
+/* Vector 120: what pads elements and scales reaches no result. */
 static void padding(int arg) {
     EACH_OP(i, arg) {
         const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 160, .extra = 30,

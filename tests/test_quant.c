@@ -1,5 +1,5 @@
-/* test_quant.c - codecs of 8 and 4 bits, scale rules, recipes and the host quantizer to the bit: the vectors of
-   specs/quantization.md 7.1 to 7.7, by their numbers. Oracles: values in double, and NVIDIA's own host conversions
+/* test_quant.c - codecs of 8 and 4 bits, scale rules, recipes and the host quantizer to the bit: test vectors
+   by their numbers. Oracles: values in double, and NVIDIA's own host conversions
    where the CUDA headers are installed. */
 #include "test.h"
 

@@ -1,5 +1,5 @@
-/* test_quantize.c - quantize, requantize, dequantize and the scale update as operations (specs/quantization.md 2 to 4,
-   and rows 36 to 38). Every byte of every copy is compared: elements, scales, padding, and what must stay untouched.
+/* test_quantize.c - quantize, requantize, dequantize and the scale update as operations (rows 36
+   to 38). Every byte of every copy is compared: elements, scales, padding, and what must stay untouched.
    The reference walks whole matrices by the definitions; only scalar codecs and scale rules are shared with the
    library, which test_quant.c holds against oracles. */
 #include "test.h"

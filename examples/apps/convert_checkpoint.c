@@ -1,7 +1,7 @@
 /* convert_checkpoint.c - expert weights from any layout into any other, over safetensors files of any size.
  * SPDX-License-Identifier: MIT
  *
- * Names, layouts and slices are gmm's checkpoint plans (gmm.h, section 12); this program brings the files: it lists the
+ * Names, layouts and slices are gmm's checkpoint plans (gmm.h, section 13); this program brings the files: it lists the
  * tensors of the input, lets gmm plan, verify and cost the conversion, and applies the moves from file to file through
  * a scratch of fixed size. Nothing stands under the output's name before it is whole; a run that was stopped goes on
  * where it was.

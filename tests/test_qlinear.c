@@ -465,6 +465,21 @@ static void empties(int arg) { /* rows 8 to 12 */
     }
 }
 
+/* wgrad of empty groups in a row, each of more tiles than a block of two can have told ahead. */
+static void idle(int arg) {
+    static const int64_t sizes[7] = { 3, 0, 0, 0, 0, 20, 0 };
+    qcase c = { .op = GMM_OP_LINEAR_WGRAD, .setup = arg, .groups = 7, .sizes = sizes, .K = 1024, .N = 768,
+                .fill = T_REALS };
+    for (int limited = 0; limited < 2; limited++) {
+        qrun r;
+        build(&r, &c);
+        r.options.sm_limit = limited ? 2 : 0;
+        r.d.options = &r.options;
+        T_OK(run(&r.d, c.op));
+        check(&r, &c);
+    }
+}
+
 static void tails(int arg) { /* rows 13 to 15: what is past the sum is NaN in sources and copies */
     EACH_OP(i, arg)
         for (int tail = 0; tail < 2; tail++) {
@@ -792,6 +807,7 @@ void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "row16 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(faults, i, "row17 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear alone %s", setup_of(i).name);
+    for (int i = 0; i < 3; i++) t_add(idle, i, "row10 qlinear idle groups of many tiles %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(padding, i, "qlinear padding %s", setup_of(i).name);
     t_add(exact, 0, "qlinear exact fp8 delayed"); /* whose scales are 1 */
     t_add(exact, 2, "qlinear exact fp8 block");

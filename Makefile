@@ -16,6 +16,8 @@ NVCC ?=
 CUDA_HOME ?=
 GPU ?=
 NCCL_HOME ?=
+# NVLink multicast stays off wherever our programs call NCCL
+export NCCL_NVLS_ENABLE ?= 0
 NCCL_TESTS ?=
 CONFIG ?= release
 PREFIX ?= /usr/local

@@ -29,11 +29,11 @@
  *     GMM_NO_CUBLASLT        under nvcc: leaves out the CUBLASLT engine, so that nothing links with -lcublasLt
  *     GMM_MALLOC, GMM_FREE   host allocation of contexts where gmm_config has no allocator; both or none; default
  *                            malloc and free. Signatures: void *GMM_MALLOC(size_t), void GMM_FREE(void *)
- *     GMM_ASSERT             internal consistency checks; default: none
  *
  * WHAT EVERY OPERATION KEEPS
  *     Shapes      Matrices are row-major. T is the capacity (rows of activation buffers), G the number of groups, K and
- *                 N the in and out features. Any row count >= 0 per group, any G, K, N.
+ *                 N the in and out features. Any row count >= 0 per group, any G, K, N that the engine takes (GPUs:
+ *                 below about 2^31).
  *     Splits      Group sizes may live on the device; the host reads none of them, so a captured graph can be replayed
  *                 with other sizes. Rows past their sum never influence a result and are kept or zeroed (gmm_tail).
  *     Arithmetic  fp32 accumulation and one rounding at the store; bias, activation and probabilities in fp32.
@@ -95,7 +95,7 @@ typedef struct gmm_allocator {
 
 typedef enum gmm_log_level {
     GMM_LOG_NONE = 0,
-    GMM_LOG_WARN = 1,  /* a request was served otherwise than asked */
+    GMM_LOG_WARN = 1,  /* nothing so far: what cannot be served as asked is refused */
     GMM_LOG_INFO = 2,  /* contexts: what they run on */
     GMM_LOG_TRACE = 3, /* every operation: the engine that serves it, and why others declined */
     GMM_LOG_LEVEL_MAX = 0x7fffffff
@@ -190,7 +190,7 @@ typedef struct gmm_options {
     uint32_t struct_size;
     gmm_engine engine;           /* AUTO: the context's default, else the best engine whose plan says yes */
     int32_t sm_limit;            /* GPU: multiprocessors to use, 0 = all. Never changes results */
-    int32_t allow_nondeterminism;/* 1: floating-point atomics may be used */
+    int32_t allow_nondeterminism;/* 0 or 1; no engine makes use of it */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
     int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion where scales are by tensor or row. Changes results */
     int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, for trying them;
@@ -1476,9 +1476,6 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
 #ifndef GMM_MALLOC
 #define GMM_MALLOC(bytes) malloc(bytes)
 #define GMM_FREE(memory) free(memory)
-#endif
-#ifndef GMM_ASSERT
-#define GMM_ASSERT(condition) ((void)0)
 #endif
 
 #ifdef __CUDACC__

@@ -1576,7 +1576,7 @@ typedef struct gmm__call {
 } gmm__call;
 
 /* How an engine serves a call: made by its pure plan function, carried out by its launch function. */
-enum { GMM__PARTS = 8 };
+enum { GMM__PARTS = 11 };
 typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;
@@ -6074,7 +6074,12 @@ enum {
     GMM__MMA_TABLE,   /* [G] addresses each: tables that stood on the host */
     GMM__MMA_TABLE2,
     GMM__MMA_SCALES,
-    GMM__MMA_PIECES   /* bias gradient; the WGMMA engine's tables of many groups */
+    GMM__MMA_PIECES,  /* bias gradient; the WGMMA engine's tables of many groups */
+    GMM__WGMMA_A,     /* copies as 16-bit elements */
+    GMM__WGMMA_B,
+    GMM__WGMMA_FACTOR, /* [G] float: what multiplies the groups' sums */
+    GMM__WGMMA_UNITS,  /* [G + 1] int32: of 16 rows, of groups that are turned */
+    GMM__WGMMA_ENDS    /* [G + 1] int64: 16 times these */
 };
 
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
@@ -7406,9 +7411,11 @@ static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, g
     return 1;
 }
 
-/* The kernel that is likely to be fastest for groups of equal size, or -1. All kernels give the same bits. A stage
-   costs the clocks of its products or of its shared memory, whichever are more; a tile also costs its way out. */
-static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t processors) {
+/* Of the kernels for `kernel` the one that is likely to be fastest for groups of equal size, or -1. All give the same
+   bits. A stage costs the clocks of its products or of its shared memory, whichever are more; a tile also costs
+   its way out. */
+static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel, gmm_dtype dtype,
+                                 int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
@@ -7419,7 +7426,7 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_dtyp
     int32_t choice = -1, nth = 0, i, u;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        if (k->op != op || k->dtype != dtype) continue;
+        if (k->op != kernel || k->dtype != dtype) continue;
         if (++nth == call->options.tile) return i;
         for (u = k->units; u > k->units / 2; u--) { /* the heights that the device chooses among */
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
@@ -7488,40 +7495,112 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     return 1;
 }
 
-static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
-    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+/* What products of 16-bit operands come to: tile, blocks, workspace. `kernel` is the kernel's operation: dgrad by
+   weights that stand as those of fwd is one. */
+static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel,
+                                 gmm_dtype dtype) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    const int a = fwd ? GMM__X_ : GMM__DY, b = wgrad ? GMM__X_ : GMM__W, d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
+    const int a = gmm__mma_factor_a(op), b = gmm__mma_factor_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
     const int64_t huge = INT32_MAX - 1024;
-    const gmm_dtype dtype = call->mat[a].dtype;
     const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
     const gmm_sm90_kernel *k;
     int64_t tiles;
-    if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
-    if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
-    if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
     if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
     if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
         return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
-    plan->kernel = gmm__wgmma_choose(call, op, dtype, processors);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
     /* where the device chooses, tiles have more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
     if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
-    if (!gmm__wgmma_takes(call, a, fwd ? "x" : "dy", plan) || !gmm__wgmma_takes(call, b, wgrad ? "x" : "w", plan))
-        return 0;
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
     if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
     if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
-    (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks", (int)k->units * 16, (int)k->cols,
+    return 1;
+}
+
+/* MX32 and NV16: copies become 16-bit elements in the workspace, which are multiplied. */
+static int gmm__wgmma_expands(const gmm__call *call, gmm_gemm_op op) {
+    const gmm_scaling scaling = call->mat[gmm__mma_factor_b(op)].scaling;
+    return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
+}
+/* Columnwise NV16 has its lines along the contraction: tokens are turned, and weights are those of another fwd. */
+static int gmm__wgmma_turns(const gmm__call *call, gmm_gemm_op op) {
+    return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
+}
+/* Rows and columns of what side 0 (A) or 1 (B) becomes; none if it is multiplied as it stands. */
+static int64_t gmm__wgmma_expanded(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
+    const int64_t G = call->groups.count;
+    const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
+    const int weight = role == GMM__W, turned_weight = call->mat[role].scaling == GMM_SCALING_NV16 &&
+                                                      call->direction[role] == GMM_COLUMNWISE;
+    *cols = weight ? (turned_weight ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
+    if (call->mat[role].scaling == GMM_SCALING_NONE) return 0;
+    return weight ? G * (turned_weight ? call->in : call->out)
+                  : call->rows + (gmm__wgmma_turns(call, op) ? 15 * G : 0);
+}
+
+static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const gmm_mat *a = &call->mat[gmm__mma_factor_a(op)], *b = &call->mat[gmm__mma_factor_b(op)];
+    const int64_t G = call->groups.count;
+    const int nv = b->scaling == GMM_SCALING_NV16;
+    const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
+    const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
+    int64_t spans = 0, elements = 0;
+    int side;
+    if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
+        return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
+                            gmm_scaling_name(b->scaling));
+    if ((a->flags | b->flags) & (uint32_t)GMM_MAT_ROW_AMAX) return gmm__decline(plan, "applies no amax per row");
+    if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype)) return 0;
+    if (a->scaling == GMM_SCALING_NONE &&
+        !gmm__wgmma_takes(call, gmm__mma_factor_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
+        return 0;
+    for (side = 0; side < 2; side++) {
+        int64_t cols;
+        const int64_t rows = gmm__wgmma_expanded(call, op, side, &cols);
+        if (rows > INT32_MAX / gmm__ceil_div(cols, 64)) return gmm__decline(plan, "converts no so many rows");
+        spans += rows * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
+        elements += rows * cols;
+        if (rows) gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
+    }
+    if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, (size_t)G * sizeof(float));
+    if (gmm__wgmma_turns(call, op)) {
+        gmm__reserve(plan, GMM__WGMMA_UNITS, (size_t)(G + 1) * sizeof(int32_t));
+        gmm__reserve(plan, GMM__WGMMA_ENDS, (size_t)(G + 1) * sizeof(int64_t));
+    }
+    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
+    plan->grid[1] = gmm__grid(gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount), call->options.sm_limit,
+                              64, gmm__ceil_div(spans, GMM_EXPAND_THREADS / 32));
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, tile %d x %d, %d blocks",
+                   gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
+                   (long long)(elements >> 19), (int)gmm_sm90_kernels[plan->kernel].units * 16,
+                   (int)gmm_sm90_kernels[plan->kernel].cols, (int)plan->grid[0]);
+    return 1;
+}
+
+static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op);
+    const gmm_dtype dtype = call->mat[ra].dtype;
+    if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
+    if (gmm__wgmma_expands(call, op)) return gmm__wgmma_plan_expanded(call, plan, op);
+    if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
+    if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
+    if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype) ||
+        !gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_takes(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
+        return 0;
+    (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks",
+                   (int)gmm_sm90_kernels[plan->kernel].units * 16, (int)gmm_sm90_kernels[plan->kernel].cols,
                    (int)plan->grid[0]);
     return 1;
 }
@@ -7552,42 +7631,107 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     return gmm__cuda_status(call, e);
 }
 
+/* Converts the copies of a product and puts what they become in their place. `product` holds the rest, and the split:
+   offsets, where tokens are converted. */
+static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const int turns = gmm__wgmma_turns(call, op);
+    const int64_t G = call->groups.count;
+    gmm_expand_args args;
+    cudaError_t e = cudaSuccess;
+    int side;
+    memset(&args, 0, sizeof args);
+    args.dtype = gmm_sm90_kernels[plan->kernel].dtype;
+    args.groups = call->groups.count;
+    args.offsets = (const int64_t *)product->groups.splits;
+    args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    for (side = 0; side < 2; side++) {
+        const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
+        gmm_expand_side *s = &args.side[side];
+        gmm_kmat *m = side ? &product->p.b : &product->p.a;
+        int64_t cols;
+        if (call->mat[role].scaling == GMM_SCALING_NONE) continue;
+        (void)gmm__wgmma_expanded(call, op, side, &cols);
+        s->from = call->mat[role];
+        s->from.table = m->table;
+        if (role == GMM__W && s->from.scale_table && (s->from.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
+            s->from.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
+            e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[role].scale_table, G, stream);
+            if (e != cudaSuccess) return gmm__cuda_status(call, e);
+        }
+        s->to = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
+        s->direction = call->direction[role];
+        s->grouped = role != GMM__W;
+        s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
+        s->cols = (int32_t)(role == GMM__DY ? call->out : call->in);
+        m->dtype = args.dtype;
+        m->data = s->to;
+        m->table = NULL;
+        m->ld = cols;
+        m->stride = role == GMM__W ? call->in * call->out * 2 : 0;
+    }
+    if (call->mat[gmm__mma_factor_b(op)].scaling == GMM_SCALING_NV16) {
+        args.alpha = product->p.alpha;
+        args.alpha_per_group = product->p.alpha_per_group;
+        args.factor = (float *)gmm__part(plan, GMM__WGMMA_FACTOR);
+        product->p.alpha = args.factor;
+        product->p.alpha_per_group = 1;
+    }
+    if (turns) {
+        args.units = (const int32_t *)gmm__part(plan, GMM__WGMMA_UNITS);
+        args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_ENDS);
+        product->groups.splits = args.ends;
+        product->groups.capacity = product->p.capacity = call->rows + 15 * G;
+    }
+    return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], gmm__mma_early(call), &args, stream));
+}
+
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD, quantized = gmm__quantized(call);
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const int wgrad = op == gmm_gemm_wgrad, expands = gmm__wgmma_expands(call, op);
+    const int fp8 = gmm__quantized(call) && !expands;
+    const int tokens = expands && call->mat[gmm__mma_factor_a(op)].scaling != GMM_SCALING_NONE;
     gmm_sm90_args args;
-    gmm_status s;
+    gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
 
     memset(&args, 0, sizeof args);
     args.groups = call->groups;
-    if (call->groups.on_host) {
+    if (call->groups.on_host || tokens) {
         int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-        if ((s = gmm__mma_offsets(call, offsets, NULL, 1, stream)) != GMM_OK) return s;
+        if (expands && gmm__wgmma_turns(call, op)) /* first: tiles of 16 rows, to another place */
+            s = gmm__mma_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_UNITS), 16, stream);
+        if (s == GMM_OK)
+            s = gmm__mma_offsets(call, offsets, tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
+                                 GMM_GROUP_ROWS, stream);
+        if (s != GMM_OK) return s;
         args.groups.splits = offsets;
         args.groups.form = GMM_SPLIT_OFFSETS;
         args.groups.dtype = GMM_I64;
         args.groups.on_host = args.groups.row_align = 0;
     }
-    if ((s = gmm__mma_product_args(plan, gmm__wgmma_op(call->op), &args.p, stream)) != GMM_OK) return s;
-    if (call->rows == 0) { /* token matrices may have no address then, and maps need one */
-        args.p.a.data = plan->workspace;
-        if (wgrad) args.p.b.data = plan->workspace;
-        else args.p.d.data = plan->workspace;
-    }
-    if (!quantized) args.units_max = wgrad ? gmm_sm90_kernels[plan->kernel].units : 0;
-    if (!quantized && call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
-        args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+    if ((s = gmm__mma_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
     if (args.p.zero_tail && !wgrad) {
         gmm_tail_args tail;
         tail.d = args.p.d;
         tail.groups = args.groups;
         tail.n = args.p.n;
         e = gmm_launch_tail(plan->grid[0], &tail, stream);
+        if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
-    if (e == cudaSuccess && quantized) return gmm__wgmma_launch_fp8(plan, &args, stream);
-    if (e == cudaSuccess) e = gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
-    return gmm__cuda_status(call, e);
+    if (expands && (s = gmm__wgmma_expand(plan, &args, stream)) != GMM_OK) return s;
+    if (call->rows == 0) { /* token matrices may have no address then, and maps need one */
+        args.p.a.data = plan->workspace;
+        if (wgrad) args.p.b.data = plan->workspace;
+        else args.p.d.data = plan->workspace;
+    }
+    if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
+    args.units_max = wgrad ? gmm_sm90_kernels[plan->kernel].units : 0;
+    if (call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
+        args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+    return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
 }
 
 #endif /* __CUDACC__ */

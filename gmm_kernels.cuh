@@ -2007,6 +2007,256 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
 }
 
+/* .................................................................. Copies as operands of 16-bit products ... */
+
+/* MX32 and NV16 copies as matrices of 16-bit elements, code times scale, as the products of quantized operands make
+   them in shared memory, for the products of 16-bit matrices. Copies whose lines run along the contraction, and
+   columnwise MX32, keep their places: rows of `to` are rows of the copy, without gaps. Columnwise NV16 tokens are
+   turned, since wgrad's operands stand as [k][lines]: rows of `to` are tokens, each group's behind the one before and
+   filled up to a multiple of 16 rows, which transformed copies use and others have as zeros. */
+typedef struct gmm_expand_side {
+    gmm_mat from;          /* tables in device memory; dtype GMM_NONE = absent */
+    uint16_t *to;
+    gmm_direction direction;
+    int32_t grouped;       /* tokens */
+    int32_t rows, cols;    /* of each matrix that was quantized; of tokens the capacity */
+} gmm_expand_side;
+
+typedef struct gmm_expand_args {
+    gmm_expand_side side[2];
+    gmm_dtype dtype;
+    int32_t groups;
+    const int64_t *offsets; /* [G + 1] */
+    const int32_t *tiles;   /* [G + 1] prefix sums of tiles of GMM_GROUP_ROWS rows */
+    const int32_t *units;   /* [G + 1] of 16 rows; turned copies */
+    int64_t *ends;          /* [G + 1] receives 16 times these */
+    const float *alpha;     /* [G] or [1]; NULL = 1 */
+    int32_t alpha_per_group;
+    float *factor;          /* [G] receives what multiplies the groups' sums; NULL = not wanted */
+} gmm_expand_args;
+
+enum {
+    GMM_EXPAND_THREADS = 512,
+    GMM_EXPAND_SPAN = 1024, /* elements of a row that a warp takes at once */
+    GMM_TURN_THREADS = 256
+};
+
+/* Eight codes at `from` as they stand, the first in the lowest bits. */
+GMM__DEVICE uint2 gmm_expand_codes(int fp4, const uint8_t *from) {
+    const int bytes = fp4 ? 4 : 8;
+    uint2 v = make_uint2(0u, 0u);
+    int i;
+    if (((uintptr_t)from & (uintptr_t)(bytes - 1)) == 0) {
+        if (fp4) v.x = __ldcs((const unsigned *)(const void *)from);
+        else v = __ldcs((const uint2 *)(const void *)from);
+        return v;
+    }
+#pragma unroll 1
+    for (i = bytes - 1; i >= 0; i--) {
+        v.y = __funnelshift_l(v.x, v.y, 8);
+        v.x = v.x << 8 | from[i];
+    }
+    return v;
+}
+
+/* A scale byte as an element. */
+GMM__DEVICE uint32_t gmm_expand_scale(gmm_dtype dtype, gmm_scaling scaling, uint32_t byte) {
+    uint32_t v[2];
+    if (scaling == GMM_SCALING_MX32) return byte == 0 ? 0x0040u : byte == 255 ? 0x7FFFu : byte << 7;
+    gmm_q_fp8(dtype, GMM_E4M3, byte, v);
+    return v[0] & 0xFFFFu;
+}
+
+/* Row `row` of all rows of a side, elements [c0, c0 + GMM_EXPAND_SPAN) of `width`. One warp. */
+GMM__DEVICE void gmm_expand_row(const gmm_expand_args *args, const gmm_expand_side *s, int32_t row, int32_t c0,
+                                int32_t width) {
+    enum { STEPS = GMM_EXPAND_SPAN / 256 };
+    const gmm_scaling scaling = s->from.scaling;
+    const int fp4 = s->from.dtype == GMM_E2M1, block = scaling == GMM_SCALING_MX32 ? 32 : 16;
+    const int columnwise = s->direction == GMM_COLUMNWISE, apart = columnwise && scaling == GMM_SCALING_MX32;
+    const int32_t height = columnwise && !apart ? s->cols : s->rows, first = c0 + 8 * (int32_t)(threadIdx.x & 31u);
+    int64_t from_row = 0, start = 0, rows = s->rows;
+    uint2 codes[STEPS], bytes[STEPS]; /* scale bytes of eight lines, or one */
+    int32_t g = 0, local, i, j;
+    gmm__qview v;
+    gmm_qsteps steps;
+    if (s->grouped) {
+        gmm_find_group64(args->offsets, args->groups, row, &g);
+        from_row = args->offsets[g];
+        rows = args->offsets[g + 1] - from_row;
+        start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
+        local = row - (int32_t)from_row;
+    } else {
+        g = row / height;
+        local = row % height;
+    }
+    v = gmm__qview_of(&s->from, s->direction, s->grouped, g, from_row, start, rows, s->cols);
+    steps = gmm_q_steps(&s->from, apart, v.lines);
+    v.data += (int64_t)local * v.ld / (fp4 ? 2 : 1);
+    if (!apart) v.scale += gmm__qview_scale(&v, local, 0);
+#pragma unroll
+    for (i = 0; i < STEPS; i++) {
+        const int32_t c = first + 256 * i;
+        codes[i] = bytes[i] = make_uint2(0u, 0u);
+        if (c < width) {
+            codes[i] = gmm_expand_codes(fp4, v.data + c / (fp4 ? 2 : 1));
+            if (!apart) {
+                const int32_t b = c / block;
+                bytes[i].x = v.scale[(b >> 2) * (int64_t)steps.four + (b & 3) * steps.block];
+            } else if (v.order != GMM_SCALES_SWIZZLED)
+                bytes[i] = gmm_expand_codes(0, v.scale + gmm__qview_scale(&v, c, local / 32));
+            else
+#pragma unroll 1
+                for (j = 7; j >= 0; j--) {
+                    bytes[i].y = __funnelshift_l(bytes[i].x, bytes[i].y, 8);
+                    bytes[i].x = bytes[i].x << 8 | v.scale[gmm__qview_scale(&v, c + j, local / 32)];
+                }
+        }
+    }
+#pragma unroll
+    for (i = 0; i < STEPS; i++) {
+        const int32_t c = first + 256 * i;
+        uint32_t e[4];
+        if (c >= width) break;
+        if (fp4) gmm_q_fp4(args->dtype, codes[i].x, e);
+        else {
+            gmm_q_fp8(args->dtype, s->from.dtype, codes[i].x, e);
+            gmm_q_fp8(args->dtype, s->from.dtype, codes[i].y, e + 2);
+        }
+        if (apart) {
+#pragma unroll
+            for (j = 0; j < 4; j++) {
+                const uint32_t two = (j < 2 ? bytes[i].x : bytes[i].y) >> (16 * (j & 1));
+                e[j] = gmm_q_times(args->dtype, e[j], gmm_expand_scale(args->dtype, scaling, two & 0xFFu) |
+                                                      gmm_expand_scale(args->dtype, scaling, two >> 8 & 0xFFu) << 16);
+            }
+        } else {
+            const uint32_t scale = gmm_expand_scale(args->dtype, scaling, bytes[i].x) * 0x00010001u;
+#pragma unroll
+            for (j = 0; j < 4; j++) e[j] = gmm_q_times(args->dtype, e[j], scale);
+        }
+        *(uint4 *)(void *)(s->to + (int64_t)row * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
+    }
+}
+
+/* Rows 128 strip to 128 strip + 127 of a group's padded rows, 64 lines from `line` on: columnwise NV16, turned in
+   shared memory. One block. */
+GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand_side *s, int32_t strip, int32_t line,
+                                   char *shared) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    const int32_t l = line + 8 * warp + lane / 4;
+    int32_t g = 0, a0, rows, live, i, j;
+    gmm__qview v;
+    gmm_find_group32(args->tiles, args->groups, strip, &g);
+    rows = (int32_t)(args->offsets[g + 1] - args->offsets[g]);
+    live = s->from.hadamard ? (rows + 15) / 16 * 16 : rows; /* transformed rows spread */
+    strip -= args->tiles[g];
+    a0 = 128 * strip + 32 * (lane % 4);
+    v = gmm__qview_of(&s->from, GMM_COLUMNWISE, 1, g, args->offsets[g], (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows,
+                      s->cols);
+    {
+        const int there = l < s->cols && a0 < live;
+        const uint8_t *const from = v.data + ((int64_t)l * v.ld + a0) / 2;
+        uint32_t scale[2], e[16];
+        uint2 codes[4];
+#pragma unroll
+        for (i = 0; i < 2; i++)
+            scale[i] = !there || a0 + 16 * i >= live ? 0u : gmm_expand_scale(args->dtype, GMM_SCALING_NV16,
+                v.scale[gmm__qview_scale(&v, l, a0 / 16 + i)]) * 0x00010001u;
+#pragma unroll
+        for (i = 0; i < 4; i++) codes[i] = there ? gmm_expand_codes(1, from + 4 * i) : make_uint2(0u, 0u);
+#pragma unroll
+        for (i = 0; i < 4; i++) gmm_q_fp4(args->dtype, codes[i].x, e + 4 * i);
+#pragma unroll
+        for (i = 0; i < 16; i++) {
+            e[i] = gmm_q_times(args->dtype, e[i], scale[i / 8]);
+            e[i] &= (a0 + 2 * i < live ? 0x0000FFFFu : 0u) | (a0 + 2 * i + 1 < live ? 0xFFFF0000u : 0u);
+        }
+#pragma unroll
+        for (i = 0; i < 4; i++) { /* of matrix j, column 2 q + h is row 32 q + 2 j + h */
+            const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
+            gmm_stmatrix_t((uint32_t)__cvta_generic_to_shared(shared) + 128 * row + (((uint32_t)warp ^ c) << 4),
+                           e[4 * i], e[4 * i + 1], e[4 * i + 2], e[4 * i + 3]);
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (j = 0; j < 4; j++) {
+        const int32_t row = 32 * j + (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8;
+        const int32_t c = row / 32 * 2 + row % 2;
+        if (128 * strip + row < (rows + 15) / 16 * 16 && line + 8 * chunk < s->cols)
+            *(uint4 *)(void *)(s->to + (16 * (int64_t)args->units[g] + 128 * strip + row) * s->cols + line +
+                               8 * chunk) = *(const uint4 *)(const void *)(shared + 128 * row + ((chunk ^ c) << 4));
+    }
+    __syncthreads();
+#endif
+}
+
+/* What every launch of this section does once: what multiplies the groups' sums, and the groups' ends in turned
+   copies. */
+GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
+    const gmm_mat *a = &args->side[0].from, *b = &args->side[1].from;
+    const float la = a->scaling != GMM_SCALING_NV16 ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f
+                                                                                                            : 448.0f);
+    const float lb = 6.0f * (b->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
+    const float share = gmm__fdiv(1.0f, gmm__fmul(la, lb));
+    int32_t g;
+    for (g = (int32_t)threadIdx.x; args->factor && g < args->groups; g += (int32_t)blockDim.x) {
+        float f = args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f;
+        if (a->scaling == GMM_SCALING_NV16) f = gmm__fmul(f, a->amax[g]);
+        args->factor[g] = gmm__fmul(gmm__fmul(f, b->amax[g]), share);
+    }
+    for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
+        args->ends[g] = 16 * (int64_t)args->units[g];
+}
+
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_THREADS) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
+    int64_t first = 0, t; /* spans of the sides before */
+    int32_t k;
+    gmm_early();
+    if (blockIdx.x == 0) gmm_expand_groups(&args);
+    t = (int64_t)blockIdx.x * (GMM_EXPAND_THREADS / 32) + threadIdx.x / 32;
+    for (k = 0; k < 2; k++) {
+        const gmm_expand_side *s = &args.side[k];
+        const int turned = s->direction == GMM_COLUMNWISE && s->from.scaling == GMM_SCALING_NV16;
+        const int32_t width = turned ? s->rows : s->cols, spans = (width + GMM_EXPAND_SPAN - 1) / GMM_EXPAND_SPAN;
+        const int64_t rows = s->grouped ? args.offsets[args.groups]
+                                        : (int64_t)args.groups * (turned ? s->cols : s->rows);
+        if (s->from.dtype == GMM_NONE) continue;
+        for (; t < first + rows * spans; t += (int64_t)gridDim.x * (GMM_EXPAND_THREADS / 32)) {
+            const uint32_t i = (uint32_t)(t - first), row = i / (uint32_t)spans;
+            gmm_expand_row(&args, s, (int32_t)row, (int32_t)(i - row * (uint32_t)spans) * GMM_EXPAND_SPAN, width);
+        }
+        first += rows * spans;
+    }
+}
+
+GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
+    __shared__ __align__(128) char shared[128 * 128];
+    int64_t first = 0, t = blockIdx.x;
+    int32_t strips, k;
+    gmm_early();
+    strips = args.tiles[args.groups];
+    if (blockIdx.x == 0) gmm_expand_groups(&args);
+    for (k = 0; k < 2; k++) {
+        const gmm_expand_side *s = &args.side[k];
+        const uint32_t blocks = (uint32_t)(s->cols + 63) / 64;
+        for (; t < first + (int64_t)strips * blocks; t += gridDim.x) {
+            const uint32_t i = (uint32_t)(t - first), strip = i / blocks;
+            gmm_expand_turned(&args, s, (int32_t)strip, (int32_t)(i - strip * blocks) * 64, shared);
+        }
+        first += (int64_t)strips * blocks;
+    }
+}
+
+/* `columns`: the sides are columnwise NV16 tokens. */
+static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int early, const gmm_expand_args *args,
+                                                 cudaStream_t stream) {
+    return gmm_launch_early(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, early,
+                            (unsigned)grid, columns ? GMM_TURN_THREADS : GMM_EXPAND_THREADS, 0, args, stream);
+}
+
 /* ......................................................................................... Bias gradient ... */
 
 /* db_g[n] = sum over the group's rows of s[r] dy[r][n]: pieces of GMM_BGRAD_ROWS rows, counted from the group's start,

@@ -6,6 +6,10 @@
 #include <math.h>
 #include <string.h>
 
+#ifdef HAVE_CUDA
+#include "device.h"
+#endif
+
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 /* What each operand becomes. */
@@ -332,6 +336,11 @@ static void build(qrun *r, const qcase *c) {
     if (c->bias && fwd) {
         r->bias = t_mat_in(GMM_BF16, c->groups, 1, c->N, c->fill);
         r->d.bias = &r->bias.mat;
+    }
+    if (T.engine == GMM_ENGINE_AUTO) { /* the engine that these contexts are there for, whatever is faster */
+        gmm_info info = GMM_ZERO;
+        r->options.engine = GMM_ENGINE_WGMMA;
+        if (gmm_linear_query(T.ctx, c->op, &r->d, &info) != GMM_OK) r->options.engine = GMM_ENGINE_AUTO;
     }
 }
 
@@ -754,6 +763,156 @@ static void padding(int arg) {
     }
 }
 
+#ifdef HAVE_CUDA
+/* Puts what was there before the first call back. */
+static void restore(qrun *r, const qcase *c) {
+    if (c->add || (c->op == GMM_OP_LINEAR_WGRAD && c->main_grad)) t_mat_put(&r->out);
+    else
+        for (int64_t g = 0; g < (r->out.form == T_PACKED ? 1 : r->out.count); g++)
+            t_poison(r->out.table[g], 0xFF, (size_t)(r->out.rows * r->out.cols * ref_bytes(r->out.dtype) *
+                                                     (r->out.form == T_PACKED ? r->out.count : 1)));
+}
+static size_t out_bytes(const qrun *r) {
+    return (size_t)(r->out.count * r->out.rows * r->out.cols * ref_bytes(r->out.dtype));
+}
+
+/* WGMMA on copies that became 16-bit elements: right, and in every bit what MMA computes, with every tile, in graphs
+   and on few multiprocessors. */
+static void converted(int arg) {
+    static const int64_t tall[4] = { 70, 0, 209, 64 }, none[2] = { 0, 0 };
+    EACH_OP(i, arg) {
+        const qcase cases[] = {
+            { .groups = 5, .sizes = ragged, .K = 96, .N = 288, .out = GMM_BF16, .table = 1, .bias = 1, .alpha = 1 },
+            { .groups = 5, .sizes = ragged, .K = 96, .N = 96, .table = 1, .odd = 1 },
+            { .groups = 4, .sizes = tall, .K = 672, .N = 288, .extra = 33, .tail = GMM_TAIL_ZERO, .alpha = 1 },
+            { .groups = 4, .sizes = tall, .K = 288, .N = 672, .main_grad = 1, .add = i < 2 },
+            { .groups = 3, .sizes = aligned, .K = 2080, .N = 64, .on_host = 1 },
+            { .groups = 2, .sizes = none, .K = 64, .N = 96 }
+        };
+        for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+            qcase c = cases[k];
+            qrun r;
+            gmm_info info = GMM_ZERO;
+            const void *first;
+            c.op = ops[i];
+            c.setup = arg;
+            c.fill = T_REALS;
+            build(&r, &c);
+            r.options.engine = GMM_ENGINE_WGMMA;
+            if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) {
+                const char *const why = gmm_last_error(T.ctx);
+                if (strstr(why, "compute capability") || strstr(why, "is not in this build"))
+                    t_skip("this GPU or build has no WGMMA engine: %s", why);
+                T_CHECK((arg == 8 && c.op == GMM_OP_LINEAR_FWD && strstr(why, "applies no amax per row")) ||
+                        (arg == 11 && strstr(why, "multiplies no f16 by mx32 weights")) ||
+                        (arg == 12 && c.out == GMM_BF16 && strstr(why, "makes no bf16 from f16")), "%s", why);
+                continue;
+            }
+            T_CHECK(strstr(info.note, "of workspace, tile "), "\"%s\"", info.note);
+            T_OK(run(&r.d, c.op));
+            check(&r, &c);
+            first = t_mat_bits(&r.out);
+            for (int way = 1; way < 6; way++) {
+                restore(&r, &c);
+                r.options.tile = way < 4 ? way : 0;
+                r.options.sm_limit = way == 4 ? 3 : 0;
+                r.options.engine = way == 5 ? GMM_ENGINE_MMA : GMM_ENGINE_WGMMA;
+                T_OK(run(&r.d, c.op));
+                t_same(way == 5 ? "MMA" : way == 4 ? "sm_limit" : "another tile", first, t_mat_bits(&r.out),
+                       out_bytes(&r));
+            }
+            if (c.on_host) continue;
+            r.options.engine = GMM_ENGINE_WGMMA;
+            { /* a graph over a workspace of poison */
+                void *graph = NULL, *workspace;
+                T_OK(gmm_linear_query(T.ctx, c.op, &r.d, &info));
+                workspace = t_workspace(info.workspace_bytes);
+                T_CHECK(!device_begin_capture(), "begin");
+                T_OK(c.op == GMM_OP_LINEAR_FWD ? gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)
+                     : c.op == GMM_OP_LINEAR_DGRAD
+                         ? gmm_linear_dgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)
+                         : gmm_linear_wgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+                T_CHECK(!device_end_capture(&graph), "end");
+                for (int n = 0; n < 2; n++) {
+                    restore(&r, &c);
+                    t_poison(workspace, n ? 0x7F : 0xFF, info.workspace_bytes);
+                    T_CHECK(!device_replay(graph), "replay");
+                    t_same("replay", first, t_mat_bits(&r.out), out_bytes(&r));
+                }
+                device_graph_free(graph);
+            }
+        }
+    }
+}
+
+/* Sizes that change between replays, where rows start and scales lie alike: groups of whole tiles. */
+static void resized(int arg) {
+    static const int64_t sizes[2][3] = { { 128, 384, 128 }, { 384, 0, 256 } };
+    const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = arg, .groups = 3, .sizes = sizes[0], .K = 224, .N = 160,
+                      .fill = T_REALS };
+    gmm_info info = GMM_ZERO;
+    void *graph = NULL, *workspace;
+    const void *got;
+    qrun r;
+    build(&r, &c);
+    r.options.engine = GMM_ENGINE_WGMMA;
+    if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) t_skip("%s", gmm_last_error(T.ctx));
+    workspace = t_workspace(info.workspace_bytes);
+    T_CHECK(!device_begin_capture(), "begin");
+    T_OK(gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+    T_CHECK(!device_end_capture(&graph), "end");
+    t_upload((void *)(uintptr_t)r.groups.splits, sizes[1], sizeof sizes[1]);
+    restore(&r, &c);
+    T_CHECK(!device_replay(graph), "replay");
+    got = t_mat_bits(&r.out);
+    device_graph_free(graph);
+    restore(&r, &c);
+    r.options.engine = GMM_ENGINE_MMA;
+    T_OK(run(&r.d, c.op));
+    t_same("MMA after a change of sizes", got, t_mat_bits(&r.out), out_bytes(&r));
+}
+
+/* Elements that leave BF16's range: both engines make the same of them. */
+static void ranges(int arg) {
+    static const uint8_t codes[8] = { 0, 1, 2, 3, 118, 127, 246, 254 };
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+                          .fill = T_REALS };
+        gmm_info info = GMM_ZERO;
+        const void *got;
+        qrun r;
+        build(&r, &c);
+        for (int side = 0; side < 3; side++)
+            for (int k = 0; k < 2; k++) {
+                const operand *o = side == 0 ? &r.x : side == 1 ? &r.w : &r.dy;
+                const gmm_mat *m = k ? &o->columnwise : &o->rowwise;
+                const int64_t rows = side == 1 ? c.N : r.capacity;
+                gmm_layout l = GMM_ZERO;
+                uint8_t *scale;
+                size_t bytes;
+                T_CHECK((o->grouped ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order,
+                                                           k ? GMM_COLUMNWISE : GMM_ROWWISE, c.groups, rows,
+                                                           o->src.cols, &l, NULL)
+                                    : gmm_layout_of(m->dtype, m->scaling, m->scale_order,
+                                                    k ? GMM_COLUMNWISE : GMM_ROWWISE, rows, o->src.cols, &l, NULL)) ==
+                        GMM_OK, "layout");
+                bytes = (size_t)(l.scale_bytes * (o->grouped ? 1 : c.groups));
+                scale = (uint8_t *)t_host(bytes);
+                for (size_t b = 0; b < bytes; b++) scale[b] = codes[t_rand() % 8];
+                t_upload(m->scale, scale, bytes);
+            }
+        r.options.engine = GMM_ENGINE_WGMMA;
+        if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) t_skip("%s", gmm_last_error(T.ctx));
+        T_OK(run(&r.d, c.op));
+        got = t_mat_bits(&r.out);
+        restore(&r, &c);
+        r.options.engine = GMM_ENGINE_MMA;
+        T_OK(run(&r.d, c.op));
+        t_same("MMA", got, t_mat_bits(&r.out), out_bytes(&r));
+    }
+}
+#endif
+
 static void refusals(int arg) {
     const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = 4, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
                       .fill = T_REALS };
@@ -819,4 +978,14 @@ void tests_qlinear(void) {
     t_add(exact_nv, 8, "qlinear exact nvfp4 row amax, 4 over 6");
     t_add(exact_nv, 10, "qlinear exact nvfp4 weights with bf16");
     t_add(refusals, 0, "qlinear refusals");
+#ifdef HAVE_CUDA
+    for (int i = 0; i < SETUPS; i++) {
+        const gmm_scaling scaling = setup_of(i).w.scaling;
+        if (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16) continue;
+        t_add_gpu_once(converted, i, "wgmma qlinear %s", setup_of(i).name);
+        t_add_gpu_once(resized, i, "wgmma qlinear sizes after a capture %s", setup_of(i).name);
+    }
+    t_add_gpu_once(ranges, 3, "wgmma qlinear ranges %s", setup_of(3).name);
+    t_add_gpu_once(ranges, 7, "wgmma qlinear ranges %s", setup_of(7).name);
+#endif
 }

@@ -2037,22 +2037,22 @@ typedef struct gmm_expand_args {
 
 enum {
     GMM_EXPAND_THREADS = 512,
-    GMM_EXPAND_SPAN = 1024, /* elements of a row that a warp takes at once */
+    GMM_EXPAND_SPAN = 4096, /* elements of a row that a warp takes */
+    GMM_EXPAND_STEPS = 4,   /* eight elements of each lane that are asked for at once */
     GMM_TURN_THREADS = 256
 };
 
-/* Eight codes at `from` as they stand, the first in the lowest bits. */
-GMM__DEVICE uint2 gmm_expand_codes(int fp4, const uint8_t *from) {
-    const int bytes = fp4 ? 4 : 8;
+/* Eight codes at `from` as they stand, the first in the lowest bits. `whole`: they are aligned. */
+GMM__DEVICE uint2 gmm_expand_codes(int fp4, const uint8_t *from, int whole) {
     uint2 v = make_uint2(0u, 0u);
     int i;
-    if (((uintptr_t)from & (uintptr_t)(bytes - 1)) == 0) {
+    if (whole) {
         if (fp4) v.x = __ldcs((const unsigned *)(const void *)from);
         else v = __ldcs((const uint2 *)(const void *)from);
         return v;
     }
 #pragma unroll 1
-    for (i = bytes - 1; i >= 0; i--) {
+    for (i = fp4 ? 3 : 7; i >= 0; i--) {
         v.y = __funnelshift_l(v.x, v.y, 8);
         v.x = v.x << 8 | from[i];
     }
@@ -2067,19 +2067,22 @@ GMM__DEVICE uint32_t gmm_expand_scale(gmm_dtype dtype, gmm_scaling scaling, uint
     return v[0] & 0xFFFFu;
 }
 
-/* Row `row` of all rows of a side, elements [c0, c0 + GMM_EXPAND_SPAN) of `width`. One warp. */
-GMM__DEVICE void gmm_expand_row(const gmm_expand_args *args, const gmm_expand_side *s, int32_t row, int32_t c0,
-                                int32_t width) {
-    enum { STEPS = GMM_EXPAND_SPAN / 256 };
-    const gmm_scaling scaling = s->from.scaling;
-    const int fp4 = s->from.dtype == GMM_E2M1, block = scaling == GMM_SCALING_MX32 ? 32 : 16;
-    const int columnwise = s->direction == GMM_COLUMNWISE, apart = columnwise && scaling == GMM_SCALING_MX32;
-    const int32_t height = columnwise && !apart ? s->cols : s->rows, first = c0 + 8 * (int32_t)(threadIdx.x & 31u);
+/* Row `row` of all rows of a side, elements [c0, c0 + GMM_EXPAND_SPAN) of `width`. One warp. `scaling` is the side's, a
+   constant. */
+GMM__DEVICE void gmm_expand_row(const gmm_expand_args *args, const gmm_expand_side *s, gmm_scaling scaling, int32_t row,
+                                int32_t c0, int32_t width) {
+    const int mx = scaling == GMM_SCALING_MX32, fp4 = !mx || s->from.dtype == GMM_E2M1;
+    const gmm_dtype dtype = mx ? GMM_BF16 : args->dtype;
+    const int apart = mx && s->direction == GMM_COLUMNWISE;
+    const int32_t end = width - c0 < GMM_EXPAND_SPAN ? width : c0 + GMM_EXPAND_SPAN;
     int64_t from_row = 0, start = 0, rows = s->rows;
-    uint2 codes[STEPS], bytes[STEPS]; /* scale bytes of eight lines, or one */
-    int32_t g = 0, local, i, j;
+    uint2 codes[GMM_EXPAND_STEPS], bytes[GMM_EXPAND_STEPS]; /* scale bytes of eight lines, or one */
+    const uint8_t *data, *scale;
+    int32_t g = 0, local, whole, i, j;
+    gmm_mat from = s->from;
     gmm__qview v;
     gmm_qsteps steps;
+    from.scaling = scaling;
     if (s->grouped) {
         gmm_find_group64(args->offsets, args->groups, row, &g);
         from_row = args->offsets[g];
@@ -2087,24 +2090,26 @@ GMM__DEVICE void gmm_expand_row(const gmm_expand_args *args, const gmm_expand_si
         start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
         local = row - (int32_t)from_row;
     } else {
+        const int32_t height = s->direction == GMM_COLUMNWISE && !apart ? s->cols : s->rows;
         g = row / height;
-        local = row % height;
+        local = row - g * height;
     }
-    v = gmm__qview_of(&s->from, s->direction, s->grouped, g, from_row, start, rows, s->cols);
-    steps = gmm_q_steps(&s->from, apart, v.lines);
-    v.data += (int64_t)local * v.ld / (fp4 ? 2 : 1);
-    if (!apart) v.scale += gmm__qview_scale(&v, local, 0);
+    v = gmm__qview_of(&from, s->direction, s->grouped, g, from_row, start, rows, s->cols);
+    steps = gmm_q_steps(&from, apart, v.lines);
+    data = v.data + (int64_t)local * v.ld / (fp4 ? 2 : 1);
+    scale = v.scale + gmm__qview_scale(&v, apart ? 0 : local, apart ? local / 32 : 0);
+    whole = (((uintptr_t)data | (apart ? (uintptr_t)scale : 0)) & 7) == 0;
+#pragma unroll 1
+    for (c0 += 8 * (int32_t)(threadIdx.x & 31u); c0 < end; c0 += 256 * GMM_EXPAND_STEPS) {
 #pragma unroll
-    for (i = 0; i < STEPS; i++) {
-        const int32_t c = first + 256 * i;
-        codes[i] = bytes[i] = make_uint2(0u, 0u);
-        if (c < width) {
-            codes[i] = gmm_expand_codes(fp4, v.data + c / (fp4 ? 2 : 1));
-            if (!apart) {
-                const int32_t b = c / block;
-                bytes[i].x = v.scale[(b >> 2) * (int64_t)steps.four + (b & 3) * steps.block];
-            } else if (v.order != GMM_SCALES_SWIZZLED)
-                bytes[i] = gmm_expand_codes(0, v.scale + gmm__qview_scale(&v, c, local / 32));
+        for (i = 0; i < GMM_EXPAND_STEPS; i++) {
+            const int32_t c = c0 + 256 * i, block = c / (mx ? 32 : 16);
+            codes[i] = bytes[i] = make_uint2(0u, 0u);
+            if (c >= end) continue;
+            codes[i] = gmm_expand_codes(fp4, data + c / (fp4 ? 2 : 1), whole);
+            if (!apart) bytes[i].x = scale[(block >> 2) * (int64_t)steps.four + (block & 3) * steps.block];
+            else if (from.scale_order != GMM_SCALES_SWIZZLED)
+                bytes[i] = gmm_expand_codes(0, scale + c, whole);
             else
 #pragma unroll 1
                 for (j = 7; j >= 0; j--) {
@@ -2112,30 +2117,30 @@ GMM__DEVICE void gmm_expand_row(const gmm_expand_args *args, const gmm_expand_si
                     bytes[i].x = bytes[i].x << 8 | v.scale[gmm__qview_scale(&v, c + j, local / 32)];
                 }
         }
-    }
 #pragma unroll
-    for (i = 0; i < STEPS; i++) {
-        const int32_t c = first + 256 * i;
-        uint32_t e[4];
-        if (c >= width) break;
-        if (fp4) gmm_q_fp4(args->dtype, codes[i].x, e);
-        else {
-            gmm_q_fp8(args->dtype, s->from.dtype, codes[i].x, e);
-            gmm_q_fp8(args->dtype, s->from.dtype, codes[i].y, e + 2);
-        }
-        if (apart) {
-#pragma unroll
-            for (j = 0; j < 4; j++) {
-                const uint32_t two = (j < 2 ? bytes[i].x : bytes[i].y) >> (16 * (j & 1));
-                e[j] = gmm_q_times(args->dtype, e[j], gmm_expand_scale(args->dtype, scaling, two & 0xFFu) |
-                                                      gmm_expand_scale(args->dtype, scaling, two >> 8 & 0xFFu) << 16);
+        for (i = 0; i < GMM_EXPAND_STEPS; i++) {
+            const int32_t c = c0 + 256 * i;
+            uint32_t e[4];
+            if (c >= end) break;
+            if (fp4) gmm_q_fp4(dtype, codes[i].x, e);
+            else {
+                gmm_q_fp8(dtype, from.dtype, codes[i].x, e);
+                gmm_q_fp8(dtype, from.dtype, codes[i].y, e + 2);
             }
-        } else {
-            const uint32_t scale = gmm_expand_scale(args->dtype, scaling, bytes[i].x) * 0x00010001u;
+            if (apart) {
 #pragma unroll
-            for (j = 0; j < 4; j++) e[j] = gmm_q_times(args->dtype, e[j], scale);
+                for (j = 0; j < 4; j++) {
+                    const uint32_t two = (j < 2 ? bytes[i].x : bytes[i].y) >> (16 * (j & 1));
+                    e[j] = gmm_q_times(dtype, e[j], gmm_expand_scale(dtype, scaling, two & 0xFFu) |
+                                                    gmm_expand_scale(dtype, scaling, two >> 8 & 0xFFu) << 16);
+                }
+            } else {
+                const uint32_t both = gmm_expand_scale(dtype, scaling, bytes[i].x) * 0x00010001u;
+#pragma unroll
+                for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], both);
+            }
+            *(uint4 *)(void *)(s->to + (int64_t)row * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
         }
-        *(uint4 *)(void *)(s->to + (int64_t)row * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
     }
 }
 
@@ -2158,6 +2163,7 @@ GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand
     {
         const int there = l < s->cols && a0 < live;
         const uint8_t *const from = v.data + ((int64_t)l * v.ld + a0) / 2;
+        const int whole = ((uintptr_t)from & 3) == 0;
         uint32_t scale[2], e[16];
         uint2 codes[4];
 #pragma unroll
@@ -2165,7 +2171,7 @@ GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand
             scale[i] = !there || a0 + 16 * i >= live ? 0u : gmm_expand_scale(args->dtype, GMM_SCALING_NV16,
                 v.scale[gmm__qview_scale(&v, l, a0 / 16 + i)]) * 0x00010001u;
 #pragma unroll
-        for (i = 0; i < 4; i++) codes[i] = there ? gmm_expand_codes(1, from + 4 * i) : make_uint2(0u, 0u);
+        for (i = 0; i < 4; i++) codes[i] = there ? gmm_expand_codes(1, from + 4 * i, whole) : make_uint2(0u, 0u);
 #pragma unroll
         for (i = 0; i < 4; i++) gmm_q_fp4(args->dtype, codes[i].x, e + 4 * i);
 #pragma unroll
@@ -2211,7 +2217,7 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
         args->ends[g] = 16 * (int64_t)args->units[g];
 }
 
-GMM__KERNEL __launch_bounds__(GMM_EXPAND_THREADS) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_THREADS, 2) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
     int64_t first = 0, t; /* spans of the sides before */
     int32_t k;
     gmm_early();
@@ -2226,7 +2232,10 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_THREADS) gmm_expand_rows(const __grid_c
         if (s->from.dtype == GMM_NONE) continue;
         for (; t < first + rows * spans; t += (int64_t)gridDim.x * (GMM_EXPAND_THREADS / 32)) {
             const uint32_t i = (uint32_t)(t - first), row = i / (uint32_t)spans;
-            gmm_expand_row(&args, s, (int32_t)row, (int32_t)(i - row * (uint32_t)spans) * GMM_EXPAND_SPAN, width);
+            const int32_t c0 = (int32_t)(i - row * (uint32_t)spans) * GMM_EXPAND_SPAN;
+            if (s->from.scaling == GMM_SCALING_MX32)
+                gmm_expand_row(&args, s, GMM_SCALING_MX32, (int32_t)row, c0, width);
+            else gmm_expand_row(&args, s, GMM_SCALING_NV16, (int32_t)row, c0, width);
         }
         first += rows * spans;
     }

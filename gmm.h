@@ -7413,9 +7413,9 @@ static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, g
 
 /* Of the kernels for `kernel` the one that is likely to be fastest for groups of equal size, or -1. All give the same
    bits. A stage costs the clocks of its products or of its shared memory, whichever are more; a tile also costs
-   its way out. */
+   its way out. Weights as codes are taken by kernels for `factor`, or cost their conversion. */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel, gmm_dtype dtype,
-                                 int32_t processors) {
+                                 int32_t factor, int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
@@ -7426,13 +7426,13 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     int32_t choice = -1, nth = 0, i, u;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        if (k->op != kernel || k->dtype != dtype) continue;
+        if (k->op != kernel || k->dtype != dtype || (k->factor && k->factor != factor)) continue;
         if (++nth == call->options.tile) return i;
         for (u = k->units; u > k->units / 2; u--) { /* the heights that the device chooses among */
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
             const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
             const int both = k->teams == 2;
-            const double multiply = 64.0 * wide * height;
+            const double multiply = k->factor && height < 6.0 ? 384.0 : 64.0 * wide * height; /* codes: instructions */
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
             /* alone, half the columns share a row of A: more bytes, which show in low tiles and in deep sums */
             const double more = both ? 1.0 : (height < 10.5 ? 1.05 : 1.0) + (double)depths / 4000.0;
@@ -7440,7 +7440,9 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
             const double out = wide * height * (f32 ? 5600.0 / k->out : both ? 195.0 : 660.0);
             const double tile = both ? sum + out + 400.0 : (sum > 0.5 * out ? sum : 0.5 * out) + 200.0;
-            const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) * tile;
+            const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 700.0 : 0.0;
+            const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) * tile +
+                                convert;
             if (choice >= 0 && cost >= 0.99 * best) continue;
             best = cost;
             choice = i;
@@ -7496,9 +7498,9 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
 }
 
 /* What products of 16-bit operands come to: tile, blocks, workspace. `kernel` is the kernel's operation: dgrad by
-   weights that stand as those of fwd is one. */
+   weights that stand as those of fwd is one. `factor`: kernels that take weights as codes may serve. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel,
-                                 gmm_dtype dtype) {
+                                 gmm_dtype dtype, int32_t factor) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__mma_factor_a(op), b = gmm__mma_factor_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
@@ -7512,7 +7514,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
     if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
         return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, processors);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, factor, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
     /* where the device chooses, tiles have more than half the height */
@@ -7535,6 +7537,16 @@ static int gmm__wgmma_expands(const gmm__call *call, gmm_gemm_op op) {
 /* Columnwise NV16 has its lines along the contraction: tokens are turned, and weights are those of another fwd. */
 static int gmm__wgmma_turns(const gmm__call *call, gmm_gemm_op op) {
     return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
+}
+/* The kernels that take the weights as codes, if they can be: in lines along the contraction that TMA reads. */
+static int32_t gmm__wgmma_factor(const gmm__call *call, gmm_gemm_op op) {
+    const gmm_mat *b = &call->mat[gmm__mma_factor_b(op)];
+    const int mx = b->scaling == GMM_SCALING_MX32;
+    gmm__plan unused;
+    if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 ||
+        !gmm__wgmma_takes(call, gmm__mma_factor_b(op), "w", &unused))
+        return 0;
+    return !mx ? gmm9_factor_nv4 : b->dtype == GMM_E2M1 ? gmm9_factor_mx4 : gmm9_factor_mx8;
 }
 /* Rows and columns of what side 0 (A) or 1 (B) becomes; none if it is multiplied as it stands. */
 static int64_t gmm__wgmma_expanded(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
@@ -7560,17 +7572,21 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
     if ((a->flags | b->flags) & (uint32_t)GMM_MAT_ROW_AMAX) return gmm__decline(plan, "applies no amax per row");
-    if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype)) return 0;
+    if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype,
+                               gmm__wgmma_factor(call, op)))
+        return 0;
     if (a->scaling == GMM_SCALING_NONE &&
         !gmm__wgmma_takes(call, gmm__mma_factor_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
     for (side = 0; side < 2; side++) {
         int64_t cols;
-        const int64_t rows = gmm__wgmma_expanded(call, op, side, &cols);
+        const int64_t rows = side && gmm_sm90_kernels[plan->kernel].factor
+                                 ? 0 : gmm__wgmma_expanded(call, op, side, &cols);
+        if (!rows) continue;
         if (rows > INT32_MAX / gmm__ceil_div(cols, 64)) return gmm__decline(plan, "converts no so many rows");
         spans += rows * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
-        if (rows) gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
+        gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
     }
     if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, (size_t)G * sizeof(float));
     if (gmm__wgmma_turns(call, op)) {
@@ -7595,7 +7611,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (gmm__wgmma_expands(call, op)) return gmm__wgmma_plan_expanded(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
-    if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype) ||
+    if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0) ||
         !gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
         !gmm__wgmma_takes(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
         return 0;
@@ -7660,6 +7676,15 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
             e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
+        if (side && gmm_sm90_kernels[plan->kernel].factor) { /* as they stand, to the kernel */
+            product->codes = s->from;
+            product->along = call->direction[role];
+            product->rows = (int32_t)call->out;
+            product->cols = (int32_t)call->in;
+            m->stride = s->from.group_stride * gmm_dtype_bits(s->from.dtype) / 8;
+            s->from.dtype = GMM_NONE;
+            continue;
+        }
         s->to = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
@@ -7684,6 +7709,7 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
+    if (args.side[0].from.dtype == GMM_NONE && args.side[1].from.dtype == GMM_NONE && !args.factor) return GMM_OK;
     return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], gmm__mma_early(call), &args, stream));
 }
 

@@ -853,15 +853,16 @@ GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, ui
     to[0] = gmm_q_times(dtype, to[0], lift);
     to[1] = gmm_q_times(dtype, to[1], lift);
 }
-/* Eight E2M1 codes. */
-GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
+/* Two E2M1 codes, and eight. */
+GMM__DEVICE uint32_t gmm_q_fp4_pair(gmm_dtype dtype, uint32_t pair) {
     const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
+    const uint32_t z = pair | pair << 12; /* half bytes at bits 0 and 16 */
+    return gmm_q_times(dtype, (z & 0x00080008u) << 12 | (z & 0x00070007u) << (dtype == GMM_F16 ? 9 : 6), lift);
+}
+GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
     int i;
 #pragma unroll
-    for (i = 0; i < 4; i++) {
-        const uint32_t pair = codes >> (8 * i) & 0xFFu, z = pair | pair << 12; /* half bytes at bits 0 and 16 */
-        to[i] = gmm_q_times(dtype, (z & 0x00080008u) << 12 | (z & 0x00070007u) << (dtype == GMM_F16 ? 9 : 6), lift);
-    }
+    for (i = 0; i < 4; i++) to[i] = gmm_q_fp4_pair(dtype, codes >> (8 * i) & 0xFFu);
 }
 
 /* One operand of a tile as a thread moves it: chunks of 16 bytes, each some rows on. A stage holds 64 elements of each
@@ -1175,22 +1176,44 @@ typedef struct gmm_sm90_args {
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
     int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
+    gmm_mat codes;            /* weights as a copy, converted in the kernel: tables in device memory */
+    gmm_direction along;      /* of its lines, which run along the contraction */
+    int32_t rows, cols;       /* of each matrix that was quantized */
 } gmm_sm90_args;
 
+/* What B is: 16-bit elements, or codes with their scales: X(tag, bytes of 64 columns in a stage, bytes of its scales,
+   elements per scale). Codes become elements in registers, from where wgmma takes them. */
+#define GMM_SM90_FACTOR_LIST(X) \
+    X(plain, 8192, 0, 1) \
+    X(mx8, 4096, 1024, 32) \
+    X(mx4, 2048, 1024, 32) \
+    X(nv4, 2048, 1024, 16)
+#define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_factor_, tag),
+enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors };
+#undef GMM__X
+#define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_block_, tag) = block, GMM__CAT(gmm9_scales_, tag) = scales, \
+    GMM__CAT(gmm9_width_, tag) = width,
+enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
+#undef GMM__X
+
 /* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
-   of depth 64, units of 16-bit elements that go out at once, groups that fit) */
+   of depth 64, units of 16-bit elements that go out at once, groups that fit, B) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 2, 10, 4, 2, 256) \
-    X(128x256, 2, 1, 16, 4, 4, 256) \
-    X(128x176, 1, 2, 11, 5, 4, 256) \
-    X(128x192, 1, 2, 12, 5, 2, 256) \
-    X(128x128, 1, 2, 8, 6, 4, 256)
+    X(256x160, 2, 2, 10, 4, 2, 256, plain) \
+    X(128x256, 2, 1, 16, 4, 4, 256, plain) \
+    X(128x176, 1, 2, 11, 5, 4, 256, plain) \
+    X(128x192, 1, 2, 12, 5, 2, 256, plain) \
+    X(128x128, 1, 2, 8, 6, 4, 256, plain) \
+    X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8) \
+    X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4) \
+    X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 256x160) X(fwd, GMM_F16, f16, 256x160) \
     X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) \
     X(fwd, GMM_BF16, bf16, 128x176) X(fwd, GMM_F16, f16, 128x176) \
+    X(fwd, GMM_BF16, bf16, mx8_128x192) X(fwd, GMM_BF16, bf16, mx4_128x192) X(fwd, GMM_BF16, bf16, nv4_128x192) \
     X(dgrad, GMM_BF16, bf16, 256x160) X(dgrad, GMM_F16, f16, 256x160) \
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
     X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
@@ -1207,24 +1230,30 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #endif
 
 /* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, groups. */
-#define GMM__X(tag, teams, mb, units, st, out, groups) \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
-    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * 8192, \
-    GMM__CAT(gmm9_stage_, tag) = (teams) * (mb) * 8192 + (units) * 2048,
+    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_of_, tag) = GMM__CAT(gmm9_factor_, factor), \
+    GMM__CAT(gmm9_width_, tag) = GMM__CAT(gmm9_width_, factor), \
+    GMM__CAT(gmm9_box_, tag) = gmm9_factor_plain == GMM__CAT(gmm9_factor_, factor) ? 64 \
+                                                                    : GMM__CAT(gmm9_block_, factor) / 64, \
+    GMM__CAT(gmm9_scales_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor) + (units) * 2048, \
+    GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor), \
+    GMM__CAT(gmm9_stage_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor) + (units) * 2048 + \
+                                 GMM__CAT(gmm9_scales_, factor),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
     GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_shared_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor) GMM__CAT(gmm9_shared_, tag) = \
     GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 1),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups) GMM__CAT(gmm9_fits_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor) GMM__CAT(gmm9_fits_, tag) = \
     1 / (GMM__CAT(gmm9_shared_, tag) <= 232448),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
 #undef GMM__X
@@ -1342,6 +1371,21 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(15, "240", "%120", "%121") \
     X(16, "256", "%128", "%129")
 
+/* X(units, n, four registers, the descriptor behind 8 sums per unit) */
+#define GMM_WGMMA_HELD_LIST(X) \
+    X(1, "16", "%8,%9,%10,%11", "%12") \
+    X(2, "32", "%16,%17,%18,%19", "%20") \
+    X(3, "48", "%24,%25,%26,%27", "%28") \
+    X(4, "64", "%32,%33,%34,%35", "%36") \
+    X(5, "80", "%40,%41,%42,%43", "%44") \
+    X(6, "96", "%48,%49,%50,%51", "%52") \
+    X(7, "112", "%56,%57,%58,%59", "%60") \
+    X(8, "128", "%64,%65,%66,%67", "%68") \
+    X(9, "144", "%72,%73,%74,%75", "%76") \
+    X(10, "160", "%80,%81,%82,%83", "%84") \
+    X(11, "176", "%88,%89,%90,%91", "%92") \
+    X(12, "192", "%96,%97,%98,%99", "%100")
+
 #define GMM__V(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3]), GMM__W(d[(b) + 4]), \
     GMM__W(d[(b) + 5]), GMM__W(d[(b) + 6]), GMM__W(d[(b) + 7])
 #define GMM__W(x) GMM__WGMMA_TO "f"(x)
@@ -1389,6 +1433,20 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
+/* d += the product of m64 by n16u by k16: B's columns in registers, A's rows at da. */
+GMM__DEVICE void gmm_wgmma_held(const int units, float *d, const uint32_t b[4], uint64_t da) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    switch (units) {
+#define GMM__X(u, n, b4, a) \
+    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
+                         "k16.f32.bf16.bf16 {" GMM__T##u "}, {" b4 "}, " a ", p, 1, 1, 0;\n}" \
+                         : GMM__V##u : "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "l"(da)); break;
+    GMM_WGMMA_HELD_LIST(GMM__X)
+#undef GMM__X
+    default: break;
+    }
+#endif
+}
 #undef GMM__WGMMA_TO
 #undef GMM__WGMMA_ADD
 #define GMM__WGMMA_TO "="
@@ -1573,6 +1631,161 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
     t->cols = p->n - t->n0 < bn ? p->n - t->n0 : bn;
 }
 
+/* Weights as codes: a stage holds boxes of 64 columns, 64 codes of each, FP8 swizzled by 64 bytes, then A, then four
+   scale bytes of each column: those of the 16-element blocks of the stage, or of four 32-element blocks, of which an
+   even stage has the first two. */
+
+/* What the codes of a thread's two columns are multiplied by in a stage's steps of 16, twice in a word. `at`: the
+   scales of the warp's 16 columns. */
+GMM__DEVICE void gmm_sm90_by(const int factor, uint32_t at, int odd, uint32_t by[2][4]) {
+    const uint32_t lane = threadIdx.x & 31;
+    int r, j;
+#pragma unroll
+    for (r = 0; r < 2; r++) {
+        uint32_t four, v[2];
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(four) : "r"(at + 4 * (lane / 4) + 32 * r) : "memory");
+        if (factor == gmm9_factor_nv4) {
+            gmm_q_fp8(GMM_BF16, GMM_E4M3, four, v);
+#pragma unroll
+            for (j = 0; j < 4; j++) by[r][j] = gmm_q_bytes(v[j / 2], 0u, j % 2 ? 0x3232u : 0x1010u);
+        } else {
+            if (odd) four >>= 16;
+#pragma unroll
+            for (j = 0; j < 4; j++) { /* E8M0 as BF16 */
+                v[0] = four >> (j / 2 * 8) & 0xFFu;
+                by[r][j] = (v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7) * 0x00010001u;
+            }
+        }
+    }
+}
+/* The codes of a thread in a stage, per step: of columns lane / 4 and 8 more two words each, of which FP8 uses 16 bits.
+   `at`: the codes of the warp's 16 columns. */
+GMM__DEVICE void gmm_sm90_codes(const int factor, uint32_t at, uint32_t codes[4][4]) {
+    const uint32_t lane = threadIdx.x & 31, c = lane & 3;
+    int r, j;
+#pragma unroll
+    for (j = 0; j < 4; j++)
+#pragma unroll
+        for (r = 0; r < 2; r++)
+            if (factor == gmm9_factor_mx8)
+                asm volatile("{\n .reg .b16 x, y;\n ld.shared.b16 x, [%2];\n ld.shared.b16 y, [%2 + 8];\n"
+                             " cvt.u32.u16 %0, x;\n cvt.u32.u16 %1, y;\n}"
+                             : "=r"(codes[j][2 * r]), "=r"(codes[j][2 * r + 1])
+                             : "r"(at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r) : "memory");
+            else if (j % 2 == 0)
+                asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(codes[j][2 * r]), "=r"(codes[j][2 * r + 1]), "=r"(codes[j + 1][2 * r]),
+                               "=r"(codes[j + 1][2 * r + 1])
+                             : "r"(at + lane / 4 * 32 + 256 * r + 8 * j) : "memory");
+}
+/* A thread's fragment for a step: elements 2 (lane % 4) and 1, 8, 9 more. */
+GMM__DEVICE void gmm_sm90_fragment(const int factor, const uint32_t codes[4], uint32_t by0, uint32_t by1,
+                                   uint32_t f[4]) {
+    const uint32_t c = threadIdx.x & 3;
+    int r;
+#pragma unroll
+    for (r = 0; r < 2; r++) {
+        uint32_t to[2];
+        if (factor == gmm9_factor_mx8) gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[2 * r] | codes[2 * r + 1] << 16, to);
+        else {
+            to[0] = gmm_q_fp4_pair(GMM_BF16, codes[2 * r] >> 8 * c & 0xFFu);
+            to[1] = gmm_q_fp4_pair(GMM_BF16, codes[2 * r + 1] >> 8 * c & 0xFFu);
+        }
+        f[r] = gmm_q_times(GMM_BF16, to[0], r ? by1 : by0);
+        f[r + 2] = gmm_q_times(GMM_BF16, to[1], r ? by1 : by0);
+    }
+}
+
+/* The sums of a tile by codes, for a group of 128 threads: while a step of 16 is multiplied, the fragment of the next
+   one is made. `at_codes`, `at_scales`: of the warp, in stage 0; `stages` of `stage` bytes. */
+GMM__DEVICE void gmm_sm90_sum_codes(const int factor, const int units, const uint32_t stages, const uint32_t stage,
+                                    float *sum, uint32_t depths, uint32_t at_codes, uint32_t at_scales, uint64_t rows,
+                                    uint32_t bars, uint32_t pair, uint32_t *at) {
+    const uint32_t lane = threadIdx.x & 31;
+    uint32_t q, s = *at % stages, parity = *at / stages & 1, last = 0, by[2][4], codes[4][4], f[2][4];
+    int j;
+#pragma unroll 1
+    for (q = 0; q < depths; q++) {
+        const uint64_t a = rows + s * (stage >> 4);
+        gmm_bar_wait(bars + 16 * s, parity);
+        gmm_sm90_codes(factor, at_codes + s * stage, codes);
+        gmm_sm90_by(factor, at_scales + s * stage, (int)(q & 1), by);
+#pragma unroll
+        for (j = 0; j < 4; j++) {
+            gmm_sm90_fragment(factor, codes[j], by[0][j], by[1][j], f[j & 1]);
+            gmm_wgmma_fence();
+            gmm_wgmma_held(units, sum, f[j & 1], a + j * (32 >> 4));
+            gmm_wgmma_commit();
+            GMM__WGMMA_WAIT(1); /* the step before, and its fragment, are done with */
+            if (j == 0 && q > 0 && lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
+        }
+        last = s;
+        if (++s == stages) {
+            s = 0;
+            parity ^= 1;
+        }
+    }
+    GMM__WGMMA_WAIT(0);
+    if (lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
+    *at += depths;
+}
+
+/* Brings the scales of every stage to shared memory: one warp, lane by lane four columns. `scales`: in stage 0. */
+GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, const int width, const uint32_t stages,
+                                 const uint32_t stage, uint32_t scales, uint32_t bars, const gmm_sm90_tile *ring,
+                                 uint32_t told) {
+    const uint32_t lane = threadIdx.x & 31;
+    const gmm_scaling scaling = factor == gmm9_factor_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
+    uint32_t at = 0, turn = 0;
+    int i, e;
+    for (;; turn++) {
+        const gmm_sm90_tile *const t = &ring[turn % GMM_SM90_RING];
+        const uint8_t *line[4];
+        uint32_t q, depths;
+        int32_t blocks, step, whole;
+        gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
+        if (t->units == 0) break;
+        depths = gmm_sm90_depths(t->k);
+        blocks = (t->k + width - 1) / width;
+        {
+            gmm_mat codes = args->codes;
+            gmm__qview v;
+            codes.scaling = scaling;
+            v = gmm__qview_of(&codes, args->along, 0, t->g, 0, 0, args->rows, args->cols);
+            step = gmm_q_steps(&codes, 0, v.lines).four;
+            whole = ((uintptr_t)v.scale & 3) == 0;
+#pragma unroll
+            for (i = 0; i < 4; i++) {
+                const int32_t c = (int32_t)lane + 32 * i;
+                line[i] = v.scale + (c < t->cols ? gmm__qview_scale(&v, t->n0 + c, 0) : 0);
+            }
+        }
+        for (q = 0; q < depths; q++, at++) {
+            const uint32_t s = at % stages, full = bars + 16 * s, to = scales + s * stage + 4 * lane;
+            const int32_t four = (int32_t)(width == 16 ? q : q / 2);
+            const int32_t left = blocks - 4 * four < 4 ? blocks - 4 * four : 4;
+            gmm_bar_wait(full + 8, (at / stages & 1) ^ 1);
+#pragma unroll
+            for (i = 0; i < 4; i++) {
+                const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
+                const uint8_t *const from = line[i] + (int64_t)four * step;
+                if (whole) /* bytes from `count` on become zeros */
+                    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                                 : : "r"(to + 128 * i), "l"(__cvta_generic_to_global(from)), "r"(count) : "memory");
+                else {
+                    uint32_t word = 0;
+#pragma unroll 1
+                    for (e = 0; e < count; e++) word |= (uint32_t)from[e] << 8 * e;
+                    asm volatile("st.shared.u32 [%0], %1;" : : "r"(to + 128 * i), "r"(word) : "memory");
+                }
+            }
+            if (whole) asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(full) : "memory");
+            else gmm_bar_arrive_here(full);
+        }
+    }
+    asm volatile("cp.async.wait_all;" : : : "memory");
+}
+
 #define GMM__BODY 9
 #define GMM__TAG bf16
 #define GMM__DTYPE GMM_BF16
@@ -1582,6 +1795,12 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x176
+#include GMM_KERNELS_FILE
+#define GMM__TILE mx8_128x192
+#include GMM_KERNELS_FILE
+#define GMM__TILE mx4_128x192
+#include GMM_KERNELS_FILE
+#define GMM__TILE nv4_128x192
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
@@ -1631,7 +1850,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t teams, cols, units, out, shared, groups;
+    int32_t teams, cols, units, out, shared, groups, factor;
     const void *function;
 } gmm_sm90_kernel;
 
@@ -1639,7 +1858,7 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), \
       GMM__CAT(gmm9_units_, tile), GMM__CAT(gmm9_out_, tile), GMM__CAT(gmm9_shared_, tile), \
-      GMM__CAT(gmm9_groups_, tile), \
+      GMM__CAT(gmm9_groups_, tile), GMM__CAT(gmm9_of_, tile), \
       (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -1679,6 +1898,22 @@ static GMM__UNUSED int gmm_sm90_map_memory(PFN_cuTensorMapEncodeTiled_v12000 enc
     return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
 }
 
+/* The same of weights as codes: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
+static GMM__UNUSED int gmm_sm90_map_codes(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_mat *m,
+                                          int64_t features, int64_t lines, int32_t box_lines) {
+    const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
+    const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
+    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF };
+    cuuint32_t box[4] = { 0, 0, 1, 1 };
+    dims[0] = (cuuint64_t)(fp4 ? features / 2 : features);
+    dims[1] = (cuuint64_t)lines;
+    box[0] = fp4 ? 32 : 64;
+    box[1] = (cuuint32_t)box_lines;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box, one,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, fp4 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_64B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 /* Whether the kernels of this section were built for the current device. */
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
@@ -1703,6 +1938,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_ragged(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_ragged(encode, &args->b, &p->b, p->n, 64);
+    else if (row->factor != gmm9_factor_plain)
+        mapped = gmm_sm90_map_codes(encode, &args->b, &args->codes, p->k, p->n, row->cols / 2);
     else if (row->op == gmm_gemm_fwd)
         mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->k, p->n, row->cols / 2);
     else
@@ -2039,6 +2276,7 @@ enum {
     GMM_EXPAND_THREADS = 512,
     GMM_EXPAND_SPAN = 4096, /* elements of a row that a warp takes */
     GMM_EXPAND_STEPS = 4,   /* eight elements of each lane that are asked for at once */
+    GMM_EXPAND_WIDE = 1024, /* elements of each of four rows that a warp takes */
     GMM_TURN_THREADS = 256
 };
 
@@ -2059,6 +2297,14 @@ GMM__DEVICE uint2 gmm_expand_codes(int fp4, const uint8_t *from, int whole) {
     return v;
 }
 
+GMM__DEVICE void gmm_expand_eight(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t to[4]) {
+    if (fp4) gmm_q_fp4(dtype, codes.x, to);
+    else {
+        gmm_q_fp8(dtype, format, codes.x, to);
+        gmm_q_fp8(dtype, format, codes.y, to + 2);
+    }
+}
+
 /* A scale byte as an element. */
 GMM__DEVICE uint32_t gmm_expand_scale(gmm_dtype dtype, gmm_scaling scaling, uint32_t byte) {
     uint32_t v[2];
@@ -2067,21 +2313,20 @@ GMM__DEVICE uint32_t gmm_expand_scale(gmm_dtype dtype, gmm_scaling scaling, uint
     return v[0] & 0xFFFFu;
 }
 
-/* Row `row` of all rows of a side, elements [c0, c0 + GMM_EXPAND_SPAN) of `width`. One warp. `scaling` is the side's, a
-   constant. */
+/* Row `row` of all rows of a side whose lines they are, elements [c0, c0 + GMM_EXPAND_SPAN) of `width`. One warp.
+   `scaling` is the side's, a constant. */
 GMM__DEVICE void gmm_expand_row(const gmm_expand_args *args, const gmm_expand_side *s, gmm_scaling scaling, int32_t row,
                                 int32_t c0, int32_t width) {
     const int mx = scaling == GMM_SCALING_MX32, fp4 = !mx || s->from.dtype == GMM_E2M1;
     const gmm_dtype dtype = mx ? GMM_BF16 : args->dtype;
-    const int apart = mx && s->direction == GMM_COLUMNWISE;
     const int32_t end = width - c0 < GMM_EXPAND_SPAN ? width : c0 + GMM_EXPAND_SPAN;
     int64_t from_row = 0, start = 0, rows = s->rows;
-    uint2 codes[GMM_EXPAND_STEPS], bytes[GMM_EXPAND_STEPS]; /* scale bytes of eight lines, or one */
+    uint2 codes[GMM_EXPAND_STEPS];
+    uint32_t bytes[GMM_EXPAND_STEPS];
     const uint8_t *data, *scale;
-    int32_t g = 0, local, whole, i, j;
+    int32_t g = 0, local, whole, four, i, j;
     gmm_mat from = s->from;
     gmm__qview v;
-    gmm_qsteps steps;
     from.scaling = scaling;
     if (s->grouped) {
         gmm_find_group64(args->offsets, args->groups, row, &g);
@@ -2090,56 +2335,95 @@ GMM__DEVICE void gmm_expand_row(const gmm_expand_args *args, const gmm_expand_si
         start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
         local = row - (int32_t)from_row;
     } else {
-        const int32_t height = s->direction == GMM_COLUMNWISE && !apart ? s->cols : s->rows;
+        const int32_t height = s->direction == GMM_COLUMNWISE ? s->cols : s->rows;
         g = row / height;
         local = row - g * height;
     }
     v = gmm__qview_of(&from, s->direction, s->grouped, g, from_row, start, rows, s->cols);
-    steps = gmm_q_steps(&from, apart, v.lines);
+    four = gmm_q_steps(&from, 0, v.lines).four;
     data = v.data + (int64_t)local * v.ld / (fp4 ? 2 : 1);
-    scale = v.scale + gmm__qview_scale(&v, apart ? 0 : local, apart ? local / 32 : 0);
-    whole = (((uintptr_t)data | (apart ? (uintptr_t)scale : 0)) & 7) == 0;
+    scale = v.scale + gmm__qview_scale(&v, local, 0);
+    whole = ((uintptr_t)data & 7) == 0;
 #pragma unroll 1
     for (c0 += 8 * (int32_t)(threadIdx.x & 31u); c0 < end; c0 += 256 * GMM_EXPAND_STEPS) {
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_STEPS; i++) {
             const int32_t c = c0 + 256 * i, block = c / (mx ? 32 : 16);
-            codes[i] = bytes[i] = make_uint2(0u, 0u);
+            codes[i] = make_uint2(0u, 0u);
+            bytes[i] = 0;
             if (c >= end) continue;
             codes[i] = gmm_expand_codes(fp4, data + c / (fp4 ? 2 : 1), whole);
-            if (!apart) bytes[i].x = scale[(block >> 2) * (int64_t)steps.four + (block & 3) * steps.block];
-            else if (from.scale_order != GMM_SCALES_SWIZZLED)
-                bytes[i] = gmm_expand_codes(0, scale + c, whole);
-            else
-#pragma unroll 1
-                for (j = 7; j >= 0; j--) {
-                    bytes[i].y = __funnelshift_l(bytes[i].x, bytes[i].y, 8);
-                    bytes[i].x = bytes[i].x << 8 | v.scale[gmm__qview_scale(&v, c + j, local / 32)];
-                }
+            bytes[i] = scale[(block >> 2) * (int64_t)four + (block & 3)];
         }
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_STEPS; i++) {
+            const uint32_t both = gmm_expand_scale(dtype, scaling, bytes[i]) * 0x00010001u;
             const int32_t c = c0 + 256 * i;
             uint32_t e[4];
             if (c >= end) break;
-            if (fp4) gmm_q_fp4(dtype, codes[i].x, e);
-            else {
-                gmm_q_fp8(dtype, from.dtype, codes[i].x, e);
-                gmm_q_fp8(dtype, from.dtype, codes[i].y, e + 2);
-            }
-            if (apart) {
+            gmm_expand_eight(dtype, from.dtype, fp4, codes[i], e);
 #pragma unroll
-                for (j = 0; j < 4; j++) {
-                    const uint32_t two = (j < 2 ? bytes[i].x : bytes[i].y) >> (16 * (j & 1));
-                    e[j] = gmm_q_times(dtype, e[j], gmm_expand_scale(dtype, scaling, two & 0xFFu) |
-                                                    gmm_expand_scale(dtype, scaling, two >> 8 & 0xFFu) << 16);
-                }
-            } else {
-                const uint32_t both = gmm_expand_scale(dtype, scaling, bytes[i].x) * 0x00010001u;
-#pragma unroll
-                for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], both);
-            }
+            for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], both);
             *(uint4 *)(void *)(s->to + (int64_t)row * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
+        }
+    }
+}
+
+/* Columnwise MX32: rows [row, row + 4) of a group or matrix, which share scales, elements [c0, c0 + GMM_EXPAND_WIDE) of
+   them. One warp. */
+GMM__DEVICE void gmm_expand_apart(const gmm_expand_args *args, const gmm_expand_side *s, int32_t g, int32_t row,
+                                  int32_t c0) {
+    const int fp4 = s->from.dtype == GMM_E2M1;
+    const int32_t width = s->cols, end = width - c0 < GMM_EXPAND_WIDE ? width : c0 + GMM_EXPAND_WIDE;
+    int64_t from_row = 0, start = 0, pitch, rows = s->rows;
+    const uint8_t *data, *scale;
+    int32_t count, whole, i, j;
+    uint16_t *to;
+    gmm_mat from = s->from;
+    gmm__qview v;
+    from.scaling = GMM_SCALING_MX32;
+    if (s->grouped) {
+        from_row = args->offsets[g];
+        rows = args->offsets[g + 1] - from_row;
+        start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
+    }
+    count = (int32_t)rows - row;
+    if (count <= 0) return;
+    v = gmm__qview_of(&from, GMM_COLUMNWISE, s->grouped, g, from_row, start, rows, s->cols);
+    pitch = v.ld / (fp4 ? 2 : 1);
+    data = v.data + row * pitch;
+    scale = v.scale + gmm__qview_scale(&v, 0, row / 32);
+    whole = (((uintptr_t)data | (uintptr_t)scale | (uintptr_t)pitch) & 7) == 0;
+    to = s->to + (s->grouped ? from_row + row : (int64_t)g * s->rows + row) * width;
+#pragma unroll 1
+    for (c0 += 8 * (int32_t)(threadIdx.x & 31u); c0 < end; c0 += 256) {
+        uint32_t by[4];
+        uint2 codes[4], bytes = make_uint2(0u, 0u);
+#pragma unroll
+        for (i = 0; i < 4; i++)
+            codes[i] = i < count ? gmm_expand_codes(fp4, data + i * pitch + c0 / (fp4 ? 2 : 1), whole)
+                                 : make_uint2(0u, 0u);
+        if (from.scale_order != GMM_SCALES_SWIZZLED) bytes = gmm_expand_codes(0, scale + c0, whole);
+        else
+#pragma unroll 1
+            for (j = 7; j >= 0; j--) {
+                bytes.y = __funnelshift_l(bytes.x, bytes.y, 8);
+                bytes.x = bytes.x << 8 | v.scale[gmm__qview_scale(&v, c0 + j, row / 32)];
+            }
+#pragma unroll
+        for (j = 0; j < 4; j++) {
+            const uint32_t two = (j < 2 ? bytes.x : bytes.y) >> (16 * (j & 1));
+            by[j] = gmm_expand_scale(GMM_BF16, GMM_SCALING_MX32, two & 0xFFu) |
+                    gmm_expand_scale(GMM_BF16, GMM_SCALING_MX32, two >> 8 & 0xFFu) << 16;
+        }
+#pragma unroll
+        for (i = 0; i < 4; i++) {
+            uint32_t e[4];
+            if (i >= count) break;
+            gmm_expand_eight(GMM_BF16, from.dtype, fp4, codes[i], e);
+#pragma unroll
+            for (j = 0; j < 4; j++) e[j] = gmm_q_times(GMM_BF16, e[j], by[j]);
+            *(uint4 *)(void *)(to + (int64_t)i * width + c0) = make_uint4(e[0], e[1], e[2], e[3]);
         }
     }
 }
@@ -2225,19 +2509,32 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_THREADS, 2) gmm_expand_rows(const __gri
     t = (int64_t)blockIdx.x * (GMM_EXPAND_THREADS / 32) + threadIdx.x / 32;
     for (k = 0; k < 2; k++) {
         const gmm_expand_side *s = &args.side[k];
-        const int turned = s->direction == GMM_COLUMNWISE && s->from.scaling == GMM_SCALING_NV16;
-        const int32_t width = turned ? s->rows : s->cols, spans = (width + GMM_EXPAND_SPAN - 1) / GMM_EXPAND_SPAN;
-        const int64_t rows = s->grouped ? args.offsets[args.groups]
-                                        : (int64_t)args.groups * (turned ? s->cols : s->rows);
+        const int mx = s->from.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
+        const int apart = mx && columnwise; /* four rows at a time, of strips of GMM_GROUP_ROWS */
+        const int32_t width = columnwise && !mx ? s->rows : s->cols, height = columnwise && !mx ? s->cols : s->rows;
+        const int32_t span = apart ? GMM_EXPAND_WIDE : GMM_EXPAND_SPAN, spans = (width + span - 1) / span;
+        const int32_t strips = (height + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS; /* of a matrix */
+        const int64_t all = !apart ? (s->grouped ? args.offsets[args.groups] : (int64_t)args.groups * height)
+                                   : (s->grouped ? (int64_t)args.tiles[args.groups] : (int64_t)args.groups * strips) *
+                                     (GMM_GROUP_ROWS / 4);
         if (s->from.dtype == GMM_NONE) continue;
-        for (; t < first + rows * spans; t += (int64_t)gridDim.x * (GMM_EXPAND_THREADS / 32)) {
+        for (; t < first + all * spans; t += (int64_t)gridDim.x * (GMM_EXPAND_THREADS / 32)) {
             const uint32_t i = (uint32_t)(t - first), row = i / (uint32_t)spans;
-            const int32_t c0 = (int32_t)(i - row * (uint32_t)spans) * GMM_EXPAND_SPAN;
-            if (s->from.scaling == GMM_SCALING_MX32)
-                gmm_expand_row(&args, s, GMM_SCALING_MX32, (int32_t)row, c0, width);
+            const int32_t c0 = (int32_t)(i - row * (uint32_t)spans) * span;
+            if (apart) {
+                int32_t strip = (int32_t)row / (GMM_GROUP_ROWS / 4), g = 0;
+                if (s->grouped) {
+                    gmm_find_group32(args.tiles, args.groups, strip, &g);
+                    strip -= args.tiles[g];
+                } else {
+                    g = strip / strips;
+                    strip -= g * strips;
+                }
+                gmm_expand_apart(&args, s, g, strip * GMM_GROUP_ROWS + (int32_t)row % (GMM_GROUP_ROWS / 4) * 4, c0);
+            } else if (mx) gmm_expand_row(&args, s, GMM_SCALING_MX32, (int32_t)row, c0, width);
             else gmm_expand_row(&args, s, GMM_SCALING_NV16, (int32_t)row, c0, width);
         }
-        first += rows * spans;
+        first += all * spans;
     }
 }
 
@@ -5881,7 +6178,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     if (threadIdx.x == 0) {
         for (i = 0; i < GMM__OF(stages); i++) {
-            gmm_bar_init(bars + 16 * i, 1);
+            gmm_bar_init(bars + 16 * i, GMM__OF(of) ? 33 : 1); /* the producer, and threads that bring scales */
             gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
         }
         for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
@@ -5927,7 +6224,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                 depths = gmm_sm90_depths(t.k);
                 boxes_b = GMM__TB ? (t.cols + 63) / 64 : (t.cols + GMM__OF(cols) / 2 - 1) / (GMM__OF(cols) / 2);
                 boxes_a = GMM__TA ? (t.units + 3) / 4 : t.units / 4 + t.units % 4;
-                bytes = (uint32_t)boxes_b * (GMM__TB ? 8192 : 64 * GMM__OF(cols)) +
+                bytes = (uint32_t)boxes_b * (GMM__TB ? 8192 : GMM__OF(b) / 2) +
                         (GMM__TA ? (uint32_t)boxes_a * 8192 : (uint32_t)t.units * 2048);
                 live = lane < boxes_b + boxes_a;
                 if (t.cols <= 0) live = 0, bytes = 0;
@@ -5937,7 +6234,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                     box = lane;
                     both = t.share == 1;
                     map = &args.b;
-                    to = GMM__TB ? 8192 * box : 64 * GMM__OF(cols) * box;
+                    to = GMM__TB ? 8192 * box : GMM__OF(b) / 2 * box;
                     x = GMM__TB ? t.n0 + 64 * box : 0;
                     y = GMM__RAGGED ? GMM_SM90_RAGGED - t.k : GMM__TB ? 0 : t.n0 + GMM__OF(cols) / 2 * box;
                     if (!GMM__RAGGED) {
@@ -5961,7 +6258,7 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                     if (lane == 0) gmm_bar_expect(full, bytes);
                     if (live) gmm_tma_load(base + s * GMM__OF(stage) + to, map, full, both, x, y, end, wrap);
                     if (lane < boxes_b ? GMM__TB : GMM__TA) y += 64;
-                    else x += 64;
+                    else x += lane < boxes_b ? GMM__OF(box) : 64;
                 }
             }
             if (lane == 0) {
@@ -5969,6 +6266,9 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                 gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
             }
         }
+        if (GMM__OF(of) && warp == 9)
+            gmm_sm90_scales(&args, GMM__OF(of), GMM__OF(width), GMM__OF(stages), GMM__OF(stage),
+                            base + GMM__OF(scales), bars, ring, told);
     } else {
         const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), w = warp & 3;
         const int tid = (int)threadIdx.x & 127;
@@ -5976,6 +6276,8 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
         const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
         const uint64_t columns = gmm_wgmma_desc(base + 128 * first, GMM__TB);
         const uint64_t lines = gmm_wgmma_desc(base + GMM__OF(b), GMM__TA);
+        const uint32_t codes = base + GMM__OF(box) * (uint32_t)(first + 16 * w); /* of the warp; of its scales */
+        const uint32_t scales = base + GMM__OF(scales) + 4 * (uint32_t)(first + 16 * w);
         const int size = gmm_kmat_size(&args.p.d);
         const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
@@ -6013,8 +6315,12 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
                 for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
             switch (t->units) {
 #define GMM__X(u, n, b, a) \
-    case u: if (u <= GMM__OF(units)) GMM__PART(gmm9_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, lines, \
-                                                          bars, pair, &at); break;
+    case u: if (u <= GMM__OF(units) && GMM__OF(of)) \
+                gmm_sm90_sum_codes(GMM__OF(of), u <= GMM__OF(units) ? u : 1, GMM__OF(stages), GMM__OF(stage), sum[0], \
+                                   depths, codes, scales, lines, bars, pair, &at); \
+            else if (u <= GMM__OF(units)) \
+                GMM__PART(gmm9_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, lines, bars, pair, &at); \
+            break;
             GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
             default: break;

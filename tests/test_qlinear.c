@@ -776,6 +776,18 @@ static size_t out_bytes(const qrun *r) {
     return (size_t)(r->out.count * r->out.rows * r->out.cols * ref_bytes(r->out.dtype));
 }
 
+static void *captured(const gmm_linear *d, gmm_op op, void *workspace, size_t bytes) {
+    void *graph = NULL;
+    const char *begin = device_begin_capture(), *end;
+    const gmm_status s = op == GMM_OP_LINEAR_FWD ? gmm_linear_fwd(T.ctx, d, workspace, bytes, T.stream)
+                         : op == GMM_OP_LINEAR_DGRAD ? gmm_linear_dgrad(T.ctx, d, workspace, bytes, T.stream)
+                                                     : gmm_linear_wgrad(T.ctx, d, workspace, bytes, T.stream);
+    end = device_end_capture(&graph);
+    T_CHECK(!begin && !end && s == GMM_OK, "%s %s %d: %s", begin ? begin : "", end ? end : "", (int)s,
+            gmm_last_error(T.ctx));
+    return graph;
+}
+
 /* WGMMA on copies that became 16-bit elements: right, and in every bit what MMA computes, with every tile, in graphs
    and on few multiprocessors. */
 static void converted(int arg) {
@@ -812,27 +824,22 @@ static void converted(int arg) {
             T_OK(run(&r.d, c.op));
             check(&r, &c);
             first = t_mat_bits(&r.out);
-            for (int way = 1; way < 6; way++) {
+            for (int way = 1; way < 7; way++) {
                 restore(&r, &c);
-                r.options.tile = way < 4 ? way : 0;
-                r.options.sm_limit = way == 4 ? 3 : 0;
-                r.options.engine = way == 5 ? GMM_ENGINE_MMA : GMM_ENGINE_WGMMA;
+                r.options.tile = way < 5 ? way : 0;
+                r.options.sm_limit = way == 5 ? 3 : 0;
+                r.options.engine = way == 6 ? GMM_ENGINE_MMA : GMM_ENGINE_WGMMA;
                 T_OK(run(&r.d, c.op));
-                t_same(way == 5 ? "MMA" : way == 4 ? "sm_limit" : "another tile", first, t_mat_bits(&r.out),
+                t_same(way == 6 ? "MMA" : way == 5 ? "sm_limit" : "another tile", first, t_mat_bits(&r.out),
                        out_bytes(&r));
             }
             if (c.on_host) continue;
             r.options.engine = GMM_ENGINE_WGMMA;
             { /* a graph over a workspace of poison */
-                void *graph = NULL, *workspace;
+                void *graph, *workspace;
                 T_OK(gmm_linear_query(T.ctx, c.op, &r.d, &info));
                 workspace = t_workspace(info.workspace_bytes);
-                T_CHECK(!device_begin_capture(), "begin");
-                T_OK(c.op == GMM_OP_LINEAR_FWD ? gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)
-                     : c.op == GMM_OP_LINEAR_DGRAD
-                         ? gmm_linear_dgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)
-                         : gmm_linear_wgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
-                T_CHECK(!device_end_capture(&graph), "end");
+                graph = captured(&r.d, c.op, workspace, info.workspace_bytes);
                 for (int n = 0; n < 2; n++) {
                     restore(&r, &c);
                     t_poison(workspace, n ? 0x7F : 0xFF, info.workspace_bytes);
@@ -851,16 +858,14 @@ static void resized(int arg) {
     const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = arg, .groups = 3, .sizes = sizes[0], .K = 224, .N = 160,
                       .fill = T_REALS };
     gmm_info info = GMM_ZERO;
-    void *graph = NULL, *workspace;
+    void *graph, *workspace;
     const void *got;
     qrun r;
     build(&r, &c);
     r.options.engine = GMM_ENGINE_WGMMA;
     if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) t_skip("%s", gmm_last_error(T.ctx));
     workspace = t_workspace(info.workspace_bytes);
-    T_CHECK(!device_begin_capture(), "begin");
-    T_OK(gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
-    T_CHECK(!device_end_capture(&graph), "end");
+    graph = captured(&r.d, c.op, workspace, info.workspace_bytes);
     t_upload((void *)(uintptr_t)r.groups.splits, sizes[1], sizeof sizes[1]);
     restore(&r, &c);
     T_CHECK(!device_replay(graph), "replay");

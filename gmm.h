@@ -195,6 +195,8 @@ typedef struct gmm_options {
     int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion where scales are by tensor or row. Changes results */
     int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, for trying them;
                                     0, or more than there are: the one expected to be fastest. Never changes results */
+    int64_t workspace_limit;     /* WGMMA declines a product of MX32 or NV16 operands that needs more bytes, since it
+                                    converts them there; AUTO takes MMA then. 0 = none. Never changes results */
 } gmm_options;
 
 /* What a query tells. */
@@ -1656,6 +1658,9 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
         return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", (int)call->options.sm_limit);
     if (call->options.tile < 0)
         return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", (int)call->options.tile);
+    if (call->options.workspace_limit < 0)
+        return gmm__refuse(call, GMM_E_ARG, "options.workspace_limit", "%lld must be >= 0",
+                           (long long)call->options.workspace_limit);
     return GMM_OK;
 }
 
@@ -7594,6 +7599,9 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
         gmm__reserve(plan, GMM__WGMMA_ENDS, (size_t)(G + 1) * sizeof(int64_t));
     }
     if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
+    if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
+        return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
+                            (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
     plan->grid[1] = gmm__grid(gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount), call->options.sm_limit,
                               64, gmm__ceil_div(spans, GMM_EXPAND_THREADS / 32));
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, tile %d x %d, %d blocks",

@@ -833,8 +833,14 @@ static void converted(int arg) {
                 t_same(way == 6 ? "MMA" : way == 5 ? "sm_limit" : "another tile", first, t_mat_bits(&r.out),
                        out_bytes(&r));
             }
-            if (c.on_host) continue;
             r.options.engine = GMM_ENGINE_WGMMA;
+            r.options.workspace_limit = (int64_t)info.workspace_bytes;
+            T_OK(gmm_linear_query(T.ctx, c.op, &r.d, &info));
+            r.options.workspace_limit--;
+            T_REFUSED(GMM_E_UNSUPPORTED, gmm_linear_query(T.ctx, c.op, &r.d, &info), "options.engine",
+                      "options.workspace_limit", NULL);
+            r.options.workspace_limit = 0;
+            if (c.on_host) continue;
             { /* a graph over a workspace of poison */
                 void *graph, *workspace;
                 T_OK(gmm_linear_query(T.ctx, c.op, &r.d, &info));

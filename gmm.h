@@ -7571,7 +7571,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     const int nv = b->scaling == GMM_SCALING_NV16;
     const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
-    int64_t spans = 0, elements = 0;
+    int64_t blocks = 0, elements = 0;
     int side;
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
@@ -7589,7 +7589,9 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
                                  ? 0 : gmm__wgmma_expanded(call, op, side, &cols);
         if (!rows) continue;
         if (rows > INT32_MAX / gmm__ceil_div(cols, 64)) return gmm__decline(plan, "converts no so many rows");
-        spans += rows * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
+        blocks += gmm__wgmma_turns(call, op)
+                      ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_GROUP_ROWS * gmm__ceil_div(cols, 64)
+                      : gmm__ceil_div(rows * gmm__ceil_div(cols, GMM_EXPAND_SPAN), GMM_EXPAND_THREADS / 32);
         elements += rows * cols;
         gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
     }
@@ -7603,7 +7605,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
         return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
     plan->grid[1] = gmm__grid(gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount), call->options.sm_limit,
-                              64, gmm__ceil_div(spans, GMM_EXPAND_THREADS / 32));
+                              128, blocks);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, tile %d x %d, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
                    (long long)(elements >> 19), (int)gmm_sm90_kernels[plan->kernel].units * 16,

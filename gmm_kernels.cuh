@@ -1635,11 +1635,12 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
    scale bytes of each column: those of the 16-element blocks of the stage, or of four 32-element blocks, of which an
    even stage has the first two. */
 
-/* What the codes of a thread's two columns are multiplied by in a stage's steps of 16, twice in a word. `at`: the
-   scales of the warp's 16 columns. */
-GMM__DEVICE void gmm_sm90_by(const int factor, uint32_t at, int odd, uint32_t by[2][4]) {
+/* What the codes of a thread's two columns are multiplied by in a stage's steps of 16, twice in a word; FP8 by 2^120
+   more, which its elements lack. `at`: the scales of the warp's 16 columns. Returns whether a product with FP8 would
+   leave the range so. */
+GMM__DEVICE int gmm_sm90_by(const int factor, uint32_t at, int odd, uint32_t by[2][4]) {
     const uint32_t lane = threadIdx.x & 31;
-    int r, j;
+    int r, j, high = 0;
 #pragma unroll
     for (r = 0; r < 2; r++) {
         uint32_t four, v[2];
@@ -1648,85 +1649,120 @@ GMM__DEVICE void gmm_sm90_by(const int factor, uint32_t at, int odd, uint32_t by
             gmm_q_fp8(GMM_BF16, GMM_E4M3, four, v);
 #pragma unroll
             for (j = 0; j < 4; j++) by[r][j] = gmm_q_bytes(v[j / 2], 0u, j % 2 ? 0x3232u : 0x1010u);
-        } else {
-            if (odd) four >>= 16;
+            continue;
+        }
+        if (odd) four >>= 16;
 #pragma unroll
-            for (j = 0; j < 4; j++) { /* E8M0 as BF16 */
-                v[0] = four >> (j / 2 * 8) & 0xFFu;
-                by[r][j] = (v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7) * 0x00010001u;
-            }
+        for (j = 0; j < 4; j++) {
+            v[0] = four >> (j / 2 * 8) & 0xFFu;
+            if (factor == gmm9_factor_mx8) {
+                by[r][j] = v[0] * 0x00800080u + 0x3C003C00u;
+                high |= v[0] > 134;
+            } else by[r][j] = (v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7) * 0x00010001u;
         }
     }
+    return high;
 }
-/* The codes of a thread in a stage, per step: of columns lane / 4 and 8 more two words each, of which FP8 uses 16 bits.
-   `at`: the codes of the warp's 16 columns. */
-GMM__DEVICE void gmm_sm90_codes(const int factor, uint32_t at, uint32_t codes[4][4]) {
+/* The codes of a thread in a stage, per step and column lane / 4 or 8 more: elements 2 (lane % 4) and 1, 8, 9 more, as
+   FP8 or as two bytes. `at`: the codes of the warp's 16 columns. Returns whether FP8 has a NaN. */
+GMM__DEVICE int gmm_sm90_codes(const int factor, uint32_t at, uint32_t codes[4][2]) {
     const uint32_t lane = threadIdx.x & 31, c = lane & 3;
+    uint32_t odd = 0;
     int r, j;
 #pragma unroll
-    for (j = 0; j < 4; j++)
+    for (r = 0; r < 2; r++)
 #pragma unroll
-        for (r = 0; r < 2; r++)
-            if (factor == gmm9_factor_mx8)
+        for (j = 0; j < 4; j++)
+            if (factor == gmm9_factor_mx8) {
+                uint32_t low, high;
                 asm volatile("{\n .reg .b16 x, y;\n ld.shared.b16 x, [%2];\n ld.shared.b16 y, [%2 + 8];\n"
-                             " cvt.u32.u16 %0, x;\n cvt.u32.u16 %1, y;\n}"
-                             : "=r"(codes[j][2 * r]), "=r"(codes[j][2 * r + 1])
+                             " cvt.u32.u16 %0, x;\n cvt.u32.u16 %1, y;\n}" : "=r"(low), "=r"(high)
                              : "r"(at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r) : "memory");
-            else if (j % 2 == 0)
+                codes[j][r] = low | high << 16;
+            } else if (j % 2 == 0) {
+                uint32_t w[4];
                 asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(codes[j][2 * r]), "=r"(codes[j][2 * r + 1]), "=r"(codes[j + 1][2 * r]),
-                               "=r"(codes[j + 1][2 * r + 1])
+                             : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                              : "r"(at + lane / 4 * 32 + 256 * r + 8 * j) : "memory");
+                codes[j][r] = gmm_q_bytes(w[0], w[1], c * 0x11u + 0x40u);
+                codes[j + 1][r] = gmm_q_bytes(w[2], w[3], c * 0x11u + 0x40u);
+            }
+    if (factor == gmm9_factor_mx8)
+#pragma unroll
+        for (j = 0; j < 4; j++)
+#pragma unroll
+            for (r = 0; r < 2; r++) odd |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
+    return (odd & 0x80808080u) != 0;
 }
-/* A thread's fragment for a step: elements 2 (lane % 4) and 1, 8, 9 more. */
-GMM__DEVICE void gmm_sm90_fragment(const int factor, const uint32_t codes[4], uint32_t by0, uint32_t by1,
+/* A thread's fragment for a step. */
+GMM__DEVICE void gmm_sm90_fragment(const int factor, const uint32_t codes[2], uint32_t by0, uint32_t by1,
                                    uint32_t f[4]) {
-    const uint32_t c = threadIdx.x & 3;
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        uint32_t to[2];
-        if (factor == gmm9_factor_mx8) gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[2 * r] | codes[2 * r + 1] << 16, to);
-        else {
-            to[0] = gmm_q_fp4_pair(GMM_BF16, codes[2 * r] >> 8 * c & 0xFFu);
-            to[1] = gmm_q_fp4_pair(GMM_BF16, codes[2 * r + 1] >> 8 * c & 0xFFu);
+        const uint32_t u = codes[r], by = r ? by1 : by0;
+        uint32_t x, y;
+        if (factor == gmm9_factor_mx8) { /* fields at their places: 2^-120 of what they mean */
+            x = gmm_q_bytes(u, 0u, 0x1404u);
+            y = gmm_q_bytes(u, 0u, 0x3424u);
+            x = (x & 0x80008000u) | (x >> 4 & 0x07F007F0u);
+            y = (y & 0x80008000u) | (y >> 4 & 0x07F007F0u);
+        } else { /* the bytes of eight values, and the signs */
+            const uint32_t low = gmm_q_bytes(0xC0800000u, 0xC0804000u, u & 0x7777u);
+            const uint32_t high = gmm_q_bytes(0x3F3F3F00u, 0x40404040u, u & 0x7777u), up = u << 4;
+            x = gmm_q_bytes(low, high, 0x5140u) | (gmm_q_bytes(up, u, 0x4000u) & 0x80008000u);
+            y = gmm_q_bytes(low, high, 0x7362u) | (gmm_q_bytes(up, u, 0x5111u) & 0x80008000u);
         }
-        f[r] = gmm_q_times(GMM_BF16, to[0], r ? by1 : by0);
-        f[r + 2] = gmm_q_times(GMM_BF16, to[1], r ? by1 : by0);
+        f[r] = gmm_q_times(GMM_BF16, x, by);
+        f[r + 2] = gmm_q_times(GMM_BF16, y, by);
+    }
+}
+/* The same for FP8 with NaN or scales above 2^7, of which `by` has 2^120 too much. */
+GMM__DEVICE void gmm_sm90_fragment_far(const uint32_t codes[2], uint32_t scales0, uint32_t scales1, uint32_t f[4]) {
+    int r;
+#pragma unroll
+    for (r = 0; r < 2; r++) {
+        const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the byte again */
+        const uint32_t by = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
+        uint32_t to[2];
+        gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[r], to);
+        f[r] = gmm_q_times(GMM_BF16, to[0], by);
+        f[r + 2] = gmm_q_times(GMM_BF16, to[1], by);
     }
 }
 
-/* The sums of a tile by codes, for a group of 128 threads: while a step of 16 is multiplied, the fragment of the next
-   one is made. `at_codes`, `at_scales`: of the warp, in stage 0; `stages` of `stage` bytes. */
+/* The sums of a tile by codes, for a group of 128 threads: it makes the fragments of a stage while the other group's
+   are multiplied. `at_codes`, `at_scales`: of the warp, in stage 0; `stages` of `stage` bytes. */
 GMM__DEVICE void gmm_sm90_sum_codes(const int factor, const int units, const uint32_t stages, const uint32_t stage,
                                     float *sum, uint32_t depths, uint32_t at_codes, uint32_t at_scales, uint64_t rows,
                                     uint32_t bars, uint32_t pair, uint32_t *at) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t q, s = *at % stages, parity = *at / stages & 1, last = 0, by[2][4], codes[4][4], f[2][4];
-    int j;
+    uint32_t q, s = *at % stages, parity = *at / stages & 1, by[2][4], codes[4][2], f[4][4];
+    int j, far;
 #pragma unroll 1
     for (q = 0; q < depths; q++) {
-        const uint64_t a = rows + s * (stage >> 4);
+        const uint32_t a = (uint32_t)rows + s * (stage >> 4);
         gmm_bar_wait(bars + 16 * s, parity);
-        gmm_sm90_codes(factor, at_codes + s * stage, codes);
-        gmm_sm90_by(factor, at_scales + s * stage, (int)(q & 1), by);
+        far = gmm_sm90_codes(factor, at_codes + s * stage, codes);
+        far |= gmm_sm90_by(factor, at_scales + s * stage, (int)(q & 1), by);
 #pragma unroll
-        for (j = 0; j < 4; j++) {
-            gmm_sm90_fragment(factor, codes[j], by[0][j], by[1][j], f[j & 1]);
-            gmm_wgmma_fence();
-            gmm_wgmma_held(units, sum, f[j & 1], a + j * (32 >> 4));
-            gmm_wgmma_commit();
-            GMM__WGMMA_WAIT(1); /* the step before, and its fragment, are done with */
-            if (j == 0 && q > 0 && lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
-        }
-        last = s;
+        for (j = 0; j < 4; j++) gmm_sm90_fragment(factor, codes[j], by[0][j], by[1][j], f[j]);
+        if (factor == gmm9_factor_mx8 && far)
+#pragma unroll
+            for (j = 0; j < 4; j++) gmm_sm90_fragment_far(codes[j], by[0][j], by[1][j], f[j]);
+        __syncwarp();
+        gmm_wgmma_fence();
+#pragma unroll
+        for (j = 0; j < 4; j++)
+            gmm_wgmma_held(units, sum, f[j], (rows & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
+        gmm_wgmma_commit();
+        GMM__WGMMA_WAIT(0); /* registers of products under way would be kept from all else */
+        if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
         if (++s == stages) {
             s = 0;
             parity ^= 1;
         }
     }
-    GMM__WGMMA_WAIT(0);
-    if (lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
     *at += depths;
 }
 

@@ -7373,9 +7373,10 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 #ifdef __CUDACC__
 
-/* The products of 16-bit matrices by TMA and wgmma. The kernels read the split themselves and use no workspace but for
-   what stands on the host; it is laid out as the MMA engine's, which serves a call of unsuited addresses in the same
-   bytes. So a query may leave addresses open. */
+/* The products of 16-bit matrices by TMA and wgmma; FP8; and MX32 and NV16, converted to 16-bit elements by the kernel
+   or ahead of it in the workspace. The kernels read the split themselves; else they use the workspace for what stands
+   on the host, laid out as the MMA engine's, which serves a call of unsuited addresses in no more bytes. So a query may
+   leave addresses open. */
 
 /* What the engine needs, looked for once per context. */
 static void gmm__wgmma_open(gmm_context *ctx) {
@@ -7543,13 +7544,14 @@ static int gmm__wgmma_expands(const gmm__call *call, gmm_gemm_op op) {
 static int gmm__wgmma_turns(const gmm__call *call, gmm_gemm_op op) {
     return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
 }
-/* The kernels that take the weights as codes, if they can be: in lines along the contraction that TMA reads. */
+/* The kernels that take the weights as codes, if any: lines run along the contraction, and TMA can read them. Addresses
+   are left to the plan: it must come to the same workspace while they are not known. */
 static int32_t gmm__wgmma_factor(const gmm__call *call, gmm_gemm_op op) {
     const gmm_mat *b = &call->mat[gmm__mma_factor_b(op)];
+    const int64_t unit = 128 / gmm_dtype_bits(b->dtype);
     const int mx = b->scaling == GMM_SCALING_MX32;
-    gmm__plan unused;
-    if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 ||
-        !gmm__wgmma_takes(call, gmm__mma_factor_b(op), "w", &unused))
+    if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % unit ||
+        (call->groups.count > 1 && b->group_stride % unit))
         return 0;
     return !mx ? gmm9_factor_nv4 : b->dtype == GMM_E2M1 ? gmm9_factor_mx4 : gmm9_factor_mx8;
 }
@@ -7583,6 +7585,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     if (a->scaling == GMM_SCALING_NONE &&
         !gmm__wgmma_takes(call, gmm__mma_factor_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
+    if (gmm_sm90_kernels[plan->kernel].factor && !gmm__wgmma_takes(call, gmm__mma_factor_b(op), "w", plan)) return 0;
     for (side = 0; side < 2; side++) {
         int64_t cols;
         const int64_t rows = side && gmm_sm90_kernels[plan->kernel].factor

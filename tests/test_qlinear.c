@@ -883,6 +883,46 @@ static void resized(int arg) {
     t_same("MMA after a change of sizes", got, t_mat_bits(&r.out), out_bytes(&r));
 }
 
+/* Weights at an address that TMA cannot read: declined, and served by MMA in the workspace of a query that knew no
+   addresses. */
+static void misplaced(int arg) {
+    const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+                      .fill = T_REALS };
+    gmm_config config = T.config;
+    gmm_context *ctx;
+    gmm_info info = GMM_ZERO;
+    gmm_layout l = GMM_ZERO;
+    const void *first;
+    void *workspace;
+    char *moved;
+    gmm_mat *w;
+    qrun r;
+    config.engine = GMM_ENGINE_AUTO;
+    ctx = t_context(&config);
+    build(&r, &c);
+    w = &r.w.rowwise;
+    r.options.engine = GMM_ENGINE_WGMMA;
+    r.options.tile = 4; /* takes the weights as codes */
+    if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) t_skip("%s", gmm_last_error(T.ctx));
+    T_OK(run(&r.d, c.op));
+    first = t_mat_bits(&r.out);
+    T_CHECK(gmm_layout_of(w->dtype, w->scaling, w->scale_order, GMM_ROWWISE, c.N, c.K, &l, NULL) == GMM_OK, "layout");
+    moved = (char *)t_alloc_aligned((size_t)(l.data_bytes * c.groups) + 16, 16) + 8;
+    t_upload(moved, t_get(w->data, (size_t)(l.data_bytes * c.groups)), (size_t)(l.data_bytes * c.groups));
+    r.options.engine = GMM_ENGINE_AUTO;
+    w->data = NULL;
+    T_OK_TEXT(gmm_linear_query(ctx, c.op, &r.d, &info), gmm_last_error(ctx));
+    T_CHECK(info.engine == GMM_ENGINE_WGMMA, "%s: %s", gmm_engine_name(info.engine), info.note);
+    w->data = moved;
+    workspace = t_workspace(info.workspace_bytes);
+    restore(&r, &c);
+    T_OK_TEXT(gmm_linear_fwd(ctx, &r.d, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
+    t_same("MMA", first, t_mat_bits(&r.out), out_bytes(&r));
+    r.options.engine = GMM_ENGINE_WGMMA;
+    T_REFUSED(GMM_E_UNSUPPORTED, gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream),
+              "options.engine", "needs w at a multiple of 16 bytes", NULL);
+}
+
 /* Elements that leave BF16's range: both engines make the same of them. */
 static void ranges(int arg) {
     static const uint8_t codes[8] = { 0, 1, 2, 3, 118, 127, 246, 254 };
@@ -996,6 +1036,8 @@ void tests_qlinear(void) {
         t_add_gpu_once(converted, i, "wgmma qlinear %s", setup_of(i).name);
         t_add_gpu_once(resized, i, "wgmma qlinear sizes after a capture %s", setup_of(i).name);
     }
+    t_add_gpu_once(misplaced, 3, "wgmma qlinear misplaced %s", setup_of(3).name);
+    t_add_gpu_once(misplaced, 10, "wgmma qlinear misplaced %s", setup_of(10).name);
     t_add_gpu_once(ranges, 3, "wgmma qlinear ranges %s", setup_of(3).name);
     t_add_gpu_once(ranges, 7, "wgmma qlinear ranges %s", setup_of(7).name);
 #endif

@@ -6897,6 +6897,7 @@ static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, 
 /* Whether the kernels that move whole vectors serve the call, and what they want to know. */
 static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
+    const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE, turned = transformed || f->stochastic;
     const gmm_mat *mat[3];
     uint64_t odd = (uint64_t)a->cols % 8; /* address bits that would have to be 0 */
     int k;
@@ -6921,16 +6922,16 @@ static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
         if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
             odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
-    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->stochastic &&
-               !f->row_amax && !(f->hadamard && a->columnwise.dtype != GMM_NONE) &&
-               !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
+    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
+               !(turned && a->src.dtype != GMM_BF16) && !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
     if (!a->swift) return;
+    a->swift += turned;
     a->groups = call->groups;
     a->few = a->grouped && call->groups.count <= 32 && !call->groups.on_host && call->groups.tail == GMM_TAIL_KEEP;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
-    if (a->phase == GMM_QUANT_ALL) a->amax[1] = a->amax[0];
+    if (a->phase == GMM_QUANT_ALL && !transformed) a->amax[1] = a->amax[0];
     if (a->phase != GMM_QUANT_CAST) return;
     a->amax[0] = a->rowwise.dtype != GMM_NONE ? a->rowwise.amax : a->columnwise.amax;
     a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];

@@ -7,12 +7,12 @@
  *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
  *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
  *                             accumulate, convert)
- *     Bodies 1 to 13          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *     Bodies 1 to 14          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
  *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
  *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
  *                             instruction, 9 product on Hopper, 10 product of quantized operands, 11 FP8 product on
- *                             Hopper, 12 amax and 13 cast of whole vectors. So a profiler and a debugger see every
- *                             line of a kernel.
+ *                             Hopper, 12 amax, 13 cast and 14 cast to NV16 of whole vectors. So a profiler and a
+ *                             debugger see every line of a kernel.
  *
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
@@ -3257,7 +3257,7 @@ typedef struct gmm__quant_args {
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    int32_t swift;                    /* whole vectors everywhere: bodies 10 and 11 may serve */
+    int32_t swift;                    /* whole vectors everywhere: 1 bodies 12 to 14 may serve, 2 those turned, too */
     int32_t record;                   /* swift and delayed: the casts raise the amaxes of the copies */
     int32_t backward;                 /* swift: tiles from the last to the first, which the caches still hold */
     int64_t step[3], scale_step[2];   /* swift: bytes from matrix to matrix of copies and source; of their scales */
@@ -3498,16 +3498,15 @@ GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling sca
 }
 
 /* Scale and codes of the four values of line l. `shared_amax` is that of a square tile's block; codes of copies in the
-   source's order wait in `codes`. scaling and plain (no squares, no choice of scales, no amax per line) are constants
-   in the kernels of the usual formats. */
-GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, gmm_scaling scaling, int32_t plain,
-                                 const gmm__quant_side *s, int32_t l, const float v[4], const uint32_t *shared_amax,
-                                 uint8_t *codes) {
+   source's order wait in `codes`. */
+GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side *s, int32_t l, const float v[4],
+                                 const uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
+    const gmm_scaling scaling = f->scaling;
     const gmm__qview *view = &s->view;
     const int32_t lane = gmm__lane(), width = gmm_block_along(scaling), lanes = width ? width / 4 : 32;
     const int32_t block = lane / lanes, live = l < s->lines, lead = lane % lanes == 0;
-    const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : !plain && f->square ? width : 1;
+    const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
     const int64_t line = s->l0 + l;
     const int32_t count = s->data - 4 * lane;
     uint32_t stored = 0, code;
@@ -3520,10 +3519,10 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, gmm_scaling scaling, 
     } else if (scaling == GMM_SCALING_ROW && live) amax = s->amax[l];
     if (scaling == GMM_SCALING_NV16) {
         gmm_nv_global global = s->global;
-        if (!plain && s->per_line) global = gmm_nv_global_of(live ? s->amax[l] : 0.0f, global.e4m3_max);
-        if (!plain && f->four_over_six && height > 1)
+        if (s->per_line) global = gmm_nv_global_of(live ? s->amax[l] : 0.0f, global.e4m3_max);
+        if (f->four_over_six && height > 1)
             stored = shared_amax[GMM__QUANT_SQUARES + l / height * GMM_TILE_BLOCKS + block];
-        else if (!plain && f->four_over_six) {
+        else if (f->four_over_six) {
             uint8_t scale[2];
             float error[2];
             gmm__quant_four_over_six(&global, v, amax, f->four_over_six == 2, scale, error);
@@ -3589,12 +3588,13 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, gmm_scaling scaling, 
 }
 
 /* All lines of one copy of a tile whose values stand in x. For all threads of a block at once. */
-GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scaling, int32_t plain, gmm__quant_side *s,
-                                     const float *x, uint32_t *shared_amax, uint8_t *codes) {
+GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *s, const float *x,
+                                     uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
+    const gmm_scaling scaling = f->scaling;
     const int32_t columnwise = s->view.direction == GMM_COLUMNWISE, hadamard = columnwise ? f->hadamard : 0;
     const int32_t width = gmm_block_along(scaling), lane = gmm__lane();
-    const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : !plain && f->square ? width : 1;
+    const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
     int32_t l, i;
     gmm__quant_side_begin(a, scaling, s);
     if (height > 1) {
@@ -3648,7 +3648,7 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm_scaling scali
         float v[4];
         if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
         else gmm__quant_get_row(x, l, v);
-        gmm__quant_line(a, scaling, plain, s, l, v, shared_amax, codes);
+        gmm__quant_line(a, s, l, v, shared_amax, codes);
     }
     if (!s->view.apart) return;
     __syncthreads();
@@ -3739,7 +3739,10 @@ enum {
     GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
     GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
     GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
-    GMM__SWIFT_FACTORS = GMM_TILE * (GMM_TILE_BLOCKS + 1)     /* one apart, so that lines meet in no bank */
+    GMM__SWIFT_FACTORS = GMM_TILE * (GMM_TILE_BLOCKS + 1),    /* one apart, so that lines meet in no bank */
+    GMM__NV_TILES = 2,                                        /* of a strip, that a block of NV16 takes in turn */
+    GMM__NV_COLUMN = GMM_TILE / 2,
+    GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
 
 /* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
@@ -3792,28 +3795,56 @@ GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
 }
 
 /* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
-   each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. None of the
-   products may be a NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by) {
-    uint32_t codes = 0, odd, even;
+   each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. Products are
+   `capped` at 6, or none of them may be a NaN or reach 7. */
+GMM__DEVICE uint32_t gmm__swift_signs(const float v[8]) {
+    const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
+                                     __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
+    const uint32_t even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
+                                      __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
+    return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
+}
+/* |v by|; capped: 6 if it is more, or a NaN. */
+GMM__DEVICE float gmm__swift_product(float v, float by, int capped) {
+    float m;
+    asm("{\n.reg .f32 t;\nabs.f32 %0, %1;\nabs.f32 t, %2;\nmul.rn.f32 %0, %0, t;\n}" : "=&f"(m) : "f"(v), "f"(by));
+    if (capped) asm("min.f32 %0, %0, 0f40C00000;" : "+f"(m));
+    return m;
+}
+GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by, int capped) {
+    uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        asm("{\n.reg .f32 m, t;\nabs.f32 m, %3;\nabs.f32 t, %4;\nmul.rn.f32 m, m, t;\n"
-            "fma.rn.f32 t, m, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
-            "add.rn.f32 t, m, 0f4B000002;\nmov.b32 %1, t;\n"
-            "fma.rn.f32 t, m, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
-            : "=r"(low), "=r"(middle), "=r"(high) : "f"(v[j]), "f"(by));
+        asm("{\n.reg .f32 t;\nfma.rn.f32 t, %3, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
+            "add.rn.f32 t, %3, 0f4B000002;\nmov.b32 %1, t;\n"
+            "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
+            : "=r"(low), "=r"(middle), "=r"(high) : "f"(gmm__swift_product(v[j], by, capped)));
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
     codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
-    odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
-                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
-    even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
-                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
-    return codes | (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
+    return codes | gmm__swift_signs(v);
+}
+/* The same by gmm_f32_to_e2m1_random, element j with byte j % 4 of word j / 4. A product rises by its share of a step
+   and is cut: at 2^-126 times it, bits 22 and up are the code. */
+GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const uint32_t random[2]) {
+    uint32_t codes = 0;
+    int32_t j;
+#pragma unroll
+    for (j = 7; j >= 0; j--) {
+        const float m = gmm__swift_product(v[j], by, 1);
+        /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
+        const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
+        uint32_t bits;
+        asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
+            "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
+            "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
+            : "=r"(bits) : "f"(m), "f"(share));
+        codes = codes * 16 + (bits >> 22);
+    }
+    return codes | gmm__swift_signs(v);
 }
 /* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
 GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
@@ -3903,18 +3934,6 @@ GMM__DEVICE uint32_t gmm__swift_mx(float amax, float inverse, float *factor) {
     *factor = gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
     return k;
 }
-/* gmm_nv_scale. */
-GMM__DEVICE uint32_t gmm__swift_nv(float amax, float mult) {
-    const float v = gmm__finite_cap(gmm__fmul(amax, mult));
-#if __CUDA_ARCH__ >= 890
-    uint16_t code;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(code) : "f"(0.0f), "f"(v));
-    return code;
-#else
-    return gmm_f32_to_e4m3(v);
-#endif
-}
-
 /* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
    the tile begins with line `line` and block `block`, and a line has `along` scales. */
 GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
@@ -3923,6 +3942,117 @@ GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t l
         to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
     else to += (int64_t)line * along + block + (l * along + quad);
     if (block + quad < along) gmm__swift_put1(to, four);
+}
+
+/* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
+GMM__DEVICE uint32_t gmm__swift_nv4(const float amax[4], const float *encodes, int check) {
+    float v[4], most = 0.0f;
+    uint32_t four;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]); /* infinity too becomes the largest code */
+    four = gmm__quant_codes8(0, v);
+#pragma unroll
+    for (i = 0; i < 4 && check; i++) {
+        const float m = gmm__fmul(amax[i], encodes[(four >> 8 * i) & 0x7Fu]);
+        most = m > most ? m : most;
+    }
+    return check && !(most < 6.75f) ? four | 0x80u : four;
+}
+/* What the elements of block i of eight multiply by; words of four scale bytes. */
+GMM__DEVICE float gmm__swift_encode(const float *encodes, const uint32_t four[2], int32_t i) {
+    return encodes[((i & 4 ? four[1] : four[0]) >> 8 * (i & 3)) & 0x7Fu];
+}
+
+/* BF16: NaNs lose their signs. */
+GMM__DEVICE uint32_t gmm__swift_unsigned_nan(uint32_t w) {
+    if ((w & 0x7FFFu) > 0x7F80u) w &= 0xFFFF7FFFu;
+    if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
+    return w;
+}
+/* BF16: signs of rows flipped by bits of `signs`. Then the words of a lane's 8 rows by 8 columns become 16 rows by 4
+   columns: of the lanes of 16 rows the one above keeps its left columns, the one below its right ones. */
+GMM__DEVICE void gmm__swift_signed(uint32_t x[8][4], uint32_t signs) {
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 8; i++) {
+        const uint32_t flip = ((signs >> i) & 1u) * 0x80008000u;
+#pragma unroll
+        for (k = 0; k < 4; k++) x[i][k] ^= flip;
+    }
+}
+GMM__DEVICE void gmm__swift_take16(const uint32_t x[8][4], int32_t below, uint32_t to[16][2]) {
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 8; i++)
+#pragma unroll
+        for (k = 0; k < 2; k++) {
+            const uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, below ? x[i][k] : x[i][k + 2], 8);
+            to[i][k] = below ? got : x[i][k];
+            to[i + 8][k] = below ? x[i][k + 2] : got;
+        }
+}
+/* Stages of strides 1 to `last` of a Hadamard transform of runs of 2 last values. */
+GMM__DEVICE void gmm__swift_stages(float *v, int32_t count, int32_t last) {
+    int32_t i, stride;
+#pragma unroll
+    for (stride = 1; stride <= last; stride *= 2)
+#pragma unroll
+        for (i = 0; i < count; i++)
+            if (!(i & stride)) {
+                const float a = v[i], b = v[i + stride];
+                v[i] = gmm__fadd(a, b);
+                v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
+            }
+}
+/* gmm_hadamard16 of both columns of a word, but for the signs. */
+GMM__DEVICE void gmm__swift_hadamard(uint32_t x[16][2], int32_t k) {
+    float low[16], high[16];
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 16; i++) {
+        low[i] = gmm__word_value_bf16(x[i], 2 * k);
+        high[i] = gmm__word_value_bf16(x[i], 2 * k + 1);
+    }
+    gmm__swift_stages(low, 16, 8);
+    gmm__swift_stages(high, 16, 8);
+#pragma unroll
+    for (i = 0; i < 16; i++)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
+            : "=r"(x[i][k]) : "f"(gmm__fmul(high[i], 0.25f)), "f"(gmm__fmul(low[i], 0.25f)));
+}
+/* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
+   an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
+GMM__DEVICE uint32_t gmm__swift_hadamard_amax(const uint32_t x[8][4], int32_t below) {
+    float most = 0.0f;
+    uint32_t bits;
+    int32_t i, k, half;
+#pragma unroll
+    for (k = 0; k < 2; k++) {
+        uint32_t mine[8], got[8];
+#pragma unroll
+        for (i = 0; i < 8; i++) {
+            got[i] = __shfl_xor_sync(0xFFFFFFFFu, below ? x[i][k] : x[i][k + 2], 8);
+            mine[i] = below ? x[i][k + 2] : x[i][k];
+        }
+#pragma unroll
+        for (half = 0; half < 2; half++) {
+            float a[8], b[8];
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                a[i] = gmm__word_value_bf16(&mine[i], half);
+                b[i] = gmm__word_value_bf16(&got[i], half);
+            }
+            gmm__swift_stages(a, 8, 4);
+            gmm__swift_stages(b, 8, 4);
+#pragma unroll
+            for (i = 0; i < 8; i++)
+                asm("{\n.reg .f32 s, t;\nabs.f32 s, %1;\nabs.f32 t, %2;\nadd.rn.f32 s, s, t;\nmax.f32 %0, %0, s;\n}"
+                    : "+f"(most) : "f"(a[i]), "f"(b[i]));
+        }
+    }
+    bits = gmm_f32_to_bf16(gmm__fmul(most, 0.25f));
+    return bits << 16;
 }
 
 /* Values of a copy, in the order of the source. */
@@ -4084,8 +4214,16 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 
 /* Casts: any format of each source. */
 #define GMM__BODY 7
-#define GMM__PLAIN 0
-#define GMM__SCALING a.format.scaling
+#define GMM__TAG bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f32
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+
+#define GMM__BODY 12
+#define GMM__TURNED 0
 #define GMM__TAG bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
@@ -4095,25 +4233,12 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__TAG f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
-#undef GMM__PLAIN
-#undef GMM__SCALING
-/* NV16 of BF16: transformed or rounded at random. */
-#define GMM__PLAIN 1
-#define GMM__SCALING GMM_SCALING_NV16
-#define GMM__TAG nv16_bf16
+#undef GMM__TURNED
+#define GMM__TURNED 1
+#define GMM__TAG turned_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
-#undef GMM__PLAIN
-#undef GMM__BODY
-
-#define GMM__BODY 12
-#define GMM__TAG bf16
-#include GMM_KERNELS_FILE
-#define GMM__TAG f16
-#include GMM_KERNELS_FILE
-#define GMM__TAG f32
-#include GMM_KERNELS_FILE
+#undef GMM__TURNED
 #undef GMM__BODY
 
 /* X(name, scaling): the kernels of whole vectors, one for every source. */
@@ -4122,8 +4247,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
     X(row, GMM_SCALING_ROW) \
     X(1x128, GMM_SCALING_1X128) \
     X(128x128, GMM_SCALING_128X128) \
-    X(mx32, GMM_SCALING_MX32) \
-    X(nv16, GMM_SCALING_NV16)
+    X(mx32, GMM_SCALING_MX32)
 
 #define GMM__BODY 13
 #define GMM__SCALING GMM_SCALING_TENSOR
@@ -4181,7 +4305,11 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
 #undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_NV16
+#undef GMM__BODY
+
+/* NV16; turned: BF16, whose columnwise copy is transformed or whose codes are rounded at random. */
+#define GMM__BODY 14
+#define GMM__TURNED 0
 #define GMM__TAG nv16_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
@@ -4191,49 +4319,62 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__TAG nv16_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
+#undef GMM__TURNED
+#define GMM__TURNED 1
+#define GMM__TAG nv16_turned_bf16
+#define GMM__SOURCE bf16
+#include GMM_KERNELS_FILE
+#undef GMM__TURNED
 #undef GMM__BODY
 
 /* The first row that fits a call serves it; scaling NONE fits all. */
 typedef struct gmm_quantize_kernel {
-    gmm_dtype dtype; /* of the source */
+    gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
-    int32_t swift, plain; /* plain: no squares, no choice of scales, no amax per row */
+    int32_t swift;      /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 #define GMM__X(tag, scaling) \
-    { GMM_BF16, scaling, 1, 0, (const void *)gmm_amax_bf16, (const void *)gmm_cast_##tag##_bf16 }, \
-    { GMM_F16, scaling, 1, 0, (const void *)gmm_amax_f16, (const void *)gmm_cast_##tag##_f16 }, \
-    { GMM_F32, scaling, 1, 0, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
+    { GMM_BF16, scaling, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_##tag##_bf16 }, \
+    { GMM_F16, scaling, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_##tag##_f16 }, \
+    { GMM_F32, scaling, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
+    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_turned_bf16, (const void *)gmm_cast_nv16_turned_bf16 },
     GMM__SWIFT_LIST(GMM__X)
-    { GMM_BF16, GMM_SCALING_NV16, 0, 1, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_nv16_bf16 },
-    { GMM_BF16, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
-    { GMM_F16, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
-    { GMM_F32, GMM_SCALING_NONE, 0, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
+    GMM__X(nv16, GMM_SCALING_NV16)
+    { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
+    { GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
+    { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
 };
 #undef GMM__X
+
+static GMM__UNUSED dim3 gmm__swift_grid(int64_t across, int64_t down, int64_t most) {
+    const int64_t high = most / across < 65535 ? most / across : 65535, y = down < high ? down : high;
+    return dim3((unsigned)across, (unsigned)(y < 1 ? 1 : y));
+}
 
 /* `most`: blocks of kernels that stay on the multiprocessors; `stream_most`: of those in the order of addresses. */
 static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
                                                int64_t most, int64_t stream_most, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
-    const int plain = !a->format.square && !a->format.four_over_six && !a->format.row_amax;
     const int apart = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
     const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
     const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
-    const int quarters = a->format.scaling == GMM_SCALING_MX32; /* of strips, four times as wide */
-    const int64_t items = strips * a->col_tiles, x = quarters ? (a->col_tiles + 3) / 4 : a->col_tiles;
-    const int64_t all = quarters ? 4 * strips : strips, high = stream_most / x;
-    const int64_t limit = high < 65535 ? high : 65535, y = all < limit ? all : limit;
-    dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most));
+    /* blocks of MX32 take quarters of strips, four times as wide */
+    const int64_t quarters = a->format.scaling == GMM_SCALING_MX32 ? 4 : 1;
+    const int64_t wide = a->format.scaling == GMM_SCALING_NV16 ? (int64_t)GMM__NV_TILES : quarters;
+    const int64_t items = strips * a->col_tiles;
+    dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
-    if (a->swift) grid = dim3((unsigned)x, (unsigned)(y < 1 ? 1 : y));
-    while (row->dtype != dtype || row->swift > a->swift || row->plain > plain ||
+    if (a->swift) {
+        grid = gmm__swift_grid(a->col_tiles, strips, stream_most);
+        cast_grid = gmm__swift_grid((a->col_tiles + wide - 1) / wide, strips * quarters, stream_most);
+    }
+    while (row->dtype != dtype || row->swift > a->swift ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
@@ -4251,7 +4392,7 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
         if (cast_room)
             e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->cast, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_room, stream);
+            e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_room, stream);
     }
     return e;
 }
@@ -7087,19 +7228,19 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
 /* ================================================================================= Bodies per source and format === */
 
 #elif GMM__BODY == 7
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__SCALING) || !defined(GMM__PLAIN)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE, GMM__SCALING and GMM__PLAIN"
+#ifndef GMM__TAG
+#error "gmm: this body needs GMM__TAG"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
 /* Both copies of a tile that is loaded once. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__PLAIN ? GMM__QUANT_PER_SM : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes, and chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
-    const int32_t width = gmm_block_along(GMM__SCALING);
+    const int32_t width = gmm_block_along(a.format.scaling);
     int64_t item;
     if (a.skip && *a.skip) return;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
@@ -7107,7 +7248,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         gmm__quant_side s;
-        (void)GMM__CAT(gmm__quant_load_, GMM__SOURCE)(&a, &p, c0, n, 0, gmm__quant_shared);
+        (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
         __syncthreads();
         s.scale = a.format.delayed && a.scale ? a.scale[p.unit] : 1.0f;
         s.group = a.first_group + p.unit;
@@ -7121,7 +7262,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
             s.amax = a.lines ? a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
-            gmm__quant_side_all(&a, GMM__SCALING, GMM__PLAIN, &s, gmm__quant_shared, square, codes);
+            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
             __syncthreads();
         }
         if (a.columnwise.dtype != GMM_NONE) {
@@ -7134,7 +7275,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
             s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
             s.first_block = c0 * s.blocks_per_line + (width ? p.row / width : 0);
-            gmm__quant_side_all(&a, GMM__SCALING, GMM__PLAIN, &s, gmm__quant_shared, square, codes);
+            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
             __syncthreads();
         }
     }
@@ -7142,16 +7283,17 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__NAME
 #undef GMM__TAG
-#undef GMM__SOURCE
 
 /* ============================================================================ Bodies per source: whole vectors === */
 
 #elif GMM__BODY == 12
-#ifndef GMM__TAG
-#error "gmm: this body needs GMM__TAG"
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__TURNED)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
+#if !GMM__TURNED
 /* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
 GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
                                             int32_t col0, int32_t c0, int32_t n,
@@ -7180,21 +7322,22 @@ GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gm
     return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__swift_base(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
 }
+#endif
 
 /* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ uint32_t most[GMM__QUANT_WARPS];
+    __shared__ uint32_t most[2][GMM__QUANT_WARPS]; /* of the source, and transformed */
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS;
     const gmm_warp_split split = gmm__swift_split(&a);
     int32_t at;
     if (a.skip && *a.skip) return;
     for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__NAME(gmm__words)], all = 0;
+        uint32_t x[8][GMM__OF(gmm__words)], all = 0;
         int32_t c0, n, i, k;
         const gmm__swift_place p = gmm__swift_where(&a, &split, 4, at, &c0, &n);
-        GMM__NAME(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        GMM__OF(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
         if (a.lines) {
             uint32_t row[8];
             float *to = a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + row0 + lane;
@@ -7202,8 +7345,8 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__NAME(gmm__words); k++) row[i] = GMM__NAME(gmm__word_max)(row[i], x[i][k]);
-                row[i] = GMM__NAME(gmm__word_fold)(row[i]);
+                for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__OF(gmm__word_fold)(row[i]);
                 all = all > row[i] ? all : row[i];
             }
             /* lane 8 q + c keeps row c of its eight */
@@ -7220,41 +7363,52 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
             for (i = 0; i < 8; i++)
 #pragma unroll
-                for (k = 0; k < GMM__NAME(gmm__words); k++) all = GMM__NAME(gmm__word_max)(all, x[i][k]);
-            all = GMM__NAME(gmm__word_fold)(all);
+                for (k = 0; k < GMM__OF(gmm__words); k++) all = GMM__OF(gmm__word_max)(all, x[i][k]);
+            all = GMM__OF(gmm__word_fold)(all);
         }
         if (a.columns) {
             uint32_t *to = (uint32_t *)a.columns + p.unit * a.cols + c0 + col0 + 8 * c;
-            uint32_t col[GMM__NAME(gmm__words)];
+            uint32_t col[GMM__OF(gmm__words)];
 #pragma unroll
-            for (k = 0; k < GMM__NAME(gmm__words); k++) {
+            for (k = 0; k < GMM__OF(gmm__words); k++) {
                 col[k] = 0;
 #pragma unroll
-                for (i = 0; i < 8; i++) col[k] = GMM__NAME(gmm__word_max)(col[k], x[i][k]);
+                for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                 for (i = 8; i < 32; i <<= 1)
-                    col[k] = GMM__NAME(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                    col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
                 if (k / 2 == q && col0 + 8 * c < n)
-                    atomicMax(to + k, gmm_f32_bits(GMM__NAME(gmm__word_value)(col, k)));
+                    atomicMax(to + k, gmm_f32_bits(GMM__OF(gmm__word_value)(col, k)));
         }
         if (a.lines) continue; /* those of units are not asked for */
         all = __reduce_max_sync(0xFFFFFFFFu, all);
-        if (lane == 0) most[warp] = all;
+        if (lane == 0) most[0][warp] = all;
+#if GMM__TURNED
+        if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
+            gmm__swift_signed(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
+            all = __reduce_max_sync(0xFFFFFFFFu, gmm__swift_hadamard_amax(x, q & 1));
+        }
+        if (lane == 0) most[1][warp] = all;
+#endif
         __syncthreads();
-        if (threadIdx.x == 0) {
-            uint32_t *to = (uint32_t *)a.amax[0] + p.unit;
-            for (i = 1; i < GMM__QUANT_WARPS; i++) all = all > most[i] ? all : most[i];
+        if (threadIdx.x <= GMM__TURNED) {
+            uint32_t *to = (uint32_t *)a.amax[threadIdx.x] + p.unit;
+            all = most[threadIdx.x][0];
+            for (i = 1; i < GMM__QUANT_WARPS; i++)
+                all = all > most[threadIdx.x][i] ? all : most[threadIdx.x][i];
             if (all > *(volatile uint32_t *)to) atomicMax(to, all);
         }
         if (at + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 
+#undef GMM__OF
 #undef GMM__NAME
 #undef GMM__TAG
+#undef GMM__SOURCE
 
 /* ================================================================= Bodies per source and scaling: whole vectors === */
 
@@ -7266,8 +7420,8 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__WIDE (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 /* Lanes of a row, and of a column, that share a block; blocks, or their parts, of a row and of a column of the tile. */
-#define GMM__LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : GMM__SCALING == GMM_SCALING_MX32 ? 4 : 8)
-#define GMM__COL_LANES (GMM__SCALING == GMM_SCALING_NV16 ? 2 : 4)
+#define GMM__LANES (GMM__SCALING == GMM_SCALING_MX32 ? 4 : 8)
+#define GMM__COL_LANES 4
 #define GMM__PER_SM (GMM__OF(gmm__words) == 4 && GMM__LANES == 8 ? 3 : 2) /* as registers allow */
 #define GMM__DOWN (GMM__SCALING == GMM_SCALING_MX32 ? 1 : 4) /* warps below one another */
 #define GMM__ROW_PARTS (GMM__QUANT_WARPS / GMM__DOWN * 8 / GMM__LANES)
@@ -7278,13 +7432,12 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__PER_SM)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float factors[2][GMM__SWIFT_FACTORS];
-    __shared__ float encodes[2][GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = warp % GMM__DOWN * GMM__SWIFT_WARP_ROWS + 8 * q;
     const int32_t col0 = warp / GMM__DOWN * GMM__SWIFT_WARP_COLS + 8 * c;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
-    const int32_t width = gmm_block_along(GMM__SCALING), half = GMM__SCALING == GMM_SCALING_NV16;
+    const int32_t width = gmm_block_along(GMM__SCALING);
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
     const float qmax = e5m2 ? 57344.0f : 448.0f, inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u);
@@ -7296,13 +7449,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total * (4 / GMM__DOWN); strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__OF(gmm__words)], nibbles[8], odd = 0;
+        uint32_t x[8][GMM__OF(gmm__words)], odd = 0;
         float whole = 1.0f;
         int32_t c0, n, i, j, k;
         const gmm__swift_place p = gmm__swift_where(&a, &split, GMM__DOWN, strip, &c0, &n);
         const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t live = p.m - row0;
-        float mult[2] = { 0.0f, 0.0f };
         GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
@@ -7334,16 +7486,6 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
-        if (half) { /* what every scale byte multiplies by */
-            const gmm_nv_global g = gmm_nv_global_of(a.amax[0][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
-            mult[0] = mult[1] = g.mult;
-            if (thread < 127) encodes[0][thread] = gmm_nv_encode(&g, (uint8_t)thread);
-            if (columnwise && a.amax[1] != a.amax[0]) {
-                const gmm_nv_global h = gmm_nv_global_of(a.amax[1][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
-                mult[1] = h.mult;
-                if (thread < 127) encodes[1][thread] = gmm_nv_encode(&h, (uint8_t)thread);
-            }
-        }
         if (width) { /* maxima of blocks, or of their parts */
             uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
 #pragma unroll
@@ -7353,21 +7495,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 row[i] = 0;
 #pragma unroll
                 for (k = 0; k < GMM__OF(gmm__words); k++) {
-                    row[i] = half ? GMM__OF(gmm__word_top)(row[i], x[i][k]) : GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                    row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
                     if (GMM__OF(gmm__words) == 4) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
                 }
                 row[i] = GMM__OF(gmm__word_fold)(row[i]);
-                odd = row[i] > odd ? row[i] : odd;
             }
-            odd = odd > 0x7F800000u; /* NV16: a NaN among the values goes the long way */
-            if (half && odd)
-#pragma unroll
-                for (i = 0; i < 8; i++) {
-                    row[i] = 0;
-#pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
-                }
             if (square || GMM__SCALING == GMM_SCALING_128X128) {
 #pragma unroll
                 for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
@@ -7448,30 +7580,18 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
             __syncthreads();
         }
-        if (GMM__SCALING == GMM_SCALING_MX32 || half) { /* four scales per thread: of a line, or of MX32's columns */
+        if (GMM__SCALING == GMM_SCALING_MX32) { /* four scales per thread: of a row, or of four columns */
             const int32_t row_along = (((int32_t)a.cols + 4 * width - 1) / (4 * width)) * 4;
             const int32_t col_along = (reach + 4 * width - 1) / (4 * width) * 4;
-            const int32_t lines = ((int32_t)a.cols + 127) & ~127, l = half ? thread >> 1 : (thread & 127) >> 2;
-            const int32_t quad = half ? 4 * (thread & 1) : 4 * (thread & 3), down = p.row & 127;
+            const int32_t lines = ((int32_t)a.cols + 127) & ~127, l = (thread & 127) >> 2;
+            const int32_t quad = 4 * (thread & 3), down = p.row & 127;
 #pragma unroll
             for (k = 0; k < 2; k++) {
-                float *at = k && !half ? factors[1] + 4 * (thread & 127)
-                                       : factors[k] + l * (GMM__ROW_PARTS + 1) + quad;
+                float *at = k ? factors[1] + 4 * (thread & 127) : factors[0] + l * (GMM__ROW_PARTS + 1) + quad;
                 uint32_t four = 0;
-                if (!(k ? columnwise : rowwise) || (!half && k != (thread >= 128))) continue;
+                if (!(k ? columnwise : rowwise) || k != (thread >= 128)) continue;
 #pragma unroll
-                for (i = 0; i < 4; i++) {
-                    uint32_t byte;
-                    if (half) {
-                        const float amax = at[i];
-                        float by;
-                        byte = gmm__swift_nv(amax, mult[k]);
-                        by = encodes[a.amax[1] != a.amax[0] ? k : 0][byte];
-                        /* too large for the short way: marked by its sign */
-                        at[i] = gmm__fmul(amax, by) < 6.75f ? by : gmm_f32_from_bits(gmm_f32_bits(by) | 0x80000000u);
-                    } else byte = gmm__swift_mx(at[i], inverse, &at[i]);
-                    four |= byte << 8 * i;
-                }
+                for (i = 0; i < 4; i++) four |= gmm__swift_mx(at[i], inverse, &at[i]) << 8 * i;
                 if (!k) {
                     uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
                                   (a.grouped ? (int64_t)p.start * row_along : 0);
@@ -7481,9 +7601,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     uint8_t *to = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
                                   (a.grouped ? (int64_t)(p.start / width) * lines : 0);
                     const int32_t block = p.row / width, line = c0 + 4 * (thread & 127);
-                    if (half)
-                        gmm__swift_scale4(to, a.columnwise.scale_order, c0, block, col_along, l, quad, four);
-                    else if (line < lines && a.columnwise.scale_order != GMM_SCALES_SWIZZLED)
+                    if (line < lines && a.columnwise.scale_order != GMM_SCALES_SWIZZLED)
                         gmm__swift_put1(to + (int64_t)block * lines + line, four);
                     else if (line < lines)
 #pragma unroll
@@ -7494,55 +7612,19 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             __syncthreads();
         }
 
-        if (half && square) { /* both copies hold the same codes */
-            const float *by = factors[rowwise ? 0 : 1] + (rowwise ? row0 * (GMM__ROW_PARTS + 1) + col0 / 16
-                                                                  : col0 * GMM__COL_STEP + row0 / 16);
-            whole = by[0];
-            odd |= gmm_f32_bits(whole) >> 31;
-#pragma unroll
-            for (i = 0; i < 8; i++) {
-                float v[8];
-#pragma unroll
-                for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                nibbles[i] = gmm__swift_e2m1x8(v, whole);
-            }
-        }
         if (rowwise && col0 < n) {
-            const int64_t pitch = half ? a.rowwise.ld / 2 : a.rowwise.ld;
-            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch +
-                          (half ? (c0 + col0) / 2 : c0 + col0), *again = to;
+            const int64_t pitch = a.rowwise.ld;
+            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
             const float *by = factors[0] + row0 * (GMM__ROW_PARTS + 1) + (width && !GMM__WIDE ? col0 / width : 0);
-            uint32_t long_way = odd;
 #pragma unroll
             for (i = 0; i < 8; i++, to += pitch) {
                 float v[8];
-                if (half && square) {
-                    if (i < live) gmm__swift_put1(to, nibbles[i]);
-                    continue;
-                }
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     whole = by[i * (GMM__ROW_PARTS + 1)];
-                if (half) long_way |= gmm_f32_bits(whole) >> 31;
 #pragma unroll
-                for (j = 0; j < 8; j++) {
-                    v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                    if (!half) v[j] = gmm__fmul(v[j], whole);
-                }
-                if (i >= live) continue;
-                if (half) gmm__swift_put1(to, gmm__swift_e2m1x8(v, whole));
-                else gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
+                if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
-            if (half && long_way) /* once more by the codec, from memory */
-#pragma unroll 1
-                for (k = 0; k < 64 && k >> 3 < live; k += 2) {
-                    const float one = fabsf(by[(k >> 3) * (GMM__ROW_PARTS + 1)]);
-                    uint32_t pair = 0;
-#pragma unroll 1
-                    for (j = 0; j < 2; j++)
-                        pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
-                                    &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), one)) << 4 * j;
-                    again[(k >> 3) * pitch + (k & 7) / 2] = (uint8_t)pair;
-                }
         }
         if (columnwise && GMM__SCALING == GMM_SCALING_MX32 && col0 < n) { /* in the order of the source */
             uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
@@ -7559,50 +7641,25 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (columnwise && GMM__SCALING != GMM_SCALING_MX32) { /* turned */
-            const int32_t bytes = half ? GMM__SWIFT_COLUMN / 2 : (int32_t)GMM__SWIFT_COLUMN, chunks = bytes / 16;
+            const int32_t bytes = GMM__SWIFT_COLUMN, chunks = bytes / 16;
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
-            const int64_t pitch = half ? a.columnwise.ld / 2 : a.columnwise.ld;
+            const int64_t pitch = a.columnwise.ld;
             const int64_t begin = (a.grouped ? p.start : 0) + p.row;
-            uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + (half ? row0 / 2 : row0);
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + (half ? begin / 2 : begin) +
-                          (c0 + first) * pitch + chunk * 16;
+            uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
             const float *by = factors[1] + col0 * GMM__COL_STEP + (width && !GMM__WIDE ? row0 / width : 0);
-            uint32_t long_way = odd;
-            if (half && square) gmm__swift_turn(nibbles);
 #pragma unroll
             for (j = 0; j < 8; j++) {
                 float v[8];
-                if (half && square) {
-                    *(uint32_t *)(void *)(at + j * bytes) = nibbles[j];
-                    continue;
-                }
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     whole = by[j * GMM__COL_STEP];
-                if (half) long_way |= gmm_f32_bits(whole) >> 31;
 #pragma unroll
-                for (i = 0; i < 8; i++) {
-                    v[i] = GMM__OF(gmm__word_value)(x[i], j);
-                    if (!half) v[i] = gmm__fmul(v[i], whole);
-                }
-                if (half) *(uint32_t *)(void *)(at + j * bytes) = gmm__swift_e2m1x8(v, whole);
-                else
-                    *(uint2 *)(void *)(at + j * bytes) =
-                        make_uint2(gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
+                *(uint2 *)(void *)(at + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
+                                                                gmm__quant_codes8(e5m2, v + 4));
             }
-            if (half && long_way)
-#pragma unroll 1
-                for (k = 0; k < 64; k += 2) {
-                    const float one = fabsf(by[(k >> 3) * GMM__COL_STEP]);
-                    uint32_t pair = 0;
-#pragma unroll 1
-                    for (j = 0; j < 2; j++)
-                        if ((k & 7) + j < live && col0 < n)
-                            pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
-                                        &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), one)) << 4 * j;
-                    at[(k >> 3) * bytes + (k & 7) / 2] = (uint8_t)pair;
-                }
             __syncthreads();
-            if (chunk * (half ? 32 : 16) < (a.grouped ? (int32_t)GMM_TILE : p.m))
+            if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                 for (k = first; k < GMM_TILE; k += step, to += step * pitch)
                     if (k < n)
@@ -7631,6 +7688,315 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__COL_LANES
 #undef GMM__LANES
 #undef GMM__WIDE
+#undef GMM__OF
+#undef GMM__NAME
+#undef GMM__TAG
+#undef GMM__SOURCE
+
+/* ======================================================================= Bodies per source: NV16, whole vectors === */
+
+#elif GMM__BODY == 14
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__TURNED)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__HALF_WORDS (GMM__OF(gmm__words) / 2)
+
+/* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
+   bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 && !GMM__TURNED ? 3 : 2)
+GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+    __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
+    __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
+    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* of columns */
+    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t right = c & 1, below = q & 1; /* the second lane of a block */
+    const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
+    const int32_t apart = columnwise && a.amax[1] != a.amax[0];
+    const gmm_format *f = &a.format;
+    int32_t strip;
+    if (a.skip && *a.skip) return;
+    gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
+                      (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
+    for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
+        const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
+        uint32_t x[8][GMM__OF(gmm__words)];
+        int32_t c0, n, i, j, k;
+        if (strip >= split.total) break;
+        const gmm__swift_place p = gmm__swift_where(&a, &split, 4, strip, &c0, &n);
+        const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows, live = p.m - row0, cols = (int32_t)a.cols;
+        const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((reach + 63) >> 6) * 4;
+        const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
+        int32_t end;
+        c0 *= GMM__NV_TILES;
+        end = cols - c0 < GMM__NV_TILES * GMM_TILE ? cols : c0 + GMM__NV_TILES * GMM_TILE;
+        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
+        for (k = 0; k <= apart; k++) {
+            const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
+            if (thread < GMM_TILE) encodes[k][thread] = thread < 127 ? gmm_nv_encode(&g, (uint8_t)thread) : g.mult;
+        }
+        __syncthreads();
+        for (; c0 < end; c0 += GMM_TILE) {
+            const int32_t inside = col0 < cols - c0;
+            const float *const col_encodes = encodes[apart];
+            uint32_t odd = 0;
+#if !GMM__TURNED
+            uint32_t nibbles[8], most = 0;
+#endif
+            if (rowwise || !GMM__TURNED) { /* maxima of rows */
+                uint32_t row[8], four[2], mine, other;
+                float amax[4];
+#pragma unroll
+                for (i = 0; i < 8; i++) {
+                    row[i] = 0;
+#pragma unroll
+                    for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_top)(row[i], x[i][k]);
+                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                    odd = row[i] > odd ? row[i] : odd;
+                }
+                odd = odd > 0x7F800000u; /* a NaN among the values */
+                if (odd)
+#pragma unroll
+                    for (i = 0; i < 8; i++) {
+                        row[i] = 0;
+#pragma unroll
+                        for (k = 0; k < GMM__OF(gmm__words); k++) {
+                            row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
+#if GMM__TURNED
+                            x[i][k] = gmm__swift_unsigned_nan(x[i][k]);
+#endif
+                        }
+                        row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                    }
+#if !GMM__TURNED
+                if (f->square) {
+#pragma unroll
+                    for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
+                    most = gmm__quant_block_max(most, 2);
+                    other = __shfl_xor_sync(0xFFFFFFFFu, most, 8);
+                    most = most > other ? most : other;
+#pragma unroll
+                    for (i = 0; i < 8; i++) row[i] = most;
+                }
+#endif
+#pragma unroll
+                for (i = 0; i < 4; i++) {
+                    const uint32_t keep = right ? row[i + 4] : row[i];
+                    other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
+                    amax[i] = gmm_f32_from_bits(keep > other ? keep : other);
+                }
+                mine = gmm__swift_nv4(amax, encodes[0], !GMM__TURNED);
+                other = __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
+                four[0] = right ? other : mine;
+                four[1] = right ? mine : other;
+#if !GMM__TURNED
+                if (f->square) { /* both copies hold the same codes */
+                    const float by = gmm__swift_encode(encodes[0], four, 0);
+#pragma unroll
+                    for (i = 0; i < 8; i++) {
+                        float v[8];
+#pragma unroll
+                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                        nibbles[i] = gmm__swift_e2m1x8(v, by, 0);
+                    }
+                }
+#endif
+                if (rowwise) { /* bytes of four blocks of a row come together */
+                    uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                                  (a.grouped ? (int64_t)p.start * row_along : 0);
+                    mine &= 0x7F7F7F7Fu;
+                    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 2);
+                    mine = __byte_perm(mine, other, c & 2 ? 0x3715 : 0x6240);
+                    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
+                    mine = __byte_perm(mine, other, c & 4 ? 0x3276 : 0x5410);
+                    gmm__swift_scale4(to, a.rowwise.scale_order, p.row, c0 / 16, row_along,
+                                      row0 + 4 * right + (c >> 1), col0 >> 6 << 2, mine);
+                }
+#if GMM__TURNED
+                uint32_t random[8][2];
+                if (f->stochastic && rowwise) { /* a lane draws for four rows of a block, for both of its lanes */
+                    const int64_t per = (cols + 15) >> 4;
+                    const int64_t block = (p.row + row0 + 4 * right) * per + ((c0 + col0) >> 4);
+#pragma unroll
+                    for (i = 0; i < 4; i++) {
+                        uint32_t draw[4];
+                        gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit, block + i * per,
+                                       GMM_ROWWISE, draw);
+#pragma unroll
+                        for (k = 0; k < 2; k++) {
+                            const uint32_t own = right ? draw[k + 2] : draw[k];
+                            other = __shfl_xor_sync(0xFFFFFFFFu, right ? draw[k] : draw[k + 2], 1);
+                            random[i][k] = right ? other : own;
+                            random[i + 4][k] = right ? own : other;
+                        }
+                    }
+                }
+#endif
+                if (rowwise && inside) {
+                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+                                  (p.first + p.row + row0) * row_pitch;
+#pragma unroll
+                    for (i = 0; i < 8; i++, to += row_pitch) {
+                        const float by = gmm__swift_encode(encodes[0], four, i);
+                        float v[8];
+#if !GMM__TURNED
+                        if (f->square) {
+                            if (i < live) gmm__swift_put1(to, nibbles[i]);
+                            continue;
+                        }
+#endif
+#pragma unroll
+                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                        if (i >= live) continue;
+#if GMM__TURNED
+                        if (f->stochastic) {
+                            gmm__swift_put1(to, gmm__swift_e2m1x8_random(v, by, random[i]));
+                            continue;
+                        }
+#endif
+                        gmm__swift_put1(to, gmm__swift_e2m1x8(v, by, GMM__TURNED));
+                    }
+#if !GMM__TURNED
+                    if (odd | ((four[0] | four[1]) & 0x80u)) { /* once more by the codec, from memory */
+                        to -= 8 * row_pitch;
+#pragma unroll 1
+                        for (k = 0; k < 64 && k >> 3 < live; k += 2) {
+                            const float by = gmm__swift_encode(encodes[0], four, k >> 3);
+                            uint32_t pair = 0;
+#pragma unroll 1
+                            for (j = 0; j < 2; j++)
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), by)) << 4 * j;
+                            to[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
+                        }
+                    }
+#endif
+                }
+            }
+            if (columnwise) {
+                uint8_t *at = codes + col0 * GMM__NV_COLUMN + (col0 >> 3) * 16;
+                uint32_t mine;
+                float amax[4];
+#if GMM__TURNED
+                uint32_t y[16][2];
+                if (f->hadamard) gmm__swift_signed(x, (uint32_t)f->hadamard >> 8 * below);
+                gmm__swift_take16(x, below, y);
+#pragma unroll
+                for (k = 0; k < 2; k++) {
+                    uint32_t top = 0;
+                    if (f->hadamard) gmm__swift_hadamard(y, k);
+#pragma unroll
+                    for (i = 0; i < 16; i++) {
+                        if (!f->hadamard) y[i][k] = gmm__swift_unsigned_nan(y[i][k]);
+                        top = gmm__word_max_bf16(top, y[i][k]);
+                    }
+                    amax[2 * k] = gmm__word_value_bf16(&top, 0);
+                    amax[2 * k + 1] = gmm__word_value_bf16(&top, 1);
+                }
+                mine = gmm__swift_nv4(amax, col_encodes, 0);
+                at += 4 * below * GMM__NV_COLUMN + (row0 & ~15) / 2;
+#pragma unroll
+                for (j = 0; j < 4; j++) {
+                    const float by = col_encodes[(mine >> 8 * j) & 0x7Fu];
+                    uint32_t draw[4], to[2];
+                    if (f->stochastic)
+                        gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
+                                       (int64_t)(c0 + col0 + 4 * below + j) * ((p.rows + 15) >> 4) +
+                                           ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
+#pragma unroll
+                    for (k = 0; k < 2; k++) {
+                        float v[8];
+#pragma unroll
+                        for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(y[8 * k + i], j);
+                        to[k] = f->stochastic ? gmm__swift_e2m1x8_random(v, by, draw + 2 * k)
+                                              : gmm__swift_e2m1x8(v, by, 1);
+                    }
+                    *(uint2 *)(void *)(at + j * GMM__NV_COLUMN) = make_uint2(to[0], to[1]);
+                }
+#else
+                uint32_t col[GMM__OF(gmm__words)], four[2], other;
+#pragma unroll
+                for (k = 0; k < GMM__OF(gmm__words); k++) {
+                    col[k] = 0;
+#pragma unroll
+                    for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                }
+#pragma unroll
+                for (k = 0; k < GMM__HALF_WORDS; k++) {
+                    const uint32_t give = below ? col[k] : col[k + GMM__HALF_WORDS];
+                    col[k] = GMM__OF(gmm__word_max)(below ? col[k + GMM__HALF_WORDS] : col[k],
+                                                    __shfl_xor_sync(0xFFFFFFFFu, give, 8));
+                }
+#pragma unroll
+                for (j = 0; j < 4; j++)
+                    amax[j] = f->square ? gmm_f32_from_bits(most) : GMM__OF(gmm__word_value)(col, j);
+                mine = gmm__swift_nv4(amax, col_encodes, 1);
+                other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
+                four[0] = below ? other : mine;
+                four[1] = below ? mine : other;
+                at += row0 / 2;
+                if (f->square) gmm__swift_turn(nibbles);
+#pragma unroll
+                for (j = 0; j < 8; j++) {
+                    const float by = gmm__swift_encode(col_encodes, four, j);
+                    float v[8];
+                    if (f->square) {
+                        *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = nibbles[j];
+                        continue;
+                    }
+#pragma unroll
+                    for (i = 0; i < 8; i++) v[i] = GMM__OF(gmm__word_value)(x[i], j);
+                    *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__swift_e2m1x8(v, by, 0);
+                }
+                if (odd | ((four[0] | four[1]) & 0x80u))
+#pragma unroll 1
+                    for (k = 0; k < 64; k += 2) {
+                        const float by = gmm__swift_encode(col_encodes, four, k >> 3);
+                        uint32_t pair = 0;
+#pragma unroll 1
+                        for (j = 0; j < 2; j++)
+                            if ((k & 7) + j < live && inside)
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), by)) << 4 * j;
+                        at[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
+                    }
+                mine &= 0x7F7F7F7Fu;
+#endif
+#pragma unroll
+                for (j = 0; j < 4; j++)
+                    scales[(col0 + 4 * below + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(mine >> 8 * j);
+            }
+            if (c0 + GMM_TILE < end) /* comes while codes leave */
+                GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
+            if (columnwise) {
+                const int32_t chunks = GMM__NV_COLUMN / 16, chunk = thread % chunks, first = thread / chunks;
+                const int32_t l = thread >> 1, quad = 4 * (thread & 1);
+                const int64_t begin = (a.grouped ? p.start : 0) + p.row;
+                const int64_t lines = (cols + 127) & ~127;
+                uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
+                              (c0 + first) * col_pitch;
+                uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                                 (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
+                __syncthreads();
+                gmm__swift_scale4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
+                                  *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
+                if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
+#pragma unroll
+                    for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
+                        to += GMM__QUANT_BLOCK / chunks * col_pitch)
+                        if (k < cols - c0)
+                            gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
+                                                                               (k >> 3) * 16 + chunk * 16));
+                __syncthreads();
+            }
+        }
+        __syncthreads();
+    }
+}
+
+#undef GMM__HALF_WORDS
 #undef GMM__OF
 #undef GMM__NAME
 #undef GMM__TAG

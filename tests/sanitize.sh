@@ -1,5 +1,5 @@
 #!/bin/sh
-# GPU operations in bf16, f16 and f32 under each tool of compute-sanitizer, on small cases: `make sanitize`.
+# GPU operations under each tool of compute-sanitizer, on small cases: `make sanitize`.
 # Arguments: the tools, all four if none. JOBS processes share the cases, LIMIT seconds each; B: the build folder.
 # One line per process: ok, FAIL (the log's last lines follow), or limit; the logs, with the seconds of each case, are
 # kept in $B/sanitize.
@@ -8,66 +8,95 @@ command -v compute-sanitizer > /dev/null || PATH=$PATH:/usr/local/cuda/bin
 command -v compute-sanitizer > /dev/null || { echo 'sanitize: no compute-sanitizer'; exit 1; }
 [ $# -gt 0 ] || set -- initcheck racecheck memcheck synccheck
 
-# Parts of test names, by what the cases call.
+# Engines and parts of test names, by what the cases call. What starts with wgmma names that engine itself.
 cases() { cat << 'END'
-row16 fwd bf16
-row16 wgrad f32
-row08 fwd f16
-row08 dgrad bf16
-row08 dgrad f32
-row08 wgrad f16
-row08 bgrad bf16
-row39 act swiglu bf16 17x64
-row39 act swiglu f32 13x100
-row39 act swiglu bf16 21x1160
-row39 act split forms
-row42 mlp inference
-row46 mlp equals three calls bf16
-row49 mlp delayed wgrad f32
-route ties E7
-route bwd parts
-permute map bf16 bf16 T33
-permute fwd bf16 bf16 T33
-permute fwd bf16 bf16 T50 H1032
-permute any row_of bf16 bf16 T9
-permute bwd bf16 bf16 T33
-permute unpermute fwd bf16 bf16 T33
-permute unpermute fwd bf16 bf16 T50 H1032
-permute unpermute bwd bf16 bf16 T33
-permute unpermute bwd bf16 bf16 T50 H1032
-row17 permute wild maps
-pad 300 groups
-pad then unpad, split form 0
-glu interleave bf16
-glu interleave packed and tables 0
-small accumulate order
-small accumulate beta 0
-small convert f32 to bf16
-small convert f16 to f16
-gmm_offsets sum one over
-runtime
-wgmma empty groups, splits, tails linear_fwd bf16
-wgmma empty groups, splits, tails linear_dgrad f16
-wgmma empty groups, splits, tails linear_wgrad bf16
-wgmma alpha, beta, frozen groups linear_wgrad f16
-wgmma bias bf16
-row53 graph of linear operations, other splits bf16
-row53 row54 graph of a whole layer, other routings bf16
+mma row16 fwd bf16
+mma row16 wgrad f32
+mma row08 fwd f16
+mma row08 dgrad bf16
+mma row08 dgrad f32
+mma row08 wgrad f16
+mma row08 bgrad bf16
+mma row39 act swiglu bf16 17x64
+mma row39 act swiglu f32 13x100
+mma row39 act swiglu bf16 21x1160
+mma row39 act split forms
+mma row42 mlp inference
+mma row46 mlp equals three calls bf16
+mma row49 mlp delayed wgrad f32
+mma route ties E7
+mma route bwd parts
+mma permute map bf16 bf16 T33
+mma permute fwd bf16 bf16 T33
+mma permute fwd bf16 bf16 T50 H1032
+mma permute any row_of bf16 bf16 T9
+mma permute bwd bf16 bf16 T33
+mma permute unpermute fwd bf16 bf16 T33
+mma permute unpermute fwd bf16 bf16 T50 H1032
+mma permute unpermute bwd bf16 bf16 T33
+mma permute unpermute bwd bf16 bf16 T50 H1032
+mma row17 permute wild maps
+mma pad 300 groups
+mma pad then unpad, split form 0
+mma glu interleave bf16
+mma glu interleave packed and tables 0
+mma small accumulate order
+mma small accumulate beta 0
+mma small convert f32 to bf16
+mma small convert f16 to f16
+mma gmm_offsets sum one over
+mma runtime
+mma wgmma empty groups, splits, tails linear_fwd bf16
+mma wgmma empty groups, splits, tails linear_dgrad f16
+mma wgmma empty groups, splits, tails linear_wgrad bf16
+mma wgmma alpha, beta, frozen groups linear_wgrad f16
+mma wgmma bias bf16
+mma row53 graph of linear operations, other splits bf16
+mma row53 row54 graph of a whole layer, other routings bf16
+mma quantize apart tensor delayed e4m3
+mma quantize apart row e4m3
+mma quantize apart 1x128 e4m3 pow2
+mma quantize apart mxfp8 e4m3
+mma quantize apart mxfp8 square
+mma quantize apart nvfp4 swizzled
+mma quantize apart nvfp4 stochastic hadamard
+mma quantize apart nvfp4 row amax
+mma quantize apart nvfp4 four over six
+mma quantize matrices 128x128 e4m3 pow2
+mma quantize matrices nvfp4 square
+mma dequantize nvfp4 hadamard
+mma dequantize 1x128 e4m3 pow2
+mma quantize replayed, tensor current e4m3
+mma scale update, margin 1
+mma row15 qlinear mxfp8
+mma row15 qlinear nvfp4 row amax, 4 over 6
+mma row15 qlinear fp8 block
+mma row15 qlinear mxfp4 weights
+wgmma row15 qlinear fp8 delayed
+wgmma row15 qlinear fp8 row
+wgmma row15 qlinear fp8 block
+wgmma row15 qlinear mxfp8
+wgmma row15 qlinear nvfp4
+wgmma row17 qlinear fp8 current
 END
 }
 
 # Runs part $2 of `each` of the cases under tool $1.
 part() {
-    tool=$1 number=$2 log=$B/sanitize/$1.$2
-    set --
-    while read -r name; do set -- "$@" --filter "$name"; done << END
+    tool=$1 number=$2 log=$B/sanitize/$1.$2 status=0 runs=0
+    begin=$(date +%s)
+    for engine in mma wgmma; do
+        set --
+        while read -r word name; do [ "$word" != $engine ] || set -- "$@" --filter "$name"; done << END
 $(cases | awk "NR % $each == $number % $each")
 END
-    begin=$(date +%s)
-    timeout "$LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-        "$B/gmm_tests" --engine mma --arena 512 --threads 1 --rounds 20 --times "$@" > "$log.log" 2>&1
-    status=$?
-    if [ $status = 0 ] && grep -q '^[1-9][0-9]* passed, 0 failed' "$log.log"; then word=ok
+        [ $# -gt 0 ] || continue
+        runs=$((runs + 1))
+        timeout "$LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$B/gmm_tests" --engine $engine --arena 512 --threads 1 --rounds 20 --times "$@" >> "$log.log" 2>&1 ||
+            status=$?
+    done
+    if [ $status = 0 ] && [ "$(grep -c '^[1-9][0-9]* passed, 0 failed' "$log.log")" = $runs ]; then word=ok
     elif [ $status = 124 ]; then word=limit
     else word=FAIL; fi
     printf '%-5s  %-9s  %3d s  %d cases\n' $word "$tool" $(($(date +%s) - begin)) \

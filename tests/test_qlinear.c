@@ -494,7 +494,7 @@ static void tails(int arg) { /* rows 13 to 15: what is past the sum is NaN in so
         for (int tail = 0; tail < 2; tail++) {
             const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 64, .extra = 80,
                               .fill = T_REALS, .tail = (gmm_tail)tail, .out = tail ? GMM_BF16 : GMM_F16,
-                              .add = i < 2 && tail, .main_grad = i == 2, .alpha = 1, .bias = tail };
+                              .add = i < 2 && tail, .main_grad = i == 2, .alpha = 1, .bias = tail, .fast = tail };
             test(&c);
         }
 }

@@ -1,6 +1,7 @@
-/* gpu_bench - TFLOP/s of gmm's grouped linear on the GPU beside cuBLAS and torch, and the bandwidth of the operations
-   that only move rows or quantize. All contenders of a row take turns in one process on the same random data. peers.py
-   loads this file as a shared library and lends torch._grouped_mm as one more contender. What it means: NOTES.md. */
+/* gpu_bench - TFLOP/s of gmm's grouped linear, in bf16 and quantized, on the GPU beside cuBLAS and torch, and the
+   bandwidth of the operations that only move rows or quantize. All contenders of a row take turns in one process on the
+   same random data. peers.py loads this file as a shared library and lends torch._grouped_mm and
+   torch._scaled_grouped_mm as more contenders. What it means: NOTES.md. */
 #include "gmm.h"
 
 #include <cublasLt.h>
@@ -18,9 +19,11 @@ typedef struct bench_call {
     int32_t f32;    /* wgrad: added into fp32 */
     int32_t first;  /* the first call on this row */
     int32_t check;  /* the result must go to out */
-    int32_t groups, reserved;
-    int64_t rows, n, k;
+    int32_t groups;
+    int32_t fp8;    /* 0: bf16 x, w, dy; else a, b in E4M3 with a scale per row: 1, 2 = with fast accumulation */
+    int64_t rows, n, k, padded; /* padded: wgrad in FP8: length of the rows of a and b */
     void *x, *w, *dy, *out;
+    void *a, *b, *a_scale, *b_scale;
     int32_t *ends;  /* device: end row of each group */
     cudaStream_t stream;
 } bench_call;
@@ -44,13 +47,13 @@ enum { SHAPE_COUNT = 4, DENSE_SHAPE = 4 };
 typedef struct routing {
     const char *name;
     int64_t tokens;
-    int zipf;
+    int zipf, quantized; /* quantized: products of quantized operands run at it, too */
 } routing;
-static const routing ROUTINGS[] = {{"1", 1, 0},           {"16", 16, 0},          {"64", 64, 0},
-                                   {"128", 128, 0},       {"192", 192, 0},        {"300", 300, 0},
-                                   {"512", 512, 0},       {"1024", 1024, 0},      {"4096", 4096, 0},
-                                   {"zipf512", 512, 1},   {"zipf1024", 1024, 1},  {"zipf4096", 4096, 1}};
-static const routing DENSE_ROUTING = {"8192", 8192, 0};
+static const routing ROUTINGS[] = {{"1", 1, 0, 1},          {"16", 16, 0, 1},         {"64", 64, 0, 1},
+                                   {"128", 128, 0, 0},      {"192", 192, 0, 0},       {"300", 300, 0, 1},
+                                   {"512", 512, 0, 1},      {"1024", 1024, 0, 0},     {"4096", 4096, 0, 1},
+                                   {"zipf512", 512, 1, 1},  {"zipf1024", 1024, 1, 0}, {"zipf4096", 4096, 1, 1}};
+static const routing DENSE_ROUTING = {"8192", 8192, 0, 0};
 enum { ROUTING_COUNT = 12, MOST_TOKENS = 4096, FEW_TOKENS = 128, WGRAD_TOKENS = 735 };
 enum { MAX_GROUPS = 128, BLOCKS = 20, STREAMS = 4, SAMPLES = 256 };
 enum { FWD, DGRAD, WGRAD, WGRAD_F32, KINDS };
@@ -58,6 +61,19 @@ static const char *const KIND_LETTER[KINDS] = {"f", "d", "w", "w"};
 enum { GMM_RUN, DENSE, LOOP1, LOOP4, GROUPED, STRIDED, TORCH, READ, CONTENDERS };
 static const char *const NAMES[CONTENDERS] = {"gmm",     "dense",   "loop1", "loop4",
                                               "grouped", "strided", "torch", "read"};
+/* Quantized products: what operands are, and who multiplies them. row: a scale per row, E4M3 throughout; tensor, block,
+   mxfp8 and nvfp4: the recipes; + : with fast accumulation. cublas is one group of 8192^3 with a scale per tensor. */
+enum { GMM_PRODUCT, TORCH_PRODUCT, CUBLAS_ANCHOR, MEMORY };
+enum { Q_BF16, Q_ROW, Q_ROW_FAST, Q_TORCH, Q_TORCH_FAST, Q_TENSOR, Q_BLOCK, Q_MXFP8, Q_NVFP4, Q_CUBLAS, Q_CUBLAS_FAST,
+       Q_READ, Q_CONTENDERS };
+static const struct { const char *name; int who; gmm_recipe_kind recipe; int row, fast; } QUANTIZED[Q_CONTENDERS] = {
+    {"bf16", GMM_PRODUCT, GMM_RECIPE_NONE, 0, 0},      {"row", GMM_PRODUCT, GMM_RECIPE_FP8_CURRENT, 1, 0},
+    {"row+", GMM_PRODUCT, GMM_RECIPE_FP8_CURRENT, 1, 1}, {"torch", TORCH_PRODUCT, GMM_RECIPE_NONE, 1, 0},
+    {"torch+", TORCH_PRODUCT, GMM_RECIPE_NONE, 1, 1},  {"tensor", GMM_PRODUCT, GMM_RECIPE_FP8_CURRENT, 0, 0},
+    {"block", GMM_PRODUCT, GMM_RECIPE_FP8_BLOCK, 0, 0}, {"mxfp8", GMM_PRODUCT, GMM_RECIPE_MXFP8, 0, 0},
+    {"nvfp4", GMM_PRODUCT, GMM_RECIPE_NVFP4, 0, 0},    {"cublas", CUBLAS_ANCHOR, GMM_RECIPE_NONE, 0, 0},
+    {"cublas+", CUBLAS_ANCHOR, GMM_RECIPE_NONE, 0, 1}, {"read", MEMORY, GMM_RECIPE_NONE, 0, 0}};
+enum { TURNS = Q_CONTENDERS, ANCHOR = 8192 };
 static const size_t LT_WORKSPACE = (size_t)32 << 20;
 
 typedef struct lt_plan {
@@ -72,11 +88,21 @@ typedef struct product { /* column-major, as cuBLAS wants it */
     char *c;
 } product;
 
+typedef struct quantized_product {
+    gmm_linear lin;
+    gmm_options options;
+    gmm_mat operand[2], copy[2]; /* what the descriptor holds, and what its product reads */
+    gmm_engine engine;
+    double bytes;                /* that must move */
+    int64_t padded;              /* elements from row to row of the last copy */
+    bench_call call;             /* of torch */
+} quantized_product;
+
 static struct {
     gmm_context *ctx;
     gmm_engine engine, served; /* asked for; that served the last row */
     cudaStream_t stream, side[STREAMS];
-    cudaEvent_t fork, join[STREAMS], begin[BLOCKS * CONTENDERS], end[BLOCKS * CONTENDERS];
+    cudaEvent_t fork, join[STREAMS], begin[BLOCKS * TURNS], end[BLOCKS * TURNS];
     cublasHandle_t blas;
     cublasLtHandle_t lt;
     char *lt_workspace[STREAMS];
@@ -107,6 +133,17 @@ static struct {
     const void **pointers; /* device [3][MAX_GROUPS] */
     bench_call call;
     int peer_failed;
+    void (*beside)(void); /* what takes turns with a copy */
+
+    /* a row of quantized products */
+    quantized_product q[Q_CONTENDERS];
+    void *hold[64];
+    int held;
+    cublasLtMatmulDesc_t anchor[2];
+    lt_plan anchor_plan[2];
+    uint8_t *anchor_a, *anchor_b;
+    uint16_t *anchor_d;
+    float *anchor_one;
 
     /* bandwidth rows */
     gmm_permute perm;
@@ -165,14 +202,15 @@ static uint16_t *random_bf16(int64_t count, uint64_t seed) {
 
 typedef struct sample { int64_t a, b, c, length, stride_a, stride_b; } sample;
 
-/* share[s] = |c - fp64| over the error that one rounding to bf16 and fp32 accumulation allow. */
-static __global__ void compare(const uint16_t *a, const uint16_t *b, const void *c, int f32, const sample *samples,
-                               double *share) {
+/* share[s] = |c - fp64| over the error that one rounding to bf16, fp32 accumulation and `loss` of the sum of
+   magnitudes allow. */
+static __global__ void compare(const void *a, const void *b, gmm_dtype dtype, const void *c, int f32, double loss,
+                               const sample *samples, double *share) {
     __shared__ double sums[2][128];
     const sample s = samples[blockIdx.x];
     double sum = 0.0, all = 0.0;
     for (int64_t i = threadIdx.x; i < s.length; i += 128) {
-        double p = (double)gmm_bf16_to_f32(a[s.a + i * s.stride_a]) * (double)gmm_bf16_to_f32(b[s.b + i * s.stride_b]);
+        double p = (double)gmm_load(dtype, a, s.a + i * s.stride_a) * (double)gmm_load(dtype, b, s.b + i * s.stride_b);
         sum += p;
         all += fabs(p);
     }
@@ -185,11 +223,12 @@ static __global__ void compare(const uint16_t *a, const uint16_t *b, const void 
         all += sums[1][i];
     }
     share[blockIdx.x] = fabs((double)gmm_load(f32 ? GMM_F32 : GMM_BF16, c, s.c) - sum) /
-                        (fabs(sum) * 0x1p-8 + all * 1e-5 + 1e-30);
+                        (fabs(sum) * 0x1p-8 + all * (1e-5 + loss) + 1e-30);
 }
 
-/* Runs the contender on a poisoned destination and compares sampled elements with fp64. */
-static int right(void (*run)(void)) {
+/* Runs a contender on a poisoned destination and compares sampled elements with fp64. a, b: the factors, x before w,
+   dy before w, or x before dy. */
+static int right(void (*run)(int), int contender, const void *a, const void *b, gmm_dtype dtype, double loss) {
     static sample s[SAMPLES];
     double share[SAMPLES];
     const int wgrad = B.kind >= WGRAD;
@@ -218,15 +257,14 @@ static int right(void (*run)(void)) {
     }
     cuda(cudaMemsetAsync(c, B.kind == WGRAD_F32 ? 0 : 0xFF, bytes, B.stream), "memset");
     B.call.check = 1;
-    run();
+    run(contender);
     B.call.check = 0;
     if (B.peer_failed) return 0;
     cuda(cudaStreamSynchronize(B.stream), "a contender");
     {
         sample *samples = (sample *)upload(s, sizeof s);
         double *shares = (double *)room(sizeof share);
-        compare<<<SAMPLES, 128, 0, B.stream>>>(B.kind == FWD ? B.x : B.kind == DGRAD ? B.dy : B.x,
-                                               wgrad ? B.dy : B.w, c, B.kind == WGRAD_F32, samples, shares);
+        compare<<<SAMPLES, 128, 0, B.stream>>>(a, b, dtype, c, B.kind == WGRAD_F32, loss, samples, shares);
         cuda(cudaStreamSynchronize(B.stream), "compare");
         cuda(cudaMemcpy(share, shares, sizeof share, cudaMemcpyDeviceToHost), "compare");
         cudaFree(samples);
@@ -296,13 +334,14 @@ static void lt_run(const lt_plan *plan, const product *p, int stream) {
         die("cublasLtMatmul", "failed");
 }
 
-static void run_gmm(void) {
+static void multiply(const gmm_linear *lin) {
     switch (B.kind) {
-    case FWD: ok(gmm_linear_fwd(B.ctx, &B.lin, B.workspace, B.workspace_bytes, B.stream)); break;
-    case DGRAD: ok(gmm_linear_dgrad(B.ctx, &B.lin, B.workspace, B.workspace_bytes, B.stream)); break;
-    default: ok(gmm_linear_wgrad(B.ctx, &B.lin, B.workspace, B.workspace_bytes, B.stream)); break;
+    case FWD: ok(gmm_linear_fwd(B.ctx, lin, B.workspace, B.workspace_bytes, B.stream)); break;
+    case DGRAD: ok(gmm_linear_dgrad(B.ctx, lin, B.workspace, B.workspace_bytes, B.stream)); break;
+    default: ok(gmm_linear_wgrad(B.ctx, lin, B.workspace, B.workspace_bytes, B.stream)); break;
     }
 }
+static void run_gmm(void) { multiply(&B.lin); }
 static void run_dense(void) {
     const product p = part(0, 0, B.rows);
     lt_run(&B.dense, &p, 0);
@@ -344,10 +383,11 @@ static void run_strided(void) {
                                    CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT))
         B.peer_failed = 1;
 }
-static void run_torch(void) {
-    if (B.torch(&B.call)) B.peer_failed = 1;
-    B.call.first = 0;
+static void ask_torch(bench_call *call) {
+    if (B.torch(call)) B.peer_failed = 1;
+    call->first = 0;
 }
+static void run_torch(void) { ask_torch(&B.call); }
 /* Reads a buffer that no cache holds: the bandwidth that few rows are measured by. */
 static __global__ void read_all(const uint4 *from, uint32_t *to) {
     const uint4 *p = from + (int64_t)blockIdx.x * 8 * blockDim.x + threadIdx.x;
@@ -365,6 +405,7 @@ static void run_read(void) {
 }
 static void (*const RUN[CONTENDERS])(void) = {run_gmm,     run_dense,   run_loop1, run_loop4,
                                               run_grouped, run_strided, run_torch, run_read};
+static void run_one(int contender) { RUN[contender](); }
 
 /* ---------------------------------------------------------------------------------------------------- Timing --- */
 
@@ -380,15 +421,15 @@ static unsigned sm_clock(void) {
 
 /* Median seconds of a call of each contender. The contenders take turns in blocks; a turn is as many calls as fill its
    share of the time, so that all load the GPU alike and gaps between launches are those of a busy stream. */
-static void measure(void (*const *run)(void), const int *present, int count, double *seconds, double *mhz) {
-    int calls[CONTENDERS], c, b, i, clocks = 0;
+static void measure(void (*run)(int), const int *present, int count, double *seconds, double *mhz) {
+    int calls[TURNS], c, b, i, clocks = 0;
     double clock = 0.0;
     for (c = 0; c < count; c++) {
         float ms = 0.0f;
         if (!present[c]) continue;
-        for (i = 0; i < 2; i++) run[c]();
+        for (i = 0; i < 2; i++) run(c);
         cuda(cudaEventRecord(B.begin[0], B.stream), "event");
-        for (i = 0; i < 3; i++) run[c]();
+        for (i = 0; i < 3; i++) run(c);
         cuda(cudaEventRecord(B.end[0], B.stream), "event");
         cuda(cudaEventSynchronize(B.end[0]), "a contender");
         cuda(cudaEventElapsedTime(&ms, B.begin[0], B.end[0]), "event");
@@ -397,9 +438,9 @@ static void measure(void (*const *run)(void), const int *present, int count, dou
     for (b = 0; b < B.blocks; b++) {
         for (c = 0; c < count; c++) {
             if (!present[c]) continue;
-            cuda(cudaEventRecord(B.begin[b * CONTENDERS + c], B.stream), "event");
-            for (i = 0; i < calls[c]; i++) run[c]();
-            cuda(cudaEventRecord(B.end[b * CONTENDERS + c], B.stream), "event");
+            cuda(cudaEventRecord(B.begin[b * TURNS + c], B.stream), "event");
+            for (i = 0; i < calls[c]; i++) run(c);
+            cuda(cudaEventRecord(B.end[b * TURNS + c], B.stream), "event");
         }
         if (b % 5 == 4) {
             const unsigned now = sm_clock();
@@ -415,7 +456,7 @@ static void measure(void (*const *run)(void), const int *present, int count, dou
         if (!present[c]) continue;
         for (b = 0; b < B.blocks; b++) {
             float ms;
-            cuda(cudaEventElapsedTime(&ms, B.begin[b * CONTENDERS + c], B.end[b * CONTENDERS + c]), "event");
+            cuda(cudaEventElapsedTime(&ms, B.begin[b * TURNS + c], B.end[b * TURNS + c]), "event");
             t[b] = ms * 1e-3 / calls[c];
         }
         qsort(t, (size_t)B.blocks, sizeof *t, ascending);
@@ -475,13 +516,18 @@ static void workspace(size_t bytes) {
     B.workspace_bytes = bytes;
 }
 
-/* Everything that a user would do once per shape. present[] says who can run the row. */
-static void prepare(int kind, int *present) {
-    const gmm_op op = kind == FWD ? GMM_OP_LINEAR_FWD : kind == DGRAD ? GMM_OP_LINEAR_DGRAD : GMM_OP_LINEAR_WGRAD;
-    const cublasOperation_t ta = (B.kind = kind, op_a()), tb = op_b();
-    const void *pointers[3][MAX_GROUPS];
+static gmm_engine plan(const gmm_linear *lin) {
     gmm_info info = GMM_ZERO;
-    int g, i;
+    ok(gmm_linear_query(B.ctx, B.kind == FWD     ? GMM_OP_LINEAR_FWD
+                               : B.kind == DGRAD ? GMM_OP_LINEAR_DGRAD
+                                                 : GMM_OP_LINEAR_WGRAD, lin, &info));
+    workspace(info.workspace_bytes);
+    return info.engine;
+}
+
+/* The row's descriptor in bf16, and the call that torch gets. */
+static void describe(int kind) {
+    B.kind = kind;
     memset(&B.lin, 0, sizeof B.lin);
     memset(&B.grad, 0, sizeof B.grad);
     memset(&B.options, 0, sizeof B.options);
@@ -499,10 +545,30 @@ static void prepare(int kind, int *present) {
     B.lin.options = &B.options;
     B.lin.x = &B.mx, B.lin.w = &B.mw, B.lin.y = &B.my;
     B.lin.dy = &B.mdy, B.lin.dx = &B.mdx, B.lin.dw = &B.grad;
-    ok(gmm_linear_query(B.ctx, op, &B.lin, &info));
-    B.served = info.engine;
-    workspace(info.workspace_bytes);
+    memset(&B.call, 0, sizeof B.call);
+    B.call.op = kind == WGRAD_F32 ? 2 : kind;
+    B.call.f32 = kind == WGRAD_F32;
+    B.call.first = 1;
+    B.call.groups = B.groups;
+    B.call.rows = B.rows, B.call.n = B.n, B.call.k = B.k;
+    B.call.x = B.x, B.call.w = B.w, B.call.dy = B.dy;
+    B.call.out = kind >= WGRAD ? (void *)B.dw : (void *)B.out;
+    B.call.ends = B.ends;
+    B.call.stream = B.stream;
+}
+/* Whether few enough rows are multiplied that a row is measured by the bytes that must move. */
+static int few_rows(void) {
+    return B.kind >= WGRAD ? B.rows < (int64_t)WGRAD_TOKENS * B.live : B.uniform && B.size[0] <= FEW_TOKENS;
+}
+static double operations(void) { return 2.0 * (double)(B.rows * B.n) * (double)B.k; }
 
+/* Everything that a user would do once per shape. present[] says who can run the row. */
+static void prepare(int kind, int *present) {
+    const cublasOperation_t ta = (B.kind = kind, op_a()), tb = op_b();
+    const void *pointers[3][MAX_GROUPS];
+    int g, i;
+    describe(kind);
+    B.served = plan(&B.lin);
     cublasLtMatmulDescCreate(&B.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     cublasLtMatmulDescSetAttribute(B.desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
     cublasLtMatmulDescSetAttribute(B.desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
@@ -529,22 +595,12 @@ static void prepare(int kind, int *present) {
     present[LOOP4] = present[LOOP1];
     present[GROUPED] = B.uniform;
     present[STRIDED] = B.uniform && B.groups > 1;
-    present[READ] = kind >= WGRAD ? B.rows < (int64_t)WGRAD_TOKENS * B.live : B.uniform && B.size[0] <= FEW_TOKENS;
+    present[READ] = few_rows();
     present[TORCH] = B.torch != NULL;
-    memset(&B.call, 0, sizeof B.call);
-    B.call.op = kind == WGRAD_F32 ? 2 : kind;
-    B.call.f32 = kind == WGRAD_F32;
-    B.call.first = 1;
-    B.call.groups = B.groups;
-    B.call.rows = B.rows, B.call.n = B.n, B.call.k = B.k;
-    B.call.x = B.x, B.call.w = B.w, B.call.dy = B.dy;
-    B.call.out = kind >= WGRAD ? (void *)B.dw : (void *)B.out;
-    B.call.ends = B.ends;
-    B.call.stream = B.stream;
     for (i = 0; i < CONTENDERS; i++) {
         if (!present[i] || i == DENSE || i == READ) continue; /* dense multiplies all rows by one weight */
         B.peer_failed = 0;
-        if (!right(RUN[i])) {
+        if (!right(run_one, i, kind == DGRAD ? B.dy : B.x, kind >= WGRAD ? B.dy : B.w, GMM_BF16, 0.0)) {
             if (i == GMM_RUN) die("gmm", "a sampled result is wrong");
             if (!B.peer_failed) fprintf(stderr, "gpu_bench: %s: a sampled result is wrong; left out\n", NAMES[i]);
             present[i] = 0;
@@ -557,6 +613,209 @@ static void finish(void) {
     for (i = 0; i < B.plans; i++) lt_drop(&B.plan[i]);
     lt_drop(&B.dense);
     cublasLtMatmulDescDestroy(B.desc);
+}
+
+/* ---------------------------------------------------------------------------------------- Quantized products --- */
+
+static void *keep(int64_t bytes) {
+    if (B.held == (int)(sizeof B.hold / sizeof *B.hold)) die("quantized row", "holds too much");
+    return B.hold[B.held++] = room((size_t)bytes);
+}
+static __global__ void convert_codes(uint8_t *to, const uint16_t *from, int64_t count) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x)
+        to[i] = gmm_f32_to_e4m3(gmm_bf16_to_f32(from[i]));
+}
+
+/* The anchor: one FP8 product of 8192^3 with a scale per tensor, without and with fast accumulation. */
+static void make_anchor(void) {
+    const int64_t count = (int64_t)ANCHOR * ANCHOR;
+    const cublasOperation_t trans = CUBLAS_OP_T;
+    const float one = 1.0f;
+    int i;
+    B.anchor_a = (uint8_t *)room((size_t)count);
+    B.anchor_b = (uint8_t *)room((size_t)count);
+    B.anchor_d = (uint16_t *)room((size_t)count * 2);
+    B.anchor_one = (float *)upload(&one, sizeof one);
+    fill_bf16<<<1056, 256, 0, B.stream>>>(B.anchor_d, count, 4);
+    convert_codes<<<1056, 256, 0, B.stream>>>(B.anchor_a, B.anchor_d, count);
+    fill_bf16<<<1056, 256, 0, B.stream>>>(B.anchor_d, count, 5);
+    convert_codes<<<1056, 256, 0, B.stream>>>(B.anchor_b, B.anchor_d, count);
+    cuda(cudaStreamSynchronize(B.stream), "the anchor's codes");
+    for (i = 0; i < 2; i++) {
+        lt_plan *p = &B.anchor_plan[i];
+        const int8_t fast = (int8_t)i;
+        cublasLtMatmulPreference_t want;
+        cublasLtMatmulHeuristicResult_t found;
+        int n = 0;
+        cublasLtMatmulDescCreate(&B.anchor[i], CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        cublasLtMatmulDescSetAttribute(B.anchor[i], CUBLASLT_MATMUL_DESC_TRANSA, &trans, sizeof trans);
+        cublasLtMatmulDescSetAttribute(B.anchor[i], CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+        cublasLtMatmulDescSetAttribute(B.anchor[i], CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &B.anchor_one, 8);
+        cublasLtMatmulDescSetAttribute(B.anchor[i], CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &B.anchor_one, 8);
+        cublasLtMatrixLayoutCreate(&p->a, CUDA_R_8F_E4M3, ANCHOR, ANCHOR, ANCHOR);
+        cublasLtMatrixLayoutCreate(&p->b, CUDA_R_8F_E4M3, ANCHOR, ANCHOR, ANCHOR);
+        cublasLtMatrixLayoutCreate(&p->c, CUDA_R_16BF, ANCHOR, ANCHOR, ANCHOR);
+        cublasLtMatmulPreferenceCreate(&want);
+        cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &LT_WORKSPACE, 8);
+        if (cublasLtMatmulAlgoGetHeuristic(B.lt, B.anchor[i], p->a, p->b, p->c, p->c, want, 1, &found, &n) || !n)
+            die("cublasLt", "has no FP8 product");
+        p->algo = found.algo;
+        cublasLtMatmulPreferenceDestroy(want);
+    }
+}
+static void run_anchor(int fast) {
+    const float one = 1.0f, zero = 0.0f;
+    const lt_plan *p = &B.anchor_plan[fast];
+    if (cublasLtMatmul(B.lt, B.anchor[fast], &one, B.anchor_a, p->a, B.anchor_b, p->b, &zero, B.anchor_d, p->c,
+                       B.anchor_d, p->c, &p->algo, B.lt_workspace[0], LT_WORKSPACE, B.stream))
+        die("cublasLtMatmul", "failed");
+}
+static void run_quantized(int contender) {
+    quantized_product *q = &B.q[contender];
+    switch (QUANTIZED[contender].who) {
+    case GMM_PRODUCT: multiply(&q->lin); break;
+    case CUBLAS_ANCHOR: run_anchor(QUANTIZED[contender].fast); break;
+    case MEMORY: run_read(); break;
+    default:
+        q->call.check = B.call.check;
+        ask_torch(&q->call);
+    }
+}
+
+/* A factor: the tokens' rows of `cols` features, or weights. */
+typedef struct factor { int weights; int64_t cols; const uint16_t *values; } factor;
+
+/* Quantizes factor i of a product, and adds what must be read of it. */
+static void quantize_factor(quantized_product *p, int i, const factor *x, const gmm_format *f,
+                            gmm_direction direction) {
+    const int64_t count = x->weights ? B.groups : 1;
+    const gmm_mat source = gmm_mat_packed(GMM_BF16, x->values);
+    gmm_quantization q = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_layout l = GMM_ZERO;
+    if ((x->weights ? gmm_layout_of(f->dtype, f->scaling, f->order, direction, B.n, x->cols, &l, NULL)
+                    : gmm_layout_of_groups(f->dtype, f->scaling, f->order, direction, B.groups, B.rows, x->cols, &l,
+                                           NULL)) != GMM_OK)
+        die("quantized row", "a factor has no layout");
+    p->copy[i] = gmm_mat_quantized(f, direction, keep(l.data_bytes * count), keep(l.scale_bytes * count),
+                                   (float *)keep(4 * MAX_GROUPS));
+    p->operand[i] = p->copy[i];
+    if (direction == GMM_COLUMNWISE) p->operand[i].columnwise = &p->copy[i];
+    p->padded = l.data_cols;
+    q.groups = x->weights ? NULL : &B.g;
+    q.count = x->weights ? B.groups : 0;
+    q.rows = x->weights ? B.n : 0;
+    q.cols = x->cols;
+    q.format = f;
+    q.src = &source;
+    if (direction == GMM_COLUMNWISE) q.columnwise = &p->copy[i];
+    else q.rowwise = &p->copy[i];
+    ok(gmm_quantize_query(B.ctx, GMM_OP_QUANTIZE, &q, &info));
+    workspace(info.workspace_bytes);
+    ok(gmm_quantize(B.ctx, &q, B.workspace, B.workspace_bytes, B.stream));
+    p->bytes += x->weights ? (double)(l.data_bytes + l.scale_bytes) * B.live
+                           : (double)(B.rows * x->cols) * gmm_dtype_bits(f->dtype) / 8.0;
+}
+/* The factor's values as its copy holds them, in fp32. */
+static float *dequantize_factor(const factor *x, gmm_direction direction, const gmm_mat *copy) {
+    float *values = (float *)room((size_t)(x->weights ? B.groups * B.n : B.rows) * (size_t)x->cols * 4);
+    const gmm_mat to = gmm_mat_packed(GMM_F32, values);
+    gmm_dequantization d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    d.groups = x->weights ? NULL : &B.g;
+    d.count = x->weights ? B.groups : 0;
+    d.rows = x->weights ? B.n : 0;
+    d.cols = x->cols;
+    d.direction = direction;
+    d.src = copy;
+    d.dst = &to;
+    ok(gmm_dequantize_query(B.ctx, &d, &info));
+    workspace(info.workspace_bytes);
+    ok(gmm_dequantize(B.ctx, &d, B.workspace, B.workspace_bytes, B.stream));
+    return values;
+}
+
+/* Hopper's FP8 sums keep 14 bits: what they may lose of the sum of magnitudes, promoted or not. */
+static double loss_of(int contender) {
+    const gmm_recipe_kind r = QUANTIZED[contender].recipe;
+    if (QUANTIZED[contender].fast) return 1e-2;
+    return r == GMM_RECIPE_MXFP8 || r == GMM_RECIPE_NVFP4 ? 0.0 : 2e-3;
+}
+
+/* What gmm or torch multiplies in the row. */
+static void describe_quantized(int c, const factor *const factors[2], const gmm_direction way[2]) {
+    const int wgrad = B.kind >= WGRAD;
+    quantized_product *q = &B.q[c];
+    const quantized_product *row = &B.q[Q_ROW];
+    gmm_recipe recipe = gmm_recipe_of(QUANTIZED[c].recipe);
+    gmm_format f[2] = {B.kind == FWD ? recipe.input : recipe.grad, wgrad ? recipe.input : recipe.weight};
+    int i, g;
+    q->lin = B.lin;
+    q->options = B.options;
+    q->options.fp8_fast_accum = QUANTIZED[c].fast;
+    q->lin.options = &q->options;
+    q->bytes = wgrad ? (B.kind == WGRAD_F32 ? 8.0 : 2.0) * (double)B.live * (double)(B.n * B.k)
+                     : 2.0 * (double)B.rows * (double)(B.kind == FWD ? B.n : B.k);
+    if (c == Q_BF16)
+        for (i = 0; i < 2; i++)
+            q->bytes += 2.0 * (double)factors[i]->cols * (double)(factors[i]->weights ? B.live * B.n : B.rows);
+    else if (QUANTIZED[c].who == TORCH_PRODUCT) {
+        q->call = B.call;
+        q->call.fp8 = 1 + QUANTIZED[c].fast;
+        q->call.a = row->copy[0].data, q->call.a_scale = row->copy[0].scale;
+        q->call.b = row->copy[1].data, q->call.b_scale = row->copy[1].scale;
+        if (wgrad) { /* rows of groups are padded there */
+            int32_t ends[MAX_GROUPS];
+            for (g = 0; g < B.groups; g++) ends[g] = (g ? ends[g - 1] : 0) + (int32_t)((B.size[g] + 127) / 128 * 128);
+            q->call.padded = row->padded;
+            q->call.ends = (int32_t *)keep(sizeof ends);
+            cuda(cudaMemcpy(q->call.ends, ends, sizeof(int32_t) * (size_t)B.groups, cudaMemcpyHostToDevice), "ends");
+        }
+    } else {
+        for (i = 0; i < 2; i++) {
+            f[i].hadamard = f[i].stochastic = 0; /* products take no longer for either */
+            if (QUANTIZED[c].row) f[i].scaling = GMM_SCALING_ROW, f[i].dtype = GMM_E4M3;
+            if (c != Q_ROW_FAST) quantize_factor(q, i, factors[i], &f[i], way[i]);
+            else q->operand[i] = row->operand[i];
+        }
+        if (c == Q_ROW_FAST) q->bytes = row->bytes;
+        *(B.kind == FWD ? &q->lin.x : &q->lin.dy) = &q->operand[0];
+        *(wgrad ? &q->lin.x : &q->lin.w) = &q->operand[1];
+    }
+    if (QUANTIZED[c].who == GMM_PRODUCT) q->engine = plan(&q->lin);
+}
+
+static void prepare_quantized(int kind, int *present) {
+    const int wgrad = kind >= WGRAD;
+    const factor x = {0, B.k, B.x}, w = {1, B.k, B.w}, dy = {0, B.n, B.dy};
+    const factor *const factors[2] = {kind == FWD ? &x : &dy, wgrad ? &x : &w};
+    const gmm_direction way[2] = {wgrad ? GMM_COLUMNWISE : GMM_ROWWISE, kind == FWD ? GMM_ROWWISE : GMM_COLUMNWISE};
+    float *values[2] = {NULL, NULL};
+    int c, i;
+    describe(kind);
+    if (!B.anchor_d) make_anchor();
+    for (c = 0; c < Q_CONTENDERS; c++) {
+        const int peer = QUANTIZED[c].who == TORCH_PRODUCT;
+        int good;
+        present[c] = peer ? B.torch != NULL : QUANTIZED[c].who != MEMORY || few_rows();
+        if (!present[c] || !(peer || QUANTIZED[c].who == GMM_PRODUCT)) continue;
+        B.peer_failed = 0;
+        describe_quantized(c, factors, way);
+        if (QUANTIZED[c].recipe != GMM_RECIPE_NONE && c != Q_ROW_FAST) /* these and torch read the copies of row */
+            for (i = 0; i < 2; i++) {
+                cudaFree(values[i]);
+                values[i] = dequantize_factor(factors[i], way[i], &B.q[c].copy[i]);
+            }
+        if (c == Q_BF16)
+            good = right(run_quantized, c, factors[wgrad]->values, factors[!wgrad]->values, GMM_BF16, 0.0);
+        else good = right(run_quantized, c, values[wgrad], values[!wgrad], GMM_F32, loss_of(c));
+        if (good) continue;
+        if (!peer) die(QUANTIZED[c].name, "a sampled result is wrong");
+        if (!B.peer_failed) fprintf(stderr, "gpu_bench: %s: a sampled result is wrong; left out\n", QUANTIZED[c].name);
+        present[c] = 0;
+    }
+    for (i = 0; i < 2; i++) cudaFree(values[i]);
+    (void)cudaGetLastError();
 }
 
 /* ------------------------------------------------------------------------------------------------- Bandwidth --- */
@@ -574,11 +833,14 @@ static void (*const RUN_MOVE[MOVES])(void) = {run_permute, run_permute, run_unpe
 static void run_copy(void) {
     cuda(cudaMemcpyAsync(B.copy_to, B.copy_from, B.copy_bytes, cudaMemcpyDeviceToDevice, B.stream), "copy");
 }
+static void run_beside(int copy) {
+    if (copy) run_copy();
+    else B.beside();
+}
 
 /* GB/s of one operation and of a copy in turns with it; fewest bytes: every input and output once. */
 static void bandwidth(const shape *s, int what, double *gbs, double *copy, double *mhz) {
     const int64_t tokens = s->tokens / s->topk, rows = s->tokens, h = s->hidden, ffn = s->ffn;
-    void (*run[2])(void) = {RUN_MOVE[what], run_copy};
     const int present[2] = {1, 1};
     double seconds[2], bytes = 0.0;
     gmm_info info = GMM_ZERO;
@@ -588,7 +850,7 @@ static void bandwidth(const shape *s, int what, double *gbs, double *copy, doubl
     int held = 0, i;
     int64_t r;
     B.options.engine = B.engine;
-    routing even = {"", 0, 0};
+    routing even = {"", 0, 0, 0};
     even.tokens = s->tokens / s->groups;
     even.zipf = what == PAD || what == UNPAD;
     split(s, &even);
@@ -672,7 +934,8 @@ static void bandwidth(const shape *s, int what, double *gbs, double *copy, doubl
         bytes = 2.0 * (double)h * (double)(rows + (what == PAD ? padded : rows));
     }
     workspace(info.workspace_bytes);
-    measure(run, present, 2, seconds, mhz);
+    B.beside = RUN_MOVE[what];
+    measure(run_beside, present, 2, seconds, mhz);
     *gbs = bytes / seconds[0] * 1e-9;
     *copy = 2.0 * (double)B.copy_bytes / seconds[1] * 1e-9;
     for (i = 0; i < held; i++) cudaFree(hold[i]);
@@ -698,12 +961,13 @@ static void open_nvml(int device) {
 
 /* What the geometric means are taken of: the ratio of rates, or the share of the least time that bytes take. */
 enum { EVEN, ZIPF, MIDDLE, MIDDLE_STRIDED, WGRAD_MAIN, WGRAD_BYTES, WGRAD_PEERS, FEW, ONE_GROUP, MEANS };
-static struct mean {
+typedef struct mean {
     const char *what;
     int rows;
     double logs, worst;
     char name[64];
-} MEAN[MEANS] = {{"fwd, dgrad, 512 tokens and more / best peer", 0, 0, 0, ""},
+} mean;
+static mean MEAN[MEANS] = {{"fwd, dgrad, 512 tokens and more / best peer", 0, 0, 0, ""},
                  {"the same, Zipf with empty experts / best peer", 0, 0, 0, ""},
                  {"fwd, dgrad, 129 to 511 tokens / torch", 0, 0, 0, ""},
                  {"the same / strided-batched", 0, 0, 0, ""},
@@ -712,8 +976,7 @@ static struct mean {
                  {"wgrad bf16 / best peer", 0, 0, 0, ""},
                  {"fwd, up to 128 tokens, share of the byte floor", 0, 0, 0, ""},
                  {"fwd, one group of 8192^3 / cuBLASLt", 0, 0, 0, ""}};
-static void count_in(int which, double ratio, const char *name) {
-    struct mean *m = &MEAN[which];
+static void count_in(mean *m, double ratio, const char *name) {
     if (!(ratio > 0.0)) return;
     if (!m->rows++ || ratio < m->worst) {
         m->worst = ratio;
@@ -725,7 +988,7 @@ static void count_in(int which, double ratio, const char *name) {
 static struct {
     const char *rows; /* substrings, separated by commas; any of them selects a row */
     FILE *json;
-    int csv, entries, limits;
+    int csv, entries, limits, quantized;
     double ms;
 } R;
 
@@ -742,17 +1005,22 @@ static int wanted(const char *name) {
     return 0;
 }
 
+static void print_mean(const mean *m) {
+    if (m->rows)
+        printf("%-52s %4d %6.3f  %.3f %s\n", m->what, m->rows, exp(m->logs / m->rows), m->worst, m->name);
+}
+
 /* Times the row that B holds, prints it, and counts it into the means. *peer: best rate of a peer that writes bf16
    gradients; set by the bf16 row, read by the fp32 row behind it. */
 static void linear_row(const shape *p, const routing *r, int fc, int kind, const char *name, double *peer) {
     const int wgrad = kind >= WGRAD;
     const double weights = (double)B.live * (double)B.n * (double)B.k;
-    const double flops = 2.0 * (double)(B.rows * B.n) * (double)B.k;
+    const double flops = operations();
     const double bytes = 2.0 * (double)B.rows * (double)(B.n + B.k) + (kind == WGRAD_F32 ? 8.0 : 2.0) * weights;
     int present[CONTENDERS], i;
     double seconds[CONTENDERS], rate[CONTENDERS], best = 0.0, mhz, read = 0.0, share = 0.0;
     prepare(kind, present);
-    measure(RUN, present, CONTENDERS, seconds, &mhz);
+    measure(run_one, present, CONTENDERS, seconds, &mhz);
     finish();
     for (i = 0; i < READ; i++) {
         rate[i] = present[i] ? flops / seconds[i] * 1e-12 : 0.0;
@@ -763,18 +1031,18 @@ static void linear_row(const shape *p, const routing *r, int fc, int kind, const
         share = bytes / read / seconds[GMM_RUN];
     }
     if (p == &SHAPES[DENSE_SHAPE]) {
-        if (kind == FWD) count_in(ONE_GROUP, rate[GMM_RUN] / (rate[DENSE] > best ? rate[DENSE] : best), name);
+        if (kind == FWD) count_in(&MEAN[ONE_GROUP], rate[GMM_RUN] / (rate[DENSE] > best ? rate[DENSE] : best), name);
     } else if (!wgrad) {
-        if (r->tokens >= 512 && best > 0.0) count_in(r->zipf ? ZIPF : EVEN, rate[GMM_RUN] / best, name);
+        if (r->tokens >= 512 && best > 0.0) count_in(&MEAN[r->zipf ? ZIPF : EVEN], rate[GMM_RUN] / best, name);
         else if (r->tokens > FEW_TOKENS && !r->zipf) {
-            if (present[TORCH]) count_in(MIDDLE, rate[GMM_RUN] / rate[TORCH], name);
-            if (present[STRIDED]) count_in(MIDDLE_STRIDED, rate[GMM_RUN] / rate[STRIDED], name);
-        } else if (kind == FWD) count_in(FEW, share, name);
+            if (present[TORCH]) count_in(&MEAN[MIDDLE], rate[GMM_RUN] / rate[TORCH], name);
+            if (present[STRIDED]) count_in(&MEAN[MIDDLE_STRIDED], rate[GMM_RUN] / rate[STRIDED], name);
+        } else if (kind == FWD) count_in(&MEAN[FEW], share, name);
     } else if (kind == WGRAD) {
         *peer = best;
-        if (best > 0.0) count_in(WGRAD_PEERS, rate[GMM_RUN] / best, name);
-    } else if (present[READ]) count_in(WGRAD_BYTES, share, name);
-    else if (*peer > 0.0) count_in(WGRAD_MAIN, rate[GMM_RUN] / *peer, name);
+        if (best > 0.0) count_in(&MEAN[WGRAD_PEERS], rate[GMM_RUN] / best, name);
+    } else if (present[READ]) count_in(&MEAN[WGRAD_BYTES], share, name);
+    else if (*peer > 0.0) count_in(&MEAN[WGRAD_MAIN], rate[GMM_RUN] / *peer, name);
 
     if (R.csv) printf("%s,%lld,%lld,%lld", name, (long long)B.rows, (long long)B.n, (long long)B.k);
     else
@@ -814,6 +1082,81 @@ static void linear_row(const shape *p, const routing *r, int fc, int kind, const
     }
 }
 
+/* Ratios of quantized products: rates of two contenders, or the share of the byte floor (over Q_READ). */
+enum { F = 1, D = 2, W = 4, W32 = 8 }; /* 1 << kind */
+static struct { int kinds, contender, over; int64_t least, most; mean m; } RATIOS[] = {
+    {F | D, Q_ROW, Q_TORCH, 512, 4096, {"fp8 row, fwd, dgrad, 512 tokens and more / torch", 0, 0, 0, ""}},
+    {F | D, Q_ROW, Q_TORCH, 129, 511, {"the same, 129 to 511 tokens / torch", 0, 0, 0, ""}},
+    {F | D, Q_ROW_FAST, Q_TORCH_FAST, 512, 4096, {"fast, fwd, dgrad, 512 tokens and more / torch fast", 0, 0, 0, ""}},
+    {W, Q_ROW, Q_TORCH, 512, 4096, {"fp8 row, wgrad, 512 tokens and more / torch", 0, 0, 0, ""}},
+    {W, Q_ROW_FAST, Q_TORCH_FAST, 512, 4096, {"fast, wgrad, 512 tokens and more / torch fast", 0, 0, 0, ""}},
+    {F | D, Q_ROW, Q_CUBLAS, 4096, 4096, {"fp8 row, fwd, dgrad, 4096 tokens / 8192^3", 0, 0, 0, ""}},
+    {F | D, Q_ROW_FAST, Q_CUBLAS_FAST, 4096, 4096, {"fast, fwd, dgrad, 4096 tokens / 8192^3 fast", 0, 0, 0, ""}},
+    {F | D, Q_BLOCK, Q_CUBLAS, 4096, 4096, {"fp8 block, fwd, dgrad, 4096 tokens / 8192^3", 0, 0, 0, ""}},
+    {W | W32, Q_TENSOR, Q_BF16, 512, 4096, {"fp8 tensor, wgrad, 512 tokens and more / bf16", 0, 0, 0, ""}},
+    {W | W32, Q_BLOCK, Q_BF16, 512, 4096, {"fp8 block, wgrad, 512 tokens and more / bf16", 0, 0, 0, ""}},
+    {F | D | W | W32, Q_MXFP8, Q_BF16, 129, 4096, {"mxfp8, 129 tokens and more / bf16", 0, 0, 0, ""}},
+    {F | D | W | W32, Q_NVFP4, Q_BF16, 129, 4096, {"nvfp4, 129 tokens and more / bf16", 0, 0, 0, ""}},
+    {F, Q_ROW, Q_READ, 1, 64, {"fp8 row, fwd, up to 64 tokens, share of the floor", 0, 0, 0, ""}},
+    {F, Q_BLOCK, Q_READ, 1, 64, {"fp8 block, fwd, up to 64, share of the floor", 0, 0, 0, ""}},
+    {F, Q_MXFP8, Q_READ, 1, 64, {"mxfp8, fwd, up to 64, share of the floor", 0, 0, 0, ""}},
+    {F, Q_NVFP4, Q_READ, 1, 64, {"nvfp4, fwd, up to 64, share of the floor", 0, 0, 0, ""}}};
+enum { RATIO_COUNT = (int)(sizeof RATIOS / sizeof RATIOS[0]) };
+
+/* Times the products of quantized operands; a second line has the shares of the byte floor where that counts. */
+static void quantized_row(const shape *p, const routing *r, int fc, int kind, const char *name) {
+    const double flops = operations();
+    const char *comma = "";
+    int present[Q_CONTENDERS], c, i;
+    double seconds[Q_CONTENDERS], rate[Q_CONTENDERS], share[Q_CONTENDERS], mhz, read = 0.0;
+    prepare_quantized(kind, present);
+    measure(run_quantized, present, Q_CONTENDERS, seconds, &mhz);
+    while (B.held) cudaFree(B.hold[--B.held]);
+    if (present[Q_READ]) read = (double)B.copy_bytes / seconds[Q_READ];
+    for (c = 0; c < Q_READ; c++) {
+        const int anchor = QUANTIZED[c].who == CUBLAS_ANCHOR;
+        rate[c] = present[c] ? (anchor ? 2.0 * ANCHOR * ANCHOR * ANCHOR : flops) / seconds[c] * 1e-12 : 0.0;
+        share[c] = read > 0.0 && QUANTIZED[c].who == GMM_PRODUCT ? B.q[c].bytes / read / seconds[c] : 0.0;
+    }
+    for (i = 0; i < RATIO_COUNT; i++) {
+        const int a = RATIOS[i].contender, b = RATIOS[i].over;
+        if (!(RATIOS[i].kinds >> kind & 1) || r->tokens < RATIOS[i].least || r->tokens > RATIOS[i].most) continue;
+        count_in(&RATIOS[i].m, b == Q_READ ? share[a] : rate[b] > 0.0 ? rate[a] / rate[b] : 0.0, name);
+    }
+    if (!R.quantized++) {
+        printf(R.csv ? "\nrow,tokens,n,k" : "\nQuantized products, TFLOP/s (cublas: one product of 8192^3, a scale per "
+               "tensor; + : fast accumulation);\nfloor: share of the least time that the bytes of codes, scales and "
+               "results take\n%-8s %-8s %-5s %-5s", "shape", "split", "op", "out");
+        for (c = 0; c < Q_READ; c++) printf(R.csv ? ",%s" : " %7s", QUANTIZED[c].name);
+        for (c = 0; R.csv && c < Q_READ; c++) printf(",%s_floor", QUANTIZED[c].name);
+        printf(R.csv ? ",read_gbs,sm_mhz\n" : " %5s\n", "MHz");
+    }
+    if (R.csv) printf("%s,%lld,%lld,%lld", name, (long long)B.rows, (long long)B.n, (long long)B.k);
+    else
+        printf("%-8s %-8s fc%d%-2s %-5s", p->name, r->name, fc, KIND_LETTER[kind], kind == WGRAD_F32 ? "f32+" : "bf16");
+    for (c = 0; c < Q_READ; c++) {
+        if (rate[c] > 0.0) printf(R.csv ? ",%.4g" : " %7.4g", rate[c]);
+        else printf(R.csv ? "," : " %7s", "-");
+    }
+    if (!R.csv) printf(" %5.0f\n", mhz);
+    if (!R.csv && read > 0.0) printf("%24s %4.0f", "floor, GB/s read:", read * 1e-9);
+    for (c = 0; c < Q_READ && (R.csv || read > 0.0); c++) {
+        if (share[c] > 0.0) printf(R.csv ? ",%.3f" : " %7.2f", share[c]);
+        else printf(R.csv ? "," : " %7s", "");
+    }
+    if (R.csv) printf(",%.0f,%.0f\n", read * 1e-9, mhz);
+    else if (read > 0.0) printf("\n");
+    fflush(stdout);
+    if (!R.json) return;
+    fprintf(R.json, "%s\n  {\"row\": \"%s\", \"rows\": %lld, \"n\": %lld, \"k\": %lld, \"quantized\": {",
+            R.entries++ ? "," : "", name, (long long)B.rows, (long long)B.n, (long long)B.k);
+    for (c = 0; c < Q_READ; c++, comma = rate[c - 1] > 0.0 ? ", " : comma) {
+        if (rate[c] > 0.0) fprintf(R.json, "%s\"%s\": %.4g", comma, QUANTIZED[c].name, rate[c]);
+        if (share[c] > 0.0) fprintf(R.json, ", \"%s_floor\": %.3f", QUANTIZED[c].name, share[c]);
+    }
+    fprintf(R.json, "}, \"sm_mhz\": %.0f}", mhz);
+}
+
 /* The same call with fewer multiprocessors, by turns. */
 static const int32_t LIMITS[] = {132, 124, 116, 100};
 static void run_limit(int i) {
@@ -821,17 +1164,12 @@ static void run_limit(int i) {
     run_gmm();
     B.options.sm_limit = 0;
 }
-static void run_limit0(void) { run_limit(0); }
-static void run_limit1(void) { run_limit(1); }
-static void run_limit2(void) { run_limit(2); }
-static void run_limit3(void) { run_limit(3); }
 static void limit_row(const char *name, int kind) {
-    static void (*const run[4])(void) = {run_limit0, run_limit1, run_limit2, run_limit3};
     const int all[4] = {1, 1, 1, 1};
     int present[CONTENDERS], i;
     double seconds[4], mhz;
     prepare(kind, present);
-    measure(run, all, 4, seconds, &mhz);
+    measure(run_limit, all, 4, seconds, &mhz);
     finish();
     if (!R.limits++)
         printf("\n%s\n", R.csv ? "row,sm_limit,us,of_132" : "Time with fewer multiprocessors, and its ratio to 132 "
@@ -854,8 +1192,9 @@ static void row_name(char name[64], const shape *p, const routing *r, int fc, in
              kind == WGRAD_F32 ? "f32" : "bf16", more);
 }
 
-/* All rows of one linear layer; `limits`: those with fewer multiprocessors instead. */
-static void layer_rows(const shape *p, int fc, int limits) {
+/* All rows of one linear layer in bf16, or those with fewer multiprocessors, or with quantized operands. */
+enum { PLAIN, LIMITED, WITH_CODES };
+static void layer_rows(const shape *p, int fc, int rows) {
     const int dense = p == &SHAPES[DENSE_SHAPE], count = dense ? 1 : ROUTING_COUNT;
     int ready = 0, i, kind;
     B.n = fc == 1 ? 2 * p->ffn : p->hidden;
@@ -863,23 +1202,25 @@ static void layer_rows(const shape *p, int fc, int limits) {
     for (i = 0; i < count; i++) {
         const routing *r = dense ? &DENSE_ROUTING : &ROUTINGS[i];
         double peer = 0.0;
-        if (limits && strcmp(r->name, "4096")) continue;
+        if (rows == LIMITED && strcmp(r->name, "4096")) continue;
+        if (rows == WITH_CODES && !r->quantized) continue;
         for (kind = 0; kind < KINDS; kind++) {
             char name[64];
-            row_name(name, p, r, fc, kind, limits ? "/sm_limit" : "");
+            row_name(name, p, r, fc, kind, rows == LIMITED ? "/sm_limit" : rows == WITH_CODES ? "/qlinear" : "");
             if (!wanted(name)) continue;
             if (!ready) {
-                const int64_t rows = (dense ? DENSE_ROUTING.tokens : (int64_t)MOST_TOKENS) * p->groups;
+                const int64_t most = (dense ? DENSE_ROUTING.tokens : (int64_t)MOST_TOKENS) * p->groups;
                 const int64_t wide = B.n > B.k ? B.n : B.k;
-                B.x = random_bf16(rows * B.k, 1);
+                B.x = random_bf16(most * B.k, 1);
                 B.w = random_bf16(p->groups * B.n * B.k, 2);
-                B.dy = random_bf16(rows * B.n, 3);
-                B.out = (uint16_t *)room((size_t)(rows * wide) * 2);
+                B.dy = random_bf16(most * B.n, 3);
+                B.out = (uint16_t *)room((size_t)(most * wide) * 2);
                 B.dw = room((size_t)(p->groups * B.n * B.k) * 4);
                 ready = 1;
             }
             split(p, r);
-            if (limits) limit_row(name, kind);
+            if (rows == LIMITED) limit_row(name, kind);
+            else if (rows == WITH_CODES) quantized_row(p, r, fc, kind, name);
             else linear_row(p, r, fc, kind, name, &peer);
         }
     }
@@ -982,7 +1323,6 @@ static void quantize_rows(void) {
     static const char *const sides[4] = {"", "row", "col", "both"};
     enum { TOKENS = 18432, WIDE = 7168, SQUARE = 4096, GROUPS = 8 };
     static const int32_t sizes[GROUPS] = {2305, 2303, 1001, 3607, 0, 4611, 2301, 2304};
-    void (*run[2])(void) = {run_quantize, run_copy};
     const int present[2] = {1, 1};
     int any = 0, k;
     size_t i;
@@ -1051,7 +1391,8 @@ static void quantize_rows(void) {
         }
         ok(gmm_quantize_query(B.ctx, GMM_OP_QUANTIZE, &quantization, &info));
         workspace(info.workspace_bytes);
-        measure(run, present, 2, seconds, &mhz);
+        B.beside = run_quantize;
+        measure(run_beside, present, 2, seconds, &mhz);
         while (held) cudaFree(hold[--held]);
         gbs = bytes / seconds[0] * 1e-9;
         copy = 2.0 * (double)B.copy_bytes / seconds[1] * 1e-9;
@@ -1071,7 +1412,8 @@ static void quantize_rows(void) {
 static const char USAGE[] =
     "usage: gpu_bench [--rows=LIST] [--ms=20] [--csv] [--json=FILE] [--engine=mma]\n"
     "--rows: parts of names, any of which selects a row: dsv3/512/fc1f/bf16 (shape, tokens per expert, operation,\n"
-    "        output), dsv3/4096/fc1f/bf16/sm_limit, dense/8192/fc1f/bf16, dsv3/permute, quantize/mxfp8/both;\n"
+    "        output), dsv3/4096/fc1f/bf16/sm_limit, dsv3/512/fc1f/bf16/qlinear, dense/8192/fc1f/bf16, dsv3/permute,\n"
+    "        quantize/mxfp8/both;\n"
     "        --rows=/64/,/zipf512/\n"
     "--ms:   time of a contender in a row, by turns in 10 blocks (20 from 200 ms on); a claim needs 200\n";
 
@@ -1111,7 +1453,7 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
         cuda(cudaEventCreateWithFlags(&B.join[i], cudaEventDisableTiming), "event");
         B.lt_workspace[i] = room(LT_WORKSPACE);
     }
-    for (i = 0; i < BLOCKS * CONTENDERS; i++) {
+    for (i = 0; i < BLOCKS * TURNS; i++) {
         cuda(cudaEventCreate(&B.begin[i]), "event");
         cuda(cudaEventCreate(&B.end[i]), "event");
     }
@@ -1155,9 +1497,11 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
         printf(" %9s %8s %14s %5s\n", "gmm/dense", "gmm/best", "floor of GB/s", "MHz");
     }
     for (s = 0; s < SHAPE_COUNT; s++)
-        for (i = 1; i <= 2; i++) layer_rows(&SHAPES[s], i, 0);
-    layer_rows(&SHAPES[DENSE_SHAPE], 1, 0);
-    for (i = 1; i <= 2; i++) layer_rows(&SHAPES[0], i, 1);
+        for (i = 1; i <= 2; i++) layer_rows(&SHAPES[s], i, PLAIN);
+    layer_rows(&SHAPES[DENSE_SHAPE], 1, PLAIN);
+    for (i = 1; i <= 2; i++) layer_rows(&SHAPES[0], i, LIMITED);
+    for (s = 0; s < SHAPE_COUNT; s++)
+        for (i = 1; i <= 2; i++) layer_rows(&SHAPES[s], i, WITH_CODES);
     move_rows();
     quantize_rows();
     if (R.json) {
@@ -1166,11 +1510,12 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     }
     if (!R.csv) {
         printf("\n%-52s %4s %6s  %s\n", "gmm against its peers", "rows", "mean", "least");
-        for (i = 0; i < MEANS; i++)
-            if (MEAN[i].rows)
-                printf("%-52s %4d %6.3f  %.3f %s\n", MEAN[i].what, MEAN[i].rows, exp(MEAN[i].logs / MEAN[i].rows),
-                       MEAN[i].worst, MEAN[i].name);
+        for (i = 0; i < MEANS; i++) print_mean(&MEAN[i]);
+        for (i = 0; i < RATIO_COUNT; i++) print_mean(&RATIOS[i].m);
         printf("gmm: engine %s\n", gmm_engine_name(B.served));
+        for (i = 0; R.quantized && i < Q_READ; i++)
+            if (QUANTIZED[i].who == GMM_PRODUCT)
+                printf("%s: engine %s\n", QUANTIZED[i].name, gmm_engine_name(B.q[i].engine));
     }
     fflush(stdout);
     gmm_destroy(B.ctx);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""gpu_bench with torch._grouped_mm as one more contender, in one process and on the same data.
+"""gpu_bench with torch._grouped_mm and torch._scaled_grouped_mm as more contenders, in one process on the same data.
 
 usage: peers.py build/libgmm_bench.so [options of gpu_bench]
 """
@@ -11,9 +11,10 @@ import torch
 
 class Call(ctypes.Structure):
     """bench_call of gpu_bench.cu"""
-    _fields_ = [(n, ctypes.c_int32) for n in ("op", "f32", "first", "check", "groups", "reserved")] + \
-               [(n, ctypes.c_int64) for n in ("rows", "n", "k")] + \
-               [(n, ctypes.c_void_p) for n in ("x", "w", "dy", "out", "ends", "stream")]
+    _fields_ = [(n, ctypes.c_int32) for n in ("op", "f32", "first", "check", "groups", "fp8")] + \
+               [(n, ctypes.c_int64) for n in ("rows", "n", "k", "padded")] + \
+               [(n, ctypes.c_void_p) for n in ("x", "w", "dy", "out", "a", "b", "a_scale", "b_scale",
+                                           "ends", "stream")]
 
 
 class Memory:
@@ -22,11 +23,31 @@ class Memory:
 
 
 def tensor(address, shape, dtype):
-    """A tensor over memory of the benchmark. The array interface has no bf16, so it travels as int16."""
-    typestr = {torch.bfloat16: "<i2", torch.float32: "<f4", torch.int32: "<i4"}[dtype]
+    """A tensor over memory of the benchmark. The array interface has no bf16 and no FP8, so they travel as integers."""
+    typestr = {torch.bfloat16: "<i2", torch.float8_e4m3fn: "|i1", torch.float32: "<f4", torch.int32: "<i4"}[dtype]
     t = torch.as_tensor(Memory(address, shape, typestr), device="cuda")
     assert t.data_ptr() == address
     return t.view(dtype)
+
+
+def scaled_contender(c):
+    """The same in FP8 with a scale per row. wgrad: rows of a group are padded with zeros to 128, and so are ends."""
+    e4m3, f32, bf16 = torch.float8_e4m3fn, torch.float32, torch.bfloat16
+    g, t, n, k, fast = c.groups, c.rows, c.n, c.k, c.fp8 == 2
+    if c.op == 2:
+        a, b = tensor(c.a, (n, c.padded), e4m3), tensor(c.b, (k, c.padded), e4m3).t()
+        shape, scales = (g, n, k), ((g * n,), (g * k,))
+    else:
+        within, across = (k, n) if c.op == 0 else (n, k)
+        a, b = tensor(c.a, (t, within), e4m3), tensor(c.b, (g, across, within), e4m3).transpose(-2, -1)
+        shape, scales = (t, across), ((t,), (g, across))
+    sa, sb = tensor(c.a_scale, scales[0], f32), tensor(c.b_scale, scales[1], f32)
+    ends = tensor(c.ends, (g,), torch.int32)
+    out = tensor(c.out, shape, f32 if c.f32 else bf16)
+
+    def run():
+        return torch._scaled_grouped_mm(a, b, sa, sb, offs=ends, out_dtype=bf16, use_fast_accum=fast)
+    return (lambda: out.add_(run()), None) if c.f32 else (run, out)
 
 
 def contender(c):
@@ -54,10 +75,11 @@ def main():
         try:
             if c.first:
                 torch.cuda.set_stream(torch.cuda.ExternalStream(c.stream))
-                state["run"], state["out"] = contender(c)
-            result = state["run"]()
-            if c.check and state["out"] is not None:
-                state["out"].copy_(result)
+                state[c.fp8] = scaled_contender(c) if c.fp8 else contender(c)
+            run, out = state[c.fp8]
+            result = run()
+            if c.check and out is not None:
+                out.copy_(result)
             return 0
         except Exception as e:  # left out of this row
             print(f"peers.py: torch: {e}", file=sys.stderr)

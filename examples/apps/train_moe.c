@@ -651,7 +651,7 @@ static gmm_shard shard_of(const model *m, const param *p) {
 
 /* Where a shard's matrix has row `row` of the whole, which has FC1's gated rows as halves; and the other way round. */
 static int64_t row_held(const param *p, int64_t row) {
-    const int64_t half = p->rows / 2, in = row % half;
+    const int64_t half = p->rows / 2, in = p->block ? row % half : 0; /* without a block there may be one row */
     return p->block ? in / p->block * 2 * p->block + row / half * p->block + in % p->block : row;
 }
 static int64_t row_whole(const param *p, int64_t row) {

@@ -7439,7 +7439,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
             const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
             const int both = k->teams == 2;
-            const double multiply = k->factor && height < 6.0 ? 384.0 : 64.0 * wide * height; /* codes: instructions */
+            /* codes wait for instructions */
+            const double multiply = k->factor ? 1000.0 + 36.0 * height : 64.0 * wide * height;
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
             /* alone, half the columns share a row of A: more bytes, which show in low tiles and in deep sums */
             const double more = both ? 1.0 : (height < 10.5 ? 1.05 : 1.0) + (double)depths / 4000.0;
@@ -7447,9 +7448,9 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
             const double out = wide * height * (f32 ? 5600.0 / k->out : both ? 195.0 : 660.0);
             const double tile = both ? sum + out + 400.0 : (sum > 0.5 * out ? sum : 0.5 * out) + 200.0;
-            const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 700.0 : 0.0;
-            const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) * tile +
-                                convert;
+            const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 600.0 : 0.0;
+            const double rounds = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors * k->blocks);
+            const double cost = rounds * tile * (k->blocks > 1 ? 1.2 : 1.0) + convert;
             if (choice >= 0 && cost >= 0.99 * best) continue;
             best = cost;
             choice = i;
@@ -7527,7 +7528,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     /* where the device chooses, tiles have more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
     if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
-    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
     if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
     gmm__mma_reserve_groups(call, plan);

@@ -1197,16 +1197,19 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
 #undef GMM__X
 
 /* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
-   of depth 64, units of 16-bit elements that go out at once, groups that fit, B) */
+   of depth 64, units of 16-bit elements that go out at once, groups that fit, B, blocks per multiprocessor) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 2, 10, 4, 2, 256, plain) \
-    X(128x256, 2, 1, 16, 4, 4, 256, plain) \
-    X(128x176, 1, 2, 11, 5, 4, 256, plain) \
-    X(128x192, 1, 2, 12, 5, 2, 256, plain) \
-    X(128x128, 1, 2, 8, 6, 4, 256, plain) \
-    X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8) \
-    X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4) \
-    X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4)
+    X(256x160, 2, 2, 10, 4, 2, 256, plain, 1) \
+    X(128x256, 2, 1, 16, 4, 4, 256, plain, 1) \
+    X(128x176, 1, 2, 11, 5, 4, 256, plain, 1) \
+    X(128x192, 1, 2, 12, 5, 2, 256, plain, 1) \
+    X(128x128, 1, 2, 8, 6, 4, 256, plain, 1) \
+    X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1) \
+    X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1) \
+    X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1) \
+    X(mx8_128x48, 2, 1, 3, 6, 2, 256, mx8, 2) \
+    X(mx4_128x64, 2, 1, 4, 7, 2, 256, mx4, 2) \
+    X(nv4_128x64, 2, 1, 4, 7, 2, 256, nv4, 2)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
@@ -1214,6 +1217,7 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) \
     X(fwd, GMM_BF16, bf16, 128x176) X(fwd, GMM_F16, f16, 128x176) \
     X(fwd, GMM_BF16, bf16, mx8_128x192) X(fwd, GMM_BF16, bf16, mx4_128x192) X(fwd, GMM_BF16, bf16, nv4_128x192) \
+    X(fwd, GMM_BF16, bf16, mx8_128x48) X(fwd, GMM_BF16, bf16, mx4_128x64) X(fwd, GMM_BF16, bf16, nv4_128x64) \
     X(dgrad, GMM_BF16, bf16, 256x160) X(dgrad, GMM_F16, f16, 256x160) \
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
     X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
@@ -1224,16 +1228,17 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 
 /* Elsewhere than on sm_90a the kernels are empty, and known by this. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define GMM__SM90_BOUNDS __launch_bounds__(32)
+#define GMM__SM90_BOUNDS(blocks) __launch_bounds__(32)
 #else
-#define GMM__SM90_BOUNDS __launch_bounds__(GMM_SM90_THREADS, 1)
+#define GMM__SM90_BOUNDS(blocks) __launch_bounds__(GMM_SM90_THREADS, blocks)
 #endif
 
 /* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, groups. */
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor) \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
     GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_of_, tag) = GMM__CAT(gmm9_factor_, factor), \
+    GMM__CAT(gmm9_blocks_, tag) = blocks, \
     GMM__CAT(gmm9_width_, tag) = GMM__CAT(gmm9_width_, factor), \
     GMM__CAT(gmm9_box_, tag) = gmm9_factor_plain == GMM__CAT(gmm9_factor_, factor) ? 64 \
                                                                     : GMM__CAT(gmm9_block_, factor) / 64, \
@@ -1243,18 +1248,18 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
                                  GMM__CAT(gmm9_scales_, factor),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
     GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor) GMM__CAT(gmm9_shared_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_shared_, tag) = \
     GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 1),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor) GMM__CAT(gmm9_fits_, tag) = \
-    1 / (GMM__CAT(gmm9_shared_, tag) <= 232448),
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_fits_, tag) = \
+    1 / (GMM__CAT(gmm9_shared_, tag) <= 233472 / (blocks) - 1024),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
 #undef GMM__X
 /* where A comes in boxes of 64 columns, a stage has room for whole boxes */
@@ -1838,6 +1843,12 @@ GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, co
 #include GMM_KERNELS_FILE
 #define GMM__TILE nv4_128x192
 #include GMM_KERNELS_FILE
+#define GMM__TILE mx8_128x48
+#include GMM_KERNELS_FILE
+#define GMM__TILE mx4_128x64
+#include GMM_KERNELS_FILE
+#define GMM__TILE nv4_128x64
+#include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
 #define GMM__TILE 256x160
@@ -1886,7 +1897,7 @@ GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, co
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t teams, cols, units, out, shared, groups, factor;
+    int32_t teams, cols, units, out, shared, groups, factor, blocks;
     const void *function;
 } gmm_sm90_kernel;
 
@@ -1894,7 +1905,7 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), \
       GMM__CAT(gmm9_units_, tile), GMM__CAT(gmm9_out_, tile), GMM__CAT(gmm9_shared_, tile), \
-      GMM__CAT(gmm9_groups_, tile), GMM__CAT(gmm9_of_, tile), \
+      GMM__CAT(gmm9_groups_, tile), GMM__CAT(gmm9_of_, tile), GMM__CAT(gmm9_blocks_, tile), \
       (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -2483,17 +2494,24 @@ GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand
     {
         const int there = l < s->cols && a0 < live;
         const uint8_t *const from = v.data + ((int64_t)l * v.ld + a0) / 2;
-        const int whole = ((uintptr_t)from & 3) == 0;
+        const int whole = ((uintptr_t)from & 15) == 0;
+        uint4 codes = make_uint4(0u, 0u, 0u, 0u);
         uint32_t scale[2], e[16];
-        uint2 codes[4];
 #pragma unroll
         for (i = 0; i < 2; i++)
             scale[i] = !there || a0 + 16 * i >= live ? 0u : gmm_expand_scale(args->dtype, GMM_SCALING_NV16,
                 v.scale[gmm__qview_scale(&v, l, a0 / 16 + i)]) * 0x00010001u;
-#pragma unroll
-        for (i = 0; i < 4; i++) codes[i] = there ? gmm_expand_codes(1, from + 4 * i, whole) : make_uint2(0u, 0u);
-#pragma unroll
-        for (i = 0; i < 4; i++) gmm_q_fp4(args->dtype, codes[i].x, e + 4 * i);
+        if (there && whole) codes = __ldcs((const uint4 *)(const void *)from);
+        else if (there) {
+            codes.x = gmm_expand_codes(1, from, 0).x;
+            codes.y = gmm_expand_codes(1, from + 4, 0).x;
+            codes.z = gmm_expand_codes(1, from + 8, 0).x;
+            codes.w = gmm_expand_codes(1, from + 12, 0).x;
+        }
+        gmm_q_fp4(args->dtype, codes.x, e);
+        gmm_q_fp4(args->dtype, codes.y, e + 4);
+        gmm_q_fp4(args->dtype, codes.z, e + 8);
+        gmm_q_fp4(args->dtype, codes.w, e + 12);
 #pragma unroll
         for (i = 0; i < 16; i++) {
             e[i] = gmm_q_times(args->dtype, e[i], scale[i / 8]);
@@ -2574,7 +2592,7 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_THREADS, 2) gmm_expand_rows(const __gri
     }
 }
 
-GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
+GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 3) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     __shared__ __align__(128) char shared[128 * 128];
     int64_t first = 0, t = blockIdx.x;
     int32_t strips, k;
@@ -6341,7 +6359,7 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int units, float sum[GMM__OF(mb)][8 
 }
 #endif
 
-GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args args) {
+GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ gmm_sm90_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__OF(ring));
@@ -6369,7 +6387,8 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 
     if (warp >= 8) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        else asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp == 8) { /* moves A and B: each lane one box of every stage */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_RING);
@@ -6460,7 +6479,8 @@ GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_sm90_args arg
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
         uint32_t at = 0, turn = 0, tile = 0;
         int j, u, e, x;
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        else asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
         for (;; tile++) {
             const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING];
             uint32_t depths;
@@ -6735,7 +6755,7 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8
 }
 #endif
 
-GMM__KERNEL GMM__SM90_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
+GMM__KERNEL GMM__SM90_BOUNDS(1) GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__OF(ring));

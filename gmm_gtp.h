@@ -320,7 +320,8 @@ typedef struct gmm_comm {
        part of send. */
     gmm_status (*reduce_scatter)(void *self, const void *send, void *recv, size_t count, gmm_dtype dtype,
                                  gmm_stream stream);
-    /* send, recv [size][bytes]: part r goes to rank r, part r comes from rank r. Not in place. */
+    /* send, recv [size][bytes]: part r goes to rank r, part r comes from rank r. Not in place. The part that a rank
+       would send to itself stays in send; that of recv may be left as it is. */
     gmm_status (*all_to_all)(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream);
     /* The largest of each value, in place: the amax of a tensor that several ranks share. */
     gmm_status (*all_reduce_max)(void *self, float *values, size_t count, gmm_stream stream);
@@ -404,7 +405,8 @@ struct ncclComm;
 typedef struct gmm_nccl_config {
     uint32_t struct_size;
     int32_t windows;       /* 1: window_add registers symmetric windows, of memory that ncclMemAlloc gave. For gathers
-                              alone: reduce_scatter was slower in them with NCCL 2.28.3, and groups of it wrong */
+                              and reductions by GMM_GTP_REDUCE_EXCHANGE: reduce_scatter was slower in them with NCCL
+                              2.28.3, and groups of it wrong */
     struct ncclComm *comm; /* the ncclComm_t; the caller destroys it, after gmm_nccl_close */
     gmm_context *ctx;      /* of the communicator's device: its memory, its messages */
     int32_t timeout_ms;    /* 0 = 10000 */
@@ -419,13 +421,17 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm);
 
 /* ------------------------------------------------------------------------------------------------ 9 Peer copies --- */
 
-/* Collectives by copies between the GPUs of one host, on their copy engines: no multiprocessor takes part in all_gather
-   and all_to_all, which push into windows of the peers; hand-shakes are words in device memory that the streams
-   themselves write and wait for. reduce_scatter is a sum over the peers' windows, in the order of ranks and in fp32;
-   the values of all_reduce_max go through a box of the communicator's own. Calls are captured like any other work, and
-   replays mix with calls. What all_gather and all_to_all receive, and what reduce_scatter sends, lies in a window.
+/* Collectives by copies between the GPUs of one host, on their copy engines: no multiprocessor takes part in
+   all_to_all, and in all_gather none but for the own part, since CUDA copies within a device with a kernel. They push
+   into windows of the peers; hand-shakes are words in device memory that the streams themselves write and wait for.
+   Matrices that lie evenly, such as those of a bundle, go in one copy to each rank. reduce_scatter is a sum over the
+   peers' windows, in the order of ranks and in fp32; the values of all_reduce_max go through a box of the communicator's
+   own. Calls are captured like any other work, and replays mix with calls. What all_gather and all_to_all receive, and
+   what reduce_scatter sends, lies in a window.
    Ranks are threads of one process, or processes: then windows must be memory of cudaMalloc, 2 MiB or more, which CUDA
-   IPC opens.
+   IPC opens. Between threads, a call of CUDA that waits for a GPU must not stand in the way of the others, whose GPUs
+   that one waits for: cudaMalloc, cudaFree, synchronous copies, and the first launch of a kernel unless
+   CUDA_MODULE_LOADING is EAGER, belong where the GPU has nothing left to do.
    A rank that is gone leaves the others' streams waiting until give_up, which gmm_gtp_poll calls: it lets go, for three
    seconds, whatever waits or comes to wait. */
 typedef struct gmm_peers_config {
@@ -517,7 +523,8 @@ typedef enum gmm_gtp_reduction {
     GMM_GTP_REDUCE_AUTO = 0,   /* EXCHANGE where the communicator says so; else SCATTER with an fp32 wire or at most
                                   two ranks, else EXCHANGE */
     GMM_GTP_REDUCE_SCATTER = 1, /* the communicator adds; with a bf16 wire its sum is rounded to bf16 */
-    GMM_GTP_REDUCE_EXCHANGE = 2, /* all_to_all of the parts, which are then added in fp32 in the order of ranks */
+    GMM_GTP_REDUCE_EXCHANGE = 2, /* all_to_all of the parts, which are then added in fp32 in the order of ranks; at most
+                                    256 ranks */
     GMM_GTP_REDUCTION_MAX = 0x7fffffff
 } gmm_gtp_reduction;
 
@@ -3020,6 +3027,7 @@ enum {
     GMM__PEERS_WINDOWS = 16,
     GMM__PEERS_BOX = 1024,      /* values of all_reduce_max at a time */
     GMM__PEERS_BLOCK = 2 << 20, /* bytes that an allocation shares with no other: IPC opens whole blocks */
+    GMM__PEERS_PUSHES = 64,     /* of an operation that are enqueued together */
     GMM__PEERS_CAME = 0, GMM__PEERS_DONE = 1, GMM__PEERS_WORDS = 2
 };
 
@@ -3029,6 +3037,14 @@ typedef struct gmm__peers_window {
     void *opened[GMM__PEERS_MOST]; /* to be closed */
     size_t bytes;
 } gmm__peers_window;
+
+/* What all_gather and all_to_all send: the whole, or the part of each rank, to one place in everybody's window. */
+typedef struct gmm__peers_push {
+    const char *from;
+    const gmm__peers_window *window;
+    size_t at, bytes;
+    int32_t parts, reserved;
+} gmm__peers_push;
 
 /* A rank's own memory begins with words [CAME, DONE][rank] that its peers set to 1 and its stream sets back to 0; its
    box comes behind, [rank][GMM__PEERS_BOX] values. An operation: tell the peers that this rank has come, wait until
@@ -3045,7 +3061,8 @@ typedef struct gmm__peers {
     uint32_t *seen;             /* [ranks] page-locked */
     cudaEvent_t fork, join, last;
     gmm_stream stream;          /* of the open operation */
-    int32_t begun, forked;
+    int32_t begun, pushes;
+    gmm__peers_push push[GMM__PEERS_PUSHES]; /* not enqueued yet */
 } gmm__peers;
 
 /* What a rank tells of its window, or that it has none. */
@@ -3105,17 +3122,53 @@ static gmm_status gmm__peers_start(gmm__peers *p, gmm_stream stream) {
     p->stream = stream;
     return gmm__peers_meet(p, GMM__PEERS_CAME, stream);
 }
+
+/* How many pushes from q on, of n, are one two-dimensional copy: alike, and evenly spaced on both sides. */
+static int32_t gmm__peers_run(const gmm__peers_push *q, int32_t n) {
+    const uintptr_t step = n > 1 ? (uintptr_t)q[1].from - (uintptr_t)q->from : 0;
+    const size_t pitch = n > 1 ? q[1].at - q->at : 0;
+    int32_t k = 1;
+    if (step < q->bytes || pitch < q->bytes || step > 0x7fffffffu || pitch > 0x7fffffffu) return 1;
+    while (k < n && q[k].bytes == q->bytes && q[k].parts == q->parts && q[k].window == q->window &&
+           (uintptr_t)q[k].from - (uintptr_t)q[k - 1].from == step && q[k].at - q[k - 1].at == pitch)
+        k++;
+    return k;
+}
+/* Enqueues what is to be sent, rank by rank: few large copies after one another fill the links, which many small ones
+   do not, nor copies to several ranks at a time. All begin with another one. */
+static cudaError_t gmm__peers_flush(gmm__peers *p) {
+    const int32_t size = p->config.size, rank = p->config.rank;
+    cudaError_t e = cudaSuccess;
+    int32_t i, k, n, forked = 0;
+    for (i = 0; i < size && e == cudaSuccess; i++)
+        for (k = 0; k < p->pushes && e == cudaSuccess; k += n) {
+            const gmm__peers_push *q = &p->push[k];
+            const int32_t peer = (rank + i) % size;
+            const char *from = q->from + (q->parts ? (size_t)peer * q->bytes : 0);
+            char *to = q->window->base[peer] + q->at + (size_t)rank * q->bytes;
+            n = i == 0 ? 1 : gmm__peers_run(q, p->pushes - k);
+            if (i == 0 && (q->parts || to == from)) continue;
+            if (i == 0 && !forked) {
+                e = cudaEventRecord(p->fork, p->stream);
+                if (e == cudaSuccess) e = cudaStreamWaitEvent(p->side, p->fork, 0);
+                forked = 1;
+            }
+            if (e != cudaSuccess) break;
+            e = n == 1 ? cudaMemcpyAsync(to, from, q->bytes, cudaMemcpyDeviceToDevice, i == 0 ? p->side : p->stream)
+                       : cudaMemcpy2DAsync(to, q[1].at - q->at, from, (size_t)(q[1].from - q->from), q->bytes,
+                                           (size_t)n, cudaMemcpyDeviceToDevice, p->stream);
+        }
+    p->pushes = 0;
+    if (e == cudaSuccess && forked) e = cudaEventRecord(p->join, p->side);
+    if (e == cudaSuccess && forked) e = cudaStreamWaitEvent(p->stream, p->join, 0);
+    return e;
+}
 static gmm_status gmm__peers_finish(gmm__peers *p) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cudaError_t e = cudaSuccess;
-    gmm_status s = GMM_OK;
+    gmm_status s;
     if (!p->begun) return GMM_OK;
-    if (p->forked) {
-        e = cudaEventRecord(p->join, p->side);
-        if (e == cudaSuccess) e = cudaStreamWaitEvent(p->stream, p->join, 0);
-    }
-    p->begun = p->forked = 0;
-    s = gmm__peers_cuda(p, "peer copies", e);
+    p->begun = 0;
+    s = gmm__peers_cuda(p, "peer copies", gmm__peers_flush(p));
     if (!s) s = gmm__peers_meet(p, GMM__PEERS_DONE, p->stream);
     if (!s) s = gmm__peers_cuda(p, "peer copies", cudaStreamIsCapturing(p->stream, &status));
     if (!s && status == cudaStreamCaptureStatusNone)
@@ -3157,44 +3210,35 @@ static gmm__peers_place gmm__peers_find(const gmm__peers *p, const void *memory,
     return place;
 }
 
-/* A copy within the device, beside those to peers. */
-static cudaError_t gmm__peers_own(gmm__peers *p, void *to, const void *from, size_t bytes) {
-    cudaError_t e = cudaSuccess;
-    if (to == from || bytes == 0) return e;
-    if (!p->forked) {
-        e = cudaEventRecord(p->fork, p->stream);
-        if (e == cudaSuccess) e = cudaStreamWaitEvent(p->side, p->fork, 0);
-        p->forked = 1;
-    }
-    return e == cudaSuccess ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, p->side) : e;
-}
-
-/* Pushes `bytes` of send to every rank r, at recv's own place there: all of it, or its part r. */
-static gmm_status gmm__peers_push(gmm__peers *p, const char *call, const void *send, void *recv, size_t bytes,
-                                  int parts, gmm_stream stream) {
-    const int32_t size = p->config.size, rank = p->config.rank;
-    const gmm__peers_place to = gmm__peers_find(p, recv, bytes * (size_t)size);
-    cudaError_t e = cudaSuccess;
-    int32_t i;
+/* Sends `bytes` of send to every rank r, at recv's own place there: all of it, to itself too; or its part r, to the
+   others. */
+static gmm_status gmm__peers_send(gmm__peers *p, const char *call, const void *send, void *recv, size_t bytes,
+                                  int parts) {
+    const gmm__peers_place to = gmm__peers_find(p, recv, bytes * (size_t)p->config.size);
+    gmm__peers_push *q;
     if (!to.window) return gmm__wire_fail(&p->wire, call, "recv lies in no window");
-    for (i = 0; i < size && e == cudaSuccess; i++) { /* all begin with another one */
-        const int32_t peer = (rank + i) % size;
-        const char *from = (const char *)send + (parts ? (size_t)peer * bytes : 0);
-        char *at = to.window->base[peer] + to.at + (size_t)rank * bytes;
-        e = i == 0 ? gmm__peers_own(p, at, from, bytes)
-                   : cudaMemcpyAsync(at, from, bytes, cudaMemcpyDeviceToDevice, stream);
+    if (bytes == 0) return GMM_OK;
+    if (p->pushes == GMM__PEERS_PUSHES) {
+        const gmm_status s = gmm__peers_cuda(p, call, gmm__peers_flush(p));
+        if (s) return s;
     }
-    return gmm__peers_cuda(p, call, e);
+    q = &p->push[p->pushes++];
+    q->from = (const char *)send;
+    q->window = to.window;
+    q->at = to.at;
+    q->bytes = bytes;
+    q->parts = parts;
+    return GMM_OK;
 }
 static gmm_status gmm__peers_gather_part(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
                                          gmm_stream stream) {
-    (void)dtype;
-    return gmm__peers_push(p, "all_gather", send, recv, bytes, 0, stream);
+    (void)dtype, (void)stream;
+    return gmm__peers_send(p, "all_gather", send, recv, bytes, 0);
 }
 static gmm_status gmm__peers_exchange_part(gmm__peers *p, const void *send, void *recv, size_t bytes, gmm_dtype dtype,
                                            gmm_stream stream) {
-    (void)dtype;
-    return gmm__peers_push(p, "all_to_all", send, recv, bytes, 1, stream);
+    (void)dtype, (void)stream;
+    return gmm__peers_send(p, "all_to_all", send, recv, bytes, 1);
 }
 /* The sum over what the peers send, read from their windows. */
 static gmm_status gmm__peers_scatter_part(gmm__peers *p, const void *send, void *recv, size_t count, gmm_dtype dtype,
@@ -3416,10 +3460,10 @@ static void gmm__peers_free(gmm__peers *p) {
         gmm__peers_shut(p, &p->own);
         if (own) (void)cudaFree(own);
         if (p->side) (void)cudaStreamDestroy(p->side);
+        if (p->join) (void)cudaEventDestroy(p->join);
         if (p->aid) (void)cudaStreamDestroy(p->aid);
         if (p->seen) (void)cudaFreeHost(p->seen);
         if (p->fork) (void)cudaEventDestroy(p->fork);
-        if (p->join) (void)cudaEventDestroy(p->join);
         if (p->last) (void)cudaEventDestroy(p->last);
         (void)cudaGetLastError();
         (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
@@ -3533,7 +3577,7 @@ typedef struct gmm__mark {
 
 /* A collective that gmm_gtp_poll looks after. Those of a stream stand in a ring, in which the oldest that is not done
    is the one that may hang; what does not fit while so many are under way is not looked after. */
-enum { GMM__WATCHES = 256 };
+enum { GMM__WATCHES = 256, GMM__GTP_PARTS = 256 }; /* parts: ranks that exchange */
 typedef struct gmm__watch {
     gmm_event begin;
     gmm_event end;      /* NULL = nothing to look after */
@@ -3798,8 +3842,11 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     } else if (desc.reduce)
         return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->gather is NULL, reduce is not", fn);
     if (desc.reduction == GMM_GTP_REDUCE_AUTO)
-        desc.reduction = !d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2) ? GMM_GTP_REDUCE_SCATTER
-                                                                                        : GMM_GTP_REDUCE_EXCHANGE;
+        desc.reduction = d->size > GMM__GTP_PARTS || (!d->reduce.exchanges && (desc.wire == GMM_F32 || d->size <= 2))
+                             ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
+    if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__GTP_PARTS)
+        return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: reduction by exchange among %d ranks: must be at most %d", fn,
+                         (int)d->size, (int)GMM__GTP_PARTS);
     d->desc = desc;
     *id = gtp->domain_count++;
     return GMM_OK;
@@ -4204,13 +4251,14 @@ static void gmm__gtp_take_wslot(gmm_gtp *g, gmm__gtp_bundle *b) {
     }
 }
 
-/* The sum of one weight's gradient into its main_grad. */
+/* The sum of one weight's gradient into its main_grad. Of parts that were exchanged, the own one is where it was. */
 typedef struct gmm__gtp_sum {
     gmm_context *ctx;
     gmm_accumulation d;
     gmm_mat x, y;
     void *workspace;
     size_t workspace_bytes;
+    void *part[GMM__GTP_PARTS];
 } gmm__gtp_sum;
 
 static gmm__gtp_sum gmm__gtp_sum_of(gmm_gtp *g, const gmm__gtp_domain *d, const gmm__gtp_weight *w) {
@@ -4224,10 +4272,15 @@ static gmm__gtp_sum gmm__gtp_sum_of(gmm_gtp *g, const gmm__gtp_domain *d, const 
     s.y = gmm_mat_packed(w->desc.main_grad_dtype, w->desc.main_grad);
     return s;
 }
+/* Its pointers, once it stands where it is used. */
+static void gmm__gtp_sum_point(gmm__gtp_sum *s) {
+    if (s->d.count > 1) s->x = gmm_mat_table(s->x.dtype, s->part, (uint32_t)GMM_MAT_TABLE_ON_HOST);
+    s->d.x = &s->x;
+    s->d.y = &s->y;
+}
 static gmm_status gmm__gtp_sum_run(const void *argument, gmm_stream stream) {
     gmm__gtp_sum s = *(const gmm__gtp_sum *)argument;
-    s.d.x = &s.x;
-    s.d.y = &s.y;
+    gmm__gtp_sum_point(&s);
     return gmm_accumulate(s.ctx, &s.d, s.workspace, s.workspace_bytes, stream);
 }
 
@@ -4327,8 +4380,7 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
             gmm_info info = GMM_ZERO;
             if ((s = gmm__gtp_size_cast(gtp, fn, d, w)) != GMM_OK) return s;
             if (!w->desc.main_grad) continue;
-            sum.d.x = &sum.x;
-            sum.d.y = &sum.y;
+            gmm__gtp_sum_point(&sum);
             s = gmm_accumulate_query(gtp->config.ctx, &sum.d, &info);
             if (s) return gmm__fail(&gtp->error, s, "%s: '%s': %.400s", fn, w->desc.name,
                                     gmm_last_error(gtp->config.ctx));
@@ -5256,31 +5308,41 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
         const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         const size_t part = (size_t)w->plan.shard_rows * (size_t)w->plan.local_cols;
         gmm__gtp_sum sum = gmm__gtp_sum_of(g, d, w);
-        gmm_range ranges[3];
+        char *own = slot->base + w->grad_at + (size_t)d->rank * part * size, *from = d->reduce_base + d->recv_at;
+        gmm_range ranges[5];
         gmm_work work;
+        int32_t r;
         if (!w->desc.main_grad) continue;
         memset(&work, 0, sizeof work);
         memset(ranges, 0, sizeof ranges);
-        sum.x.data = d->size > 1 && exchange ? d->reduce_base + d->recv_at + w->grad_at
-                                             : slot->base + w->grad_at + (size_t)d->rank * part * size;
+        from += w->grad_at;
+        for (r = 0; r < sum.d.count && sum.d.count > 1; r++)
+            sum.part[r] = r == d->rank ? own : from + (size_t)r * part * size;
+        sum.x.data = own;
         sum.d.scale = scale;
         sum.d.beta = add == GMM_GTP_SET ? 0.0f : 1.0f;
         sum.workspace = d->reduce_base + d->work_at;
         sum.workspace_bytes = d->work_bytes;
-        ranges[0].data = sum.x.data;
-        ranges[0].bytes = part * size * (size_t)sum.d.count;
+        ranges[0].data = own;
+        ranges[0].bytes = part * size;
         ranges[1].data = w->desc.main_grad;
         ranges[1].bytes = part * (size_t)gmm_dtype_bits(w->desc.main_grad_dtype) / 8;
         ranges[1].writes = 1;
         ranges[2].data = sum.workspace;
         ranges[2].bytes = d->work_bytes;
         ranges[2].writes = 1;
+        if (sum.d.count > 1) {
+            ranges[3].data = from;
+            ranges[3].bytes = (size_t)d->rank * part * size;
+            ranges[4].data = from + (size_t)(d->rank + 1) * part * size;
+            ranges[4].bytes = (size_t)(d->size - 1 - d->rank) * part * size;
+        }
         work.name = "add to main_grad";
         work.function = gmm__gtp_sum_run;
         work.argument = &sum;
         work.argument_bytes = sizeof sum;
         work.ranges = ranges;
-        work.range_count = 3;
+        work.range_count = sum.d.count > 1 ? 5 : 3;
         s = g->rt.run(g->rt.self, &work, stream);
     }
     if (!s) s = gmm__mark_record(g, &slot->last_use, stream);

@@ -129,7 +129,7 @@ static void leaves(int arg) {
 #include <nccl.h>
 #endif
 
-enum { RANKS = 8, LAYERS = 6, EXPERTS = 4 };
+enum { RANKS = 8, LAYERS = 6, EXPERTS = 4, CAST_BYTES = 8 << 20 };
 /* ALONE: one GPU without a communicator. */
 typedef enum via { ALONE, NCCL, NCCL_WINDOWS, NCCL_ENGINES, PEERS, VIAS } via;
 static const char *const via_name[] = {"alone", "nccl", "nccl windows", "nccl copy engines", "peers"};
@@ -141,7 +141,13 @@ typedef struct gpu_case {
     int synchronous, recompute, zero_rank; /* zero_rank: 1 + the rank without tokens */
     int replay;             /* 1: a graph of forward and backward, 2: one of each */
     int silent;             /* rank 1 stops in the second step */
+    int halves;             /* every other layer is sharded over either half of the ranks alone: two domains */
+    int integers;           /* tokens and gradients are -1, 0 or 1: sums of one layer's gradient are exact */
     int formats;            /* no training: a gather of quantized weights and a maximum, byte by byte */
+    int cast;               /* no training: 1 + the format that weights are quantized to, for both passes */
+    const unsigned char *want; /* what the views then hold; NULL = the result keeps it */
+    float scale;            /* of gradients; 0 = 1 */
+    float rate;             /* of learning; 0 = 0.0005 */
     gmm_dtype wire;
     gmm_gtp_reduction reduction;
 } gpu_case;
@@ -149,7 +155,8 @@ typedef struct gpu_case {
 /* What a run leaves: logical weights and gradients, and every rank's last output. */
 typedef struct gpu_result {
     uint16_t *weights, *outputs; /* [layers][experts][rows][rows], [ranks][tokens][rows] */
-    float *grads;
+    float *grads, *others;       /* others: what the second half of the ranks has of its layers' gradients */
+    unsigned char *bytes;   /* of a cast case: [CAST_BYTES] */
     gmm_gtp_statistics stats;
     gmm_status status[RANKS];
     char text[RANKS][512];
@@ -200,21 +207,24 @@ typedef struct rank {
     gmm_context *ctx;
     gmm_runtime rt;
     gmm_stream compute, side[2];
-    gmm_comm comm[2];
+    seat near;               /* in its half */
+    gmm_comm comm[4];        /* gathers, reductions; the same of its half */
     gmm_gtp *gtp;
     void *memory, *blocks[64];
     int block_count;
     void *window[2];
-    gmm_shard_plan plan;
-    uint16_t *shards;            /* [layers][experts][shard_rows][rows] */
+    gmm_shard_plan plan, near_plan;
+    uint16_t *shards, *first;    /* [layers][experts][shard_rows][rows]; first: those that training begins with */
     float *grads;
     uint16_t *y[RANKS][LAYERS + 1], *dy[RANKS][LAYERS + 1], *again; /* by micro-batch */
     int32_t *sizes[RANKS];
     void *workspace;
     size_t workspace_bytes;
-    int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain;
+    int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain, near_domain;
     cudaGraphExec_t graph[2];
     int32_t graph_id[2];
+    const void *place[GMM_GTP_PASSES + 1][LAYERS]; /* of views and gradient buffers: they never move */
+    long allocations;       /* of the context */
     gmm_status status;
     char text[512];
     double seconds;
@@ -223,7 +233,7 @@ typedef struct rank {
 typedef struct run {
     const gpu_case *c;
     gpu_result *out;
-    hub hub;
+    hub hub, half[2];
     int size;
     rank rank[RANKS];
 } run;
@@ -250,6 +260,17 @@ static int failed(rank *r, gmm_status s, const char *call, const char *text) {
     return 1;
 }
 
+/* Counted: once its memory is bound, the runtime allocates nothing. */
+static void *counted(void *user, size_t bytes) {
+    rank *r = (rank *)user;
+    r->allocations++;
+    return malloc(bytes);
+}
+static void release(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
 static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
     x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
@@ -257,6 +278,10 @@ static uint64_t mix(uint64_t x) {
 }
 static uint16_t value(uint64_t key, float scale) {
     return gmm_f32_to_bf16(scale * ((float)(mix(key) % 20001) / 10000.0f - 1.0f));
+}
+
+static uint16_t token(const gpu_case *c, uint64_t key) {
+    return c->integers ? gmm_f32_to_bf16((float)(mix(key) % 3) - 1.0f) : value(key, 1.0f);
 }
 
 /* Device memory of the case; what NCCL's windows take comes from NCCL. */
@@ -287,15 +312,25 @@ static void untake(rank *r) {
     }
 }
 
-static size_t shard_values(const rank *r) { return (size_t)r->plan.shard_rows * (size_t)r->c->rows; }
+static int is_near(const rank *r, int l) { return r->c->halves && r->size > 1 && l % 2; }
+static const gmm_shard_plan *plan_of(const rank *r, int l) { return is_near(r, l) ? &r->near_plan : &r->plan; }
+static size_t shard_values(const rank *r, int l) {
+    return (size_t)plan_of(r, l)->shard_rows * (size_t)r->c->rows;
+}
+static size_t values_before(const rank *r, int layer) { /* of all experts */
+    size_t n = 0;
+    for (int l = 0; l < layer; l++) n += (size_t)r->c->experts * shard_values(r, l);
+    return n;
+}
 
 /* Tokens, gradients of the last output, splits, and weights: functions of rank, layer and place alone. */
 static int fill(rank *r) {
     const gpu_case *c = r->c;
     const size_t values = (size_t)c->tokens * (size_t)c->rows;
-    uint16_t *host = (uint16_t *)malloc((values + shard_values(r)) * sizeof *host);
-    r->shards = (uint16_t *)take(r, (size_t)(c->layers * c->experts) * shard_values(r) * 2, 0);
-    r->grads = (float *)take(r, (size_t)(c->layers * c->experts) * shard_values(r) * 4, 0xFF);
+    uint16_t *host = (uint16_t *)malloc((values + values_before(r, c->layers)) * sizeof *host);
+    r->shards = (uint16_t *)take(r, values_before(r, c->layers) * 2, 0);
+    r->first = (uint16_t *)take(r, values_before(r, c->layers) * 2, 0);
+    r->grads = (float *)take(r, values_before(r, c->layers) * 4, 0xFF);
     r->again = (uint16_t *)take(r, values * 2, 0xFF);
     for (int m = 0; m < r->micro; m++) {
         const int who = r->size == 1 ? m : r->index;
@@ -305,9 +340,9 @@ static int fill(rank *r) {
             r->dy[m][l] = (uint16_t *)take(r, values * 2, 0xFF);
         }
         if (r->status) return 1;
-        for (size_t i = 0; i < values; i++) host[i] = value(i * 64 + (size_t)who, 1.0f);
+        for (size_t i = 0; i < values; i++) host[i] = token(c, i * 64 + (size_t)who);
         CUDA(r, cudaMemcpy(r->y[m][0], host, values * 2, cudaMemcpyHostToDevice));
-        for (size_t i = 0; i < values; i++) host[i] = value(i * 64 + 32 + (size_t)who, 1.0f);
+        for (size_t i = 0; i < values; i++) host[i] = token(c, i * 64 + 32 + (size_t)who);
         CUDA(r, cudaMemcpy(r->dy[m][c->layers], host, values * 2, cudaMemcpyHostToDevice));
         for (int e = 0; e < c->experts; e++) { /* uneven, the second without tokens */
             sizes[e] = e == c->experts - 1 ? left : e == 1 ? 0 : (left + who) / 3;
@@ -318,10 +353,14 @@ static int fill(rank *r) {
         CUDA(r, cudaMemcpy(r->sizes[m], sizes, sizeof sizes, cudaMemcpyHostToDevice));
     }
     for (int b = 0; b < c->layers * c->experts; b++) {
-        const size_t valid = (size_t)r->plan.valid_rows * (size_t)c->rows;
+        const int l = b / c->experts;
+        const gmm_shard_plan *p = plan_of(r, l);
+        const size_t valid = (size_t)p->valid_rows * (size_t)c->rows;
+        const size_t at = values_before(r, l) + (size_t)(b % c->experts) * shard_values(r, l);
         for (size_t i = 0; i < valid; i++)
-            host[i] = value(((size_t)(r->plan.row0 * c->rows) + i) * 64 + 63 * 4096 + (size_t)b, 0.2f);
-        CUDA(r, cudaMemcpy(r->shards + (size_t)b * shard_values(r), host, valid * 2, cudaMemcpyHostToDevice));
+            host[i] = value(((size_t)(p->row0 * c->rows) + i) * 64 + 63 * 4096 + (size_t)b, 0.2f);
+        CUDA(r, cudaMemcpy(r->shards + at, host, valid * 2, cudaMemcpyHostToDevice));
+        CUDA(r, cudaMemcpy(r->first + at, host, valid * 2, cudaMemcpyHostToDevice));
     }
     CUDA(r, cudaDeviceSynchronize());
     free(host);
@@ -369,14 +408,13 @@ static int declare(rank *r) {
     const gpu_case *c = r->c;
     gmm_gtp_config config = GMM_ZERO;
     gmm_gtp_domain d = GMM_ZERO;
-    gmm_gtp_need need = GMM_ZERO;
-    gmm_shard shard = GMM_ZERO;
+    gmm_shard shard = GMM_ZERO, near;
     gmm_error error = GMM_ZERO;
-    void *gather, *reduce;
     size_t bytes = 0;
     config.weights = c->layers * c->experts;
     config.bundles = c->layers;
     config.chains = 3;
+    config.domains = 1 + (c->halves && r->size > 1);
     config.graphs = 2;
     config.timeout_ms = 3000;
     config.ctx = r->ctx;
@@ -387,7 +425,11 @@ static int declare(rank *r) {
     shard.rows = shard.cols = c->rows;
     shard.gtp_size = r->size;
     shard.gtp_rank = r->index;
-    if (gmm_gtp_plan(&shard, &r->plan, &error)) return failed(r, error.status, "plan", error.text);
+    near = shard;
+    near.gtp_size = r->size > 1 ? r->size / 2 : 1;
+    near.gtp_rank = r->near.rank;
+    if (gmm_gtp_plan(&shard, &r->plan, &error) || gmm_gtp_plan(&near, &r->near_plan, &error))
+        return failed(r, error.status, "plan", error.text);
     if (fill(r)) return 1;
     d.wire = c->wire;
     if (r->size > 1) d.gather = &r->comm[0], d.reduce = &r->comm[1];
@@ -396,18 +438,24 @@ static int declare(rank *r) {
     d.reduction = c->reduction;
     d.synchronous = c->synchronous;
     GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain));
+    if (config.domains == 2) {
+        d.gather = &r->comm[2], d.reduce = &r->comm[3];
+        GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->near_domain));
+    }
     for (int l = 0; l < c->layers; l++) {
         for (int e = 0; e < c->experts; e++) {
+            const size_t at = values_before(r, l) + (size_t)e * shard_values(r, l);
             gmm_gtp_weight w = GMM_ZERO;
             w.expert = e;
             w.name = "weight";
-            w.shard = &shard;
-            w.data[0] = r->shards + (size_t)(l * c->experts + e) * shard_values(r);
-            w.main_grad = r->grads + (size_t)(l * c->experts + e) * shard_values(r);
+            w.shard = is_near(r, l) ? &near : &shard;
+            w.data[0] = r->shards + at;
+            w.main_grad = r->grads + at;
             w.main_grad_dtype = GMM_F32;
             GO(r, gmm_gtp_add_weight(r->gtp, &w, &r->ids[l][e]));
         }
-        GO(r, gmm_gtp_add_bundle(r->gtp, r->domain, r->ids[l], c->experts, "layer", &r->bundle[l]));
+        GO(r, gmm_gtp_add_bundle(r->gtp, is_near(r, l) ? r->near_domain : r->domain, r->ids[l], c->experts, "layer",
+                                 &r->bundle[l]));
     }
     for (int pass = 0; pass < GMM_GTP_PASSES; pass++) {
         gmm_gtp_chain chain = GMM_ZERO;
@@ -423,11 +471,6 @@ static int declare(rank *r) {
     }
     GO(r, gmm_gtp_seal(r->gtp));
     GO(r, gmm_gtp_follow(r->gtp, r->chain[GMM_GTP_FORWARD], r->chain[GMM_GTP_BACKWARD]));
-    GO(r, gmm_gtp_memory_need(r->gtp, r->domain, &need));
-    need.gather_bytes = (need.gather_bytes + 4095) / 4096 * 4096;
-    need.reduce_bytes = (need.reduce_bytes + 4095) / 4096 * 4096;
-    gather = need.gather_bytes ? take(r, need.gather_bytes, 0xFF) : NULL;
-    reduce = take(r, need.reduce_bytes, 0xFF);
     {
         gmm_groups g;
         void *table[EXPERTS] = {NULL}; /* what one rank has: its shards where they are */
@@ -449,10 +492,21 @@ static int declare(rank *r) {
     }
     if (r->status) return 1;
     if (c->via == NCCL_ENGINES) { /* copy engines take windows on both sides */
-        const size_t size = (size_t)(c->layers * c->experts) * shard_values(r) * 2;
+        const size_t size = values_before(r, c->layers) * 2;
         GO(r, r->comm[0].window_add(r->comm[0].self, r->shards, (size + 4095) / 4096 * 4096, &r->window[0]));
     }
-    GO(r, gmm_gtp_bind(r->gtp, r->domain, gather, need.gather_bytes, reduce, need.reduce_bytes));
+    for (int k = 0; k < config.domains; k++) {
+        const int32_t id = k ? r->near_domain : r->domain;
+        gmm_gtp_need need = GMM_ZERO;
+        void *gather, *reduce;
+        GO(r, gmm_gtp_memory_need(r->gtp, id, &need));
+        need.gather_bytes = (need.gather_bytes + 4095) / 4096 * 4096;
+        need.reduce_bytes = (need.reduce_bytes + 4095) / 4096 * 4096;
+        gather = need.gather_bytes ? take(r, need.gather_bytes, 0xFF) : NULL;
+        reduce = take(r, need.reduce_bytes, 0xFF);
+        if (r->status) return 1;
+        GO(r, gmm_gtp_bind(r->gtp, id, gather, need.gather_bytes, reduce, need.reduce_bytes));
+    }
     return 0;
 }
 
@@ -470,10 +524,19 @@ static int settle(rank *r) {
     }
 }
 
+/* Whether a view is where it has always been: graphs read it there. */
+static int stays(rank *r, int what, int l, const gmm_gtp_view *v) {
+    const void *at = v->mat.table ? v->mat.table[0] : v->mat.data;
+    if (r->place[what][l] && r->place[what][l] != at) return failed(r, GMM_E_STATE, "view", "its address has changed");
+    r->place[what][l] = at;
+    return 0;
+}
+
 static int forward(rank *r, int m) {
     for (int l = 0; l < r->c->layers; l++) {
         gmm_gtp_view v = GMM_ZERO;
         GO(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute, &v));
+        if (stays(r, GMM_GTP_FORWARD, l, &v)) return 1;
         GO(r, product(r, FWD, m, &v.mat, r->y[m][l], NULL, r->y[m][l + 1]));
         GO(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute));
     }
@@ -492,34 +555,42 @@ static int backward(rank *r, int m) {
             memset(&v, 0, sizeof v);
         }
         GO(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute, &v));
+        if (stays(r, GMM_GTP_BACKWARD, l, &v)) return 1;
         GO(r, product(r, DGRAD, m, &v.mat, NULL, r->dy[m][l + 1], r->dy[m][l]));
         GO(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute));
         if (!idle) {
             GO(r, gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &dw));
+            if (stays(r, GMM_GTP_PASSES, l, &dw)) return 1;
             GO(r, product(r, WGRAD, m, &dw.mat, r->y[m][l], r->dy[m][l + 1], NULL));
         }
-        g.scale = 1;
+        g.scale = c->scale != 0 ? c->scale : 1;
         g.zero = idle;
         g.add = m == 0 ? GMM_GTP_SET : GMM_GTP_ADD;
         GO(r, gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute));
     }
     return 0;
 }
-/* main_grad goes into the shards, which are published. */
+/* main_grad goes into the shards, which are published. They are drawn back to where they began, so that after thousands
+   of steps they are neither infinite nor zero. */
 static int optimize(rank *r) {
     const gpu_case *c = r->c;
     GO(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
     for (int l = 0; l < c->layers; l++) {
         gmm_accumulation d = GMM_ZERO;
-        const size_t at = (size_t)(l * c->experts) * shard_values(r);
+        const size_t at = values_before(r, l);
         const gmm_mat x = gmm_mat_packed(GMM_F32, r->grads + at), y = gmm_mat_packed(GMM_BF16, r->shards + at);
+        const gmm_mat first = gmm_mat_packed(GMM_BF16, r->first + at);
         d.count = 1;
-        d.rows = r->plan.shard_rows * c->experts;
+        d.rows = plan_of(r, l)->shard_rows * c->experts;
         d.cols = c->rows;
-        d.x = &x;
         d.y = &y;
-        d.scale = -0.0005f; /* weights decay, so that they stay in bounds over thousands of steps */
+        d.x = &first;
+        d.scale = 0.05f;
         d.beta = 0.95f;
+        GO(r, gmm_accumulate(r->ctx, &d, NULL, 0, r->compute));
+        d.x = &x;
+        d.scale = c->rate != 0 ? -c->rate : -0.0005f;
+        d.beta = 1;
         GO(r, gmm_accumulate(r->ctx, &d, NULL, 0, r->compute));
         GO(r, gmm_gtp_publish(r->gtp, r->ids[l], c->experts, r->compute));
     }
@@ -541,6 +612,7 @@ static int captured(rank *r, int which, int parts) {
 }
 static int train(rank *r) {
     const gpu_case *c = r->c;
+    const long before = r->allocations;
     if (c->replay) { /* warm up without a trace, then capture */
         GO(r, gmm_gtp_dry_run(r->gtp, 1));
         if (forward(r, 0) || backward(r, 0) || settle(r)) return 1;
@@ -560,6 +632,7 @@ static int train(rank *r) {
         if (s % 50 == 49 || c->silent)
             if (settle(r)) return 1;
     }
+    if (r->allocations != before) return failed(r, GMM_E_MEMORY, "train", "something was allocated");
     return settle(r);
 }
 
@@ -652,18 +725,135 @@ static int formats(rank *r) {
     return 0;
 }
 
+/* Quantizes two weights, whose last rows are a hundred times as large as the first, to a format that is sharded without
+   padding, and reads them as either pass has them: codes, scales, amaxes are those that one GPU makes of the whole. */
+enum { CAST_COUNT = 2, CAST_ROWS = 1024, CAST_COLS = 384 };
+#define F(dtype_, scaling_, ...) {.dtype = GMM_##dtype_, .scaling = GMM_SCALING_##scaling_, __VA_ARGS__}
+static const gmm_format cast_to[] = {F(E4M3, TENSOR, .pow2 = 0), F(E4M3, 128X128, .pow2 = 1), F(E4M3, 1X128, .pow2 = 1),
+                                     F(E4M3, MX32, .pow2 = 0), F(E2M1, NV16, .pow2 = 0)};
+static const char *const cast_name[] = {"fp8", "128x128", "1x128", "mxfp8", "nvfp4"};
+#undef F
+static int keep(rank *r, const void *device, int64_t bytes, const char *what, int64_t *at) {
+    unsigned char *host = (unsigned char *)malloc((size_t)bytes);
+    const unsigned char *want = r->c->want;
+    int64_t i = 0;
+    cudaError_t e = cudaMemcpy(host, device, (size_t)bytes, cudaMemcpyDeviceToHost);
+    if (e != cudaSuccess || *at + bytes > CAST_BYTES) {
+        free(host);
+        return failed(r, GMM_E_CUDA, what, e == cudaSuccess ? "more than CAST_BYTES" : cudaGetErrorString(e));
+    }
+    while (want && i < bytes && host[i] == want[*at + i]) i++;
+    if (!want) memcpy(r->run->out->bytes + *at, host, (size_t)bytes);
+    free(host);
+    *at += bytes;
+    return want && i < bytes ? failed(r, GMM_E_ARG, what, "differs from what one GPU makes") : 0;
+}
+static int cast(rank *r) {
+    const gmm_format *f = &cast_to[r->c->cast - 1];
+    const int several = r->size > 1;
+    gmm_gtp_config config = GMM_ZERO;
+    gmm_gtp_domain d = GMM_ZERO;
+    gmm_gtp_need need = GMM_ZERO;
+    gmm_gtp_quantization q = GMM_ZERO;
+    gmm_shard shard = GMM_ZERO, one;
+    gmm_shard_plan whole = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
+    uint16_t *host;
+    void *gather, *reduce, *from[CAST_COUNT];
+    float *amax = (float *)take(r, CAST_COUNT * sizeof *amax, 0xFF);
+    int32_t ids[CAST_COUNT], bundle;
+    int64_t at = 0;
+    size_t bytes = 0;
+    config.weights = CAST_COUNT;
+    config.bundles = 1;
+    config.timeout_ms = 3000;
+    config.ctx = r->ctx;
+    if (gmm_gtp_query(&config, &bytes, &error)) return failed(r, error.status, "query", error.text);
+    r->memory = calloc(1, bytes);
+    if (gmm_gtp_init(r->memory, bytes, &config, &r->gtp, &error)) return failed(r, error.status, "init", error.text);
+    if (several) d.gather = &r->comm[0], d.reduce = &r->comm[1];
+    d.gather_stream = r->side[0];
+    d.reduce_stream = r->side[1];
+    GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain));
+    shard.dtype = f->dtype;
+    shard.scaling = f->scaling;
+    shard.rows = CAST_ROWS;
+    shard.cols = CAST_COLS;
+    one = shard;
+    shard.gtp_size = r->size;
+    shard.gtp_rank = r->index;
+    if (gmm_gtp_plan(&shard, &r->plan, &error) || gmm_gtp_plan(&one, &whole, &error))
+        return failed(r, error.status, "plan", error.text);
+    if (r->plan.pad) return failed(r, GMM_E_ARG, "plan", "padding: the bytes would lie elsewhere");
+    host = (uint16_t *)malloc((size_t)(r->plan.shard_rows * CAST_COLS) * sizeof *host);
+    for (int e = 0; e < CAST_COUNT; e++) {
+        const size_t values = (size_t)(r->plan.shard_rows * CAST_COLS);
+        gmm_gtp_weight w = GMM_ZERO;
+        for (size_t i = 0; i < values; i++) {
+            const uint64_t place = (uint64_t)(r->plan.row0 * CAST_COLS) + i;
+            host[i] = value(place * 8 + (uint64_t)e, place / CAST_COLS >= CAST_ROWS * 7 / 8 ? 100.0f : 1.0f);
+        }
+        from[e] = take(r, values * 2, 0);
+        w.expert = e;
+        w.shard = &shard;
+        w.format = f;
+        if (f->scaling == GMM_SCALING_NV16) w.amax = amax + e;
+        for (int k = 0; k < 2; k++) {
+            if (r->plan.shard_data_bytes[k]) w.data[k] = take(r, (size_t)r->plan.shard_data_bytes[k], 0xFF);
+            if (r->plan.shard_scale_bytes[k]) w.scale[k] = take(r, (size_t)r->plan.shard_scale_bytes[k], 0xFF);
+        }
+        if (r->status || cudaMemcpy(from[e], host, values * 2, cudaMemcpyHostToDevice) != cudaSuccess) {
+            free(host);
+            return failed(r, GMM_E_CUDA, "cast", "no memory");
+        }
+        GO(r, gmm_gtp_add_weight(r->gtp, &w, &ids[e]));
+    }
+    free(host);
+    GO(r, gmm_gtp_add_bundle(r->gtp, r->domain, ids, CAST_COUNT, "quantized", &bundle));
+    GO(r, gmm_gtp_seal(r->gtp));
+    GO(r, gmm_gtp_memory_need(r->gtp, r->domain, &need));
+    need.gather_bytes = (need.gather_bytes + 4095) / 4096 * 4096;
+    gather = need.gather_bytes ? take(r, need.gather_bytes, 0xFF) : NULL;
+    reduce = need.reduce_bytes ? take(r, need.reduce_bytes, 0xFF) : NULL;
+    if (r->status) return 1;
+    GO(r, gmm_gtp_bind(r->gtp, r->domain, gather, need.gather_bytes, reduce, need.reduce_bytes));
+    q.dtype = GMM_BF16;
+    q.from = (const void *const *)from;
+    GO(r, gmm_gtp_quantize(r->gtp, ids, CAST_COUNT, &q, r->compute));
+    for (int pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++) {
+        gmm_gtp_view v = GMM_ZERO;
+        const gmm_mat *m = pass == GMM_GTP_BACKWARD ? NULL : &v.mat;
+        GO(r, gmm_gtp_acquire(r->gtp, bundle, (gmm_gtp_pass)pass, r->compute, &v));
+        if (!m) m = v.mat.columnwise;
+        if (settle(r)) return 1;
+        for (int e = 0; e < CAST_COUNT; e++) {
+            const int64_t data = whole.gather_data_bytes[pass], scales = whole.gather_scale_bytes[pass];
+            if (keep(r, m->table ? (const char *)m->table[e]
+                                 : (const char *)m->data + e * m->group_stride * gmm_dtype_bits(f->dtype) / 8, data,
+                     pass ? "codes of backward" : "codes of forward", &at) ||
+                keep(r, m->scale_table ? (const char *)m->scale_table[e] : (const char *)m->scale + e * scales, scales,
+                     pass ? "scales of backward" : "scales of forward", &at))
+                return 1;
+        }
+        if (m->amax && keep(r, m->amax, CAST_COUNT * (int64_t)sizeof(float), "amaxes", &at)) return 1;
+        GO(r, gmm_gtp_release(r->gtp, bundle, (gmm_gtp_pass)pass, r->compute));
+    }
+    return settle(r);
+}
+
 /* Logical rows of this rank into the result. */
 static int report(rank *r) {
     const gpu_case *c = r->c;
-    const size_t whole = (size_t)c->rows * (size_t)c->rows, valid = (size_t)r->plan.valid_rows * (size_t)c->rows;
-    const size_t at = (size_t)(r->plan.row0 * c->rows), values = (size_t)c->tokens * (size_t)c->rows;
+    const size_t whole = (size_t)c->rows * (size_t)c->rows, values = (size_t)c->tokens * (size_t)c->rows;
+    gpu_result *out = r->run->out;
     for (int b = 0; b < c->layers * c->experts; b++) {
-        const size_t shard = (size_t)b * shard_values(r), rest = shard_values(r) - valid;
-        float pad[4096];
-        CUDA(r, cudaMemcpy(r->run->out->weights + (size_t)b * whole + at, r->shards + shard, valid * 2,
-                           cudaMemcpyDeviceToHost));
-        CUDA(r, cudaMemcpy(r->run->out->grads + (size_t)b * whole + at, r->grads + shard, valid * 4,
-                           cudaMemcpyDeviceToHost));
+        const int l = b / c->experts;
+        const size_t valid = (size_t)plan_of(r, l)->valid_rows * (size_t)c->rows, rest = shard_values(r, l) - valid;
+        const size_t shard = values_before(r, l) + (size_t)(b % c->experts) * shard_values(r, l);
+        const size_t to = (size_t)b * whole + (size_t)(plan_of(r, l)->row0 * c->rows);
+        float pad[4096], *grads = is_near(r, l) && r->index >= r->size / 2 ? out->others : out->grads;
+        CUDA(r, cudaMemcpy(out->weights + to, r->shards + shard, valid * 2, cudaMemcpyDeviceToHost));
+        CUDA(r, cudaMemcpy(grads + to, r->grads + shard, valid * 4, cudaMemcpyDeviceToHost));
         if (rest > 4096) return failed(r, GMM_E_ARG, "report", "much padding");
         CUDA(r, cudaMemcpy(pad, r->grads + shard + valid, rest * 4, cudaMemcpyDeviceToHost));
         for (size_t i = 0; i < rest; i++)
@@ -687,7 +877,7 @@ static int nccl_start(rank *r, const ncclUniqueId *id) {
     for (int k = 0; k < 2; k++) {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         ncclResult_t e;
-        config.CTAPolicy = r->c->via == NCCL_ENGINES && k == 0 ? NCCL_CTA_POLICY_ZERO : NCCL_CTA_POLICY_DEFAULT;
+        config.CTAPolicy = r->c->via == NCCL_ENGINES ? NCCL_CTA_POLICY_ZERO : NCCL_CTA_POLICY_DEFAULT;
         e = ncclCommInitRankConfig(&nccl[r->c->via][k][r->index], r->size, id[k], r->index, &config);
         if (e != ncclSuccess) return failed(r, GMM_E_COMM, "ncclCommInitRankConfig", ncclGetErrorString(e));
     }
@@ -696,17 +886,21 @@ static int nccl_start(rank *r, const ncclUniqueId *id) {
 static ncclUniqueId nccl_id[2];
 #endif
 
+/* Windows are for gathers, and for reductions that exchange their parts. */
+static int exchanges(const gpu_case *c) { return c->reduction == GMM_GTP_REDUCE_EXCHANGE; }
+
 static int connect_ranks(rank *r) {
     gmm_error error = GMM_ZERO;
     gmm_status s = GMM_OK;
-    for (int k = 0; k < 2 && !s && r->c->via != ALONE; k++) {
+    for (int k = 0; k < (r->c->halves ? 4 : 2) && !s && r->c->via != ALONE; k++) {
         if (r->c->via == PEERS) {
             gmm_peers_config config = GMM_ZERO;
-            config.rank = r->index;
-            config.size = r->size;
+            seat *at = k < 2 ? &r->seat : &r->near;
+            config.rank = at->rank;
+            config.size = at->hub->size;
             config.ctx = r->ctx;
             config.exchange = meet;
-            config.user = &r->seat;
+            config.user = at;
             s = gmm_peers_open(&config, &r->comm[k], &error);
         } else {
 #ifdef HAVE_NCCL
@@ -714,7 +908,7 @@ static int connect_ranks(rank *r) {
             if (k == 0 && !nccl_made[r->c->via] && nccl_start(r, nccl_id)) return 1;
             config.comm = nccl[r->c->via][k][r->index];
             config.ctx = r->ctx;
-            config.windows = r->c->via != NCCL && k == 0; /* gathers alone: see gmm_nccl_config */
+            config.windows = r->c->via != NCCL && (k == 0 || exchanges(r->c)); /* see gmm_nccl_config */
             s = gmm_nccl_open(&config, &r->comm[k], &error);
 #endif
         }
@@ -730,6 +924,9 @@ static void *thread_main(void *argument) {
     int bad = 0;
     config.space = GMM_SPACE_CUDA;
     config.device = r->device;
+    config.allocator.user = r;
+    config.allocator.alloc = counted;
+    config.allocator.release = release;
     if (cudaSetDevice(r->device) != cudaSuccess) bad = failed(r, GMM_E_CUDA, "cudaSetDevice", "failed");
     if (!bad && gmm_create(&r->ctx, &config, &error)) bad = failed(r, error.status, "gmm_create", error.text);
     if (!bad && gmm_runtime_of(r->ctx, &r->rt)) bad = failed(r, GMM_E_ARG, "gmm_runtime_of", "failed");
@@ -737,8 +934,8 @@ static void *thread_main(void *argument) {
                  r->rt.stream_create(r->rt.self, -5, &r->side[1])))
         bad = failed(r, GMM_E_CUDA, "streams", gmm_last_error(r->ctx));
     if (meet(&r->seat, &mine, all, 1)) bad = failed(r, GMM_E_COMM, "meet", "a rank is missing");
-    if (!bad) bad = connect_ranks(r) || (r->c->formats ? formats(r) : declare(r) || train(r));
-    if (!bad && !r->c->formats && !(r->c->silent && r->index == 1)) bad = report(r);
+    if (!bad) bad = connect_ranks(r) || (r->c->formats ? formats(r) : r->c->cast ? cast(r) : declare(r) || train(r));
+    if (!bad && !r->c->formats && !r->c->cast && !(r->c->silent && r->index == 1)) bad = report(r);
     if (bad && r->gtp && !r->c->silent) (void)fprintf(stderr, "        rank %d: %s\n", r->index, r->text);
     (void)cudaDeviceSynchronize(); /* whatever has failed: nothing may hang */
     (void)meet(&r->seat, &mine, all, 1);
@@ -749,7 +946,7 @@ static void *thread_main(void *argument) {
         if (r->graph[i]) (void)cudaGraphExecDestroy(r->graph[i]);
     if (r->window[0] && !r->status) (void)r->comm[0].window_remove(r->comm[0].self, r->window[0]);
     if (!(r->c->silent && r->index == 1)) (void)gmm_gtp_fini(r->gtp);
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 4; k++) {
         if (r->c->via == PEERS) gmm_peers_close(&r->comm[k]);
         else gmm_nccl_close(&r->comm[k]);
     }
@@ -778,12 +975,18 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
     memset(out, 0, sizeof *out);
     out->weights = (uint16_t *)t_host(whole * 2);
     out->grads = (float *)t_host(whole * 4);
+    out->others = (float *)t_host(whole * 4);
+    out->bytes = c->cast ? (unsigned char *)t_host(CAST_BYTES) : NULL;
     out->outputs = (uint16_t *)t_host((size_t)(shares * c->tokens * c->rows) * 2);
     w.c = c;
     w.out = out;
     w.size = w.hub.size = size;
-    (void)pthread_mutex_init(&w.hub.mutex, NULL);
-    (void)pthread_cond_init(&w.hub.changed, NULL);
+    w.half[0].size = w.half[1].size = size / 2;
+    for (int i = 0; i < 3; i++) {
+        hub *h = i < 2 ? &w.half[i] : &w.hub;
+        (void)pthread_mutex_init(&h->mutex, NULL);
+        (void)pthread_cond_init(&h->changed, NULL);
+    }
 #ifdef HAVE_NCCL
     for (int k = 0; k < 2; k++)
         if (c->via != ALONE && c->via != PEERS && !nccl_made[c->via])
@@ -795,6 +998,8 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
         r->run = &w;
         r->seat.hub = &w.hub;
         r->index = r->seat.rank = r->device = i;
+        r->near.hub = &w.half[size > 1 && i >= size / 2];
+        r->near.rank = size > 1 ? i % (size / 2) : 0;
         r->size = size;
         r->micro = shares / size;
         T_CHECK(pthread_create(&threads[i], NULL, thread_main, r) == 0, "no thread");
@@ -848,7 +1053,16 @@ static double distance(const float *a, const float *b, size_t n) {
     return s > 0 ? d / s : d;
 }
 
-/* g ranks against one that has all micro-batches: bit for bit with two ranks, where a sum is one addition. */
+/* Whether ranks add as one GPU does: of two, a sum is one addition; peer copies and exchanged parts are added in fp32
+   in the order of ranks, which is that of one GPU's micro-batches; sums of small integers are exact in any order. What
+   is left: a sum in NCCL's own order, or one that is rounded to the wire's bf16. */
+static int adds_alike(const gpu_case *c, int n) {
+    const int exchange = c->reduction == GMM_GTP_REDUCE_EXCHANGE ||
+                         (c->reduction == GMM_GTP_REDUCE_AUTO && (c->via == PEERS || (c->wire == GMM_BF16 && n > 2)));
+    return c->integers || exchange || (c->wire != GMM_BF16 && (n == 2 || c->via == PEERS));
+}
+
+/* g ranks against one that has all micro-batches: bit for bit wherever they add alike. */
 static void compare(gpu_case *c) {
     const int n = need_gpus(c->via);
     const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
@@ -862,7 +1076,7 @@ static void compare(gpu_case *c) {
     run_case(c, n, n, &got);
     for (int i = 0; i < n; i++) T_CHECK(got.status[i] == GMM_OK, "rank %d: %s", i, got.text[i]);
     T_CHECK(distance(want.grads, want.grads, whole) == 0, "NaN on one GPU");
-    if (n == 2 && !(c->wire == GMM_BF16 && c->reduction == GMM_GTP_REDUCE_SCATTER)) {
+    if (adds_alike(c, n)) {
         t_same("main_grad", got.grads, want.grads, whole * 4);
         t_same("weights", got.weights, want.weights, whole * 2);
         t_same("outputs", got.outputs, want.outputs, (size_t)(n * c->tokens * c->rows) * 2);
@@ -897,6 +1111,43 @@ static void reductions(int arg) {
         compare(&c);
     }
 }
+/* One layer of small integers: every wire and every way to reduce gives the same bits, whatever the number of ranks,
+   also scaled by a power of two. */
+static void integers(int arg) {
+    for (int i = 0; i < 8; i++) {
+        gpu_case c = plain();
+        c.via = (via)arg;
+        c.layers = 1;
+        c.integers = 1;
+        c.wire = i & 1 ? GMM_BF16 : GMM_F32;
+        c.reduction = i & 2 ? GMM_GTP_REDUCE_EXCHANGE : GMM_GTP_REDUCE_SCATTER;
+        c.scale = i & 4 ? 0.25f : 0;
+        c.steps = 2;
+        compare(&c);
+    }
+}
+/* Two domains of different sizes: every other layer is sharded over either half of the ranks, and what the halves have
+   of its gradient adds up to that of one GPU. */
+static void two_domains(int arg) {
+    gpu_case c = plain(), alone;
+    gpu_result want, got;
+    const int n = need_gpus((via)arg);
+    const size_t whole = (size_t)(c.layers * c.experts) * (size_t)c.rows * (size_t)c.rows;
+    if (n < 4) t_skip("needs four GPUs");
+    c.via = (via)arg;
+    c.halves = 1;
+    c.steps = 1; /* nobody adds the halves up for a second */
+    alone = c;
+    alone.via = ALONE;
+    run_case(&alone, 1, n, &want);
+    T_CHECK(want.status[0] == GMM_OK, "alone: %s", want.text[0]);
+    run_case(&c, n, n, &got);
+    for (int i = 0; i < n; i++) T_CHECK(got.status[i] == GMM_OK, "rank %d: %s", i, got.text[i]);
+    for (size_t i = 0; i < whole; i++) got.grads[i] += got.others[i];
+    T_CHECK(distance(got.grads, want.grads, whole) < 1e-12, "main_grad is off by %g",
+            distance(got.grads, want.grads, whole));
+    t_same("outputs", got.outputs, want.outputs, (size_t)(n * c.tokens * c.rows) * 2);
+}
 static void variants(int arg) { /* synchronous, recomputed, a rank without tokens, one expert */
     for (int i = 0; i < 4; i++) {
         gpu_case c = plain();
@@ -910,15 +1161,16 @@ static void variants(int arg) { /* synchronous, recomputed, a rank without token
     }
 }
 static void replays(int arg) {
-    for (int parts = 1; parts <= 2; parts++) {
+    for (int i = 0; i < 4; i++) { /* a graph of forward and backward, or one of each; or more layers than wgrad slots */
         gpu_case c = plain();
         c.via = (via)arg;
-        c.replay = parts;
-        c.layers = 2; /* small enough for this training to stay finite */
+        c.replay = 1 + i % 2;
+        c.layers = i < 2 ? 2 : 4; /* small enough for this training to stay finite */
+        c.rate = i < 2 ? 0 : 0.00005f;
         c.experts = 2;
         c.rows = 64;
         c.tokens = 32;
-        c.steps = 100;
+        c.steps = i < 2 ? 100 : 40;
         compare(&c);
     }
 }
@@ -953,6 +1205,23 @@ static void quantized(int arg) {
     run_case(&c, n, n, &out);
     for (int i = 0; i < n; i++) T_CHECK(out.status[i] == GMM_OK, "rank %d: %s", i, out.text[i]);
 }
+static void casts(int arg) {
+    for (int i = 0; i < (int)T_COUNT(cast_to); i++) {
+        gpu_case c = plain(), alone;
+        gpu_result want, got;
+        int n;
+        c.via = (via)arg;
+        c.cast = 1 + i;
+        alone = c;
+        alone.via = ALONE;
+        n = need_gpus(c.via);
+        run_case(&alone, 1, n, &want);
+        T_CHECK(want.status[0] == GMM_OK, "%s alone: %s", cast_name[i], want.text[0]);
+        c.want = want.bytes;
+        run_case(&c, n, n, &got);
+        for (int k = 0; k < n; k++) T_CHECK(got.status[k] == GMM_OK, "%s, rank %d: %s", cast_name[i], k, got.text[k]);
+    }
+}
 static void silence(int arg) {
     gpu_case c = plain();
     gpu_result out;
@@ -977,12 +1246,15 @@ void tests_gtp_gpu(void) {
     for (int v = NCCL; v <= PEERS; v++) {
         t_add_gpu_once(trains, v, "row19 row20 row22 gtp on GPUs: %s equals one GPU", via_name[v]);
         t_add_gpu_once(quantized, v, "row8 row11 gtp on GPUs: %s, quantized bytes, maxima", via_name[v]);
+        t_add_gpu_once(casts, v, "row9 row10 row12 gtp on GPUs: %s, quantized, then gathered", via_name[v]);
+        t_add_gpu_once(integers, v, "row21 row25 gtp on GPUs: %s, integers", via_name[v]);
         t_add_gpu_once(large_layers, v, "row7 row17 gtp on GPUs: %s, layers of 1024 x 1024", via_name[v]);
         t_add_gpu_once(depths, v, "row31 gtp on GPUs: %s, prefetch 0 to 3", via_name[v]);
-        t_add_gpu_once(reductions, v, "row21 row25 row28 gtp on GPUs: %s, wires and reductions", via_name[v]);
+        t_add_gpu_once(reductions, v, "row28 gtp on GPUs: %s, wires and reductions", via_name[v]);
         t_add_gpu_once(variants, v, "row30 row32 row35 gtp on GPUs: %s, variants", via_name[v]);
-        t_add_gpu_once(replays, v, "row49 row50 row52 gtp on GPUs: %s, graphs", via_name[v]);
+        t_add_gpu_once(replays, v, "row49 row50 row52 row53 row54 gtp on GPUs: %s, graphs", via_name[v]);
     }
+    t_add_gpu_once(two_domains, PEERS, "row59 gtp on GPUs: peers, two domains");
     for (int v = PEERS; v >= NCCL; v--)
         t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", via_name[v]);
     t_add_gpu_once(silence, PEERS, "row70 gtp on GPUs: peers, a rank is gone");

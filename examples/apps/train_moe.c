@@ -35,6 +35,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #ifdef _OPENMP
 #include <omp.h>
 #define PARALLEL_FOR _Pragma("omp parallel for schedule(static)")
@@ -336,10 +337,26 @@ static void *cuda_alloc_host(size_t bytes) { /* page-locked: copies run at the s
     return memset(p, 0, bytes);
 }
 static void cuda_release(void *address) { cuda_check(cudaFree(address)); }
+static _Thread_local gmm_gtp *watched; /* whose collectives are looked after while a rank waits */
+/* Waits for the work so far outside of CUDA: a copy that waits keeps other threads from enqueuing what it waits for. A
+   rank that is gone ends the program. */
+static void cuda_wait(void) {
+    const struct timespec pause = {0, 20000};
+    cudaError_t e;
+    if (!watched) return;
+    while ((e = cudaStreamQuery(NULL)) == cudaErrorNotReady) {
+        const gmm_status s = gmm_gtp_poll(watched);
+        if (s) die("%s: %s", gmm_status_name(s), gmm_gtp_last_error(watched));
+        (void)nanosleep(&pause, NULL);
+    }
+    cuda_check(e);
+}
 static void cuda_upload(void *to, const void *from, size_t bytes) {
+    cuda_wait();
     cuda_check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
 }
 static void cuda_download(void *to, const void *from, size_t bytes) {
+    cuda_wait();
     cuda_check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost));
 }
 static void cuda_zero(void *address, size_t bytes) { cuda_check(cudaMemset(address, 0, bytes)); }
@@ -598,11 +615,26 @@ static void check(const model *m, gmm_status status) {
     if (status) die("%s: %s", gmm_status_name(status), gmm_last_error(m->ctx));
 }
 
-/* Grows the workspace where a call wants more. */
+/* Ranks that are threads with a GPU each, all of them here and with nothing left to do: to free or allocate waits for
+   every GPU of the process, and one of those might wait for a rank that waits for this. */
+static void pause_ranks(const model *m) {
+#ifdef HAVE_CUDA
+    char mine = 0, all[64];
+    if (!m->team || !m->team->gpus || m->team->meeting) return;
+    cuda_check(cudaDeviceSynchronize());
+    team_gather(m->team, m->rank, &mine, all, 1);
+#else
+    (void)m;
+#endif
+}
+
+/* Grows the workspace where a call wants more: on all ranks alike, which compute the same shapes. */
 static void need_workspace(model *m, size_t bytes) {
     if (bytes <= m->workspace.bytes) return;
+    pause_ranks(m);
     m->mem.release(m->workspace.at);
     m->workspace = buffer_make(&m->mem, bytes, AT_ONLY);
+    pause_ranks(m);
 }
 
 /* [count] buffers: parts of one block, or each on its own. */
@@ -1485,6 +1517,7 @@ static void model_shard(model *m) {
         config.weights += m->params[i]->sharded ? m->params[i]->count : 0;
     }
     config.chains = GMM_GTP_PASSES;
+    config.timeout_ms = 60000; /* one may save or evaluate for long */
     config.ctx = m->team->gpus ? m->ctx : m->gtp_ctx;
     config.runtime = &runtime;
     if (gmm_gtp_query(&config, &bytes, &error) || gmm_gtp_init(get(bytes), bytes, &config, &m->gtp, &error))
@@ -1547,6 +1580,9 @@ static void model_shard(model *m) {
     check_gtp(m, gmm_gtp_memory_need(m->gtp, id, &need));
     check_gtp(m, gmm_gtp_bind(m->gtp, id, buffer_make(&m->mem, need.gather_bytes, AT_ONLY).at, need.gather_bytes,
                               buffer_make(&m->mem, need.reduce_bytes, AT_ONLY).at, need.reduce_bytes));
+#ifdef HAVE_CUDA
+    if (m->team->gpus) watched = m->gtp;
+#endif
 }
 
 static void model_make(model *m, const team *t, int rank) {
@@ -2323,6 +2359,9 @@ static void *work(void *argument) {
         }
         printf("held-out %.4f nats/byte, bigram %.4f nats/byte\n", held_out, bigram_loss);
     }
+#ifdef HAVE_CUDA
+    watched = NULL;
+#endif
     if (m->gtp) check_gtp(m, gmm_gtp_fini(m->gtp));
     for (int i = 0; i < 2; i++) gmm_peers_close(&m->peers[i]);
     gmm_destroy(m->gtp_ctx);
@@ -2377,6 +2416,8 @@ int main(int argc, char **argv) {
 #ifdef GMM_WITH_CPU_RANKS
     if (opt.gtp && opt.processes) rank = meeting_begin((int)opt.gtp, &meeting_here);
 #endif
+    /* Threads with a GPU each: to load a kernel at its first launch may wait as allocations do, see pause_ranks. */
+    if (opt.gtp && !opt.processes) (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     if (opt.gtp) {
         const int gpus = gpu_count();
         if (opt.processes && gpus < opt.gtp)

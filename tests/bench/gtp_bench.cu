@@ -15,20 +15,25 @@
 enum { RANKS = 8, LAYERS = 8, EXPERTS = 8, STEPS = 24, SPANS = 512 };
 enum { AUTO = -1 }; /* multiprocessors of a GEMM: all but gmm_gtp_view.leave */
 enum { K_GEMM, K_GATHER, K_REDUCE, KINDS };
-enum { NO_GATHER = 1 << K_GATHER, NO_REDUCE = 1 << K_REDUCE, NONE = NO_GATHER | NO_REDUCE };
+enum { FORWARD = 1, BACKWARD = 2, FENCE = 4 }; /* what a step does */
+/* What is left of a kind of collective: everything, nothing, the copy of a rank's own part, all but that. */
+typedef enum part { WHOLE, NOTHING, OWN, OTHERS } part;
+typedef struct variant { const char *name; part gather, reduce; int sums; } variant;
+static const variant ALL = {"gather, reduce", WHOLE, WHOLE, 1}, NO_REDUCE = {"gather", WHOLE, NOTHING, 1},
+                     NONE = {"no communication", NOTHING, NOTHING, 1}, BARE = {"nor sums", NOTHING, NOTHING, 0};
 static const char *const KIND[KINDS] = {"compute", "gather", "reduce"};
 typedef enum way { PLAIN, WINDOWS, ENGINES, PEERS, WAYS } way;
 static const char *const WAY[WAYS] = {"nccl", "nccl-windows", "nccl-engines", "peers"}; /* engines: CTA policy zero */
 
 typedef struct shape { const char *name; int experts; int64_t n, k, tokens; } shape;
 static const shape SHAPES[] = {{"dsv3", 8, 4096, 7168, 16384}, {"dsv3/8k", 8, 4096, 7168, 8192},
-                               {"small", 8, 1024, 2048, 16384}};
+                               {"mixtral", 8, 28672, 4096, 16384}, {"small", 8, 1024, 2048, 16384}};
 static const int LIMITS[] = {AUTO, 0, 124, 116};
 
 static struct options {
-    const char *shapes, *ways, *json;
-    int layers, steps, ranks, prefetch, backward;
-} O = {"dsv3", "", NULL, 4, 12, 0, 0, 1};
+    const char *shapes, *ways, *limits, *wires, *explain, *json;
+    int layers, steps, ranks, prefetch, backward, alone;
+} O = {"dsv3", "", "", "f32", "none", NULL, 4, 12, 0, 0, 1, 1};
 
 static void die(const char *what, const char *why) {
     fprintf(stderr, "gtp_bench: %s: %s\n", what, why);
@@ -66,7 +71,7 @@ static gmm_status meet(void *user, const void *mine, void *all, size_t bytes) {
 
 /* ---------------------------------------------------------------------------------------------------- Ranks --- */
 
-typedef struct span { cudaEvent_t begin, end; int kind, layer; } span;
+typedef struct span { cudaEvent_t begin, end; int kind, op; } span;
 struct rank;
 typedef struct muted { struct rank *rank; gmm_comm inner; int kind, open; cudaStream_t stream; } muted;
 
@@ -78,7 +83,8 @@ typedef struct rank {
     ncclComm_t nccl[2][2];     /* [usual, copy engines][gather, reduce] */
     const shape *shape;
     way way;
-    int depth, limit, processors, layers, mute; /* mute: a bit per kind of collective */
+    int depth, limit, processors, layers;
+    variant now;
     gmm_dtype wire;
     gmm_comm comm[2];
     muted muted[2];
@@ -96,6 +102,8 @@ typedef struct rank {
     span spans[SPANS];
     int span_count;
     cudaEvent_t step[STEPS + 1];
+    unsigned long long *clock;   /* [STEPS + 1][multiprocessors][cycles, nanoseconds], on the host */
+    float rates[2];              /* bytes/s of a gather alone and of a sum */
 } rank;
 
 static void gtp(rank *r, gmm_status s, const char *call) {
@@ -132,18 +140,27 @@ static void untake(rank *r, void *p) {
 static size_t shard_values(const rank *r) { return (size_t)r->plan.shard_rows * (size_t)r->shape->k; }
 
 /* Communicators that may do nothing, and that note when they begin and end. */
-static span *open_span(rank *r, int kind, int layer, cudaStream_t stream) {
+static span *open_span(rank *r, int kind, int op, cudaStream_t stream) {
     span *s = &r->spans[r->span_count % SPANS];
     r->span_count++;
     s->kind = kind;
-    s->layer = layer;
+    s->op = op;
     if (!s->begin) CU(cudaEventCreate(&s->begin));
     if (!s->end) CU(cudaEventCreate(&s->end));
     CU(cudaEventRecord(s->begin, stream));
     return s;
 }
 static span *last_of[RANKS][KINDS];
-static int silent(const muted *m) { return m->rank->mute >> m->kind & 1; }
+static part left(const muted *m) { return m->kind == K_GATHER ? m->rank->now.gather : m->rank->now.reduce; }
+static int silent(const muted *m) { return left(m) == NOTHING || left(m) == OWN; }
+/* The copy of a rank's own part alone. */
+static gmm_status own(const muted *m, const void *send, void *recv, size_t n, int parts, gmm_stream t) {
+    char *to = (char *)recv + (size_t)m->rank->index * n;
+    if (left(m) == OWN)
+        CU(cudaMemcpyAsync(to, (const char *)send + (parts ? (size_t)m->rank->index * n : 0), n,
+                           cudaMemcpyDeviceToDevice, (cudaStream_t)t));
+    return GMM_OK;
+}
 static gmm_status m_begin(void *self, const char *what) {
     muted *m = (muted *)self;
     m->open = 1;
@@ -167,7 +184,9 @@ static gmm_status m_end(void *self) {
 static gmm_status m_gather(void *self, const void *a, void *b, size_t n, gmm_stream t) {
     muted *m = (muted *)self;
     m_note(m, t);
-    return silent(m) ? GMM_OK : m->inner.all_gather(m->inner.self, a, b, n, t);
+    if (silent(m)) return own(m, a, b, n, 0, t);
+    if (left(m) == OTHERS) a = (char *)b + (size_t)m->rank->index * n;
+    return m->inner.all_gather(m->inner.self, a, b, n, t);
 }
 static gmm_status m_scatter(void *self, const void *a, void *b, size_t n, gmm_dtype d, gmm_stream t) {
     muted *m = (muted *)self;
@@ -177,7 +196,7 @@ static gmm_status m_scatter(void *self, const void *a, void *b, size_t n, gmm_dt
 static gmm_status m_exchange(void *self, const void *a, void *b, size_t n, gmm_stream t) {
     muted *m = (muted *)self;
     m_note(m, t);
-    return silent(m) ? GMM_OK : m->inner.all_to_all(m->inner.self, a, b, n, t);
+    return silent(m) ? own(m, a, b, n, 1, t) : m->inner.all_to_all(m->inner.self, a, b, n, t);
 }
 static gmm_status m_max(void *self, float *v, size_t n, gmm_stream t) {
     muted *m = (muted *)self;
@@ -216,7 +235,7 @@ static void connect_rank(rank *r) {
             gmm_nccl_config config = GMM_ZERO;
             config.comm = r->nccl[r->way == ENGINES][k];
             config.ctx = r->ctx;
-            config.windows = r->way != PLAIN && k == 0; /* gathers alone: see gmm_nccl_config */
+            config.windows = r->way != PLAIN && (k == 0 || r->way == ENGINES); /* which exchange, for the sums */
             if (gmm_nccl_open(&config, c, &error)) die("nccl", error.text);
         }
         r->muted[k].rank = r;
@@ -281,6 +300,7 @@ static void declare(rank *r) {
     d.gather_stream = r->side[0];
     d.reduce_stream = r->side[1];
     d.wire = r->wire;
+    if (r->way == ENGINES) d.reduction = GMM_GTP_REDUCE_EXCHANGE;
     GT(gmm_gtp_add_domain(r->gtp, &d, &r->domain));
     for (int l = 0; l < r->layers; l++) {
         int32_t ids[EXPERTS];
@@ -320,6 +340,7 @@ static void declare(rank *r) {
         const size_t size = (size_t)(r->layers * s->experts) * shard_values(r) * 2;
         GT(r->comm[0].window_add(r->comm[0].self, r->shards, (size + 4095) / 4096 * 4096, &r->shard_window));
     }
+    r->now = ALL;
     GT(gmm_gtp_bind(r->gtp, r->domain, r->gather, r->need.gather_bytes, r->reduce, r->need.reduce_bytes));
 }
 static void undeclare(rank *r) {
@@ -337,14 +358,14 @@ static void undeclare(rank *r) {
 
 /* ---------------------------------------------------------------------------------------------------- Steps --- */
 
-static void gemm(rank *r, int op, const gmm_mat *w, int layer, int leave) {
+static void gemm(rank *r, int op, const gmm_mat *w, int leave) {
     gmm_groups g;
     gmm_options o;
     gmm_linear d = linear_of(r, &g, &o, leave);
     gmm_mat x = gmm_mat_packed(GMM_BF16, r->x), y = gmm_mat_packed(GMM_BF16, r->y);
     gmm_mat dy = gmm_mat_packed(GMM_BF16, r->dy);
     gmm_grad grad = GMM_ZERO;
-    span *s = open_span(r, K_GEMM, layer, r->compute);
+    span *s = open_span(r, K_GEMM, op, r->compute);
     d.x = &x;
     d.dy = &dy;
     grad.mat = w;
@@ -367,25 +388,25 @@ static const char *limit_name(const rank *r) {
     return text[r->index];
 }
 
-enum { FORWARD = 1, BACKWARD = 2 };
 static void step(rank *r, int what) {
     for (int l = 0; l < r->layers && (what & FORWARD); l++) {
         gmm_gtp_view v = GMM_ZERO;
         GT(gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute, &v));
-        gemm(r, 0, &v.mat, l, v.leave);
+        gemm(r, 0, &v.mat, v.leave);
         GT(gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute));
     }
     for (int l = r->layers - 1; l >= 0 && (what & BACKWARD); l--) {
         gmm_gtp_view v = GMM_ZERO, dw = GMM_ZERO;
         gmm_gtp_gradient g = GMM_ZERO;
         GT(gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute, &v));
-        gemm(r, 1, &v.mat, l, v.leave);
+        gemm(r, 1, &v.mat, v.leave);
         GT(gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_BACKWARD, r->compute));
         GT(gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &dw));
-        gemm(r, 2, &dw.mat, l, dw.leave);
+        gemm(r, 2, &dw.mat, dw.leave);
         g.scale = 1;
         GT(gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute));
     }
+    if (what & FENCE) GT(gmm_gtp_fence(r->gtp, GMM_GTP_GRADIENTS, r->compute));
 }
 
 static int by_value(const void *a, const void *b) {
@@ -397,41 +418,107 @@ static float median(float *v, int n) {
     return n ? v[n / 2] : 0;
 }
 
-/* Median ms of a step in the steady state, and of a GEMM; on the slowest rank. */
-typedef struct timing { float step, gemm; } timing;
-static timing measure(rank *r, int what, int mute) {
-    timing mine, all[RANKS], worst = {0, 0};
-    float steps[STEPS], gemms[SPANS];
-    int n = 0, first;
-    r->mute = mute;
+/* Cycles and nanoseconds of the multiprocessors that a block lands on. */
+static __global__ void read_clocks(unsigned long long *to) {
+    unsigned sm;
+    unsigned long long ns;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    to[2 * sm] = (unsigned long long)clock64();
+    to[2 * sm + 1] = ns;
+}
+static void mark(rank *r, int i) {
+    if (!r->step[i]) CU(cudaEventCreate(&r->step[i]));
+    read_clocks<<<r->processors, 1, 0, r->compute>>>(r->clock + (size_t)(i * r->processors) * 2);
+    CU(cudaEventRecord(r->step[i], r->compute));
+}
+/* MHz over steps: of every multiprocessor from where it was read first to where it was read last. */
+static float clock_rate(const rank *r) {
+    double sum = 0;
+    int n = 0;
+    for (int sm = 0; sm < r->processors; sm++) {
+        const unsigned long long *first = NULL, *last = NULL;
+        for (int i = 0; i <= O.steps; i++) {
+            const unsigned long long *at = r->clock + (size_t)(i * r->processors + sm) * 2;
+            if (at[1]) last = at, first = first ? first : at;
+        }
+        if (first == last) continue;
+        sum += (double)(last[0] - first[0]) / (double)(last[1] - first[1]) * 1e3;
+        n++;
+    }
+    return n ? (float)(sum / n) : 0;
+}
+static void set(rank *r, const variant *v) {
+    if (r->now.sums != v->sums) GT(gmm_gtp_dry_run(r->gtp, !v->sums)); /* a dry run leaves the sums out */
+    r->now = *v;
+}
+static void chain_on(rank *r, int what) {
     GT(gmm_gtp_follow(r->gtp, r->chain[0], what & BACKWARD ? r->chain[1] : r->chain[0]));
     GT(gmm_gtp_follow(r->gtp, r->chain[1], what & FORWARD ? r->chain[0] : r->chain[1]));
     sync_all(r);
-    for (int i = 0; i < 3; i++) step(r, what);
+}
+
+/* Median ms of a layer in the steady state, of its GEMMs (forward, dgrad, wgrad), and MHz; on the slowest rank. */
+typedef struct timing { float step, gemm[3], mhz; } timing;
+static timing measure(rank *r, int what, const variant *v) {
+    timing mine, all[RANKS], worst;
+    float steps[STEPS], gemms[3][SPANS];
+    int n[3] = {0, 0, 0}, first;
+    memset(&mine, 0, sizeof mine);
+    set(r, v);
+    chain_on(r, what);
+    memset(r->clock, 0, (size_t)((STEPS + 1) * r->processors) * 2 * sizeof *r->clock);
+    for (int i = 0; i < 4; i++) step(r, what);
     first = r->span_count;
     for (int i = 0; i < O.steps; i++) {
-        if (!r->step[i]) CU(cudaEventCreate(&r->step[i]));
-        CU(cudaEventRecord(r->step[i], r->compute));
+        mark(r, i);
         step(r, what);
     }
-    if (!r->step[O.steps]) CU(cudaEventCreate(&r->step[O.steps]));
-    CU(cudaEventRecord(r->step[O.steps], r->compute));
+    mark(r, O.steps);
     GT(gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
     CU(cudaDeviceSynchronize());
     for (int i = 0; i < O.steps; i++) CU(cudaEventElapsedTime(&steps[i], r->step[i], r->step[i + 1]));
     first = first > r->span_count - SPANS ? first : r->span_count - SPANS;
-    for (int i = first; i < r->span_count; i++)
-        if (r->spans[i % SPANS].kind == K_GEMM)
-            CU(cudaEventElapsedTime(&gemms[n++], r->spans[i % SPANS].begin, r->spans[i % SPANS].end));
-    mine.step = median(steps, O.steps);
-    mine.gemm = median(gemms, n);
-    (void)meet(&r->index, &mine, all, sizeof mine);
-    for (int i = 0; i < H.size; i++) {
-        if (all[i].step > worst.step) worst.step = all[i].step;
-        if (all[i].gemm > worst.gemm) worst.gemm = all[i].gemm;
+    for (int i = first; i < r->span_count; i++) {
+        const span *s = &r->spans[i % SPANS];
+        if (s->kind == K_GEMM) CU(cudaEventElapsedTime(&gemms[s->op][n[s->op]++], s->begin, s->end));
     }
-    r->mute = 0;
+    mine.mhz = clock_rate(r);
+    mine.step = median(steps, O.steps) / (float)r->layers;
+    for (int i = 0; i < 3; i++) mine.gemm[i] = median(gemms[i], n[i]);
+    (void)meet(&r->index, &mine, all, sizeof mine);
+    worst = all[0];
+    for (int i = 1; i < H.size; i++) {
+        if (all[i].step > worst.step) worst.step = all[i].step;
+        if (all[i].mhz < worst.mhz) worst.mhz = all[i].mhz;
+        for (int k = 0; k < 3; k++)
+            if (all[i].gemm[k] > worst.gemm[k]) worst.gemm[k] = all[i].gemm[k];
+    }
+    set(r, &ALL);
     return worst;
+}
+
+/* The same of several variants, there and back again twice, so that a drift of the clock is on nobody's bill. */
+static void contend(rank *r, int what, const variant *const *v, int count, timing *t) {
+    enum { TURNS = 4 };
+    memset(t, 0, (size_t)count * sizeof *t);
+    for (int turn = 0; turn < TURNS; turn++)
+        for (int i = 0; i < count; i++) {
+            const int k = turn % 2 ? count - 1 - i : i;
+            const timing one = measure(r, what, v[k]);
+            t[k].step += one.step / TURNS;
+            t[k].mhz += one.mhz / TURNS;
+            for (int g = 0; g < 3; g++) t[k].gemm[g] += one.gemm[g] / TURNS;
+        }
+}
+/* What `with` takes longer than `without`, and what of it is not the clock's: the GPU runs at its power limit, and what
+   moves bytes takes power from the rest. */
+typedef struct exposed { float ms, steady; } exposed;
+static exposed expose(const timing *with, const timing *without) {
+    exposed x;
+    x.ms = with->step - without->step;
+    x.steady = without->mhz > 0 ? with->step * with->mhz / without->mhz - without->step : x.ms;
+    return x;
 }
 
 /* ms of one collective on the side stream, alone: the slowest rank's median. */
@@ -506,7 +593,7 @@ static int wanted(const char *list, const char *name) {
 
 /* Collectives alone. */
 static void collectives(rank *r) {
-    static const size_t MIB[] = {8, 32, 128, 512};
+    static const size_t MIB[] = {8, 32, 128, 256, 512};
     if (r->index == 0)
         printf("\nAlone, ms (bus GB/s); one call of so many MiB in all, our gather also in 8 parts\n"
                "%-20s %6s %16s %16s %16s %16s\n", "communicator", "MiB", "all-gather", "in 8 parts", "all-to-all",
@@ -565,6 +652,7 @@ static void collectives(rank *r) {
 }
 
 /* The sum of a reduction by exchange, beside a copy. */
+static float sum_rate; /* bytes/s */
 static void sums(rank *r) {
     const size_t values = 64u << 20;
     char *parts, *sum;
@@ -598,6 +686,7 @@ static void sums(rank *r) {
                 CU(cudaEventElapsedTime(&copy, e[0], e[1]));
                 CU(cudaEventElapsedTime(&add, e[1], e[2]));
             }
+            if (!bf16) sum_rate = (float)(bytes * 20 / add * 1e3);
             printf("%s of %d parts in %s: %.0f GB/s, %.2f of a copy's %.0f GB/s\n",
                    bf16 ? "   and" : "\nSum into main_grad", H.size, bf16 ? "bf16" : "fp32", bytes * 20 / add * 1e-6,
                    bytes / add / ((double)values * 8 / copy), (double)values * 8 * 20 / copy * 1e-6);
@@ -637,7 +726,7 @@ static float by_hand(rank *r) {
         NC(ncclAllGather(r->shards + (size_t)((l + 1) % r->layers) * part, to[k ^ 1], part * 2, ncclInt8, r->nccl[0][0],
                          r->side[0]));
         CU(cudaEventRecord(there[k ^ 1], r->side[0]));
-        gemm(r, 0, &w, l, 0);
+        gemm(r, 0, &w, 0);
     }
     CU(cudaStreamWaitEvent(r->compute, there[(n + 3) & 1], 0));
     CU(cudaEventRecord(at[n], r->compute));
@@ -683,20 +772,149 @@ static void timeline(rank *r) {
     CU(cudaEventDestroy(zero));
 }
 
+/* NCCL's times of a layer's collectives, each in one plain call. */
+typedef struct reference { float gather, scatter[2]; } reference; /* scatter: of f32, of bf16 */
+
+/* A layer with more and more communication beside it. */
+static void explain(rank *r) {
+    static const variant backward[] = {
+        {"no comm, no sums", NOTHING, NOTHING, 0}, {"no communication", NOTHING, NOTHING, 1},
+        {"own copy of gather", OWN, NOTHING, 1}, {"gather without own", OTHERS, NOTHING, 1},
+        {"gather", WHOLE, NOTHING, 1}, {"reduce", NOTHING, WHOLE, 1}, {"gather and reduce", WHOLE, WHOLE, 1},
+        {"gather, no sums", WHOLE, NOTHING, 0}};
+    for (int pass = 0; pass < 2; pass++) {
+        const int what = pass ? BACKWARD : FORWARD, count = pass ? 8 : 4;
+        const variant *v[8];
+        timing t[8];
+        for (int i = 0; i < count; i++) v[i] = &backward[i + !pass];
+        contend(r, what, v, count, t);
+        for (int i = 0; i < count && r->index == 0; i++)
+            printf("  %s %-20s %7.3f ms, %4.0f MHz, %6.3f million cycles; GEMMs %6.3f %6.3f %6.3f\n",
+                   pass ? "backward" : "forward ", v[i]->name, t[i].step, t[i].mhz, t[i].step * t[i].mhz * 1e-3,
+                   t[i].gemm[0], t[i].gemm[1], t[i].gemm[2]);
+    }
+}
+
+/* A whole step, beside what the forecast makes of the rates that were measured here. */
+static void foreseen(rank *r) {
+    const shape *s = r->shape;
+    const timing f = measure(r, FORWARD, &NONE), b = measure(r, BACKWARD, &BARE);
+    const timing step = measure(r, FORWARD | BACKWARD | FENCE, &ALL);
+    gmm_gtp_forecast c = GMM_ZERO;
+    gmm_gtp_stage stages[LAYERS];
+    gmm_shard shard = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
+    memset(stages, 0, sizeof stages);
+    shard.dtype = GMM_BF16;
+    shard.rows = s->n;
+    shard.cols = s->k;
+    shard.gtp_size = H.size;
+    for (int i = 0; i < r->layers; i++) {
+        stages[i].bundle = s->experts;
+        stages[i].shard = &shard;
+        stages[i].tokens = (double)s->tokens;
+    }
+    c.stages = r->layers;
+    c.gemm_rate = 6.0 * (double)s->tokens * (double)s->n * (double)s->k / ((double)f.step + (double)b.step) * 1e3;
+    c.link_rate = r->rates[0];
+    c.latency = 15e-6;
+    c.memory_rate = r->rates[1];
+    c.wire = r->wire;
+    c.main_grad = GMM_F32;
+    c.prefetch = r->depth;
+    c.wrap = 1;
+    if (gmm_gtp_foresee(&c, stages, &error)) die("foresee", error.text);
+    if (r->index == 0)
+        printf("%-18s %4s %2d | step of %d layers, forward, backward, fence: %.3f ms, foreseen %.3f (%.2f): GEMMs %.3f "
+               "at %.0f TFLOP/s, exposed gathers %.3f, reductions %.3f; links at %.0f GB/s\n", WAY[r->way],
+               limit_name(r), r->depth, r->layers, step.step * (float)r->layers, c.step * 1e3,
+               c.step * 1e3 / (step.step * (float)r->layers), c.compute * 1e3, c.gemm_rate * 1e-12,
+               c.exposed_gather * 1e3, c.exposed_reduce * 1e3, c.link_rate * 1e-9);
+}
+
+/* One communicator, depth and wire, at every number of multiprocessors. */
+static void chain(rank *r, const reference *ref) {
+    const shape *s = r->shape;
+    const int narrow = r->wire == GMM_BF16;
+    const float wire = ref->scatter[narrow];
+    buffers b;
+    connect_rank(r);
+    declare(r);
+    b.send = (char *)r->shards;
+    b.recv = (char *)r->gather;
+    b.bytes = (size_t)s->experts * (size_t)s->n * (size_t)s->k * 2 / (size_t)H.size;
+    b.parts = s->experts;
+    r->rates[1] = alone(r, our_gather, &b);
+    if (r->index == 0) printf("%-13s gather of a layer alone %.3f ms\n", WAY[r->way], r->rates[1]);
+    r->rates[0] = (float)((double)(b.bytes * (size_t)(H.size - 1)) / r->rates[1] * 1e3);
+    r->rates[1] = sum_rate;
+    if (r->way == PLAIN && r->depth == 1 && !narrow) {
+        timing none;
+        float hand;
+        r->limit = 0;
+        none = measure(r, FORWARD, &NONE);
+        hand = by_hand(r);
+        if (r->index == 0)
+            printf("%-18s %4d %2d | %7.3f %7.3f %7.3f (%3.0f%%)\n", "ncclAllGather", 132, 1, hand, none.step,
+                   hand - none.step, (hand - none.step) / ref->gather * 100);
+    }
+    for (size_t i = 0; i < sizeof LIMITS / sizeof LIMITS[0]; i++) {
+        static const variant *const ways[] = {&ALL, &NO_REDUCE, &NONE}, *const forward[] = {&ALL, &NONE};
+        timing f[2], b2[3];
+        exposed x[3];
+        r->limit = LIMITS[i];
+        if (!wanted(O.limits, limit_name(r))) continue;
+        contend(r, FORWARD, forward, 2, f);
+        memset(b2, 0, sizeof b2);
+        if (O.backward) contend(r, BACKWARD, ways, 3, b2);
+        x[0] = expose(&f[0], &f[1]);
+        x[1] = expose(&b2[1], &b2[2]);
+        x[2] = expose(&b2[0], &b2[1]);
+        if (r->index == 0) {
+            const float g = ref->gather / 100, w = wire / 100;
+            printf("%-13s %-4s %4s %2d | %7.3f %7.3f %7.3f (%3.0f%% %3.0f%%) %5.1f%% | ", WAY[r->way],
+                   narrow ? "bf16" : "f32", limit_name(r), r->depth, f[0].step, f[1].step, x[0].ms, x[0].ms / g,
+                   x[0].steady / g, (f[0].gemm[0] / f[1].gemm[0] - 1) * 100);
+            printf("%7.3f %7.3f gather %7.3f (%3.0f%% %3.0f%%) reduce %7.3f (%3.0f%% %3.0f%%) | "
+                   "%4.0f %4.0f, %4.0f %4.0f %4.0f MHz\n",
+                   b2[0].step, b2[2].step, x[1].ms, x[1].ms / g, x[1].steady / g,
+                   x[2].ms, x[2].ms / w, x[2].steady / w, f[0].mhz, f[1].mhz, b2[0].mhz, b2[1].mhz, b2[2].mhz);
+            fflush(stdout);
+            if (json)
+                fprintf(json, "%s\n  {\"chain\": \"%s\", \"way\": \"%s\", \"wire\": \"%s\", \"sms\": \"%s\", "
+                        "\"prefetch\": %d, \"forward\": %.4f, \"forward_null\": %.4f, \"backward\": %.4f, "
+                        "\"backward_no_reduce\": %.4f, \"backward_null\": %.4f, \"t_gather\": %.4f, "
+                        "\"t_scatter\": %.4f}", entries++ ? "," : "", s->name, WAY[r->way], narrow ? "bf16" : "f32",
+                        limit_name(r), r->depth, f[0].step, f[1].step, b2[0].step, b2[1].step, b2[2].step,
+                        ref->gather, wire);
+        }
+        if (wanted(O.explain, WAY[r->way])) explain(r);
+        if (r->depth == 1 && r->limit <= 0 && (r->way == PLAIN || r->way >= ENGINES) && O.backward) {
+            if (json) timeline(r);
+            foreseen(r);
+        }
+    }
+    undeclare(r);
+    for (int k = 0; k < 2; k++) {
+        gmm_comm c = r->muted[k].inner;
+        if (r->way == PEERS) gmm_peers_close(&c);
+        else gmm_nccl_close(&c);
+    }
+}
+
 static void chains(rank *r) {
     const shape *s = r->shape;
     const size_t whole = (size_t)s->experts * (size_t)s->n * (size_t)s->k;
-    float ref_gather, ref_scatter, ref_scatter16, wire;
+    reference ref;
     buffers b;
     r->way = PLAIN;
     b.send = (char *)take(r, whole * 4 / (size_t)H.size);
     b.recv = (char *)take(r, whole * 4);
     b.bytes = whole * 2 / (size_t)H.size;
-    ref_gather = alone(r, plain_gather, &b);
-    ref_scatter16 = alone(r, plain_scatter16, &b);
+    ref.gather = alone(r, plain_gather, &b);
+    ref.scatter[1] = alone(r, plain_scatter16, &b);
     b.bytes *= 2;
-    ref_scatter = alone(r, plain_scatter, &b);
-    wire = r->wire == GMM_BF16 ? ref_scatter16 : ref_scatter;
+    ref.scatter[0] = alone(r, plain_scatter, &b);
     untake(r, b.send);
     untake(r, b.recv);
     CU(cudaMalloc(&r->x, (size_t)s->tokens * (size_t)s->k * 2));
@@ -715,74 +933,21 @@ static void chains(rank *r) {
     if (r->index == 0)
         printf("\n%s: %d layers of %d experts %lld x %lld, %lld tokens a rank, %d ranks. t_ref: all-gather of %.0f MB "
                "%.3f ms, reduce-scatter fp32 %.3f, bf16 %.3f\n"
-               "per layer, ms, and without communication; exposed: ms and %% of t_ref; slower: GEMMs by their events\n"
-               "%-18s %4s %2s | %7s %7s %14s %6s | %7s %7s %s\n", s->name, r->layers, s->experts, (long long)s->n,
-               (long long)s->k, (long long)s->tokens, H.size, (double)whole * 2e-6, ref_gather, ref_scatter,
-               ref_scatter16, "communicator", "sms", "pf", "forward", "without", "exposed", "slower", "backward",
-               "without", "exposed");
-    for (int w = 0; w < WAYS; w++) {
-        if (!wanted(O.ways, WAY[w])) continue;
-        r->way = (way)w;
-        for (r->depth = 1; r->depth <= 2; r->depth++) {
-            if (O.prefetch && r->depth != O.prefetch) continue;
-            connect_rank(r);
-            declare(r);
-            if (w == PLAIN && r->depth == 1) {
-                timing none;
-                float hand;
-                r->limit = 0;
-                none = measure(r, FORWARD, NONE);
-                hand = by_hand(r);
-                none.step /= (float)r->layers;
-                if (r->index == 0)
-                    printf("%-18s %4d %2d | %7.3f %7.3f %7.3f (%3.0f%%)\n", "ncclAllGather", 132, 1, hand, none.step,
-                           hand - none.step, (hand - none.step) / ref_gather * 100);
+               "per layer, ms, and without communication; exposed: ms, %% of t_ref, the same at one clock; slower: GEMMs "
+               "by their events\n"
+               "%-13s %-4s %4s %2s | %7s %7s %19s %6s | %7s %7s %s\n", s->name, r->layers, s->experts,
+               (long long)s->n, (long long)s->k, (long long)s->tokens, H.size, (double)whole * 2e-6, ref.gather,
+               ref.scatter[0], ref.scatter[1], "communicator", "wire", "sms", "pf", "forward", "without", "exposed",
+               "slower", "backward", "without", "exposed");
+    for (int w = 0; w < WAYS; w++)
+        for (r->depth = 1; r->depth <= 2; r->depth++)
+            for (int narrow = 0; narrow < 2; narrow++) {
+                r->way = (way)w;
+                r->wire = narrow ? GMM_BF16 : GMM_F32;
+                if (!wanted(O.ways, WAY[w]) || !wanted(O.wires, narrow ? "bf16" : "f32")) continue;
+                if (O.prefetch && r->depth != O.prefetch) continue;
+                chain(r, &ref);
             }
-            for (size_t i = 0; i < sizeof LIMITS / sizeof LIMITS[0]; i++) {
-                timing f[2], b2[3];
-                float x[3];
-                r->limit = LIMITS[i];
-                for (int turn = 0; turn < 2; turn++) /* contenders by turns, the better turn of each */
-                    for (int k = 0; k < 2; k++) {
-                        const timing t = measure(r, FORWARD, k ? NONE : 0);
-                        if (turn == 0 || t.step < f[k].step) f[k] = t;
-                    }
-                memset(b2, 0, sizeof b2);
-                for (int turn = 0; turn < 2 && O.backward; turn++)
-                    for (int k = 0; k < 3; k++) {
-                        const timing t = measure(r, BACKWARD, k == 0 ? 0 : k == 1 ? NO_REDUCE : NONE);
-                        if (turn == 0 || t.step < b2[k].step) b2[k] = t;
-                    }
-                for (int k = 0; k < 2; k++) f[k].step /= (float)r->layers;
-                for (int k = 0; k < 3; k++) b2[k].step /= (float)r->layers;
-                x[0] = f[0].step - f[1].step;
-                x[1] = b2[1].step - b2[2].step;
-                x[2] = b2[0].step - b2[1].step;
-                if (r->index == 0) {
-                    printf("%-18s %4s %2d | %7.3f %7.3f %7.3f (%3.0f%%) %5.1f%% | ", WAY[w], limit_name(r), r->depth,
-                           f[0].step, f[1].step, x[0], x[0] / ref_gather * 100,
-                           (f[0].gemm / f[1].gemm - 1) * 100);
-                    printf("%7.3f %7.3f gather %7.3f (%3.0f%%) reduce %7.3f (%3.0f%%)\n", b2[0].step, b2[2].step, x[1],
-                           x[1] / ref_gather * 100, x[2], x[2] / wire * 100);
-                    fflush(stdout);
-                    if (json)
-                        fprintf(json, "%s\n  {\"chain\": \"%s\", \"way\": \"%s\", \"sms\": \"%s\", \"prefetch\": %d, "
-                                "\"forward\": %.4f, \"forward_null\": %.4f, \"backward\": %.4f, "
-                                "\"backward_no_reduce\": %.4f, \"backward_null\": %.4f, \"t_gather\": %.4f, "
-                                "\"t_scatter\": %.4f}", entries++ ? "," : "", s->name, WAY[w],
-                                limit_name(r), r->depth, f[0].step, f[1].step, b2[0].step, b2[1].step,
-                                b2[2].step, ref_gather, wire);
-                }
-                if (r->depth == 1 && r->limit <= 0 && (w == PLAIN || w == PEERS) && O.backward) timeline(r);
-            }
-            undeclare(r);
-            for (int k = 0; k < 2; k++) {
-                gmm_comm c = r->muted[k].inner;
-                if (w == PEERS) gmm_peers_close(&c);
-                else gmm_nccl_close(&c);
-            }
-        }
-    }
     CU(cudaFree(r->x));
     CU(cudaFree(r->dy));
     CU(cudaFree(r->y));
@@ -807,11 +972,12 @@ static void *program(void *argument) {
     for (int i = 0; i < 2; i++) CU(cudaStreamCreateWithPriority(&r->side[i], cudaStreamNonBlocking, high));
     for (int i = 0; i < 4; i++) {
         ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
-        c.CTAPolicy = i == 2 ? NCCL_CTA_POLICY_ZERO : NCCL_CTA_POLICY_DEFAULT;
+        c.CTAPolicy = i >= 2 ? NCCL_CTA_POLICY_ZERO : NCCL_CTA_POLICY_DEFAULT;
         NC(ncclCommInitRankConfig(&r->nccl[i / 2][i % 2], H.size, ids[i], r->index, &c));
     }
     r->layers = O.layers;
-    collectives(r);
+    CU(cudaMallocHost(&r->clock, (size_t)((STEPS + 1) * r->processors) * 2 * sizeof *r->clock));
+    if (O.alone) collectives(r);
     sums(r);
     for (size_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
         if (wanted(O.shapes, SHAPES[i].name)) {
@@ -838,10 +1004,15 @@ int main(int argc, char **argv) {
         else if (!strncmp(argv[i], "--prefetch=", 11)) O.prefetch = atoi(argv[i] + 11);
         else if (!strncmp(argv[i], "--ranks=", 8)) O.ranks = atoi(argv[i] + 8);
         else if (!strncmp(argv[i], "--json=", 7)) O.json = argv[i] + 7;
+        else if (!strncmp(argv[i], "--sms=", 6)) O.limits = argv[i] + 6;
+        else if (!strncmp(argv[i], "--wires=", 8)) O.wires = argv[i] + 8;
+        else if (!strncmp(argv[i], "--explain=", 10)) O.explain = argv[i] + 10;
+        else if (!strcmp(argv[i], "--no-alone")) O.alone = 0;
         else if (!strcmp(argv[i], "--forward")) O.backward = 0;
         else {
-            printf("usage: gtp_bench [--shapes=dsv3,dsv3/8k,small] [--ways=LIST] [--layers=4] [--steps=12]\n"
-                   "                 [--prefetch=1|2] [--ranks=N] [--forward] [--json=FILE]\n"
+            printf("usage: gtp_bench [--shapes=dsv3,dsv3/8k,mixtral,small] [--ways=LIST] [--wires=f32,bf16]\n"
+                   "                 [--layers=4] [--steps=12] [--prefetch=1|2] [--sms=auto,132,124,116]\n"
+                   "                 [--ranks=N] [--forward] [--no-alone] [--explain=WAYS] [--json=FILE]\n"
                    "ways: nccl, nccl-windows, nccl-engines, peers\n");
             return strcmp(argv[i], "--help") != 0;
         }

@@ -7442,11 +7442,13 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             /* codes wait for instructions */
             const double multiply = k->factor ? 1000.0 + 36.0 * height : 64.0 * wide * height;
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
-            /* alone, half the columns share a row of A: more bytes, which show in low tiles and in deep sums */
-            const double more = both ? 1.0 : (height < 10.5 ? 1.05 : 1.0) + (double)depths / 4000.0;
+            /* alone, half the columns share a row of A: more bytes, which show in low tiles and in deep sums; groups are
+               seldom of equal size, and what the tallest tile leaves over is the lowest */
+            const double more = both ? (op != gmm_gemm_wgrad && k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
+                                     : (height < 10.5 ? 1.05 : 1.0) + (double)depths / 4000.0;
             const double sum = (double)depths * (multiply > move ? multiply : move) * more;
             /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
-            const double out = wide * height * (f32 ? 5600.0 / k->out : both ? 195.0 : 660.0);
+            const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->out : both ? 195.0 : 660.0);
             const double tile = both ? sum + out + 400.0 : (sum > 0.5 * out ? sum : 0.5 * out) + 200.0;
             const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 600.0 : 0.0;
             const double rounds = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors * k->blocks);

@@ -1203,7 +1203,7 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(128x256, 2, 1, 16, 4, 4, 256, plain, 1) \
     X(128x176, 1, 2, 11, 5, 4, 256, plain, 1) \
     X(128x192, 1, 2, 12, 5, 2, 256, plain, 1) \
-    X(128x128, 1, 2, 8, 6, 4, 256, plain, 1) \
+    X(128x128, 1, 2, 8, 4, 8, 256, plain, 1) \
     X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1) \
     X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1) \
     X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1) \
@@ -1222,9 +1222,13 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
     X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
     X(wgrad, GMM_BF16, bf16, 128x192) X(wgrad, GMM_F16, f16, 128x192) \
-    X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
+    X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128) \
+    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256)
 
-enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16 };
+/* A ring of tiles holds those that are being multiplied or on their way out (at most a tile per stage and two more)
+   and a batch that is placed at once. */
+enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
+       GMM_SM90_BATCH = 6 };
 
 /* Elsewhere than on sm_90a the kernels are empty, and known by this. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -1325,7 +1329,7 @@ GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;
 GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 #define GMM__WGMMA_WAIT(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(groups) : "memory")
 
-/* X(units, n, the descriptors behind 8 sums per unit) */
+/* X(n / 8, what names the sums, n, the descriptors behind 4 sums per 8). Odd eights stand where they save most. */
 #define GMM__T1 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define GMM__T2 GMM__T1 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define GMM__T3 GMM__T2 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -1342,6 +1346,9 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__T14 GMM__T13 ",%104,%105,%106,%107,%108,%109,%110,%111"
 #define GMM__T15 GMM__T14 ",%112,%113,%114,%115,%116,%117,%118,%119"
 #define GMM__T16 GMM__T15 ",%120,%121,%122,%123,%124,%125,%126,%127"
+#define GMM__T8h GMM__T8 ",%64,%65,%66,%67"
+#define GMM__T9h GMM__T9 ",%72,%73,%74,%75"
+#define GMM__T10h GMM__T10 ",%80,%81,%82,%83"
 #define GMM__V1 GMM__V(0)
 #define GMM__V2 GMM__V1, GMM__V(8)
 #define GMM__V3 GMM__V2, GMM__V(16)
@@ -1358,23 +1365,29 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__V14 GMM__V13, GMM__V(104)
 #define GMM__V15 GMM__V14, GMM__V(112)
 #define GMM__V16 GMM__V15, GMM__V(120)
+#define GMM__V8h GMM__V8, GMM__H(64)
+#define GMM__V9h GMM__V9, GMM__H(72)
+#define GMM__V10h GMM__V10, GMM__H(80)
 #define GMM_WGMMA_LIST(X) \
-    X(1, "16", "%8", "%9") \
-    X(2, "32", "%16", "%17") \
-    X(3, "48", "%24", "%25") \
-    X(4, "64", "%32", "%33") \
-    X(5, "80", "%40", "%41") \
-    X(6, "96", "%48", "%49") \
-    X(7, "112", "%56", "%57") \
-    X(8, "128", "%64", "%65") \
-    X(9, "144", "%72", "%73") \
-    X(10, "160", "%80", "%81") \
-    X(11, "176", "%88", "%89") \
-    X(12, "192", "%96", "%97") \
-    X(13, "208", "%104", "%105") \
-    X(14, "224", "%112", "%113") \
-    X(15, "240", "%120", "%121") \
-    X(16, "256", "%128", "%129")
+    X(2, 1, "16", "%8", "%9") \
+    X(4, 2, "32", "%16", "%17") \
+    X(6, 3, "48", "%24", "%25") \
+    X(8, 4, "64", "%32", "%33") \
+    X(10, 5, "80", "%40", "%41") \
+    X(12, 6, "96", "%48", "%49") \
+    X(14, 7, "112", "%56", "%57") \
+    X(16, 8, "128", "%64", "%65") \
+    X(17, 8h, "136", "%68", "%69") \
+    X(18, 9, "144", "%72", "%73") \
+    X(19, 9h, "152", "%76", "%77") \
+    X(20, 10, "160", "%80", "%81") \
+    X(21, 10h, "168", "%84", "%85") \
+    X(22, 11, "176", "%88", "%89") \
+    X(24, 12, "192", "%96", "%97") \
+    X(26, 13, "208", "%104", "%105") \
+    X(28, 14, "224", "%112", "%113") \
+    X(30, 15, "240", "%120", "%121") \
+    X(32, 16, "256", "%128", "%129")
 
 /* X(units, n, four registers, the descriptor behind 8 sums per unit) */
 #define GMM_WGMMA_HELD_LIST(X) \
@@ -1391,8 +1404,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(11, "176", "%88,%89,%90,%91", "%92") \
     X(12, "192", "%96,%97,%98,%99", "%100")
 
-#define GMM__V(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3]), GMM__W(d[(b) + 4]), \
-    GMM__W(d[(b) + 5]), GMM__W(d[(b) + 6]), GMM__W(d[(b) + 7])
+#define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
+#define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
 #define GMM__W(x) GMM__WGMMA_TO "f"(x)
 
 #define GMM__BODY 8
@@ -1501,6 +1514,12 @@ GMM__DEVICE float gmm_sm90_seen(gmm_dtype dtype, const uint4 *v, int i) {
 /* Height of tiles of at most `most` units for `rows` rows: the number of tiles. */
 GMM__DEVICE int32_t gmm_sm90_tiles(int32_t rows, int32_t most) { return ((rows + 15) / 16 + most - 1) / most; }
 
+/* What is multiplied for a tile of `rows` rows, in eights: see GMM_WGMMA_LIST. */
+GMM__DEVICE int gmm_sm90_eights(int32_t rows) {
+    const int e = (rows + 7) / 8;
+    return e % 2 && e != 17 && e != 19 && e != 21 ? e + 1 : e;
+}
+
 /* Stages of a tile. An empty sum takes one, of zeros: the ragged maps deliver them. */
 GMM__DEVICE uint32_t gmm_sm90_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
@@ -1547,31 +1566,36 @@ GMM__DEVICE void gmm_sm90_split(const gmm_groups *s, const gmm_gemm_args *p, int
    not depend on it. Writes the prefix sums of the groups' items [G + 1]. One warp. */
 GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_t cols, int32_t units, int32_t pair,
                                     int32_t most, const int32_t *ends, int32_t *items) {
-    const int32_t tiles_n = (p->n + cols - 1) / cols, clusters = (int32_t)gridDim.x / pair;
-    const int32_t G = p->groups, lane = (int32_t)threadIdx.x & 31;
+    const int32_t tiles_n = (p->n + cols - 1) / cols, G = p->groups, lane = (int32_t)threadIdx.x & 31;
     int32_t first, total = 0, i;
-    if (most == 0) { /* each lane judges one height, for the mean of the groups that have rows */
-        float cost = 0.0f, best;
-        int32_t tall = 0, live = 0, u = units - lane;
-        for (i = lane; i < G; i += 32) {
-            const int32_t m = (ends[i + 1] - ends[i] + 15) / 16;
-            live += m > 0;
-            tall += m;
+    if (most == 0) { /* clocks of all tiles, as the host counts them, times what rounds leave idle */
+        const float depths = (float)gmm_sm90_depths(p->k), share = (float)tiles_n / (float)gridDim.x;
+        float best = 3.0e38f;
+        int32_t u;
+        most = units;
+#pragma unroll 1
+        for (u = units; u > units / 2; u--) {
+            const float inverse = 1.0f / (float)u;
+            float work = 0.0f, count = 0.0f;
+            for (i = lane; i < G; i += 32) {
+                const float m = (float)(ends[i + 1] - ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
+                const float h = __fdividef(m, t);
+                float tile = depths * fmaxf(cols == 256 ? 512.0f + 80.0f * h : 256.0f + 44.0f * h,
+                                            (float)(cols / 2) * h);
+                tile = cols == 256 ? tile + 390.0f * h + 400.0f : fmaxf(tile, 330.0f * h) + 200.0f;
+                count += t;
+                if (t > 0.0f) work += t * tile;
+            }
+            for (i = 16; i > 0; i /= 2) {
+                work += __shfl_xor_sync(0xFFFFFFFFu, work, i);
+                count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
+            }
+            work *= __fdividef(ceilf(count * share), count);
+            if (count > 0.0f && work < 0.99f * best) {
+                best = work;
+                most = u;
+            }
         }
-        live = __reduce_add_sync(0xFFFFFFFFu, live);
-        tall = __reduce_add_sync(0xFFFFFFFFu, tall);
-        if (u < 1) u = 1;
-        if (live > 0) {
-            const float m = (float)tall / (float)live, t = ceilf(m / (float)u), h = m / t;
-            const float port = cols == 256 ? 512.0f + 80.0f * h : 256.0f + 48.0f * h;
-            const float tensor = cols == 256 ? 128.0f * h : 64.0f * h;
-            const float tiles = (float)live * t * (float)tiles_n / (float)pair;
-            cost = ceilf(tiles / (float)clusters) * (port > tensor ? port : tensor);
-        }
-        if (units - lane <= units / 2) cost = 3.0e38f;
-        best = cost;
-        for (i = 16; i > 0; i /= 2) best = fminf(best, __shfl_xor_sync(0xFFFFFFFFu, best, i));
-        most = units - (__ffs(__ballot_sync(0xFFFFFFFFu, cost <= 1.01f * best)) - 1);
     }
     if (lane == 0) items[0] = 0;
     for (first = 0; first < G; first += 32) {
@@ -1593,20 +1617,19 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_
     return most;
 }
 
-/* Places item `i` for block `rank` of its cluster. t->g is the group of an earlier item, or 0. Inside a group rows go
-   first, in bands of 8 pairs, so that the tiles in flight share operands. */
+/* Places item `i`, of group t->g, for block `rank` of its cluster; tiles begin at multiples of `step` rows. Inside a
+   group rows go first, in bands of 8 pairs, so that the tiles in flight share operands. */
 GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
-                                int32_t i, int32_t bn, int32_t most, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
+                                int32_t i, int32_t bn, int32_t most, int32_t step, int32_t pair, int32_t rank,
+                                gmm_sm90_tile *t) {
     const int32_t tiles_n = (p->n + bn - 1) / bn;
-    int32_t m, units, tiles_m, pairs_m, pairs_n, tm, tn, flat;
-    gmm_find_group32(items, p->groups, i, &t->g);
+    int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn, flat;
     t->row = ends[t->g];
     t->end = ends[t->g + 1];
     m = ragged_k ? p->m : t->end - t->row;
     t->k = ragged_k ? t->end - t->row : p->k;
     i -= items[t->g];
-    units = (m + 15) / 16;
-    tiles_m = (units + most - 1) / most;
+    tiles_m = gmm_sm90_tiles(m, most);
     flat = bn == 128;
     pairs_m = flat ? tiles_m : tiles_m / pair;
     pairs_n = flat ? tiles_n / pair : tiles_n;
@@ -1628,10 +1651,11 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
             tn = tiles_n;
         }
     }
-    m -= 16 * (tm * (units / tiles_m) + (tm < units % tiles_m ? tm : units % tiles_m));
-    t->m0 = (ragged_k ? p->m : t->end - t->row) - m;
-    t->units = units / tiles_m + (tm < units % tiles_m);
-    t->rows = m < 16 * t->units ? m : 16 * t->units;
+    steps = (m + step - 1) / step;
+    t->m0 = step * (tm * (steps / tiles_m) + (tm < steps % tiles_m ? tm : steps % tiles_m));
+    t->rows = step * (steps / tiles_m + (tm < steps % tiles_m));
+    if (t->rows > m - t->m0) t->rows = m - t->m0;
+    t->units = (t->rows + 15) / 16;
     t->n0 = tn * bn;
     t->cols = p->n - t->n0 < bn ? p->n - t->n0 : bn;
 }
@@ -1827,6 +1851,51 @@ GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, co
     asm volatile("cp.async.wait_all;" : : : "memory");
 }
 
+/* What a lane moves of each stage of a tile: one box. */
+typedef struct gmm_sm90_box {
+    const CUtensorMap *map;
+    int32_t x, y, end, wrap; /* of stage 0 */
+    uint32_t to;             /* place in a stage */
+    int live, both, of_b;
+} gmm_sm90_box;
+
+/* Boxes of B of a tile. */
+GMM__DEVICE int32_t gmm_sm90_boxes_b(const gmm_sm90_tile *t, int tb, int cols) {
+    return tb ? (t->cols + 63) / 64 : (t->cols + cols / 2 - 1) / (cols / 2);
+}
+/* Box `box` of a tile for block `rank`: those of B, then those of A. A stage begins with `bytes_b` of B. */
+GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, int tb, int cols, uint32_t bytes_b,
+                              int32_t box, uint32_t rank, const gmm_sm90_tile *t, gmm_sm90_box *o) {
+    const int32_t boxes_b = gmm_sm90_boxes_b(t, tb, cols), tall = t->units / 4;
+    const int32_t boxes_a = ta ? (t->units + 3) / 4 : tall + t->units % 4;
+    o->live = t->cols > 0 && box < boxes_b + boxes_a;
+    o->of_b = box < boxes_b;
+    o->end = t->end;
+    o->wrap = GMM_SM90_RAGGED;
+    if (o->of_b) {
+        o->both = t->share == 1;
+        o->map = &args->b;
+        o->to = (uint32_t)box * (tb ? 8192 : bytes_b / 2);
+        o->x = tb ? t->n0 + 64 * box : 0;
+        o->y = ragged_k ? GMM_SM90_RAGGED - t->k : tb ? 0 : t->n0 + cols / 2 * box;
+        if (!ragged_k) {
+            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.b, t->g) - GMM_SM90_BASE;
+            o->end = (int32_t)(from >> 4 & 0x3FFF);
+            o->wrap = (int32_t)(from >> 18);
+        }
+    } else {
+        int32_t first;
+        box -= boxes_b;
+        first = ta || box < tall ? 64 * box : 16 * box + 48 * tall;
+        o->both = t->share == 2;
+        o->map = ta || box < tall ? &args->a : &args->a16;
+        o->to = bytes_b + 128 * (uint32_t)first;
+        o->x = ta ? t->m0 + first : 0;
+        o->y = ta ? GMM_SM90_RAGGED - t->k : GMM_SM90_RAGGED - (t->end - t->row) + t->m0 + first;
+    }
+    if (o->both && (box & 1) != (int)rank) o->live = 0;
+}
+
 #define GMM__BODY 9
 #define GMM__TAG bf16
 #define GMM__DTYPE GMM_BF16
@@ -1863,6 +1932,8 @@ GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, co
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
 #undef GMM__DTYPE
@@ -1888,6 +1959,8 @@ GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, co
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
+#include GMM_KERNELS_FILE
+#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -6310,13 +6383,13 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n16u by 32 bytes of k, or d = it: B's columns at db, A's rows at da. */
-GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int units, float *d, uint64_t db,
-                                                                                  uint64_t da) {
+/* d += the product of m64 by n (in eights) by 32 bytes of k, or d = it: B's columns at db, A's rows at da. */
+GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int eights, float *d,
+                                                                                  uint64_t db, uint64_t da) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    switch (units) {
-#define GMM__X(u, n, b, a) \
-    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD ", 0;\n wgmma.mma_async.sync.aligned" \
+    switch (eights) {
+#define GMM__X(e, u, n, b, a) \
+    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD ", 0;\n wgmma.mma_async.sync.aligned" \
                          ".m64n" n GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
                          : GMM__V##u : "l"(db), "l"(da)); break;
     GMM_WGMMA_LIST(GMM__X)
@@ -6338,9 +6411,9 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
-   descriptor of the group's columns in stage 0. */
-GMM__DEVICE void GMM__PART(gmm9_sum_)(const int units, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
+/* The sums of a tile of `eights` times 8 rows for a group of 128 threads: `depths` stages from number *at on. `columns`
+   is the descriptor of the group's columns in stage 0. */
+GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
                                       uint64_t columns, uint64_t rows, uint32_t bars, uint32_t pair, uint32_t *at) {
     const uint32_t lane = threadIdx.x & 31;
     uint32_t q, s = *at % GMM__OF(stages), parity = *at / GMM__OF(stages) & 1, last = 0;
@@ -6355,7 +6428,7 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int units, float sum[GMM__OF(mb)][8 
 #pragma unroll
             for (j = 0; j < GMM__OF(mb); j++)
                 GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
-                    units, sum[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
+                    eights, sum[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
                     a + kk * ((GMM__TA ? 2048 : 32) >> 4));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(1);
@@ -6400,79 +6473,57 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 
     if (warp >= 8) {
-        if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        else asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp == 8) { /* moves A and B: each lane one box of every stage */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_RING);
             int32_t *const items = ends + args.p.groups + 1;
-            const int32_t hop = (int32_t)(gridDim.x / pair);
-            int32_t item = (int32_t)(blockIdx.x / pair), most;
-            uint32_t at = 0, turn = 0;
-            gmm_sm90_tile t;
+            int32_t most, g = 0;
+            uint32_t at = 0, turn;
             gmm_sm90_split(&args.groups, &args.p, blockIdx.x == 0, ends);
             most = gmm_sm90_height(&args.p, GMM__RAGGED, GMM__OF(cols), GMM__OF(units), (int32_t)pair, args.units_max,
                                    ends, items);
-            t.g = 0;
-            for (; item < items[args.p.groups]; item += hop) {
-                uint32_t bytes, to, depths;
-                int32_t boxes_b, boxes_a, box, x, y, end, wrap;
-                const CUtensorMap *map;
-                int live, both;
-                gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, item, GMM__OF(cols), most, (int32_t)pair,
-                               (int32_t)rank, &t);
-                /* A group that takes turns has not followed the stages between its tiles, and a parity tells a phase
-                   only from the one before: so whatever was sent for has come before a tile is told. */
-                for (i = 1; GMM__OF(teams) == 1 && i <= GMM__OF(stages) && i <= at; i++)
-                    gmm_bar_wait(bars + 16 * ((at - i) % GMM__OF(stages)), (at - i) / GMM__OF(stages) & 1);
-                if (lane == 0) {
-                    ring[turn % GMM_SM90_RING] = t;
-                    gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
-                }
-                turn++;
-                depths = gmm_sm90_depths(t.k);
-                boxes_b = GMM__TB ? (t.cols + 63) / 64 : (t.cols + GMM__OF(cols) / 2 - 1) / (GMM__OF(cols) / 2);
-                boxes_a = GMM__TA ? (t.units + 3) / 4 : t.units / 4 + t.units % 4;
-                bytes = (uint32_t)boxes_b * (GMM__TB ? 8192 : GMM__OF(b) / 2) +
-                        (GMM__TA ? (uint32_t)boxes_a * 8192 : (uint32_t)t.units * 2048);
-                live = lane < boxes_b + boxes_a;
-                if (t.cols <= 0) live = 0, bytes = 0;
-                end = t.end;
-                wrap = GMM_SM90_RAGGED;
-                if (lane < boxes_b) {
-                    box = lane;
-                    both = t.share == 1;
-                    map = &args.b;
-                    to = GMM__TB ? 8192 * box : GMM__OF(b) / 2 * box;
-                    x = GMM__TB ? t.n0 + 64 * box : 0;
-                    y = GMM__RAGGED ? GMM_SM90_RAGGED - t.k : GMM__TB ? 0 : t.n0 + GMM__OF(cols) / 2 * box;
-                    if (!GMM__RAGGED) {
-                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, t.g) - GMM_SM90_BASE;
-                        end = (int32_t)(from >> 4 & 0x3FFF);
-                        wrap = (int32_t)(from >> 18);
+            for (turn = 0;; turn++) {
+                const gmm_sm90_tile *const t = &ring[turn % GMM_SM90_RING];
+                gmm_sm90_box o;
+                uint32_t depths, bytes;
+                if (turn % GMM_SM90_BATCH == 0) { /* several at once, a lane each */
+                    const int32_t hop = (int32_t)(gridDim.x / pair);
+                    int32_t item = (int32_t)(blockIdx.x / pair + turn * hop), mine = 0, n;
+                    gmm_sm90_tile *const to = &ring[(turn + (uint32_t)lane) % GMM_SM90_RING];
+                    for (n = 0; n < GMM_SM90_BATCH; n++, item += hop) {
+                        gmm_find_group32(items, args.p.groups, item, &g);
+                        if (lane == n) mine = item, to->g = g;
                     }
-                } else {
-                    box = lane - boxes_b;
-                    both = t.share == 2;
-                    map = GMM__TA || box < t.units / 4 ? &args.a : &args.a16;
-                    to = GMM__TA || box < t.units / 4 ? 64 * box : 16 * box + t.units / 4 * 48;
-                    x = GMM__TA ? t.m0 + (int32_t)to : 0;
-                    y = GMM__TA ? GMM_SM90_RAGGED - t.k : GMM_SM90_RAGGED - (t.end - t.row) + t.m0 + (int32_t)to;
-                    to = GMM__OF(b) + 128 * to;
+                    if (lane < GMM_SM90_BATCH) {
+                        to->k = to->cols = to->units = 0; /* no more */
+                        if (to->g < args.p.groups)
+                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__OF(cols), most,
+                                           GMM__RAGGED ? 16 : 8, (int32_t)pair, (int32_t)rank, to);
+                    }
+                    __syncwarp();
                 }
-                if (both && (box & 1) != (int)rank) live = 0;
+                depths = gmm_sm90_depths(t->k);
+                /* A group that takes turns has not followed the stages between its tiles, and a parity tells a phase
+                   only from the one before: what stood in the tile's first stages before has come when it is told. */
+                for (i = 0; GMM__OF(teams) == 1 && i < GMM__OF(stages) && i < depths; i++)
+                    if (at + i >= GMM__OF(stages))
+                        gmm_bar_wait(bars + 16 * ((at + i) % GMM__OF(stages)), ((at + i) / GMM__OF(stages) & 1) ^ 1);
+                if (lane == 0) gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
+                if (t->units == 0) break;
+                bytes = GMM__TA ? (uint32_t)(t->units + 3) / 4 * 8192 : (uint32_t)t->units * 2048;
+                bytes += (uint32_t)gmm_sm90_boxes_b(t, GMM__TB, GMM__OF(cols)) * (GMM__TB ? 8192 : GMM__OF(b) / 2);
+                if (t->cols <= 0) bytes = 0;
+                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__OF(cols), GMM__OF(b), lane, rank, t, &o);
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
                     gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
                     if (lane == 0) gmm_bar_expect(full, bytes);
-                    if (live) gmm_tma_load(base + s * GMM__OF(stage) + to, map, full, both, x, y, end, wrap);
-                    if (lane < boxes_b ? GMM__TB : GMM__TA) y += 64;
-                    else x += lane < boxes_b ? GMM__OF(box) : 64;
+                    if (o.live)
+                        gmm_tma_load(base + s * GMM__OF(stage) + o.to, o.map, full, o.both, o.x, o.y, o.end, o.wrap);
+                    if (o.of_b ? GMM__TB : GMM__TA) o.y += 64;
+                    else o.x += o.of_b ? GMM__OF(box) : 64;
                 }
-            }
-            if (lane == 0) {
-                ring[turn % GMM_SM90_RING].units = 0; /* no more */
-                gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
             }
         }
         if (GMM__OF(of) && warp == 9)
@@ -6523,13 +6574,13 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
-            switch (t->units) {
-#define GMM__X(u, n, b, a) \
-    case u: if (u <= GMM__OF(units) && GMM__OF(of)) \
-                gmm_sm90_sum_codes(GMM__OF(of), u <= GMM__OF(units) ? u : 1, GMM__OF(stages), GMM__OF(stage), sum[0], \
-                                   depths, codes, scales, lines, bars, pair, &at); \
-            else if (u <= GMM__OF(units)) \
-                GMM__PART(gmm9_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, lines, bars, pair, &at); \
+            switch (gmm_sm90_eights(rows)) {
+#define GMM__X(e, u, n, b, a) \
+    case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) \
+                gmm_sm90_sum_codes(GMM__OF(of), e <= 2 * GMM__OF(units) ? (e + 1) / 2 : 1, GMM__OF(stages), \
+                                   GMM__OF(stage), sum[0], depths, codes, scales, lines, bars, pair, &at); \
+            else if (e <= 2 * GMM__OF(units)) \
+                GMM__PART(gmm9_sum_)(e <= 2 * GMM__OF(units) ? e : 2, sum, depths, columns, lines, bars, pair, &at); \
             break;
             GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -6720,7 +6771,7 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8
         for (kk = 0; kk < 4; kk++)
 #pragma unroll
             for (j = 0; j < GMM__OF(mb); j++)
-                GMM__MULTIPLY(add)(units, sum[j], gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
+                GMM__MULTIPLY(add)(2 * units, sum[j], gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
                                     gmm_wgmma_whole(a + kk * (32 >> 4)));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(1);
@@ -6731,10 +6782,10 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8
             float part[8 * GMM__OF(units)], by[4][4], low = 1.0f, high = 1.0f;
             const uint32_t from = factors + s * GMM__FACTORS;
             gmm_wgmma_fence();
-            GMM__MULTIPLY(set)(units, part, gmm_wgmma_whole(b + j * (8192 >> 4)), gmm_wgmma_whole(a));
+            GMM__MULTIPLY(set)(2 * units, part, gmm_wgmma_whole(b + j * (8192 >> 4)), gmm_wgmma_whole(a));
 #pragma unroll
             for (kk = 1; kk < 4; kk++)
-                GMM__MULTIPLY(add)(units, part, gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
+                GMM__MULTIPLY(add)(2 * units, part, gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
                                    gmm_wgmma_whole(a + kk * (32 >> 4)));
             gmm_wgmma_commit();
 #pragma unroll
@@ -6815,7 +6866,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(1) GMM__NAME(const __grid_constant__ gmm_fp8_args a
                 int32_t boxes_b, boxes_a, box, x, y, end, wrap;
                 const CUtensorMap *map;
                 int live, both;
-                gmm_sm90_place(&args.p, ragged, ends, items, item, bn, most, (int32_t)pair, (int32_t)rank, &f.t);
+                gmm_find_group32(items, args.p.groups, item, &f.t.g);
+                gmm_sm90_place(&args.p, ragged, ends, items, item, bn, most, 16, (int32_t)pair, (int32_t)rank,
+                               &f.t);
                 f.start = starts[f.t.g];
                 if (lane == 0) {
                     ring[turn % GMM_SM90_RING] = f;
@@ -6947,10 +7000,11 @@ GMM__KERNEL GMM__SM90_BOUNDS(1) GMM__NAME(const __grid_constant__ gmm_fp8_args a
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
-            switch (t->units) {
-#define GMM__X(u, n, b, a) \
-    case u: if (u <= GMM__OF(units)) GMM__PART(gmm11_sum_)(u <= GMM__OF(units) ? u : 1, sum, depths, columns, lines, \
-                                                           bars, pair, &at); break;
+            switch (2 * t->units) {
+#define GMM__X(e, u, n, b, a) \
+    case e: if (e <= 2 * GMM__OF(units) && e % 2 == 0) \
+                GMM__PART(gmm11_sum_)(e <= 2 * GMM__OF(units) && e % 2 == 0 ? e / 2 : 1, sum, depths, columns, lines, \
+                                      bars, pair, &at); break;
             GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
             default: break;

@@ -1192,7 +1192,7 @@ typedef struct gmm_sm90_args {
 enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors };
 #undef GMM__X
 #define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_block_, tag) = block, GMM__CAT(gmm9_scales_, tag) = scales, \
-    GMM__CAT(gmm9_width_, tag) = width,
+    GMM__CAT(gmm9_width_, tag) = width, GMM__CAT(gmm9_box_, tag) = (width) > 1 ? (block) / 64 : 64, /* map's elements */
 enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
 #undef GMM__X
 
@@ -1241,16 +1241,19 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
-    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_of_, tag) = GMM__CAT(gmm9_factor_, factor), \
-    GMM__CAT(gmm9_blocks_, tag) = blocks, \
-    GMM__CAT(gmm9_width_, tag) = GMM__CAT(gmm9_width_, factor), \
-    GMM__CAT(gmm9_box_, tag) = gmm9_factor_plain == GMM__CAT(gmm9_factor_, factor) ? 64 \
-                                                                    : GMM__CAT(gmm9_block_, factor) / 64, \
-    GMM__CAT(gmm9_scales_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor) + (units) * 2048, \
-    GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor), \
-    GMM__CAT(gmm9_stage_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor) + (units) * 2048 + \
-                                 GMM__CAT(gmm9_scales_, factor),
+    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_blocks_, tag) = blocks,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
+#undef GMM__X
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) \
+    GMM__CAT(gmm9_of_, tag) = GMM__CAT(gmm9_factor_, factor), GMM__CAT(gmm9_box_, tag) = GMM__CAT(gmm9_box_, factor), \
+    GMM__CAT(gmm9_width_, tag) = GMM__CAT(gmm9_width_, factor), \
+    GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor), \
+    GMM__CAT(gmm9_scales_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor) + (units) * 2048,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_operands_end };
+#undef GMM__X
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_stage_, tag) = \
+    GMM__CAT(gmm9_scales_, tag) + GMM__CAT(gmm9_scales_, factor),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
 #undef GMM__X
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
@@ -6575,15 +6578,17 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
             switch (gmm_sm90_eights(rows)) {
+#define GMM__PLAIN(e) GMM__PART(gmm9_sum_)(e, sum, depths, columns, lines, bars, pair, &at)
+#define GMM__CODES(u) gmm_sm90_sum_codes(GMM__OF(of), u, GMM__OF(stages), GMM__OF(stage), sum[0], depths, codes, \
+                                         scales, lines, bars, pair, &at)
 #define GMM__X(e, u, n, b, a) \
-    case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) \
-                gmm_sm90_sum_codes(GMM__OF(of), e <= 2 * GMM__OF(units) ? (e + 1) / 2 : 1, GMM__OF(stages), \
-                                   GMM__OF(stage), sum[0], depths, codes, scales, lines, bars, pair, &at); \
-            else if (e <= 2 * GMM__OF(units)) \
-                GMM__PART(gmm9_sum_)(e <= 2 * GMM__OF(units) ? e : 2, sum, depths, columns, lines, bars, pair, &at); \
+    case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(units) ? (e + 1) / 2 : 1); \
+            else if (e <= 2 * GMM__OF(units)) GMM__PLAIN(e <= 2 * GMM__OF(units) ? e : 2); \
             break;
             GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
+#undef GMM__CODES
+#undef GMM__PLAIN
             default: break;
             }
 #pragma unroll

@@ -7,12 +7,12 @@
  *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
  *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
  *                             accumulate, convert)
- *     Bodies 1 to 14          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *     Bodies 1 to 15          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
  *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
  *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
  *                             instruction, 9 product on Hopper, 10 product of quantized operands, 11 FP8 product on
- *                             Hopper, 12 amax, 13 cast and 14 cast to NV16 of whole vectors. So a profiler and a
- *                             debugger see every line of a kernel.
+ *                             Hopper, 12 amax, 13 to 15 casts of whole vectors. So a profiler and a debugger
+ *                             see every line of a kernel.
  *
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
@@ -2665,7 +2665,7 @@ typedef struct gmm__quant_args {
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    int32_t swift;                    /* whole vectors everywhere: 1 bodies 12 to 14 may serve, 2 those turned, too */
+    int32_t swift;                    /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 those turned, too */
     int32_t record;                   /* swift and delayed: the casts raise the amaxes of the copies */
     int32_t backward;                 /* swift: tiles from the last to the first, which the caches still hold */
     int64_t step[3], scale_step[2];   /* swift: bytes from matrix to matrix of copies and source; of their scales */
@@ -3139,16 +3139,14 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
 
 /* --- whole vectors: what serves usual shapes at the speed of memory --- */
 
-/* A block takes a tile of 128 x 128, of MX32 32 x 512. A warp takes 32 rows by 64 columns of it: lane 8 q + c rows 8 q
-   to 8 q + 7 and columns 8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column
-   are 2 or 4 lanes, and a lane has 8 codes of every line of a copy. Maxima and factors of blocks meet in shared memory,
-   where one thread makes four scales; transposed codes are turned there. */
+/* A block takes tiles of 128 x 128, a warp 32 rows by 64 columns of one: lane 8 q + c rows 8 q to 8 q + 7 and columns
+   8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a
+   lane has 8 codes of every line of a copy. Transposed codes are turned in shared memory. */
 enum {
     GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
     GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
     GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
-    GMM__SWIFT_FACTORS = GMM_TILE * (GMM_TILE_BLOCKS + 1),    /* one apart, so that lines meet in no bank */
-    GMM__NV_TILES = 2,                                        /* of a strip, that a block of NV16 takes in turn */
+    GMM__SWIFT_TILES = 2,                                     /* of a strip, that a block of MX32 or NV16 takes */
     GMM__NV_COLUMN = GMM_TILE / 2,
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
@@ -3285,17 +3283,14 @@ GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
-/* The tile of a block in a strip: the strip's place, the tile's first column and its columns. */
+/* Where strip `at` is, and the first column of the `tiles` that the block takes of it. */
 typedef struct gmm__swift_place { int32_t unit, row, m, rows, first, start; } gmm__swift_place;
-GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t down,
-                                              int32_t at, int32_t *c0, int32_t *n) {
-    /* tiles are `down` warps high: strips of GMM_TILE rows, or quarters of them */
-    const int32_t wide = GMM__QUANT_WARPS / down * GMM__SWIFT_WARP_COLS, parts = 4 / down;
+GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
+                                              int32_t tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    const int32_t strip = a->backward ? w->total - 1 - at / parts : at / parts;
+    const int32_t strip = a->backward ? w->total - 1 - at : at;
     gmm__swift_place p;
-    *c0 = tile * wide;
-    *n = (int32_t)a->cols - *c0 < wide ? (int32_t)a->cols - *c0 : wide;
+    *c0 = tile * tiles * GMM_TILE;
     if (a->few) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
@@ -3315,8 +3310,6 @@ GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gm
         p.first = (int32_t)w64.first;
         p.start = (int32_t)w64.start;
     }
-    p.row += at % parts * GMM__SWIFT_WARP_ROWS;
-    p.m -= at % parts * GMM__SWIFT_WARP_ROWS; /* may fall below 0: padding alone */
     return p;
 }
 GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
@@ -3335,13 +3328,34 @@ GMM__DEVICE void gmm__swift_put4(uint8_t *to, uint4 v) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                  : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-/* gmm_mx_scale and gmm_e8m0_reciprocal of an amax that is no NaN. `inverse`: of the dtype's largest. */
-GMM__DEVICE uint32_t gmm__swift_mx(float amax, float inverse, float *factor) {
-    const uint32_t u = gmm_f32_bits(gmm__fmul(amax, inverse)), up = (u + 0x7FFFFFu) >> 23;
-    const uint32_t k = u <= 0x400000u ? 0u : up < 254u ? up : 254u, by = (254u - k) << 23;
-    *factor = gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
-    return k;
+/* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
+GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
+    const float amax[2] = { first, second };
+    uint32_t bytes = 0;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 2; i++) {
+        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), up = (u + 0x7FFFFFu) >> 23;
+        bytes |= (u <= 0x400000u ? 0u : up < 254u ? up : 254u) << 8 * i;
+    }
+    return bytes;
 }
+/* Two bytes of four lanes each become eight of all: those of lanes `near` apart stand side by side, then those of lanes
+   `far` apart. upper, behind: whether the lane's are the second ones. */
+GMM__DEVICE void gmm__swift_mx_share(uint32_t two, int32_t upper, int32_t near, int32_t behind, int32_t far,
+                                     uint32_t eight[2]) {
+    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, two, near);
+    const uint32_t mine = upper ? other | two << 16 : two | other << 16;
+    const uint32_t rest = __shfl_xor_sync(0xFFFFFFFFu, mine, far);
+    eight[0] = behind ? rest : mine;
+    eight[1] = behind ? mine : rest;
+}
+/* gmm_e8m0_reciprocal of scale byte i of eight. */
+GMM__DEVICE float gmm__swift_mx_factor(const uint32_t eight[2], int32_t i) {
+    const uint32_t by = (254u - ((eight[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
+    return gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
+}
+
 /* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
    the tile begins with line `line` and block `block`, and a line has `along` scales. */
 GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
@@ -3413,21 +3427,20 @@ GMM__DEVICE void gmm__swift_stages(float *v, int32_t count, int32_t last) {
                 v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
             }
 }
-/* gmm_hadamard16 of both columns of a word, but for the signs. */
-GMM__DEVICE void gmm__swift_hadamard(uint32_t x[16][2], int32_t k) {
-    float low[16], high[16];
+/* Column j of four, transformed but for the signs, as words of two rows. NaNs lose their signs. */
+GMM__DEVICE void gmm__swift_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t to[8]) {
+    float v[16];
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 16; i++) {
-        low[i] = gmm__word_value_bf16(x[i], 2 * k);
-        high[i] = gmm__word_value_bf16(x[i], 2 * k + 1);
-    }
-    gmm__swift_stages(low, 16, 8);
-    gmm__swift_stages(high, 16, 8);
+    for (i = 0; i < 16; i++) v[i] = gmm__word_value_bf16(x[i], j);
+    if (hadamard) {
+        gmm__swift_stages(v, 16, 8);
 #pragma unroll
-    for (i = 0; i < 16; i++)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
-            : "=r"(x[i][k]) : "f"(gmm__fmul(high[i], 0.25f)), "f"(gmm__fmul(low[i], 0.25f)));
+        for (i = 0; i < 16; i++) v[i] = gmm__fmul(v[i], 0.25f);
+    }
+#pragma unroll
+    for (i = 0; i < 8; i++)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(to[i]) : "f"(v[2 * i + 1]), "f"(v[2 * i]));
 }
 /* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
    an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
@@ -3649,13 +3662,12 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #undef GMM__TURNED
 #undef GMM__BODY
 
-/* X(name, scaling): the kernels of whole vectors, one for every source. */
+/* X(name, scaling): the kernels of body 13. */
 #define GMM__SWIFT_LIST(X) \
     X(tensor, GMM_SCALING_TENSOR) \
     X(row, GMM_SCALING_ROW) \
     X(1x128, GMM_SCALING_1X128) \
-    X(128x128, GMM_SCALING_128X128) \
-    X(mx32, GMM_SCALING_MX32)
+    X(128x128, GMM_SCALING_128X128)
 
 #define GMM__BODY 13
 #define GMM__SCALING GMM_SCALING_TENSOR
@@ -3702,7 +3714,9 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
 #undef GMM__SCALING
-#define GMM__SCALING GMM_SCALING_MX32
+#undef GMM__BODY
+
+#define GMM__BODY 15
 #define GMM__TAG mx32_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
@@ -3712,7 +3726,6 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__TAG mx32_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
-#undef GMM__SCALING
 #undef GMM__BODY
 
 /* NV16; turned: BF16, whose columnwise copy is transformed or whose codes are rounded at random. */
@@ -3749,6 +3762,7 @@ typedef struct gmm_quantize_kernel {
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_turned_bf16, (const void *)gmm_cast_nv16_turned_bf16 },
     GMM__SWIFT_LIST(GMM__X)
+    GMM__X(mx32, GMM_SCALING_MX32)
     GMM__X(nv16, GMM_SCALING_NV16)
     { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
     { GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },
@@ -3770,9 +3784,8 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int errors = a->format.square && a->format.four_over_six;
     const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
     const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
-    /* blocks of MX32 take quarters of strips, four times as wide */
-    const int64_t quarters = a->format.scaling == GMM_SCALING_MX32 ? 4 : 1;
-    const int64_t wide = a->format.scaling == GMM_SCALING_NV16 ? (int64_t)GMM__NV_TILES : quarters;
+    const int several = a->format.scaling == GMM_SCALING_MX32 || a->format.scaling == GMM_SCALING_NV16;
+    const int64_t wide = several ? (int64_t)GMM__SWIFT_TILES : 1;
     const int64_t items = strips * a->col_tiles;
     dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
@@ -3780,7 +3793,7 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     void *params[1];
     if (a->swift) {
         grid = gmm__swift_grid(a->col_tiles, strips, stream_most);
-        cast_grid = gmm__swift_grid((a->col_tiles + wide - 1) / wide, strips * quarters, stream_most);
+        cast_grid = gmm__swift_grid((a->col_tiles + wide - 1) / wide, strips, stream_most);
     }
     while (row->dtype != dtype || row->swift > a->swift ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
@@ -6724,9 +6737,12 @@ GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gm
 #endif
 
 /* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TURNED ? 3 : GMM__OF(gmm__words) == 4 ? 4 : 2)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t most[2][GMM__QUANT_WARPS]; /* of the source, and transformed */
+#if !GMM__TURNED
+    __shared__ uint32_t parts[2][4][GMM_TILE]; /* of two halves of rows, of four quarters of columns */
+#endif
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS;
     const gmm_warp_split split = gmm__swift_split(&a);
@@ -6734,19 +6750,19 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
     for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__OF(gmm__words)], all = 0;
-        int32_t c0, n, i, k;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, 4, at, &c0, &n);
+        int32_t c0, i, k;
+        const gmm__swift_place p = gmm__swift_where(&a, &split, at, 1, &c0);
+        const int32_t n = (int32_t)a.cols - c0;
         GMM__OF(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+#if !GMM__TURNED
         if (a.lines) {
             uint32_t row[8];
-            float *to = a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + row0 + lane;
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
                 for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
                 row[i] = GMM__OF(gmm__word_fold)(row[i]);
-                all = all > row[i] ? all : row[i];
             }
             /* lane 8 q + c keeps row c of its eight */
 #pragma unroll
@@ -6757,16 +6773,9 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
                     const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, give, k);
                     row[i] = keep > other ? keep : other;
                 }
-            if (row0 + lane < p.m) atomicMax((uint32_t *)to, row[0]);
-        } else {
-#pragma unroll
-            for (i = 0; i < 8; i++)
-#pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) all = GMM__OF(gmm__word_max)(all, x[i][k]);
-            all = GMM__OF(gmm__word_fold)(all);
+            parts[0][warp >> 2][row0 + lane] = row[0];
         }
         if (a.columns) {
-            uint32_t *to = (uint32_t *)a.columns + p.unit * a.cols + c0 + col0 + 8 * c;
             uint32_t col[GMM__OF(gmm__words)];
 #pragma unroll
             for (k = 0; k < GMM__OF(gmm__words); k++) {
@@ -6779,11 +6788,27 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q && col0 + 8 * c < n)
-                    atomicMax(to + k, gmm_f32_bits(GMM__OF(gmm__word_value)(col, k)));
+                if (k / 2 == q) parts[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__OF(gmm__word_value)(col, k));
         }
-        if (a.lines) continue; /* those of units are not asked for */
-        all = __reduce_max_sync(0xFFFFFFFFu, all);
+        if (a.lines || a.columns) { /* then those of units are not asked for */
+            const int32_t side = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
+            uint32_t *to = side ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
+                                : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;
+            __syncthreads();
+            if ((side ? a.columns : a.lines) && l < (side ? n : p.m)) {
+                all = parts[side][0][l];
+                for (i = 1; i < (side ? 4 : 2); i++) all = all > parts[side][i][l] ? all : parts[side][i][l];
+                if (all > *(volatile uint32_t *)to) atomicMax(to, all);
+            }
+            if (at + (int32_t)gridDim.y < split.total) __syncthreads();
+            continue;
+        }
+#endif
+#pragma unroll
+        for (i = 0; i < 8; i++)
+#pragma unroll
+            for (k = 0; k < GMM__OF(gmm__words); k++) all = GMM__OF(gmm__word_max)(all, x[i][k]);
+        all = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(all));
         if (lane == 0) most[0][warp] = all;
 #if GMM__TURNED
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
@@ -6818,40 +6843,32 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__WIDE (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
-/* Lanes of a row, and of a column, that share a block; blocks, or their parts, of a row and of a column of the tile. */
-#define GMM__LANES (GMM__SCALING == GMM_SCALING_MX32 ? 4 : 8)
-#define GMM__COL_LANES 4
-#define GMM__PER_SM (GMM__OF(gmm__words) == 4 && GMM__LANES == 8 ? 3 : 2) /* as registers allow */
-#define GMM__DOWN (GMM__SCALING == GMM_SCALING_MX32 ? 1 : 4) /* warps below one another */
-#define GMM__ROW_PARTS (GMM__QUANT_WARPS / GMM__DOWN * 8 / GMM__LANES)
-#define GMM__COL_PARTS (GMM__DOWN * 4 / GMM__COL_LANES)
-#define GMM__COL_STEP (GMM__COL_PARTS == 1 ? 1 : GMM__COL_PARTS + 1)
+#define GMM__ROW_STEP 3 /* maxima or factors of a row of the tile, of two halves; one apart, so that banks differ */
+#define GMM__COL_STEP 5 /* of a column, of four quarters */
 
 /* Both copies of a tile that is loaded once. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__PER_SM)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float factors[2][GMM__SWIFT_FACTORS];
+    __shared__ float factors[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % GMM__DOWN * GMM__SWIFT_WARP_ROWS + 8 * q;
-    const int32_t col0 = warp / GMM__DOWN * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
-    const int32_t width = gmm_block_along(GMM__SCALING);
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
-    const float qmax = e5m2 ? 57344.0f : 448.0f, inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u);
-    const int32_t square = !GMM__WIDE && a.format.square;
+    const float qmax = e5m2 ? 57344.0f : 448.0f;
     const gmm_warp_split split = gmm__swift_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
-    if (!GMM__WIDE && GMM__SCALING != GMM_SCALING_MX32)
+    if (!GMM__WIDE)
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
-    for (strip = (int32_t)blockIdx.y; strip < split.total * (4 / GMM__DOWN); strip += (int32_t)gridDim.y) {
+    for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__OF(gmm__words)], odd = 0;
         float whole = 1.0f;
-        int32_t c0, n, i, j, k;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, GMM__DOWN, strip, &c0, &n);
+        int32_t c0, i, j, k;
+        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, 1, &c0);
+        const int32_t n = (int32_t)a.cols - c0;
         const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t live = p.m - row0;
         GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
@@ -6873,7 +6890,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             const int64_t line = (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + thread;
             const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
-            factors[0][thread * (GMM__ROW_PARTS + 1)] = scale;
+            factors[0][thread * GMM__ROW_STEP] = scale;
             if (c0 == 0 && thread < p.m) {
                 uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit);
                 ((float *)(void *)to)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
@@ -6885,7 +6902,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
-        if (width) { /* maxima of blocks, or of their parts */
+        if (GMM__WIDE) { /* maxima of parts of blocks */
             uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
 #pragma unroll
             for (k = 0; k < GMM__OF(gmm__words); k++) col[k] = 0;
@@ -6899,26 +6916,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 }
                 row[i] = GMM__OF(gmm__word_fold)(row[i]);
             }
-            if (square || GMM__SCALING == GMM_SCALING_128X128) {
+            if (GMM__SCALING == GMM_SCALING_128X128) {
 #pragma unroll
                 for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
-                most = gmm__quant_block_max(most, GMM__LANES);
-#pragma unroll
-                for (i = 8; i < 8 * GMM__COL_LANES; i <<= 1) {
-                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, most, i);
-                    most = most > other ? most : other;
-                }
-            }
-            if (GMM__SCALING == GMM_SCALING_128X128) {
+                most = __reduce_max_sync(0xFFFFFFFFu, most);
                 if (lane == 0) factors[0][warp] = gmm_f32_from_bits(most);
             } else {
                 if (rowwise) {
 #pragma unroll
                     for (i = 0; i < 8; i++) {
-                        const uint32_t bits = square ? most : gmm__quant_block_max(row[i], GMM__LANES);
-                        if (c % GMM__LANES == 0)
-                            factors[0][(row0 + i) * (GMM__ROW_PARTS + 1) + col0 / (8 * GMM__LANES)] =
-                                gmm_f32_from_bits(bits);
+                        const uint32_t bits = gmm__quant_block_max(row[i], 8);
+                        if (c == 0) factors[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
                     }
                 }
                 if (columnwise) {
@@ -6928,14 +6936,13 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         for (i = 0; i < 8 && GMM__OF(gmm__words) != 4; i++) /* no registers for them before */
                             col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
-                        for (i = 8; i < 8 * GMM__COL_LANES; i <<= 1)
+                        for (i = 8; i < 32; i <<= 1)
                             col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
                     }
-                    if (q % GMM__COL_LANES == 0)
+                    if (q == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
-                            factors[1][(col0 + j) * GMM__COL_STEP + row0 / (8 * GMM__COL_LANES)] =
-                                square ? gmm_f32_from_bits(most) : GMM__OF(gmm__word_value)(col, j);
+                            factors[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__OF(gmm__word_value)(col, j);
                 }
             }
         }
@@ -6966,9 +6973,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((reach + 3) & ~3);
                 const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
                 uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
-                float *at = factors[side] + l * (side ? GMM__COL_STEP : GMM__ROW_PARTS + 1), scale;
+                float *at = factors[side] + l * (side ? GMM__COL_STEP : GMM__ROW_STEP), scale;
                 uint32_t most = 0;
-                for (i = 0; i < (side ? GMM__COL_PARTS : GMM__ROW_PARTS); i++)
+                for (i = 0; i < (side ? 4 : 2); i++)
                     most = most > gmm_f32_bits(at[i]) ? most : gmm_f32_bits(at[i]);
                 scale = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps,
                                             f->pow2);
@@ -6979,74 +6986,28 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
             __syncthreads();
         }
-        if (GMM__SCALING == GMM_SCALING_MX32) { /* four scales per thread: of a row, or of four columns */
-            const int32_t row_along = (((int32_t)a.cols + 4 * width - 1) / (4 * width)) * 4;
-            const int32_t col_along = (reach + 4 * width - 1) / (4 * width) * 4;
-            const int32_t lines = ((int32_t)a.cols + 127) & ~127, l = (thread & 127) >> 2;
-            const int32_t quad = 4 * (thread & 3), down = p.row & 127;
-#pragma unroll
-            for (k = 0; k < 2; k++) {
-                float *at = k ? factors[1] + 4 * (thread & 127) : factors[0] + l * (GMM__ROW_PARTS + 1) + quad;
-                uint32_t four = 0;
-                if (!(k ? columnwise : rowwise) || k != (thread >= 128)) continue;
-#pragma unroll
-                for (i = 0; i < 4; i++) four |= gmm__swift_mx(at[i], inverse, &at[i]) << 8 * i;
-                if (!k) {
-                    uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                                  (a.grouped ? (int64_t)p.start * row_along : 0);
-                    gmm__swift_scale4(to, a.rowwise.scale_order, p.row - down, c0 / width, row_along, down + l,
-                                      quad, four);
-                } else {
-                    uint8_t *to = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                                  (a.grouped ? (int64_t)(p.start / width) * lines : 0);
-                    const int32_t block = p.row / width, line = c0 + 4 * (thread & 127);
-                    if (line < lines && a.columnwise.scale_order != GMM_SCALES_SWIZZLED)
-                        gmm__swift_put1(to + (int64_t)block * lines + line, four);
-                    else if (line < lines)
-#pragma unroll
-                        for (i = 0; i < 4; i++)
-                            to[gmm_swizzle_offset(line + i, block, col_along)] = (uint8_t)(four >> 8 * i);
-                }
-            }
-            __syncthreads();
-        }
-
         if (rowwise && col0 < n) {
             const int64_t pitch = a.rowwise.ld;
             uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
-            const float *by = factors[0] + row0 * (GMM__ROW_PARTS + 1) + (width && !GMM__WIDE ? col0 / width : 0);
+            const float *by = factors[0] + row0 * GMM__ROW_STEP;
 #pragma unroll
             for (i = 0; i < 8; i++, to += pitch) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    whole = by[i * (GMM__ROW_PARTS + 1)];
+                    whole = by[i * GMM__ROW_STEP];
 #pragma unroll
                 for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
                 if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
-        if (columnwise && GMM__SCALING == GMM_SCALING_MX32 && col0 < n) { /* in the order of the source */
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
-                          (p.first + p.row + row0) * a.columnwise.ld + c0 + col0;
-            float by[8];
-#pragma unroll
-            for (j = 0; j < 8; j++) by[j] = factors[1][(col0 + j) * GMM__COL_STEP + row0 / 32];
-#pragma unroll
-            for (i = 0; i < 8; i++, to += a.columnwise.ld) {
-                float v[8];
-#pragma unroll
-                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
-                if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
-            }
-        }
-        if (columnwise && GMM__SCALING != GMM_SCALING_MX32) { /* turned */
+        if (columnwise) { /* turned */
             const int32_t bytes = GMM__SWIFT_COLUMN, chunks = bytes / 16;
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = a.columnwise.ld;
             const int64_t begin = (a.grouped ? p.start : 0) + p.row;
             uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
             uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
-            const float *by = factors[1] + col0 * GMM__COL_STEP + (width && !GMM__WIDE ? row0 / width : 0);
+            const float *by = factors[1] + col0 * GMM__COL_STEP;
 #pragma unroll
             for (j = 0; j < 8; j++) {
                 float v[8];
@@ -7075,17 +7036,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     atomicMax(to + p.unit, odd);
             }
         }
-        if (strip + (int32_t)gridDim.y < split.total * (4 / GMM__DOWN)) __syncthreads();
+        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 
 #undef GMM__COL_STEP
-#undef GMM__COL_PARTS
-#undef GMM__ROW_PARTS
-#undef GMM__DOWN
-#undef GMM__PER_SM
-#undef GMM__COL_LANES
-#undef GMM__LANES
+#undef GMM__ROW_STEP
 #undef GMM__WIDE
 #undef GMM__OF
 #undef GMM__NAME
@@ -7104,7 +7060,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
 /* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
    bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 && !GMM__TURNED ? 3 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
@@ -7122,15 +7078,13 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
         uint32_t x[8][GMM__OF(gmm__words)];
-        int32_t c0, n, i, j, k;
+        int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, 4, strip, &c0, &n);
+        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__SWIFT_TILES, &c0);
         const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows, live = p.m - row0, cols = (int32_t)a.cols;
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((reach + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
-        int32_t end;
-        c0 *= GMM__NV_TILES;
-        end = cols - c0 < GMM__NV_TILES * GMM_TILE ? cols : c0 + GMM__NV_TILES * GMM_TILE;
+        const int32_t end = cols - c0 < GMM__SWIFT_TILES * GMM_TILE ? cols : c0 + GMM__SWIFT_TILES * GMM_TILE;
         GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
         for (k = 0; k <= apart; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
@@ -7214,25 +7168,38 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                       row0 + 4 * right + (c >> 1), col0 >> 6 << 2, mine);
                 }
 #if GMM__TURNED
-                uint32_t random[8][2];
-                if (f->stochastic && rowwise) { /* a lane draws for four rows of a block, for both of its lanes */
+                if (rowwise) { /* rows i and i + 4 at once: a lane draws for one of them, for both lanes of the block */
+                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+                                  (p.first + p.row + row0) * row_pitch;
                     const int64_t per = (cols + 15) >> 4;
                     const int64_t block = (p.row + row0 + 4 * right) * per + ((c0 + col0) >> 4);
 #pragma unroll
-                    for (i = 0; i < 4; i++) {
-                        uint32_t draw[4];
-                        gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit, block + i * per,
-                                       GMM_ROWWISE, draw);
+                    for (i = 0; i < 4; i++, to += row_pitch) {
+                        uint32_t draw[4], random[2][2];
+                        if (f->stochastic) {
+                            gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit, block + i * per,
+                                           GMM_ROWWISE, draw);
+#pragma unroll
+                            for (k = 0; k < 2; k++) {
+                                other = __shfl_xor_sync(0xFFFFFFFFu, right ? draw[k] : draw[k + 2], 1);
+                                random[0][k] = right ? other : draw[k];
+                                random[1][k] = right ? draw[k + 2] : other;
+                            }
+                        }
 #pragma unroll
                         for (k = 0; k < 2; k++) {
-                            const uint32_t own = right ? draw[k + 2] : draw[k];
-                            other = __shfl_xor_sync(0xFFFFFFFFu, right ? draw[k] : draw[k + 2], 1);
-                            random[i][k] = right ? other : own;
-                            random[i + 4][k] = right ? own : other;
+                            const float by = gmm__swift_encode(encodes[0], four, i + 4 * k);
+                            uint32_t code;
+                            float v[8];
+#pragma unroll
+                            for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
+                            code = f->stochastic ? gmm__swift_e2m1x8_random(v, by, random[k])
+                                                 : gmm__swift_e2m1x8(v, by, 1);
+                            if (inside && i + 4 * k < live) gmm__swift_put1(to + 4 * k * row_pitch, code);
                         }
                     }
                 }
-#endif
+#else
                 if (rowwise && inside) {
                     uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
@@ -7240,24 +7207,14 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     for (i = 0; i < 8; i++, to += row_pitch) {
                         const float by = gmm__swift_encode(encodes[0], four, i);
                         float v[8];
-#if !GMM__TURNED
                         if (f->square) {
                             if (i < live) gmm__swift_put1(to, nibbles[i]);
                             continue;
                         }
-#endif
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                        if (i >= live) continue;
-#if GMM__TURNED
-                        if (f->stochastic) {
-                            gmm__swift_put1(to, gmm__swift_e2m1x8_random(v, by, random[i]));
-                            continue;
-                        }
-#endif
-                        gmm__swift_put1(to, gmm__swift_e2m1x8(v, by, GMM__TURNED));
+                        if (i < live) gmm__swift_put1(to, gmm__swift_e2m1x8(v, by, 0));
                     }
-#if !GMM__TURNED
                     if (odd | ((four[0] | four[1]) & 0x80u)) { /* once more by the codec, from memory */
                         to -= 8 * row_pitch;
 #pragma unroll 1
@@ -7271,8 +7228,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                             to[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
                         }
                     }
-#endif
                 }
+#endif
             }
             if (columnwise) {
                 uint8_t *at = codes + col0 * GMM__NV_COLUMN + (col0 >> 3) * 16;
@@ -7282,24 +7239,20 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 uint32_t y[16][2];
                 if (f->hadamard) gmm__swift_signed(x, (uint32_t)f->hadamard >> 8 * below);
                 gmm__swift_take16(x, below, y);
-#pragma unroll
-                for (k = 0; k < 2; k++) {
-                    uint32_t top = 0;
-                    if (f->hadamard) gmm__swift_hadamard(y, k);
-#pragma unroll
-                    for (i = 0; i < 16; i++) {
-                        if (!f->hadamard) y[i][k] = gmm__swift_unsigned_nan(y[i][k]);
-                        top = gmm__word_max_bf16(top, y[i][k]);
-                    }
-                    amax[2 * k] = gmm__word_value_bf16(&top, 0);
-                    amax[2 * k + 1] = gmm__word_value_bf16(&top, 1);
-                }
-                mine = gmm__swift_nv4(amax, col_encodes, 0);
                 at += 4 * below * GMM__NV_COLUMN + (row0 & ~15) / 2;
+                mine = 0;
 #pragma unroll
                 for (j = 0; j < 4; j++) {
-                    const float by = col_encodes[(mine >> 8 * j) & 0x7Fu];
-                    uint32_t draw[4], to[2];
+                    uint32_t column[8], draw[4], to[2], most = 0;
+                    float by;
+                    gmm__swift_column16(y, j, f->hadamard, column);
+#pragma unroll
+                    for (i = 0; i < 8; i++) most = gmm__word_max_bf16(most, column[i]);
+                    amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(most));
+                    amax[1] = amax[2] = amax[3] = 0.0f;
+                    k = (int32_t)gmm__swift_nv4(amax, col_encodes, 0);
+                    by = col_encodes[k];
+                    mine |= (uint32_t)k << 8 * j;
                     if (f->stochastic)
                         gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
                                        (int64_t)(c0 + col0 + 4 * below + j) * ((p.rows + 15) >> 4) +
@@ -7308,7 +7261,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     for (k = 0; k < 2; k++) {
                         float v[8];
 #pragma unroll
-                        for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(y[8 * k + i], j);
+                        for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
                         to[k] = f->stochastic ? gmm__swift_e2m1x8_random(v, by, draw + 2 * k)
                                               : gmm__swift_e2m1x8(v, by, 1);
                     }
@@ -7396,6 +7349,156 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__HALF_WORDS
+#undef GMM__OF
+#undef GMM__NAME
+#undef GMM__TAG
+#undef GMM__SOURCE
+
+/* ======================================================================= Bodies per source: MX32, whole vectors === */
+
+#elif GMM__BODY == 15
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE)
+#error "gmm: this body needs GMM__TAG and GMM__SOURCE"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__WORDS GMM__OF(gmm__words)
+
+/* Both copies of 128 rows by 256 columns. A warp takes 32 rows by 128 columns in two steps, and waits for no other:
+   four lanes share a block, and each makes the scales of a quarter of theirs. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__WORDS == 4 ? 3 : 2)
+GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t top = warp % 4 * GMM__SWIFT_WARP_ROWS, row0 = top + 8 * q;
+    const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
+    const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
+    const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* of the largest */
+    int32_t strip;
+    if (a.skip && *a.skip) return;
+    for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
+        const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
+        uint32_t x[8][GMM__WORDS], both = 0, other;
+        int32_t c0, i, j, k, step;
+        if (strip >= split.total) break;
+        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__SWIFT_TILES, &c0);
+        const int32_t cols = (int32_t)a.cols, live = p.m - row0, reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t row_along = (cols + 127) / 128 * 4, col_along = (reach + 127) / 128 * 4;
+        const int32_t lines = (cols + 127) & ~127, block = (p.row + top) / 32;
+        c0 += warp / 4 * GMM_TILE;
+        GMM__OF(gmm__swift_load)(&a, &p, row0, 8 * c, c0, cols - c0, x);
+#pragma unroll 1
+        for (step = 0; step < 2; step++) {
+            const int32_t col = c0 + step * GMM__SWIFT_WARP_COLS + 8 * c;
+            uint32_t row[8], most = 0, four[2], mine;
+            if (rowwise || square) {
+#pragma unroll
+                for (i = 0; i < 8; i++) {
+                    row[i] = 0;
+#pragma unroll
+                    for (k = 0; k < GMM__WORDS; k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                    most = most > row[i] ? most : row[i];
+                }
+            }
+            if (square) {
+#pragma unroll
+                for (i = 1; i < 32; i = i == 2 ? 8 : 2 * i) { /* lanes 1, 2, 8 and 16 apart */
+                    other = __shfl_xor_sync(0xFFFFFFFFu, most, i);
+                    most = most > other ? most : other;
+                }
+#pragma unroll
+                for (i = 0; i < 8; i++) row[i] = most;
+            }
+            if (rowwise) { /* of eight rows a lane keeps four, then two */
+#pragma unroll
+                for (k = 4; k >= 2; k >>= 1)
+#pragma unroll
+                    for (i = 0; i < k; i++) {
+                        const int32_t second = c & (k == 4 ? 1 : 2);
+                        const uint32_t keep = second ? row[i + k] : row[i];
+                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], k == 4 ? 1 : 2);
+                        row[i] = keep > other ? keep : other;
+                    }
+                mine = gmm__swift_mx2(gmm_f32_from_bits(row[0]), gmm_f32_from_bits(row[1]), inverse);
+                both |= mine << 16 * step;
+                gmm__swift_mx_share(mine, c & 2, 2, c & 1, 1, four);
+            }
+            if (rowwise && col < cols) {
+                uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
+                              (p.first + p.row + row0) * a.rowwise.ld + col;
+#pragma unroll
+                for (i = 0; i < 8; i++, to += a.rowwise.ld) {
+                    const float by = gmm__swift_mx_factor(four, i);
+                    float v[8];
+#pragma unroll
+                    for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
+                    if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                }
+            }
+            if (columnwise) {
+                const int32_t line = col + 4 * (q & 1) + 2 * (q >> 1); /* of the two that the lane keeps */
+                uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                                 (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
+                uint32_t top_of[GMM__WORDS];
+                float amax[2];
+#pragma unroll
+                for (k = 0; k < GMM__WORDS; k++) {
+                    top_of[k] = 0;
+#pragma unroll
+                    for (i = 0; i < 8; i++) top_of[k] = GMM__OF(gmm__word_max)(top_of[k], x[i][k]);
+                }
+#pragma unroll
+                for (k = GMM__WORDS / 2; k >= GMM__WORDS / 4; k >>= 1)
+#pragma unroll
+                    for (i = 0; i < k; i++) {
+                        const int32_t second = q & (k == GMM__WORDS / 2 ? 1 : 2);
+                        const uint32_t keep = second ? top_of[i + k] : top_of[i];
+                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? top_of[i] : top_of[i + k],
+                                                k == GMM__WORDS / 2 ? 8 : 16);
+                        top_of[i] = GMM__OF(gmm__word_max)(keep, other);
+                    }
+#pragma unroll
+                for (j = 0; j < 2; j++)
+                    amax[j] = square ? gmm_f32_from_bits(most) : GMM__OF(gmm__word_value)(top_of, j);
+                mine = gmm__swift_mx2(amax[0], amax[1], inverse);
+                if (line < lines && a.columnwise.scale_order != GMM_SCALES_SWIZZLED)
+                    *(uint16_t *)(void *)(scale + (int64_t)block * lines + line) = (uint16_t)mine;
+                else if (line < lines) {
+                    scale[gmm_swizzle_offset(line, block, col_along)] = (uint8_t)mine;
+                    scale[gmm_swizzle_offset(line + 1, block, col_along)] = (uint8_t)(mine >> 8);
+                }
+                gmm__swift_mx_share(mine, q & 2, 16, q & 1, 8, four);
+            }
+            if (columnwise && col < cols) { /* in the order of the source */
+                uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
+                              (p.first + p.row + row0) * a.columnwise.ld + col;
+                float by[8];
+#pragma unroll
+                for (j = 0; j < 8; j++) by[j] = gmm__swift_mx_factor(four, j);
+#pragma unroll
+                for (i = 0; i < 8; i++, to += a.columnwise.ld) {
+                    float v[8];
+#pragma unroll
+                    for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
+                    if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                }
+            }
+            if (step == 0)
+                GMM__OF(gmm__swift_load)(&a, &p, row0, GMM__SWIFT_WARP_COLS + 8 * c, c0, cols - c0, x);
+        }
+        if (rowwise) { /* bytes of two rows and two blocks, c / 4 and 2 + c / 4, become four of one row */
+            const uint32_t first = __byte_perm(both, 0, 0x4420), second = __byte_perm(both, 0, 0x4431);
+            uint8_t *scale = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                             (a.grouped ? (int64_t)p.start * row_along : 0);
+            other = __shfl_xor_sync(0xFFFFFFFFu, c & 4 ? first : second, 4);
+            both = c & 4 ? __byte_perm(other, second, 0x5140) : __byte_perm(first, other, 0x5140);
+            gmm__swift_scale4(scale, a.rowwise.scale_order, p.row, c0 / 32, row_along,
+                              row0 + 4 * (c & 1) + (c & 2) + (c >> 2), 0, both);
+        }
+    }
+}
+
+#undef GMM__WORDS
 #undef GMM__OF
 #undef GMM__NAME
 #undef GMM__TAG

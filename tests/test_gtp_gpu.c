@@ -898,9 +898,6 @@ static int nccl_start(rank *r, const ncclUniqueId *id) {
 static ncclUniqueId nccl_id[2];
 #endif
 
-/* Windows are for gathers, and for reductions that exchange their parts. */
-static int exchanges(const gpu_case *c) { return c->reduction == GMM_GTP_REDUCE_EXCHANGE; }
-
 static int connect_ranks(rank *r) {
     gmm_error error = GMM_ZERO;
     gmm_status s = GMM_OK;
@@ -920,7 +917,7 @@ static int connect_ranks(rank *r) {
             if (k == 0 && !nccl_made[r->c->via] && nccl_start(r, nccl_id)) return 1;
             config.comm = nccl[r->c->via][k][r->index];
             config.ctx = r->ctx;
-            config.windows = r->c->via != NCCL && (k == 0 || exchanges(r->c)); /* see gmm_nccl_config */
+            config.windows = r->c->via != NCCL && (k == 0 || r->c->reduction == GMM_GTP_REDUCE_EXCHANGE);
             s = gmm_nccl_open(&config, &r->comm[k], &error);
 #endif
         }

@@ -425,9 +425,9 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm);
    all_to_all, and in all_gather none but for the own part, since CUDA copies within a device with a kernel. They push
    into windows of the peers; hand-shakes are words in device memory that the streams themselves write and wait for.
    Matrices that lie evenly, such as those of a bundle, go in one copy to each rank. reduce_scatter is a sum over the
-   peers' windows, in the order of ranks and in fp32; the values of all_reduce_max go through a box of the communicator's
-   own. Calls are captured like any other work, and replays mix with calls. What all_gather and all_to_all receive, and
-   what reduce_scatter sends, lies in a window.
+   peers' windows, in the order of ranks and in fp32; the values of all_reduce_max go through a box of the
+   communicator's own. Calls are captured like any other work, and replays mix with calls. What all_gather and
+   all_to_all receive, and what reduce_scatter sends, lies in a window.
    Ranks are threads of one process, or processes: then windows must be memory of cudaMalloc, 2 MiB or more, which CUDA
    IPC opens. Between threads, a call of CUDA that waits for a GPU must not stand in the way of the others, whose GPUs
    that one waits for: cudaMalloc, cudaFree, synchronous copies, and the first launch of a kernel unless
@@ -3054,6 +3054,7 @@ typedef struct gmm__peers {
     gmm__wire wire;
     gmm_peers_config config;
     PFN_cuStreamBatchMemOp_v11070 batch;
+    PFN_cuMemGetAddressRange_v3020 range;
     gmm__peers_window own, windows[GMM__PEERS_WINDOWS];
     gmm_stream side;            /* copies within the device, beside those to peers */
     gmm_stream aid;             /* for when a peer is missing; of a priority that few use, so that it shares no queue of
@@ -3123,14 +3124,26 @@ static gmm_status gmm__peers_start(gmm__peers *p, gmm_stream stream) {
     return gmm__peers_meet(p, GMM__PEERS_CAME, stream);
 }
 
-/* How many pushes from q on, of n, are one two-dimensional copy: alike, and evenly spaced on both sides. */
-static int32_t gmm__peers_run(const gmm__peers_push *q, int32_t n) {
+/* Bytes from an address to the end of its allocation; 0 = not known. */
+static size_t gmm__peers_room(const gmm__peers *p, const void *at) {
+    CUdeviceptr start = 0;
+    size_t bytes = 0;
+    if (p->range(&start, &bytes, (CUdeviceptr)(uintptr_t)at) != CUDA_SUCCESS) return 0;
+    return (size_t)(start + bytes - (CUdeviceptr)(uintptr_t)at);
+}
+/* How many pushes from q on, of n, are one two-dimensional copy: alike, and evenly spaced in one allocation on either
+   side. */
+static int32_t gmm__peers_run(const gmm__peers *p, const gmm__peers_push *q, int32_t n) {
     const uintptr_t step = n > 1 ? (uintptr_t)q[1].from - (uintptr_t)q->from : 0;
-    const size_t pitch = n > 1 ? q[1].at - q->at : 0;
+    const size_t pitch = n > 1 ? q[1].at - q->at : 0, whole = q->bytes * (size_t)p->config.size;
+    size_t from, to;
     int32_t k = 1;
     if (step < q->bytes || pitch < q->bytes || step > 0x7fffffffu || pitch > 0x7fffffffu) return 1;
+    from = gmm__peers_room(p, q->from);
+    to = gmm__peers_room(p, q->window->base[p->config.rank] + q->at);
     while (k < n && q[k].bytes == q->bytes && q[k].parts == q->parts && q[k].window == q->window &&
-           (uintptr_t)q[k].from - (uintptr_t)q[k - 1].from == step && q[k].at - q[k - 1].at == pitch)
+           (uintptr_t)q[k].from - (uintptr_t)q[k - 1].from == step && q[k].at - q[k - 1].at == pitch &&
+           (size_t)k * step + (q->parts ? whole : q->bytes) <= from && (size_t)k * pitch + whole <= to)
         k++;
     return k;
 }
@@ -3146,7 +3159,7 @@ static cudaError_t gmm__peers_flush(gmm__peers *p) {
             const int32_t peer = (rank + i) % size;
             const char *from = q->from + (q->parts ? (size_t)peer * q->bytes : 0);
             char *to = q->window->base[peer] + q->at + (size_t)rank * q->bytes;
-            n = i == 0 ? 1 : gmm__peers_run(q, p->pushes - k);
+            n = i == 0 ? 1 : gmm__peers_run(p, q, p->pushes - k);
             if (i == 0 && (q->parts || to == from)) continue;
             if (i == 0 && !forked) {
                 e = cudaEventRecord(p->fork, p->stream);
@@ -3395,14 +3408,9 @@ static gmm_status gmm__peers_share(gmm__peers *p, gmm__peers_window *w, void *ba
     mine.device = p->wire.ctx->config.device;
     mine.bad = bad;
     if (p->config.processes && !bad) {
-        enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-        void *range = NULL;
         CUdeviceptr start = 0;
         e = cudaIpcGetMemHandle(&mine.handle, base);
-        if (e == cudaSuccess)
-            e = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &range, 3020, cudaEnableDefault, &found);
-        if (e == cudaSuccess && (found != cudaDriverEntryPointSuccess ||
-                                 ((PFN_cuMemGetAddressRange_v3020)range)(&start, NULL, (CUdeviceptr)(uintptr_t)base)))
+        if (e == cudaSuccess && p->range(&start, NULL, (CUdeviceptr)(uintptr_t)base) != CUDA_SUCCESS)
             e = cudaErrorInvalidValue;
         mine.offset = (size_t)((uintptr_t)base - (uintptr_t)start);
         mine.bad = e != cudaSuccess;
@@ -3476,7 +3484,7 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     gmm_peers_config c;
     gmm__peers *p;
-    void *batch = NULL, *own = NULL, *seen = NULL;
+    void *batch = NULL, *range = NULL, *own = NULL, *seen = NULL;
     size_t bytes;
     int current, low = 0, high = 0;
     cudaError_t e;
@@ -3503,6 +3511,10 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     e = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &batch, 11070, cudaEnableDefault, &found);
     p->batch = (PFN_cuStreamBatchMemOp_v11070)batch;
     if (e == cudaSuccess && (found != cudaDriverEntryPointSuccess || !batch)) e = cudaErrorNotSupported;
+    if (e == cudaSuccess)
+        e = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &range, 3020, cudaEnableDefault, &found);
+    p->range = (PFN_cuMemGetAddressRange_v3020)range;
+    if (e == cudaSuccess && (found != cudaDriverEntryPointSuccess || !range)) e = cudaErrorNotSupported;
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&p->side, cudaStreamNonBlocking);
     if (e == cudaSuccess) e = cudaDeviceGetStreamPriorityRange(&low, &high);
     if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&p->aid, cudaStreamNonBlocking, (low + high) / 2);

@@ -610,6 +610,17 @@ static int captured(rank *r, int which, int parts) {
     CUDA(r, cudaGraphDestroy(graph));
     return 0;
 }
+/* main_grad is as fill left it: neither a warm-up nor a capture adds to it. */
+static int untouched(rank *r) {
+    const size_t bytes = values_before(r, r->c->layers) * sizeof *r->grads;
+    unsigned char *host = (unsigned char *)malloc(bytes);
+    const cudaError_t e = cudaMemcpy(host, r->grads, bytes, cudaMemcpyDeviceToHost);
+    size_t i = 0;
+    while (i < bytes && host[i] == 0xFF) i++;
+    free(host);
+    if (e != cudaSuccess) return failed(r, GMM_E_CUDA, "main_grad", cudaGetErrorString(e));
+    return i < bytes ? failed(r, GMM_E_STATE, "main_grad", "a dry run or a capture has changed it") : 0;
+}
 static int train(rank *r) {
     const gpu_case *c = r->c;
     const long before = r->allocations;
@@ -618,6 +629,7 @@ static int train(rank *r) {
         if (forward(r, 0) || backward(r, 0) || settle(r)) return 1;
         GO(r, gmm_gtp_dry_run(r->gtp, 0));
         if (c->replay == 1 ? captured(r, 0, 3) : captured(r, 0, 1) || captured(r, 1, 2)) return 1;
+        if (untouched(r)) return 1;
     }
     for (int s = 0; s < c->steps; s++) {
         if (c->silent && r->index == 1 && s == 1) return 0;
@@ -886,9 +898,6 @@ static int nccl_start(rank *r, const ncclUniqueId *id) {
 static ncclUniqueId nccl_id[2];
 #endif
 
-/* Windows are for gathers, and for reductions that exchange their parts. */
-static int exchanges(const gpu_case *c) { return c->reduction == GMM_GTP_REDUCE_EXCHANGE; }
-
 static int connect_ranks(rank *r) {
     gmm_error error = GMM_ZERO;
     gmm_status s = GMM_OK;
@@ -908,7 +917,7 @@ static int connect_ranks(rank *r) {
             if (k == 0 && !nccl_made[r->c->via] && nccl_start(r, nccl_id)) return 1;
             config.comm = nccl[r->c->via][k][r->index];
             config.ctx = r->ctx;
-            config.windows = r->c->via != NCCL && (k == 0 || exchanges(r->c)); /* see gmm_nccl_config */
+            config.windows = r->c->via != NCCL && (k == 0 || r->c->reduction == GMM_GTP_REDUCE_EXCHANGE);
             s = gmm_nccl_open(&config, &r->comm[k], &error);
 #endif
         }

@@ -7466,6 +7466,36 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
+/* The FP8 kernel that is likely to be fastest for groups of equal size, or -1. All that promote give the same bits. A
+   stage costs the clocks of its products, or of its bytes where few rows share them. */
+static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t sums,
+                                     int32_t processors) {
+    const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
+    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
+                                                                                            : call->rows;
+    const int64_t rows = gmm__ceil_div(hint, G), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
+    const int64_t units = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_UNIT);
+    double best = 0.0;
+    int32_t choice = -1, nth = 0, i;
+    for (i = 0; i < GMM_FP8_KERNELS; i++) {
+        const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
+        const int64_t tiles = gmm__ceil_div(units, k->teams);
+        const double height = (double)units / (double)tiles;
+        /* a group of threads alone takes half as long again for what it waits for */
+        const double multiply = 2.0 * k->cols * height * (height < 1.5 ? 1.5 : k->teams == 3 ? 1.2 : 1.3);
+        const double move = 5.0 * k->cols / (double)tiles; /* weights from device memory; tiles below find them in L2 */
+        const double sum = (double)depths * (multiply > move ? multiply : move);
+        const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) * (sum + 2000.0);
+        if (k->dtype != dtype || k->sums != sums) continue;
+        if (++nth == call->options.tile) return i;
+        if (choice >= 0 && cost >= 0.99 * best) continue;
+        best = cost;
+        choice = i;
+    }
+    return choice;
+}
+
 /* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), wgrad = op == gmm_gemm_wgrad;
@@ -7478,10 +7508,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
                                 : call->options.fp8_fast_accum ? GMM_FP8_FAST : GMM_FP8_ROWS;
     const gmm_fp8_kernel *k;
     int64_t tiles;
-    int32_t i;
-    plan->kernel = -1;
-    for (i = 0; i < GMM_FP8_KERNELS; i++)
-        if (gmm_fp8_kernels[i].dtype == a->dtype && gmm_fp8_kernels[i].sums == sums) plan->kernel = i;
+    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, sums, processors);
     if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
         (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
@@ -7489,7 +7516,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     k = &gmm_fp8_kernels[plan->kernel];
     if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
-    tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
+    tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_UNIT) : m / GMM_FP8_UNIT + G;
     if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
     if (!gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
         !gmm__wgmma_takes(call, rb, wgrad ? "x" : "w", plan))
@@ -7503,7 +7530,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
-                   (int)k->units * 16, (int)k->cols, (int)plan->grid[0]);
+                   (int)(GMM_FP8_UNIT * k->teams), (int)k->cols, (int)plan->grid[0]);
     return 1;
 }
 
@@ -7654,7 +7681,6 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
-    args.units_max = args.wgrad ? k->units : 0;
     if (call->groups.count > k->groups) args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
     if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
         args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);

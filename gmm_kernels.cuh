@@ -1233,8 +1233,10 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 /* Elsewhere than on sm_90a the kernels are empty, and known by this. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define GMM__SM90_BOUNDS(blocks) __launch_bounds__(32)
+#define GMM__FP8_BOUNDS __launch_bounds__(32)
 #else
 #define GMM__SM90_BOUNDS(blocks) __launch_bounds__(GMM_SM90_THREADS, blocks)
+#define GMM__FP8_BOUNDS __launch_bounds__(GMM__OF(threads), 1)
 #endif
 
 /* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, groups. */
@@ -1303,6 +1305,9 @@ GMM__DEVICE void gmm_bar_half(int half) {
     if (half) asm volatile("bar.sync 2, 128;" : : : "memory");
     else asm volatile("bar.sync 1, 128;" : : : "memory");
 }
+GMM__DEVICE void gmm_bar_team(int team) {
+    asm volatile("bar.sync %0, 128;" : : "r"(1 + team) : "memory");
+}
 
 /* One box by TMA, to this block or, with `both`, to the same place in both blocks of the cluster. */
 GMM__DEVICE void gmm_tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int both, int32_t c0, int32_t c1,
@@ -1321,6 +1326,24 @@ GMM__DEVICE void gmm_tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar,
 GMM__DEVICE void gmm_stmatrix_t(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};"
                  : : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+/* The same, not transposed. */
+GMM__DEVICE void gmm_stmatrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};"
+                 : : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+/* One box by TMA to device memory, or added to the fp32 numbers that stand there. */
+GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t from, int added, int32_t c0, int32_t c1, int32_t c2,
+                               int32_t c3) {
+    if (added)
+        asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group"
+                     " [%0, {%2, %3, %4, %5}], [%1];" : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                     : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
 /* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
@@ -1449,7 +1472,7 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #undef GMM__WGMMA_TYPES
 #define GMM__WGMMA_MAJOR ""
 #define GMM__TAG e5m2
-#define GMM__WGMMA_TYPES "k32.f32.e4m3.e5m2"
+#define GMM__WGMMA_TYPES "k32.f32.e5m2.e4m3"
 #define GMM__OP add
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
@@ -1481,7 +1504,7 @@ GMM__DEVICE void gmm_wgmma_held(const int units, float *d, const uint32_t b[4], 
 #undef GMM__WGMMA_TYPES
 #define GMM__WGMMA_MAJOR ""
 #define GMM__TAG e5m2
-#define GMM__WGMMA_TYPES "k32.f32.e4m3.e5m2"
+#define GMM__WGMMA_TYPES "k32.f32.e5m2.e4m3"
 #define GMM__OP set
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
@@ -1498,7 +1521,7 @@ typedef struct gmm_sm90_tile {
     int32_t row, end;    /* the group's range of rows in the token matrices */
     int32_t m0, n0;      /* first row (in the group) and column of D */
     int32_t rows, cols;  /* that exist; cols <= 0: no tile */
-    int32_t units;       /* 16 rows each, multiplied */
+    int32_t units;       /* 16 rows each (FP8: 64), multiplied */
     int32_t share;       /* the cluster's other tile has 0 nothing, 1 the same columns, 2 the same rows */
 } gmm_sm90_tile;
 
@@ -1514,8 +1537,10 @@ GMM__DEVICE float gmm_sm90_seen(gmm_dtype dtype, const uint4 *v, int i) {
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
-/* Height of tiles of at most `most` units for `rows` rows: the number of tiles. */
-GMM__DEVICE int32_t gmm_sm90_tiles(int32_t rows, int32_t most) { return ((rows + 15) / 16 + most - 1) / most; }
+/* The number of tiles of at most `most` units of `unit` rows for `rows` rows. */
+GMM__DEVICE int32_t gmm_sm90_tiles(int32_t rows, int32_t unit, int32_t most) {
+    return ((rows + unit - 1) / unit + most - 1) / most;
+}
 
 /* What is multiplied for a tile of `rows` rows, in eights: see GMM_WGMMA_LIST. */
 GMM__DEVICE int gmm_sm90_eights(int32_t rows) {
@@ -1565,12 +1590,36 @@ GMM__DEVICE void gmm_sm90_split(const gmm_groups *s, const gmm_gemm_args *p, int
     __syncwarp();
 }
 
-/* Chooses the tiles' height in units, unless it is given (`most`): the one whose rounds take the least time; bits do
-   not depend on it. Writes the prefix sums of the groups' items [G + 1]. One warp. */
+/* Writes the prefix sums of the groups' items [G + 1], for tiles of at most `most` units of `unit` rows. One warp. */
+GMM__DEVICE void gmm_sm90_count(const gmm_gemm_args *p, int ragged_k, int32_t cols, int32_t unit, int32_t most,
+                                int32_t pair, const int32_t *ends, int32_t *items) {
+    const int32_t tiles_n = (p->n + cols - 1) / cols, G = p->groups, lane = (int32_t)threadIdx.x & 31;
+    int32_t first, total = 0, i;
+    if (lane == 0) items[0] = 0;
+    for (first = 0; first < G; first += 32) {
+        const int32_t g = first + lane, m = g < G ? ends[g + 1] - ends[g] : 0;
+        int32_t count = 0;
+        if (g < G) {
+            if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, unit, most), tiles_n, pair, cols == 128);
+            else if (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f))
+                count = gmm_sm90_items(gmm_sm90_tiles(p->m, unit, most), tiles_n, pair, cols == 128);
+        }
+        for (i = 1; i < 32; i *= 2) {
+            const int32_t other = __shfl_up_sync(0xFFFFFFFFu, count, (unsigned)i);
+            if (lane >= i) count += other;
+        }
+        if (g < G) items[g + 1] = total + count;
+        total += __shfl_sync(0xFFFFFFFFu, count, 31);
+    }
+    __syncwarp();
+}
+
+/* Chooses the tiles' height in units of 16 rows, unless it is given (`most`): the one whose rounds take the least time;
+   bits do not depend on it. Writes the items as gmm_sm90_count does. One warp. */
 GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_t cols, int32_t units, int32_t pair,
                                     int32_t most, const int32_t *ends, int32_t *items) {
     const int32_t tiles_n = (p->n + cols - 1) / cols, G = p->groups, lane = (int32_t)threadIdx.x & 31;
-    int32_t first, total = 0, i;
+    int32_t i;
     if (most == 0) { /* clocks of all tiles, as the host counts them, times what rounds leave idle */
         const float depths = (float)gmm_sm90_depths(p->k), share = (float)tiles_n / (float)gridDim.x;
         float best = 3.0e38f;
@@ -1600,31 +1649,15 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_
             }
         }
     }
-    if (lane == 0) items[0] = 0;
-    for (first = 0; first < G; first += 32) {
-        const int32_t g = first + lane, m = g < G ? ends[g + 1] - ends[g] : 0;
-        int32_t count = 0;
-        if (g < G) {
-            if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, most), tiles_n, pair, cols == 128);
-            else if (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f))
-                count = gmm_sm90_items(gmm_sm90_tiles(p->m, most), tiles_n, pair, cols == 128);
-        }
-        for (i = 1; i < 32; i *= 2) {
-            const int32_t other = __shfl_up_sync(0xFFFFFFFFu, count, (unsigned)i);
-            if (lane >= i) count += other;
-        }
-        if (g < G) items[g + 1] = total + count;
-        total += __shfl_sync(0xFFFFFFFFu, count, 31);
-    }
-    __syncwarp();
+    gmm_sm90_count(p, ragged_k, cols, 16, most, pair, ends, items);
     return most;
 }
 
-/* Places item `i`, of group t->g, for block `rank` of its cluster; tiles begin at multiples of `step` rows. Inside a
-   group rows go first, in bands of 8 pairs, so that the tiles in flight share operands. */
+/* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
+   of `step` rows on. Inside a group rows go first, in bands of 8 pairs, so that the tiles in flight share operands. */
 GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
-                                int32_t i, int32_t bn, int32_t most, int32_t step, int32_t pair, int32_t rank,
-                                gmm_sm90_tile *t) {
+                                int32_t i, int32_t bn, int32_t unit, int32_t most, int32_t step, int32_t pair,
+                                int32_t rank, gmm_sm90_tile *t) {
     const int32_t tiles_n = (p->n + bn - 1) / bn;
     int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn, flat;
     t->row = ends[t->g];
@@ -1632,7 +1665,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
     m = ragged_k ? p->m : t->end - t->row;
     t->k = ragged_k ? t->end - t->row : p->k;
     i -= items[t->g];
-    tiles_m = gmm_sm90_tiles(m, most);
+    tiles_m = gmm_sm90_tiles(m, unit, most);
     flat = bn == 128;
     pairs_m = flat ? tiles_m : tiles_m / pair;
     pairs_n = flat ? tiles_n / pair : tiles_n;
@@ -1658,7 +1691,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
     t->m0 = step * (tm * (steps / tiles_m) + (tm < steps % tiles_m ? tm : steps % tiles_m));
     t->rows = step * (steps / tiles_m + (tm < steps % tiles_m));
     if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->units = (t->rows + 15) / 16;
+    t->units = (t->rows + unit - 1) / unit;
     t->n0 = tn * bn;
     t->cols = p->n - t->n0 < bn ? p->n - t->n0 : bn;
 }
@@ -2095,66 +2128,77 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
 /* ............................................................................ Grouped FP8 products on Hopper ... */
 
 /* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
-   COLUMNWISE, wgrad dy and x COLUMNWISE. Tiles, pairs, stages and the way out are those of the 16-bit products, a stage
-   128 deep; D's columns are wgmma's first factor, E4M3, its rows the second, E4M3 or E5M2.
+   COLUMNWISE, wgrad dy and x COLUMNWISE. Pairs and stages are those of the 16-bit products, a stage 128 deep; D's rows
+   are wgmma's first factor, E4M3 or E5M2, its columns the second, E4M3: 64 rows of a tile for each group of 128
+   threads. A warp of its own places tiles, so that those who move operands never wait for that.
 
    The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
-   added up in fp32, times the scales of its block: those of D's rows times one per 128 columns, a tile's (rows), or
-   times those of D's columns (both). A warp beside the producer brings the scales of a stage. Scales of whole matrices
-   and of lines are applied once, at the end. */
+   added up in fp32, times the scales of its block: those of D's rows, two per thread, times one per 128 columns (rows),
+   or times those of D's columns (both), which a warp beside the producer brings to shared memory. Scales of whole
+   matrices and of lines are applied once, at the end.
+
+   A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D, or adds them in fp32
+   to D, while the next tile is multiplied. What TMA cannot do (D where rows are not at multiples of 16 bytes, other
+   beta, adding to 16 bits) threads do. */
 typedef struct gmm_fp8_args {
-    CUtensorMap a, a16, b;    /* boxes: A 64 lines and 16, B half the columns of a tile */
+    CUtensorMap a, b, d;      /* boxes: A 64 lines, B half the columns of a tile, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
     gmm_groups groups;        /* splits in device memory */
     gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
     int32_t *tables;          /* more groups than the kernel has room for: gmm_fp8_table_bytes per block */
-    int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
     int32_t wgrad;
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-/* Tiles: X(tag, blocks of 64 columns per group of threads, most units of 16 rows, stages, units that go out at once,
-   groups that fit) */
-#define GMM_FP8_TILE_LIST(X) \
-    X(128x192, 1, 12, 5, 2, 256) \
-    X(128x256, 1, 16, 4, 2, 256)
+enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 44 }; /* rows of a tile per group of threads */
 
-/* What a block's sum is multiplied by: X(tag, value, bytes per stage) */
+/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit) */
+#define GMM_FP8_TILE_LIST(X) \
+    X(192x128, 3, 128, 4, 2, 256) \
+    X(128x192, 2, 192, 4, 3, 256) \
+    X(128x256, 2, 256, 3, 4, 256)
+
+/* What a block's sum is multiplied by: X(tag, value, scales per column and stage) */
 enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
-#define GMM_FP8_SUM_LIST(X) X(fast, GMM_FP8_FAST, 0) X(rows, GMM_FP8_ROWS, 768) X(both, GMM_FP8_BOTH, 1280)
+#define GMM_FP8_SUM_LIST(X) X(fast, GMM_FP8_FAST, 0) X(rows, GMM_FP8_ROWS, 0) X(both, GMM_FP8_BOTH, 1)
 
 /* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
 #define GMM_FP8_KERNEL_LIST(X) \
+    X(GMM_E4M3, e4m3, rows, 192x128) X(GMM_E5M2, e5m2, rows, 192x128) \
     X(GMM_E4M3, e4m3, rows, 128x192) X(GMM_E5M2, e5m2, rows, 128x192) \
     X(GMM_E4M3, e4m3, both, 128x192) X(GMM_E5M2, e5m2, both, 128x192) \
+    X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192) \
     X(GMM_E4M3, e4m3, fast, 128x256) X(GMM_E5M2, e5m2, fast, 128x256)
 
-enum { GMM_FP8_TILE_BYTES = 44 };
-
-/* Shared memory: stages of B and A, scales of stages, two rooms for D on its way per group of threads, barriers, tiles,
-   groups. */
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_mb_, tag) = mb, GMM__CAT(gmm11_units_, tag) = units, \
-    GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_out_, tag) = out, GMM__CAT(gmm11_groups_, tag) = groups, \
-    GMM__CAT(gmm11_b_, tag) = (mb) * 16384, GMM__CAT(gmm11_stage_, tag) = (mb) * 16384 + (units) * 2048, \
-    GMM__CAT(gmm11_room_, tag) = (out) * 2048,
+/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, columns' scales of stages. */
+#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_teams_, tag) = teams, \
+    GMM__CAT(gmm11_cols_, tag) = cols, GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_boxes_, tag) = boxes, \
+    GMM__CAT(gmm11_groups_, tag) = groups, GMM__CAT(gmm11_a_, tag) = 128 * (cols), \
+    GMM__CAT(gmm11_stage_, tag) = 128 * (cols) + 8192 * (teams), GMM__CAT(gmm11_threads_, tag) = 128 * (teams) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, value, bytes) GMM__CAT(gmm11_sums_, tag) = value, GMM__CAT(gmm11_scales_, tag) = bytes,
+#define GMM__X(tag, value, scales) GMM__CAT(gmm11_sums_, tag) = value, GMM__CAT(gmm11_scales_, tag) = 4 * (scales),
 enum { GMM_FP8_SUM_LIST(GMM__X) gmm11_sums_end };
 #undef GMM__X
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
-    GMM__CAT(gmm11_bars_, tag) = GMM__CAT(gmm11_stage_, tag) * (st) + 4 * (out) * 2048, \
-    GMM__CAT(gmm11_ring_, tag) = (GMM__CAT(gmm11_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING, \
-    GMM__CAT(gmm11_lists_, tag) = (GMM__CAT(gmm11_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
-                                  (8 + GMM_FP8_TILE_BYTES) * GMM_SM90_RING,
+#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
+    GMM__CAT(gmm11_bars_, tag) = GMM__CAT(gmm11_stage_, tag) * (st) + 8192 * (boxes) * (teams),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_rooms_end };
 #undef GMM__X
-#define GMM__X(tag, mb, units, st, out, groups) GMM__CAT(gmm11_factors_, tag) = \
-    (GMM__CAT(gmm11_lists_, tag) + 12 * ((groups) + 1) + 15) / 16 * 16,
+#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_ring_, tag) = \
+    GMM__CAT(gmm11_bars_, tag) + 16 * (st) + 16 * GMM_SM90_RING,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_ring_end };
+#undef GMM__X
+#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_factors_, tag) = \
+    (GMM__CAT(gmm11_ring_, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_RING + 12 * ((groups) + 1) + 15) / 16 * 16,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_factors_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, sums, tile) gmm11_fits_##tag##_##sums##_##tile = 1 / (GMM__CAT(gmm11_factors_, tile) + \
-    GMM__CAT(gmm11_stages_, tile) * GMM__CAT(gmm11_scales_, sums) <= 232448),
+#define GMM__X(dtype, tag, sums, tile) gmm11_shared_##tag##_##sums##_##tile = \
+    GMM__CAT(gmm11_factors_, tile) + \
+    GMM__CAT(gmm11_stages_, tile) * GMM__CAT(gmm11_cols_, tile) * GMM__CAT(gmm11_scales_, sums),
+enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_shared_end };
+#undef GMM__X
+#define GMM__X(dtype, tag, sums, tile) gmm11_fits_##tag##_##sums##_##tile = \
+    1 / (gmm11_shared_##tag##_##sums##_##tile <= 232448),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_fits_end };
 #undef GMM__X
 
@@ -2164,11 +2208,6 @@ static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((si
 GMM__DEVICE void gmm_shared_read4(uint32_t from, float v[4]) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from)
                  : "memory");
-}
-GMM__DEVICE float gmm_shared_read(uint32_t from) {
-    float v;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
-    return v;
 }
 
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
@@ -2243,10 +2282,18 @@ GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t
 #define GMM__TAG e4m3
 #define GMM__SUMS rows
 #define GMM__FAST 0
+#define GMM__TILE 192x128
+#include GMM_KERNELS_FILE
+#define GMM__SUMS rows
+#define GMM__FAST 0
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__SUMS fast
+#define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__SUMS fast
@@ -2257,10 +2304,18 @@ GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t
 #define GMM__TAG e5m2
 #define GMM__SUMS rows
 #define GMM__FAST 0
+#define GMM__TILE 192x128
+#include GMM_KERNELS_FILE
+#define GMM__SUMS rows
+#define GMM__FAST 0
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
+#define GMM__TILE 128x192
+#include GMM_KERNELS_FILE
+#define GMM__SUMS fast
+#define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__SUMS fast
@@ -2272,47 +2327,53 @@ GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t sums, cols, units, shared, groups;
+    int32_t sums, teams, cols, shared, groups;
     const void *function;
 } gmm_fp8_kernel;
 
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, sums, tile) \
-    { dtype, GMM__CAT(gmm11_sums_, sums), 128 * GMM__CAT(gmm11_mb_, tile), GMM__CAT(gmm11_units_, tile), \
-      GMM__CAT(gmm11_factors_, tile) + GMM__CAT(gmm11_stages_, tile) * GMM__CAT(gmm11_scales_, sums), \
-      GMM__CAT(gmm11_groups_, tile), (const void *)gmm_linear_##tag##_##sums##_##tile##_sm90 },
+    { dtype, GMM__CAT(gmm11_sums_, sums), GMM__CAT(gmm11_teams_, tile), GMM__CAT(gmm11_cols_, tile), \
+      gmm11_shared_##tag##_##sums##_##tile, GMM__CAT(gmm11_groups_, tile), \
+      (const void *)gmm_linear_##tag##_##sums##_##tile##_sm90 },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* One map of codes: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
-static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, void *base,
-                                   const cuuint64_t dims[4], const cuuint64_t strides[3], int32_t box_lines) {
+/* One map: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
+static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
+                                   void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
+                                   int32_t box_lines) {
+    const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                                                 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
-    cuuint32_t box[4] = { 128, 0, 1, 1 };
+    cuuint32_t box[4] = { 0, 0, 1, 1 };
+    box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
     box[1] = (cuuint32_t)box_lines;
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* Rows of a ROWWISE copy of tokens; a weight wherever it stands; a COLUMNWISE copy of tokens, `along` of them. */
+/* Rows of a token matrix, ragged; a matrix per group wherever it stands; a COLUMNWISE copy of tokens, `along` of them.
+*/
 static GMM__UNUSED int gmm_fp8_map_rows(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
                                         int64_t features, int32_t box_lines) {
-    const cuuint64_t pitch = (cuuint64_t)m->ld;
+    const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
     cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
-    return gmm_fp8_map(encode, map, m->data, dims, strides, box_lines);
+    return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
-static GMM__UNUSED int gmm_fp8_map_weight(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+static GMM__UNUSED int gmm_fp8_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
-    strides[0] = (cuuint64_t)m->ld;
-    return gmm_fp8_map(encode, map, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+    strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
+    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
 }
 static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
@@ -2320,7 +2381,7 @@ static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 enc
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)m->ld;
-    return gmm_fp8_map(encode, map, m->data, dims, strides, box_lines);
+    return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
 
 /* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
@@ -2338,13 +2399,17 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     cudaError_t e;
     int mapped, device = 0, processors = 0;
     if (args->wgrad)
-        mapped = gmm_fp8_map_columns(encode, &args->a, &p->a, padded, p->m, 64) &&
-                 gmm_fp8_map_columns(encode, &args->a16, &p->a, padded, p->m, 16) &&
+        mapped = gmm_fp8_map_columns(encode, &args->a, &p->a, padded, p->m, GMM_FP8_UNIT) &&
                  gmm_fp8_map_columns(encode, &args->b, &p->b, padded, p->n, row->cols / 2);
     else
-        mapped = gmm_fp8_map_rows(encode, &args->a, &p->a, p->k, 64) &&
-                 gmm_fp8_map_rows(encode, &args->a16, &p->a, p->k, 16) &&
-                 gmm_fp8_map_weight(encode, &args->b, &p->b, p->k, p->n, row->cols / 2);
+        mapped = gmm_fp8_map_rows(encode, &args->a, &p->a, p->k, GMM_FP8_UNIT) &&
+                 gmm_fp8_map_memory(encode, &args->b, &p->b, p->k, p->n, row->cols / 2);
+    /* D whose rows do not stand at multiples of 16 bytes has no map, and the kernel finds that out for itself */
+    if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
+        if (args->wgrad) mapped = gmm_fp8_map_memory(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_UNIT);
+        else if ((uintptr_t)p->d.data % 16 == 0)
+            mapped = gmm_fp8_map_rows(encode, &args->d, &p->d, p->n, GMM_FP8_UNIT);
+    }
     if (!mapped) return cudaErrorInvalidValue;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -2353,7 +2418,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)(blocks / pair * pair));
-    config.blockDim = dim3(GMM_SM90_THREADS);
+    config.blockDim = dim3((unsigned)(128 * row->teams + 128));
     config.dynamicSmemBytes = (size_t)row->shared;
     config.stream = stream;
     config.attrs = attributes;
@@ -6386,15 +6451,15 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n (in eights) by 32 bytes of k, or d = it: B's columns at db, A's rows at da. */
+/* d += the product of m64 by n (in eights) by 32 bytes of k, or d = it: 64 lines at `first` by n lines at `second`. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int eights, float *d,
-                                                                                  uint64_t db, uint64_t da) {
+                                                                                  uint64_t first, uint64_t second) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (eights) {
 #define GMM__X(e, u, n, b, a) \
     case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD ", 0;\n wgmma.mma_async.sync.aligned" \
                          ".m64n" n GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
-                         : GMM__V##u : "l"(db), "l"(da)); break;
+                         : GMM__V##u : "l"(first), "l"(second)); break;
     GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
     default: break;
@@ -6501,7 +6566,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     if (lane < GMM_SM90_BATCH) {
                         to->k = to->cols = to->units = 0; /* no more */
                         if (to->g < args.p.groups)
-                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__OF(cols), most,
+                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__OF(cols), 16, most,
                                            GMM__RAGGED ? 16 : 8, (int32_t)pair, (int32_t)rank, to);
                     }
                     __syncwarp();
@@ -6746,93 +6811,117 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SUMS), _), GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #define GMM__KIND (int)GMM__CAT(gmm11_sums_, GMM__SUMS)
-#define GMM__FACTORS (int)GMM__CAT(gmm11_scales_, GMM__SUMS) /* bytes of a stage's scales */
-#define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
-#define GMM__AHEAD (GMM__FAST ? 1 : 3)     /* lots that are read ahead of adding to them */
+#define GMM__FACTORS (GMM__OF(cols) * (int)GMM__CAT(gmm11_scales_, GMM__SUMS)) /* bytes of a stage's columns' scales */
+#define GMM__SUM (GMM__OF(cols) / 2)       /* sums per thread: 64 rows by the tile's columns */
 #define GMM__MULTIPLY(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* The sums of a tile of `units` units for a group of 128 threads: `depths` stages from number *at on. `columns` is the
-   descriptor of the group's columns in stage 0. A stage's scales are those of rows, in fours for lane % 4, and
-   behind them those of the tile's columns. */
-GMM__DEVICE void GMM__PART(gmm11_sum_)(const int units, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
-                                       uint32_t columns, uint32_t rows, uint32_t bars, uint32_t pair, uint32_t *at) {
-    const uint32_t tid = (uint32_t)gmm_tid(), lane = tid & 31, end = *at + depths;
-    const uint32_t base = bars - GMM__OF(bars) + GMM__OF(factors);
-    const uint32_t factors = base + lane % 4 * 16;
-    const uint32_t of_columns = base + 64 * GMM__OF(units) +
-                                4 * (64 * GMM__OF(mb) * (tid >> 7) + 16 * (tid >> 5 & 3) + lane / 4);
-    uint32_t q;
-    int kk, j, u, e;
-    (void)factors, (void)of_columns, (void)u, (void)e;
-#pragma unroll 1
-    for (q = *at; q != end; q++) {
-        const uint32_t s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
-        const uint32_t b = columns + s * (GMM__OF(stage) >> 4), a = rows + s * (GMM__OF(stage) >> 4);
-        gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
+/* Where a thread finds the scales of a tile's blocks. Those of its rows are 1 where their copy has none by block. */
+typedef struct GMM__PART(gmm11_scales_of_) {
+    const float *rows;   /* of its first row, of the next stage to come; */
+    int32_t step, eight; /* floats to the next stage, to the row that is 8 below */
+    const float *cols;   /* (rows) of the tile's first column; */
+    int32_t next, block; /* floats to the next stage, to the columns behind the next multiple of 128 */
+    int32_t odd;         /* these are the tile's columns from 64 on, else from 128 on */
+    int32_t plain;
+} GMM__PART(gmm11_scales_of_);
+
+/* Sends for the product of stage `s`: 64 rows by the tile's columns. */
+GMM__DEVICE void GMM__PART(gmm11_send_)(float *to, uint32_t lines, uint32_t columns, uint32_t s) {
+    const uint32_t x = lines + s * (GMM__OF(stage) >> 4), y = columns + s * (GMM__OF(stage) >> 4);
+    int kk;
+    gmm_wgmma_fence();
+#pragma unroll
+    for (kk = 0; kk < 4; kk++)
+        if (GMM__KIND == GMM_FP8_FAST || kk > 0)
+            GMM__MULTIPLY(add)(GMM__OF(cols) / 8, to, gmm_wgmma_whole(x + kk * (32 >> 4)),
+                               gmm_wgmma_whole(y + kk * (32 >> 4)));
+        else GMM__MULTIPLY(set)(GMM__OF(cols) / 8, to, gmm_wgmma_whole(x), gmm_wgmma_whole(y));
+    gmm_wgmma_commit();
+}
+
+/* The sums of 64 rows of a tile for a group of 128 threads: `depths` stages from number *at on. `lines` and `columns`
+   are the descriptors of its rows and of the tile's columns in stage 0. */
+GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uint32_t lines, uint32_t columns,
+                                       uint32_t bars, uint32_t pair, GMM__PART(gmm11_scales_of_) of, uint32_t *at) {
+    const uint32_t lane = threadIdx.x & 31, end = *at + depths;
+    uint32_t q = *at, s;
 #if GMM__FAST
-        gmm_wgmma_fence();
-#pragma unroll
-        for (kk = 0; kk < 4; kk++)
-#pragma unroll
-            for (j = 0; j < GMM__OF(mb); j++)
-                GMM__MULTIPLY(add)(2 * units, sum[j], gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
-                                    gmm_wgmma_whole(a + kk * (32 >> 4)));
-        gmm_wgmma_commit();
+    (void)of;
+#pragma unroll 1
+    for (; q != end; q++) {
+        s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
+        gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
+        GMM__PART(gmm11_send_)(sum, lines, columns, s);
         GMM__WGMMA_WAIT(1);
         if (q != *at && lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+    }
+    GMM__WGMMA_WAIT(0);
+    if (lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
 #else
+    const uint32_t factors = bars - GMM__OF(bars) + GMM__OF(factors) + lane % 4 * 16;
+    float part[GMM__SUM], a[2] = { 1.0f, 1.0f }, b[2] = { 1.0f, 1.0f };
+    int u, e;
+    (void)factors;
+/* what the next stage's sums are multiplied by */
+#define GMM__FETCH(more) if (!of.plain) { \
+    a[0] = __ldg(of.rows), a[1] = __ldg(of.rows + of.eight), of.rows += (more) ? of.step : 0; \
+    if (GMM__KIND == GMM_FP8_ROWS) b[0] = __ldg(of.cols); \
+    if (GMM__KIND == GMM_FP8_ROWS && GMM__OF(cols) != 128) b[1] = __ldg(of.cols + of.block); \
+    if (GMM__KIND == GMM_FP8_ROWS) of.cols += (more) ? of.next : 0; }
+    GMM__FETCH(depths > 1)
+#pragma unroll 1
+    for (; q != end; q++) {
+        float f[GMM__OF(cols) == 128 ? 1 : 3][2], by[4][4];
+        (void)by;
+        s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
+        gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
+        GMM__PART(gmm11_send_)(part, lines, columns, s);
 #pragma unroll
-        for (j = 0; j < GMM__OF(mb); j++) {
-            float part[8 * GMM__OF(units)], by[4][4], low = 1.0f, high = 1.0f;
-            const uint32_t from = factors + s * GMM__FACTORS;
-            gmm_wgmma_fence();
-            GMM__MULTIPLY(set)(2 * units, part, gmm_wgmma_whole(b + j * (8192 >> 4)), gmm_wgmma_whole(a));
-#pragma unroll
-            for (kk = 1; kk < 4; kk++)
-                GMM__MULTIPLY(add)(2 * units, part, gmm_wgmma_whole(b + j * (8192 >> 4) + kk * (32 >> 4)),
-                                   gmm_wgmma_whole(a + kk * (32 >> 4)));
-            gmm_wgmma_commit();
-#pragma unroll
-            for (u = 0; u < 4 && u < units; u++) gmm_shared_read4(from + 64 * u, by[u]);
-            if (GMM__KIND == GMM_FP8_BOTH) {
-                low = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j);
-                high = gmm_shared_read(of_columns + s * GMM__FACTORS + 256 * j + 32);
-            }
-            GMM__WGMMA_WAIT(0);
-#pragma unroll
-            for (u = 0; u < 8 * units; u++) asm volatile("" : "+f"(part[u]) : : "memory");
-#pragma unroll
-            for (u = 0; u < units; u++) {
-#pragma unroll
-                for (e = 0; e < 8; e++) {
-                    float f = by[u % 4][e / 4 * 2 + e % 2];
-                    if (GMM__KIND == GMM_FP8_BOTH) f = __fmul_rn(f, e / 2 % 2 ? high : low);
-                    sum[j][8 * u + e] = __fmaf_rn(part[8 * u + e], f, sum[j][8 * u + e]);
-                }
-                if (u + 4 < units) gmm_shared_read4(from + 64 * (u + 4), by[u % 4]);
+        for (e = 0; e < 2; e++) {
+            f[0][e] = GMM__KIND == GMM_FP8_ROWS ? __fmul_rn(a[e], b[0]) : a[e];
+            if (GMM__OF(cols) != 128) {
+                f[GMM__OF(cols) / 64 - 1][e] = GMM__KIND == GMM_FP8_ROWS ? __fmul_rn(a[e], b[1]) : a[e];
+                f[GMM__OF(cols) / 128][e] = of.odd ? f[GMM__OF(cols) / 64 - 1][e] : f[0][e];
             }
         }
-        if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
-#endif
+        GMM__FETCH(q + 2 < end)
+        if (GMM__KIND == GMM_FP8_BOTH) {
+#pragma unroll
+            for (u = 0; u < 4; u++) gmm_shared_read4(factors + s * GMM__FACTORS + 64 * u, by[u]);
+        }
+        GMM__WGMMA_WAIT(0);
+#pragma unroll
+        for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(part[u]) : : "memory");
+        if (GMM__KIND != GMM_FP8_BOTH && lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+#pragma unroll
+        for (u = 0; u < GMM__SUM / 8; u++) { /* 16 columns */
+#pragma unroll
+            for (e = 0; e < 8; e++) {
+                const float row = f[GMM__OF(cols) == 128 || GMM__KIND == GMM_FP8_BOTH ? 0 : u / 4][e / 2 % 2];
+                sum[8 * u + e] = __fmaf_rn(part[8 * u + e], GMM__KIND == GMM_FP8_ROWS ? row
+                                           : __fmul_rn(row, by[u % 4][e / 4 * 2 + e % 2]), sum[8 * u + e]);
+            }
+            if (GMM__KIND == GMM_FP8_BOTH && u + 4 < GMM__SUM / 8)
+                gmm_shared_read4(factors + s * GMM__FACTORS + 64 * (u + 4), by[u % 4]);
+        }
+        if (GMM__KIND == GMM_FP8_BOTH && lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
     }
-#if GMM__FAST
-    GMM__WGMMA_WAIT(0);
-    if (depths > 0 && lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+#undef GMM__FETCH
 #endif
     *at = end;
 }
 #endif
 
-GMM__KERNEL GMM__SM90_BOUNDS(1) GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
+GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__OF(ring));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
-    const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
-    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, bn = 128 * GMM__OF(mb);
-    const int ragged = args.wgrad;
+    const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring: written, */
+    const uint32_t taken = told + 8 * GMM_SM90_RING;        /* read by the warp that moves operands */
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     uint32_t pair, rank, i;
 
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
@@ -6840,9 +6929,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(1) GMM__NAME(const __grid_constant__ gmm_fp8_args a
     if (threadIdx.x == 0) {
         for (i = 0; i < GMM__OF(stages); i++) {
             gmm_bar_init(bars + 16 * i, GMM__FACTORS ? 2 : 1);
-            gmm_bar_init(bars + 16 * i + 8, 8 * pair); /* every warp that multiplies what the stage held */
+            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
         }
-        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        for (i = 0; i < 2 * GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
@@ -6852,65 +6941,78 @@ GMM__KERNEL GMM__SM90_BOUNDS(1) GMM__NAME(const __grid_constant__ gmm_fp8_args a
     asm volatile("griddepcontrol.wait;" : : : "memory");
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 
-    if (warp >= 8) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp == 8) { /* moves A and B: each lane one box of every stage */
+    if (warp >= 4 * GMM__OF(teams)) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(teams) == 2 ? 40 : 56));
+        if (warp == 4 * GMM__OF(teams) + 2) { /* places tiles, up to half a ring ahead of what is moved */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_RING);
             int32_t *const items = ends + args.p.groups + 1, *const starts = items + args.p.groups + 1;
             const int32_t hop = (int32_t)(gridDim.x / pair);
-            int32_t item = (int32_t)(blockIdx.x / pair), most;
-            uint32_t at = 0, turn = 0;
+            int32_t item = (int32_t)(blockIdx.x / pair);
+            uint32_t tile = 0;
             gmm_fp8_tile f;
             gmm_sm90_split(&args.groups, &args.p, blockIdx.x == 0, ends);
-            most = gmm_sm90_height(&args.p, ragged, bn, GMM__OF(units), (int32_t)pair, args.units_max, ends, items);
+            gmm_sm90_count(&args.p, args.wgrad, GMM__OF(cols), GMM_FP8_UNIT, GMM__OF(teams), (int32_t)pair, ends,
+                           items);
             gmm_fp8_starts(args.p.groups, ends, starts);
             f.t.g = 0;
-            for (; item < items[args.p.groups]; item += hop) {
+            for (;; item += hop, tile++) {
+                const uint32_t before = tile - GMM_SM90_RING / 2;
+                f.t.units = 0; /* no more */
+                if (item < items[args.p.groups]) {
+                    gmm_find_group32(items, args.p.groups, item, &f.t.g);
+                    gmm_sm90_place(&args.p, args.wgrad, ends, items, item, GMM__OF(cols), GMM_FP8_UNIT, GMM__OF(teams),
+                                   GMM_FP8_UNIT, (int32_t)pair, (int32_t)rank, &f.t);
+                    f.start = starts[f.t.g];
+                }
+                if (tile >= GMM_SM90_RING / 2)
+                    gmm_bar_wait(taken + 8 * (before % GMM_SM90_RING), before / GMM_SM90_RING & 1);
+                if (lane == 0) {
+                    ring[tile % GMM_SM90_RING] = f;
+                    gmm_bar_arrive_here(told + 8 * (tile % GMM_SM90_RING));
+                }
+                if (f.t.units == 0) break;
+            }
+        } else if (warp == 4 * GMM__OF(teams)) { /* moves A and B: each lane one box of every stage */
+            uint32_t at = 0, tile = 0;
+            for (;; tile++) {
                 uint32_t bytes, to, depths;
-                int32_t boxes_b, boxes_a, box, x, y, end, wrap;
+                int32_t boxes_b, box, x, y, end, wrap;
                 const CUtensorMap *map;
                 int live, both;
-                gmm_find_group32(items, args.p.groups, item, &f.t.g);
-                gmm_sm90_place(&args.p, ragged, ends, items, item, bn, most, 16, (int32_t)pair, (int32_t)rank,
-                               &f.t);
-                f.start = starts[f.t.g];
-                if (lane == 0) {
-                    ring[turn % GMM_SM90_RING] = f;
-                    gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
-                }
-                turn++;
-                depths = gmm_fp8_depths(f.t.k);
-                boxes_b = (f.t.cols + 64 * GMM__OF(mb) - 1) / (64 * GMM__OF(mb));
-                boxes_a = f.t.units / 4 + f.t.units % 4;
-                bytes = (uint32_t)boxes_b * 8192 * GMM__OF(mb) + (uint32_t)f.t.units * 2048;
-                live = lane < boxes_b + boxes_a;
-                if (f.t.cols <= 0 || f.t.k == 0) live = 0, bytes = 0;
-                x = ragged ? f.start : 0;
+                const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
+                gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+                if (f->t.units == 0) break;
+                if (lane == 0) gmm_bar_arrive_here(taken + 8 * (tile % GMM_SM90_RING));
+                depths = gmm_fp8_depths(f->t.k);
+                boxes_b = (f->t.cols + GMM__OF(cols) / 2 - 1) / (GMM__OF(cols) / 2);
+                bytes = (uint32_t)boxes_b * 64 * GMM__OF(cols) + (uint32_t)f->t.units * 8192;
+                live = lane < boxes_b + f->t.units;
+                if (f->t.cols <= 0 || f->t.k == 0) live = 0, bytes = 0;
+                x = args.wgrad ? f->start : 0;
                 end = wrap = 0;
                 if (lane < boxes_b) {
                     box = lane;
-                    both = f.t.share == 1;
+                    both = f->t.share == 1;
                     map = &args.b;
-                    to = 8192 * GMM__OF(mb) * box;
-                    y = f.t.n0 + 64 * GMM__OF(mb) * box;
-                    if (!ragged) {
-                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f.t.g) - GMM_SM90_BASE;
+                    to = 64 * GMM__OF(cols) * box;
+                    y = f->t.n0 + GMM__OF(cols) / 2 * box;
+                    if (!args.wgrad) {
+                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f->t.g) - GMM_SM90_BASE;
                         end = (int32_t)(from >> 4 & 0x3FFF);
                         wrap = (int32_t)(from >> 18);
                     }
                 } else {
                     box = lane - boxes_b;
-                    both = f.t.share == 2;
-                    map = box < f.t.units / 4 ? &args.a : &args.a16;
-                    to = box < f.t.units / 4 ? 64 * box : 16 * box + f.t.units / 4 * 48;
-                    y = f.t.m0 + (int32_t)to;
-                    if (!ragged) {
-                        y += GMM_SM90_RAGGED - (f.t.end - f.t.row);
-                        end = f.t.end;
+                    both = f->t.share == 2;
+                    map = &args.a;
+                    to = GMM__OF(a) + 8192 * box;
+                    y = f->t.m0 + 64 * box;
+                    if (!args.wgrad) {
+                        y += GMM_SM90_RAGGED - (f->t.end - f->t.row);
+                        end = f->t.end;
                         wrap = GMM_SM90_RAGGED;
                     }
-                    to = GMM__OF(b) + 128 * to;
                 }
                 if (both && (box & 1) != (int)rank) live = 0;
                 for (; depths > 0; depths--, at++) {
@@ -6921,291 +7023,222 @@ GMM__KERNEL GMM__SM90_BOUNDS(1) GMM__NAME(const __grid_constant__ gmm_fp8_args a
                     x += 128;
                 }
             }
-            if (lane == 0) {
-                ring[turn % GMM_SM90_RING].t.units = 0; /* no more */
-                gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
-            }
-        } else if (warp == 9 && GMM__FACTORS) { /* brings the stages' scales, in the order in which threads hold sums */
-            char *const to = gmm_shared + GMM__OF(factors);
+        } else if (warp == 4 * GMM__OF(teams) + 1 && GMM__FACTORS) { /* brings columns' scales as sums stand */
             uint32_t at = 0, tile = 0;
             for (;; tile++) {
                 const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
-                const int plain = args.a_scale.scaling != GMM_SCALING_1X128;
-                const float *from_a, *from_b;
-                int64_t step_a = 0, step_b = 0, block_b = 0;
+                const float *from;
+                int64_t step = 0, block = 0;
                 uint32_t depths, x;
-                int rows, cols;
+                int cols;
                 gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
                 if (f->t.units == 0) break;
                 depths = gmm_fp8_depths(f->t.k);
-                cols = plain || f->t.k == 0 ? 0 : f->t.cols - (GMM__KIND == GMM_FP8_BOTH ? lane : 0);
-                rows = !plain && f->t.cols > 0 && f->t.k > 0 ? f->t.rows - lane : 0;
-                from_a = gmm_fp8_scales_a(&args, f, &step_a) + f->t.m0 + lane;
-                from_b = gmm_fp8_scales_b(&args, f, &step_b, &block_b);
-                from_b += GMM__KIND == GMM_FP8_BOTH ? f->t.n0 + lane : f->t.n0 / 128 * block_b;
+                cols = args.b_scale.scaling != GMM_SCALING_1X128 || f->t.k == 0 ? 0 : f->t.cols - lane;
+                from = gmm_fp8_scales_b(&args, f, &step, &block) + f->t.n0 + lane;
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
-                    char *const put = to + s * GMM__FACTORS + lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
-                                      lane % 2 * 4;
-                    float a[GMM__OF(units) / 2], b[GMM__KIND == GMM_FP8_BOTH ? 4 : 1];
+                    char *const put = gmm_shared + GMM__OF(factors) + s * GMM__FACTORS + lane / 16 * 64 +
+                                      lane % 8 / 2 * 16 + lane / 8 % 2 * 8 + lane % 2 * 4;
+                    float b[GMM__OF(cols) / 32];
 #pragma unroll
-                    for (x = 0; x < GMM__OF(units) / 2; x++)
-                        a[x] = 32 * (int)x < rows ? __ldg(from_a + 32 * x) : 1.0f;
-#pragma unroll
-                    for (x = 0; x < (GMM__KIND == GMM_FP8_BOTH ? 4 : 1); x++)
-                        b[x] = 32 * (int)x < cols ? __ldg(from_b + 32 * x) : 1.0f;
-                    from_a += step_a;
-                    from_b += step_b;
+                    for (x = 0; x < GMM__OF(cols) / 32; x++) b[x] = 32 * (int)x < cols ? __ldg(from + 32 * x) : 1.0f;
+                    from += step;
                     gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
-                    if (GMM__KIND == GMM_FP8_BOTH) {
 #pragma unroll
-                        for (x = 0; x < GMM__OF(units) / 2; x++) *(float *)(put + 128 * x) = a[x];
-#pragma unroll
-                        for (x = 0; x < 4; x++)
-                            *(float *)(to + s * GMM__FACTORS + 64 * GMM__OF(units) + 128 * x + 4 * lane) = b[x];
-                    } else {
-#pragma unroll
-                        for (x = 0; x < GMM__OF(units) / 2; x++) *(float *)(put + 128 * x) = __fmul_rn(a[x], b[0]);
-                    }
+                    for (x = 0; x < GMM__OF(cols) / 32; x++) *(float *)(put + 128 * x) = b[x];
                     __syncwarp();
                     if (lane == 0) gmm_bar_arrive_here(full);
                 }
             }
         }
     } else {
-        float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-        uint32_t at = 0, turn = 0, tile = 0;
-        int j, u, e, x;
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        float sum[GMM__SUM];
+        uint32_t at = 0, tile = 0;
+        int u, x, e;
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(GMM__OF(teams) == 2 ? 232 : 152));
         for (;; tile++) {
-            const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING].t;
+            const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
+            const gmm_sm90_tile *const t = &f->t;
             /* none of this is kept while sums fill the registers */
-            const int first = 64 * GMM__OF(mb) * __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0); /* tile's column */
-            const uint32_t columns = (uint32_t)gmm_wgmma_desc(base + 128 * first, 0);
-            const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(b), 0);
-            uint32_t depths, bits;
-            int rows, whole, size, lane, w, tid, wg, a_scaling, b_scaling, bias_dtype, wgrad;
+            const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0);
+            const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(a) + 8192 * wg, 0);
+            const uint32_t columns = (uint32_t)gmm_wgmma_desc(base, 0);
+            GMM__PART(gmm11_scales_of_) of;
+            uint32_t bits, room;
+            int rows, whole, size, tid, row, a_scaling, b_scaling, bias_dtype, wgrad, narrow, added, per;
             int64_t pitch;
-            float beta;
-            char *d, *mine;
-            uint4 old[GMM__AHEAD][GMM__LOT / 8]; /* of what is added to */
+            float beta, all;
+            char *d;
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
-            depths = gmm_fp8_depths(t->k);
-            if (t->cols <= first || t->k == 0) { /* nothing to multiply: hands the stages back */
+            all = gmm_fp8_outer(&args, t);
+            if (t->cols <= 0 || t->units <= wg || t->k == 0) { /* nothing to multiply: hands the stages back */
+                uint32_t depths = gmm_fp8_depths(t->k);
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages);
                     gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
                     if ((threadIdx.x & 31) < pair) gmm_bar_arrive(bars + 16 * s + 8, threadIdx.x & 31);
                 }
                 __syncwarp();
-                if (t->cols <= first) continue;
+                if (t->cols <= 0 || t->units <= wg) continue;
             }
 #pragma unroll
-            for (j = 0; j < GMM__OF(mb); j++)
-#pragma unroll
-                for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
-            switch (2 * t->units) {
-#define GMM__X(e, u, n, b, a) \
-    case e: if (e <= 2 * GMM__OF(units) && e % 2 == 0) \
-                GMM__PART(gmm11_sum_)(e <= 2 * GMM__OF(units) && e % 2 == 0 ? e / 2 : 1, sum, depths, columns, lines, \
-                                      bars, pair, &at); break;
-            GMM_WGMMA_LIST(GMM__X)
-#undef GMM__X
-            default: break;
+            for (u = 0; u < GMM__SUM; u++) sum[u] = 0.0f;
+            if (t->k > 0) {
+                int64_t step_a = 0, step_b = 0, block = 0;
+                tid = gmm_tid();
+                row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
+                of.plain = GMM__KIND == GMM_FP8_FAST || args.a_scale.scaling != GMM_SCALING_1X128;
+                of.rows = of.cols = NULL;
+                of.step = of.eight = of.next = of.block = of.odd = 0;
+                if (!of.plain) { /* rows that are not there have the last one's */
+                    const int last = t->rows - 1, first = row < last ? row : last;
+                    const int second = row + 8 < last ? row + 8 : last;
+                    of.rows = gmm_fp8_scales_a(&args, f, &step_a) + t->m0 + first;
+                    of.step = (int32_t)step_a;
+                    of.eight = second - first;
+                    if (GMM__KIND == GMM_FP8_ROWS) {
+                        of.cols = gmm_fp8_scales_b(&args, f, &step_b, &block) + t->n0 / 128 * block;
+                        of.next = (int32_t)step_b;
+                        of.odd = t->n0 % 128 != 0;
+                        of.block = t->cols > 128 - t->n0 % 128 ? (int32_t)block : 0;
+                    }
+                }
+                GMM__PART(gmm11_sum_)(sum, gmm_fp8_depths(t->k), lines, columns, bars, pair, of, &at);
             }
 #pragma unroll
-            for (j = 0; j < GMM__OF(mb); j++)
-#pragma unroll
-                for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
-            tid = gmm_tid();
+            for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(sum[u]) : : "memory");
+            tid = gmm_tid() & 127;
             size = gmm_kmat_size(&args.p.d);
             a_scaling = (int)args.a_scale.scaling;
             b_scaling = (int)args.b_scale.scaling;
             bias_dtype = (int)args.p.bias.dtype;
             wgrad = args.wgrad;
             asm volatile("" : "+r"(size), "+r"(a_scaling), "+r"(b_scaling), "+r"(bias_dtype), "+r"(wgrad));
-            wg = tid >> 7;
-            lane = tid & 31;
-            w = tid >> 5 & 3;
-            tid &= 127;
-            mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
+            row = tid / 32 * 16 + tid % 32 / 4; /* of the group's; and 8 below */
+            rows = t->rows - 64 * wg;
             pitch = args.p.d.ld * size;
-            rows = t->rows;
             beta = gmm_gemm_beta(&args.p, t->g);
-            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (wgrad ? 0 : (int64_t)t->row)) * pitch;
+            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + 64 * wg + (wgrad ? 0 : (int64_t)t->row)) * pitch;
             bits = (uint32_t)(uintptr_t)d | (uint32_t)pitch;
-            asm volatile("" : "+r"(bits)); /* 32 bits, so that comparing again is cheaper than keeping predicates */
             whole = (bits & 15) == 0;
-#pragma unroll
-            for (u = 0; u < GMM__AHEAD; u++) /* or else registers would be kept for it from tile to tile */
-#pragma unroll
-                for (x = 0; x < GMM__LOT / 8; x++) old[u][x] = make_uint4(0, 0, 0, 0);
-            if (wgrad && beta != 0.0f && whole && t->cols - first >= 64) /* the first lots that are added to */
-#pragma unroll
-                for (u = 0; u < GMM__AHEAD; u++)
-#pragma unroll
-                    for (x = 0; x < GMM__LOT / 8; x++) {
-                        const int r = u * GMM__LOT + x * 8 + tid / 16, c = t->n0 + first + tid % 16 * 4;
-                        if (r < rows) old[u][x] = gmm_sm90_peek(size, d + r * pitch + c * size);
-                    }
-            { /* from registers to D, transposed in shared memory */
-                const float all = gmm_fp8_outer(&args, t);
+            { /* scales of matrices and lines, bias */
                 const float *const by_row = a_scaling == GMM_SCALING_ROW
-                    ? (const float *)args.a_scale.scale + (wgrad ? (int64_t)t->g * args.p.m : t->row) + t->m0 : NULL;
+                    ? (const float *)args.a_scale.scale + (wgrad ? (int64_t)t->g * args.p.m : t->row) + t->m0 + 64 * wg
+                    : NULL;
                 const float *const by_col = b_scaling == GMM_SCALING_ROW
                     ? (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
                                                 : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0
                     : NULL;
-                const char *const bias = wgrad || bias_dtype == GMM_NONE ? NULL
-                                                                                      : gmm_kmat_at(&args.p.bias, t->g);
-                const int units = t->units;
+                const char *const bias = wgrad || bias_dtype == GMM_NONE ? NULL : gmm_kmat_at(&args.p.bias, t->g);
+                const int left = t->cols;
+                if (by_row || by_col || all != 1.0f) {
+                    const float s0 = by_row && row < rows ? by_row[row] : 1.0f;
+                    const float s1 = by_row && row + 8 < rows ? by_row[row + 8] : 1.0f;
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++) {
-                    const int c0 = first + 64 * j;
-                    const int fast = whole && t->cols - c0 >= 64 ? rows : 0, slow = rows - fast; /* rows by 16 bytes */
-                    if (c0 >= t->cols) break;
-                    if (by_row || by_col || all != 1.0f) {
-                        const int c = c0 + 16 * w + lane / 4, scaled = by_row ? rows : 0;
-                        const float low = by_col && c < t->cols ? __fmul_rn(all, by_col[c]) : all;
-                        const float high = by_col && c + 8 < t->cols ? __fmul_rn(all, by_col[c + 8]) : all;
-#pragma unroll
-                        for (u = 0; u < 8 * GMM__OF(units); u += 4) {
-                            const int r = 2 * u + lane % 4 * 2;
-                            float s0, s1;
-                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
-                            s0 = r < scaled ? by_row[r] : 1.0f;
-                            s1 = r + 1 < scaled ? by_row[r + 1] : 1.0f;
-                            sum[j][u] = __fmul_rn(__fmul_rn(sum[j][u], s0), low);
-                            sum[j][u + 1] = __fmul_rn(__fmul_rn(sum[j][u + 1], s1), low);
-                            sum[j][u + 2] = __fmul_rn(__fmul_rn(sum[j][u + 2], s0), high);
-                            sum[j][u + 3] = __fmul_rn(__fmul_rn(sum[j][u + 3], s1), high);
-                        }
+                    for (u = 0; u < GMM__SUM; u += 4) {
+                        const int c = 2 * u + tid % 4 * 2;
+                        float c0, c1;
+                        asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
+                        c0 = by_col && c < left ? __fmul_rn(all, by_col[c]) : all;
+                        c1 = by_col && c + 1 < left ? __fmul_rn(all, by_col[c + 1]) : all;
+                        sum[u] = __fmul_rn(__fmul_rn(sum[u], s0), c0);
+                        sum[u + 1] = __fmul_rn(__fmul_rn(sum[u + 1], s0), c1);
+                        sum[u + 2] = __fmul_rn(__fmul_rn(sum[u + 2], s1), c0);
+                        sum[u + 3] = __fmul_rn(__fmul_rn(sum[u + 3], s1), c1);
                     }
-                    if (bias) {
-                        const float *const row_scale = args.p.row_scale + t->row + t->m0;
-                        const int given = args.p.row_scale ? rows : 0;
-                        const int c = t->n0 + c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
-                        float low[4], high[4];
-                        gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low);
-                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high);
+                }
+                if (bias) {
+                    const float *const row_scale = args.p.row_scale + t->row + t->m0 + 64 * wg;
+                    const int given = args.p.row_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
+                    const float s0 = row < given ? row_scale[row] : 1.0f;
+                    const float s1 = row + 8 < given ? row_scale[row + 8] : 1.0f;
 #pragma unroll
-                        for (u = 0; u < 8 * GMM__OF(units); u += 4) {
-                            const int r = 2 * u + lane % 4 * 2;
-                            float s0, s1;
-                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
-                            s0 = r < given ? row_scale[r] : 1.0f;
-                            s1 = r + 1 < given ? row_scale[r + 1] : 1.0f;
-                            sum[j][u] = __fmaf_rn(low[0], s0, sum[j][u]);
-                            sum[j][u + 1] = __fmaf_rn(low[0], s1, sum[j][u + 1]);
-                            sum[j][u + 2] = __fmaf_rn(high[0], s0, sum[j][u + 2]);
-                            sum[j][u + 3] = __fmaf_rn(high[0], s1, sum[j][u + 3]);
-                        }
+                    for (u = 0; u < GMM__SUM; u += 4) {
+                        const int c = 2 * u + tid % 4 * 2;
+                        const int there = left - c > 2 ? 2 : left - c;
+                        float v[4];
+                        asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, there, 0, v);
+                        sum[u] = __fmaf_rn(v[0], s0, sum[u]);
+                        sum[u + 1] = __fmaf_rn(v[1], s0, sum[u + 1]);
+                        sum[u + 2] = __fmaf_rn(v[0], s1, sum[u + 2]);
+                        sum[u + 3] = __fmaf_rn(v[1], s1, sum[u + 3]);
                     }
-                    if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
-                        const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) +
-                                             (lane / 16 * 8 + lane % 8) * 128 +
-                                             (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-                        const int line = tid / 8, chunk = tid % 8, left = t->cols - c0 - 8 * chunk;
-                        const char *const get = mine + line * 128 + ((chunk ^ (line & 7)) << 4);
-                        char *to = d + line * pitch + (t->n0 + c0 + 8 * chunk) * 2;
+                }
+            }
+            /* from registers to the room, box by box, as 16-bit elements or as sums, and from there to D */
+            narrow = size == 2 && beta == 0.0f;
+            added = size == 4 && beta == 1.0f;
+            whole = whole && (narrow || (size == 4 && (beta == 0.0f || added)));
+            room = base + GMM__OF(rooms) + 8192 * GMM__OF(boxes) * wg;
+            per = narrow ? 64 : 32; /* columns of a box */
 #pragma unroll
-                        for (u = 0; u < GMM__OF(units); u += GMM__OF(out)) {
-                            const int room = (turn & 1) * GMM__OF(room);
-                            uint4 v[GMM__OF(out)];
-                            if (u >= units) break;
-                            turn++;
+            for (i = 0; i < GMM__OF(cols) / 32; i += GMM__OF(boxes)) { /* first box */
+                const int c0 = (int)i * per;
+                if (c0 >= t->cols || c0 >= GMM__OF(cols)) break;
+                if (tid == 0) asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+                gmm_bar_team(wg);
+                if (narrow) {
+                    const gmm_dtype dtype = args.p.d.dtype;
+                    const uint32_t put = room + (tid / 32 * 16 + tid % 16) * 128;
 #pragma unroll
-                            for (x = 0; x < GMM__OF(out); x++)
-                                if (u + x < GMM__OF(units)) {
-                                    const float *const f = &sum[j][8 * (u + x)];
-                                    const gmm_dtype dtype = args.p.d.dtype;
-                                    gmm_stmatrix_t(put + room + x * 2048, gmm_pack2(dtype, f[0], f[1]),
-                                                   gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
-                                                   gmm_pack2(dtype, f[6], f[7]));
-                                }
-                            gmm_bar_half(wg);
+                    for (u = 0; u < 4 * GMM__OF(boxes); u++) { /* 16 columns */
+                        const float *const v = &sum[32 * i + 8 * u < GMM__SUM ? 32 * i + 8 * u : 0];
+                        gmm_stmatrix(put + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
+                                     gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
+                                     gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
+                    }
+                } else {
+                    const uint32_t put = room + row * 128 + tid % 2 * 8;
 #pragma unroll
-                            for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
+                    for (u = 0; u < 4 * GMM__OF(boxes); u++) /* 8 columns of the thread's two rows */
 #pragma unroll
-                            for (x = 0; x < GMM__OF(out); x++)
-                                if (16 * (u + x) + line < fast) *(uint4 *)(to + 16 * x * pitch) = v[x];
+                        for (e = 0; e < 4; e += 2)
+                            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" : : "r"(put + u / 4 * 8192 + e * 512 +
+                                         (((u % 4 * 2 + tid % 4 / 2) ^ (row % 8)) << 4)), "f"(sum[16 * i + 4 * u + e]),
+                                         "f"(sum[16 * i + 4 * u + e + 1]) : "memory");
+                }
+                if (whole) asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+                gmm_bar_team(wg);
+                if (whole && tid == 0) {
+                    const int32_t y = t->m0 + 64 * wg;
+                    const uint64_t to = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.d, t->g) - GMM_SM90_BASE;
+                    for (x = 0; x < GMM__OF(boxes) && c0 + per * x < t->cols; x++)
+                        gmm_tma_store(&args.d, room + 8192 * x, added, t->n0 + c0 + per * x,
+                                      wgrad ? y : y + GMM_SM90_RAGGED - (t->end - t->row),
+                                      wgrad ? (int32_t)(to >> 4 & 0x3FFF) : t->end,
+                                      wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED);
+                    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+                }
+                if (!whole) { /* a thread per row and 16 bytes of it */
+                    const char *const from = gmm_shared + GMM__OF(rooms) + 8192 * GMM__OF(boxes) * wg;
+                    const int near = (bits & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
-                            for (x = 0; x < GMM__OF(out) && 16 * (u + x) + line < slow; x++)
-#pragma unroll 1
-                                for (e = 0; e < 8 && e < left; e++)
-                                    ((uint16_t *)(to + 16 * x * pitch))[e] =
-                                        ((const uint16_t *)(get + room + x * 2048))[e];
-                            to += 16 * GMM__OF(out) * pitch;
-                        }
-                    } else { /* rooms hold sums */
-                        char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
-                        const int f4 = w * 4 + lane / 16, left = t->cols - c0 - 4 * (tid % 16);
-                        char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+                    for (x = tid; x < 512 * GMM__OF(boxes); x += 128) {
+                        const int r = x / 8 % 64, c = c0 + x / 512 * per + x % 8 * (per / 8), left = t->cols - c;
+                        const char *const get = from + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
+                        char *const to = d + r * pitch + (int64_t)(t->n0 + c) * size;
+                        if (r >= rows) continue;
+                        if (narrow) {
+                            for (e = 0; e < 8 && e < left; e++) ((uint16_t *)to)[e] = ((const uint16_t *)get)[e];
+                        } else {
+                            const float4 w = *(const float4 *)get;
+                            float v[4], was[4];
+                            v[0] = w.x; v[1] = w.y; v[2] = w.z; v[3] = w.w;
+                            if (beta != 0.0f) {
+                                gmm_read4(args.p.d.dtype, to, left, near, was);
 #pragma unroll
-                        for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
-                            const int room = (turn & 1) * GMM__OF(room);
-                            /* lots of all columns are counted through: what is read ahead may be of the next 64 */
-                            const int lots = (GMM__OF(units) * 16 + GMM__LOT - 1) / GMM__LOT;
-                            const int lot = j * lots + u * 16 / GMM__LOT, ahead = lot % GMM__AHEAD;
-                            const int then_j = (lot + GMM__AHEAD) / lots, then = (lot + GMM__AHEAD) % lots * GMM__LOT;
-                            const char *const get = mine + room + tid / 16 * 256 +
-                                                    (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                            if (u < units) {
-                                turn++;
-#pragma unroll
-                                for (x = 0; x < GMM__LOT / 16; x++)
-                                    if (u + x < GMM__OF(units)) {
-#pragma unroll
-                                        for (e = 0; e < 8; e++)
-                                            *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
-                                                       (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
-                                                sum[j][8 * (u + x) + e];
-                                    }
-                                gmm_bar_half(wg);
+                                for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, was[e], v[e]);
                             }
-                            {
-                                const int ahead_of = wgrad ? fast : 0, at_once = fast - ahead_of; /* of rows added to */
-                                const int more = then_j < GMM__OF(mb) && t->cols - first - 64 * then_j >= 64 ? ahead_of
-                                                                                                             : 0;
-                                const char *const next = d + (then + tid / 16) * pitch +
-                                                         (t->n0 + first + 64 * then_j + 4 * (tid % 16)) * size;
-#pragma unroll
-                                for (x = 0; x < GMM__LOT / 8; x++) {
-                                    const int r = 16 * u + 8 * x + tid / 16;
-                                    const float4 f = *(const float4 *)(get + x * 2048);
-                                    float v[4];
-                                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                                    if (beta != 0.0f) {
-                                        if (r < at_once) old[ahead][x] = gmm_sm90_peek(size, to + 8 * x * pitch);
-#pragma unroll
-                                        for (e = 0; e < 4; e++) {
-                                            const float was = gmm_sm90_seen(args.p.d.dtype, &old[ahead][x], e);
-                                            v[e] = __fmaf_rn(beta, was, v[e]);
-                                        }
-                                        if (then + 8 * x + tid / 16 < more)
-                                            old[ahead][x] = gmm_sm90_peek(size, next + 8 * x * pitch);
-                                    }
-                                    if (r < fast) gmm_write4(args.p.d.dtype, to + 8 * x * pitch, 4, 1, v);
-                                }
-                            }
-#pragma unroll 1
-                            for (x = 0; x < GMM__LOT / 8 && 16 * u + 8 * x + tid / 16 < slow; x++)
-#pragma unroll 1
-                                for (e = 0; e < 4 && e < left; e++) {
-                                    char *const at = to + 8 * x * pitch + e * size;
-                                    float v[4], was[4];
-                                    v[0] = ((const float *)(get + x * 2048))[e];
-                                    gmm_read4(args.p.d.dtype, at, beta != 0.0f, 0, was);
-                                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
-                                    gmm_write4(args.p.d.dtype, at, 1, 0, v);
-                                }
-                            to += GMM__LOT * pitch;
+                            gmm_write4(args.p.d.dtype, to, left, near, v);
                         }
                     }
                 }
             }
         }
+        asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
     }
     /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
     __syncwarp();
@@ -7214,8 +7247,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(1) GMM__NAME(const __grid_constant__ gmm_fp8_args a
 #endif
 }
 #undef GMM__MULTIPLY
-#undef GMM__AHEAD
-#undef GMM__LOT
+#undef GMM__SUM
 #undef GMM__FACTORS
 #undef GMM__KIND
 #undef GMM__NAME

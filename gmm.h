@@ -192,7 +192,8 @@ typedef struct gmm_options {
     int32_t sm_limit;            /* GPU: multiprocessors to use, 0 = all. Never changes results */
     int32_t allow_nondeterminism;/* 0 or 1; no engine makes use of it */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
-    int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion where scales are by tensor or row. Changes results */
+    int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion in fwd and dgrad where scales are by tensor or row. Changes
+                                    results */
     int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, for trying them;
                                     0, or more than there are: the one expected to be fastest. Never changes results */
     int64_t workspace_limit;     /* WGMMA declines a product of MX32 or NV16 operands that needs more bytes, since it
@@ -7496,7 +7497,8 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
     return choice;
 }
 
-/* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it. */
+/* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it; in
+   wgrad always, where that is no slower. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
@@ -7505,7 +7507,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
     const int blocks = gmm_block_along(b->scaling) == 128;
     const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_BOTH : GMM_FP8_ROWS)
-                                : call->options.fp8_fast_accum ? GMM_FP8_FAST : GMM_FP8_ROWS;
+                                : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_ROWS;
     const gmm_fp8_kernel *k;
     int64_t tiles;
     plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, sums, processors);

@@ -192,8 +192,8 @@ typedef struct gmm_options {
     int32_t sm_limit;            /* GPU: multiprocessors to use, 0 = all. Never changes results */
     int32_t allow_nondeterminism;/* 0 or 1; no engine makes use of it */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
-    int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion in fwd and dgrad where scales are by tensor or row. Changes
-                                    results */
+    int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion in fwd and dgrad where scales are by tensor or row.
+                                    Changes results */
     int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, for trying them;
                                     0, or more than there are: the one expected to be fastest. Never changes results */
     int64_t workspace_limit;     /* WGMMA declines a product of MX32 or NV16 operands that needs more bytes, since it
@@ -7443,8 +7443,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             /* codes wait for instructions */
             const double multiply = k->factor ? 1000.0 + 36.0 * height : 64.0 * wide * height;
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
-            /* alone, half the columns share a row of A: more bytes, which show in low tiles and in deep sums; groups are
-               seldom of equal size, and what the tallest tile leaves over is the lowest */
+            /* alone, half the columns share a row of A: more bytes, which show in low tiles and in deep sums; groups
+               are seldom of equal size, and what the tallest tile leaves over is the lowest */
             const double more = both ? (op != gmm_gemm_wgrad && k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
                                      : (height < 10.5 ? 1.05 : 1.0) + (double)depths / 4000.0;
             const double sum = (double)depths * (multiply > move ? multiply : move) * more;

@@ -6905,6 +6905,7 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uin
             if (GMM__KIND == GMM_FP8_BOTH && u + 4 < GMM__SUM / 8)
                 gmm_shared_read4(factors + s * GMM__FACTORS + 64 * (u + 4), by[u % 4]);
         }
+        if (GMM__KIND == GMM_FP8_BOTH) __syncwarp(); /* all of the warp have read the stage's scales */
         if (GMM__KIND == GMM_FP8_BOTH && lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
     }
 #undef GMM__FETCH

@@ -6541,7 +6541,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 
     if (warp >= 8) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(blocks) == 1 ? 40 : 48));
         if (warp == 8) { /* moves A and B: each lane one box of every stage */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_RING);

@@ -933,8 +933,8 @@ static void chains(rank *r) {
     if (r->index == 0)
         printf("\n%s: %d layers of %d experts %lld x %lld, %lld tokens a rank, %d ranks. t_ref: all-gather of %.0f MB "
                "%.3f ms, reduce-scatter fp32 %.3f, bf16 %.3f\n"
-               "per layer, ms, and without communication; exposed: ms, %% of t_ref, the same at one clock; slower: GEMMs "
-               "by their events\n"
+               "per layer, ms, and without communication; exposed: ms, %% of t_ref, the same at one clock; slower: "
+               "GEMMs by their events\n"
                "%-13s %-4s %4s %2s | %7s %7s %19s %6s | %7s %7s %s\n", s->name, r->layers, s->experts,
                (long long)s->n, (long long)s->k, (long long)s->tokens, H.size, (double)whole * 2e-6, ref.gather,
                ref.scatter[0], ref.scatter[1], "communicator", "wire", "sms", "pf", "forward", "without", "exposed",

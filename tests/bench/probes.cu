@@ -1,5 +1,7 @@
 /* probes - what the hardware under the kernels does: one row per question, with what it was predicted to be on an H200
    and what this GPU gives. Each is the median of several turns. What follows from the answers: NOTES.md. */
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -9,13 +11,22 @@
 enum { TURNS = 9, STEPS = 512, CHASE = 4096 };
 static const size_t ROOM = (size_t)1 << 30;
 
+/* Boxes of 64 lines and `width` bytes that lie one after another: `rows` of a box are inside, the others outside. */
+typedef struct boxes {
+    int width, rows, across, count; /* across: boxes side by side */
+    const char *anywhere;           /* a map over all of memory, the boxes from here on; NULL = a ragged map */
+} boxes;
+
 static struct {
     char *a, *b;
     int64_t *ticks; /* device [2]: clocks of block 0; a place for results nobody wants */
     cudaStream_t stream;
     cudaEvent_t begin, end;
     cudaGraphExec_t chain;
-    int processors, hopper;
+    int processors, hopper, groups;
+    PFN_cuTensorMapEncodeTiled_v12000 encode;
+    CUtensorMap map, *stored; /* stored: in device memory */
+    boxes boxes;
 } P;
 
 static void cuda(cudaError_t e, const char *what) {
@@ -31,11 +42,17 @@ static void row(const char *what, const char *predicted, double got, const char 
     printf("%-66s  %-18s  %8.4g %s\n", what, predicted, got, unit);
     fflush(stdout);
 }
+static void fetch(int64_t ticks[2]) {
+    cuda(cudaGetLastError(), "a launch");
+    cuda(cudaMemcpyAsync(ticks, P.ticks, 2 * sizeof *ticks, cudaMemcpyDeviceToHost, P.stream), "ticks");
+    cuda(cudaStreamSynchronize(P.stream), "a probe");
+}
 
 /* Median seconds of `calls` calls that one event pair encloses. */
 static double seconds(void (*run)(void), int calls) {
     double t[TURNS];
     run();
+    cuda(cudaGetLastError(), "a launch");
     for (int i = 0; i < TURNS; i++) {
         float ms;
         cuda(cudaEventRecord(P.begin, P.stream), "event");
@@ -52,11 +69,10 @@ static double seconds(void (*run)(void), int calls) {
 static double clocks(void (*run)(void)) {
     double t[TURNS];
     for (int i = 0; i < TURNS; i++) {
-        int64_t ticks;
+        int64_t ticks[2];
         run();
-        cuda(cudaMemcpyAsync(&ticks, P.ticks, sizeof ticks, cudaMemcpyDeviceToHost, P.stream), "clocks");
-        cuda(cudaStreamSynchronize(P.stream), "a probe");
-        t[i] = (double)ticks;
+        fetch(ticks);
+        t[i] = (double)ticks[0];
     }
     qsort(t, TURNS, sizeof *t, ascending);
     return t[TURNS / 2];
@@ -98,6 +114,22 @@ static __global__ void spread_blocks(const uint4 *from, uint4 *to, int64_t apart
 #pragma unroll
         for (int i = 0; i < 4; i++) __stcs(to + k * apart + first + 256 * i, v[i]);
 }
+/* Sums kept in memory: read, added to and written, by blocks of 128 threads, `loads` of 16 bytes under way in each. */
+template <int loads> static __global__ __launch_bounds__(128) void add_blocks(float4 *sums, int64_t count, float by) {
+    for (int64_t at = (int64_t)blockIdx.x * 128 * loads + threadIdx.x; at < count;
+         at += (int64_t)gridDim.x * 128 * loads) {
+        float4 v[loads];
+#pragma unroll
+        for (int i = 0; i < loads; i++) v[i] = sums[at + 128 * i];
+        __syncthreads(); /* all are asked for before one is written: ptxas would save registers */
+#pragma unroll
+        for (int i = 0; i < loads; i++)
+            sums[at + 128 * i] = make_float4(v[i].x + by, v[i].y + by, v[i].z + by, v[i].w + by);
+    }
+}
+template <int loads> static void run_add_blocks(void) {
+    add_blocks<loads><<<(unsigned)P.processors * 2, 128, 0, P.stream>>>((float4 *)P.b, (int64_t)(ROOM / 16), 1.0f);
+}
 enum { UNIT = 16384 };
 static void run_copy(void) {
     copy_blocks<<<(unsigned)(ROOM / UNIT), 256, 0, P.stream>>>((const uint4 *)P.a, (uint4 *)P.b);
@@ -121,14 +153,60 @@ static __global__ void chase_links(char *links, int64_t *ticks) {
     ticks[0] = clock64() - begin;
     ticks[1] = at;
 }
-static __global__ void make_links(char *links, int64_t step, int64_t bytes) {
+/* A link to the next one or, with hop 0, to itself. */
+static __global__ void make_links(char *links, int64_t step, int64_t bytes, int hop) {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < bytes / step; i += gridDim.x * blockDim.x)
-        *(int64_t *)(links + i * step) = (i + 1) * step % bytes;
+        *(int64_t *)(links + i * step) = (i + hop) * step % bytes;
 }
 static void run_chase(void) { chase_links<<<1, 1, 0, P.stream>>>(P.a, P.ticks); }
 static void run_cold_chase(void) { /* what the L2 held has gone */
     run_write();
     run_chase();
+}
+
+/* Which parts of the L2 are near: a thread of every multiprocessor loads the same place again and again, then the next
+   place. took [multiprocessor][place], clocks of a load. */
+enum { PLACES = 512, AGAIN = 16, APART = (1 << 21) - 4096 + 128 };
+static __global__ void map_places(const char *links, float *took) {
+    for (int place = 0; place < PLACES; place++) {
+        const int64_t here = (int64_t)place * APART;
+        int64_t at = here, begin;
+        for (int i = 0; i < 2; i++) at = __ldcg((const long long *)(links + at)); /* now the L2 holds it */
+        if (at != here) return; /* both clocks are read behind a load's end */
+        begin = clock64();
+        for (int i = 0; i < AGAIN; i++) at = __ldcg((const long long *)(links + at));
+        if (at != here) return;
+        took[blockIdx.x * PLACES + place] = (float)(clock64() - begin) / AGAIN;
+    }
+}
+static void map_rows(void) {
+    const int all = P.processors * PLACES;
+    float *took = (float *)malloc(sizeof *took * (size_t)all);
+    double *sorted = (double *)malloc(sizeof *sorted * (size_t)all), spread[PLACES];
+    if (!took || !sorted) exit(1);
+    make_links<<<256, 256, 0, P.stream>>>(P.a, APART, (int64_t)APART * PLACES, 0);
+    map_places<<<(unsigned)P.processors, 1, 0, P.stream>>>(P.a, (float *)P.b);
+    cuda(cudaMemcpyAsync(took, P.b, sizeof *took * (size_t)all, cudaMemcpyDeviceToHost, P.stream), "places");
+    cuda(cudaStreamSynchronize(P.stream), "places");
+    for (int i = 0; i < all; i++) sorted[i] = took[i];
+    qsort(sorted, (size_t)all, sizeof *sorted, ascending);
+    for (int place = 0; place < PLACES; place++) {
+        float least = took[place], most = least;
+        for (int i = place; i < all; i += PLACES) {
+            if (took[i] < least) least = took[i];
+            if (took[i] > most) most = took[i];
+        }
+        spread[place] = most - least;
+    }
+    qsort(spread, PLACES, sizeof *spread, ascending);
+    row("such loads, by every multiprocessor from 512 places: the least", "200 clocks", sorted[0], "clocks");
+    row("  a tenth take less", "215 clocks", sorted[all / 10], "clocks");
+    row("  the median", "265 clocks", sorted[all / 2], "clocks");
+    row("  a tenth take more", "320 clocks", sorted[all - 1 - all / 10], "clocks");
+    row("  the most", "400 clocks", sorted[all - 1], "clocks");
+    row("  of one place, the slowest less the fastest one, the median", "130 clocks", spread[PLACES / 2], "clocks");
+    free(took);
+    free(sorted);
 }
 
 /* -------------------------------------------------------------------------------------------------- Launches --- */
@@ -275,6 +353,422 @@ static void run_add(void) {
     add_bulk<<<(unsigned)P.processors * 4, 128, UNIT, P.stream>>>(P.b, (int64_t)ROOM);
 }
 
+static const struct { const char *what, *predicted; void (*run)(void); } ADDS[] = {
+    {"1 GiB of fp32 sums read, added to, written: 2 loads under way", "2.7 TB/s", run_add_blocks<2>},
+    {"  4 loads", "3.4 TB/s", run_add_blocks<4>},
+    {"  8 loads", "3.9 TB/s", run_add_blocks<8>},
+    {"  16 loads", "4.1 TB/s", run_add_blocks<16>}};
+
+/* ------------------------------------------------------------------------------------- Barriers, boxes by TMA --- */
+
+/* Elsewhere than on Hopper these are empty, and the kernels that call them are never launched. */
+static __device__ __forceinline__ uint32_t shared_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+static __device__ __forceinline__ void bar_init(uint32_t bar, uint32_t count) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+#endif
+}
+/* Makes barriers and shared memory written by threads known to TMA and to wgmma; __syncthreads follows. */
+static __device__ __forceinline__ void fence_shared(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+#endif
+}
+static __device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+#endif
+}
+[[maybe_unused]] static __device__ __forceinline__ void bar_arrive(uint32_t bar) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+#endif
+}
+static __device__ __forceinline__ int bar_passed(uint32_t bar, uint32_t parity) {
+    uint32_t done = 1;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.b32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+#endif
+    return (int)done;
+}
+/* A wait of more than two seconds is a mistake, and ends the program. */
+static __device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity) {
+    if (bar_passed(bar, parity)) return;
+    for (const int64_t begin = clock64(); !bar_passed(bar, parity);)
+        if (clock64() - begin > (int64_t)1 << 32) __trap();
+}
+static __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int4 at) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2];" : : "r"(to), "l"(map), "r"(bar), "r"(at.x), "r"(at.y),
+                 "r"(at.z), "r"(at.w) : "memory");
+#endif
+}
+static __device__ __forceinline__ void tma_store(const CUtensorMap *map, uint32_t from, int4 at) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 : : "l"(map), "r"(from), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+#endif
+}
+/* At most `left` stores have still to be read from shared memory; or (-1) all have been written. */
+template <int left> static __device__ __forceinline__ void tma_wait(void) {
+#if __CUDA_ARCH__ >= 900
+    if (left < 0) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+    else asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(left < 0 ? 0 : left) : "memory");
+#endif
+}
+
+/* Maps of 16-bit elements, boxes of 64 lines. Ragged: dimensions {features, 2^30, ends, wraps}, strides {s, s,
+   2^34 - s}: coordinates {x, 2^30 - rows + r, end, 2^30} are row end - rows + r, and outside from r = rows on.
+   Anywhere: {features, 64, 2^14, 2^31 - 1}, strides {s, 16, 2^18}, from address 256 on. */
+enum { LINES = 64, OUTSIDE = 1 << 30, LOWEST = 256, PITCH = 8192 };
+static CUtensorMap make_map(void *base, int64_t pitch, cuuint64_t features, int width, int swizzled,
+                            cuuint64_t rows, cuuint64_t third, cuuint64_t fourth, cuuint64_t s2, cuuint64_t s3) {
+    const cuuint64_t dims[4] = {features, rows, third, fourth}, strides[3] = {(cuuint64_t)pitch, s2, s3};
+    const cuuint32_t box[4] = {(cuuint32_t)width / 2, LINES, 1, 1}, one[4] = {1, 1, 1, 1};
+    CUtensorMap map;
+    if (P.encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                 swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+        cuda(cudaErrorInvalidValue, "a tensor map");
+    return map;
+}
+static CUtensorMap ragged_map(void *base, int64_t pitch, int64_t features, int width, int swizzled) {
+    return make_map(base, pitch, (cuuint64_t)features, width, swizzled, OUTSIDE, 0x7FFF0000, 0x7FFF0000,
+                    (cuuint64_t)pitch, ((cuuint64_t)1 << 34) - (cuuint64_t)pitch);
+}
+static void open_maps(void) {
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *encode = NULL;
+    cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found), "maps");
+    if (found != cudaDriverEntryPointSuccess || !encode) cuda(cudaErrorNotSupported, "cuTensorMapEncodeTiled");
+    P.encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
+}
+
+/* Box `i`: those side by side first. */
+static __device__ __forceinline__ int4 box_at(const boxes *b, int i) {
+    const int line = i >> (__ffs(b->across) - 1), x = (i & (b->across - 1)) * (b->width / 2);
+    if (b->anywhere) {
+        const uint64_t from = (uint64_t)(uintptr_t)b->anywhere + (uint64_t)line * LINES * PITCH - LOWEST;
+        return make_int4(x, 0, (int)(from >> 4 & 0x3FFF), (int)(from >> 18));
+    }
+    return make_int4(x, OUTSIDE - b->rows, (line + 1) * b->rows, OUTSIDE);
+}
+/* A lane of each warp has `BOX_STAGES` boxes under way. Nobody looks at what comes in. */
+enum { BOX_WARPS = 4, BOX_STAGES = 3, BOX_ROOM = 16384 };
+enum { BOX_SHARED = BOX_WARPS * BOX_STAGES * (BOX_ROOM + 8) };
+static __global__ void load_boxes(const __grid_constant__ CUtensorMap map, const boxes b) {
+    extern __shared__ __align__(1024) char shared[];
+    const int warp = threadIdx.x / 32;
+    const uint32_t room = shared_at(shared) + BOX_STAGES * BOX_ROOM * warp;
+    const uint32_t bars = shared_at(shared) + BOX_WARPS * BOX_STAGES * BOX_ROOM + 8 * BOX_STAGES * warp;
+    int turn = 0;
+    if (threadIdx.x % 32) return;
+    for (int s = 0; s < BOX_STAGES; s++) bar_init(bars + 8 * s, 1);
+    fence_shared();
+    for (int i = blockIdx.x * BOX_WARPS + warp; i < b.count; i += gridDim.x * BOX_WARPS, turn++) {
+        const uint32_t s = turn % BOX_STAGES, bar = bars + 8 * s;
+        if (turn >= BOX_STAGES) bar_wait(bar, (turn / BOX_STAGES & 1) ^ 1);
+        bar_expect(bar, LINES * b.width); /* what is outside counts, too: it comes as zeros */
+        tma_load(room + s * BOX_ROOM, &map, bar, box_at(&b, i));
+    }
+    for (int i = turn < BOX_STAGES ? 0 : turn - BOX_STAGES; i < turn; i++)
+        bar_wait(bars + 8 * (i % BOX_STAGES), i / BOX_STAGES & 1);
+}
+static __global__ void store_boxes(const __grid_constant__ CUtensorMap map, const boxes b) {
+    extern __shared__ __align__(1024) char shared[];
+    for (int i = threadIdx.x; i < BOX_ROOM / 4; i += blockDim.x) ((uint32_t *)shared)[i] = i;
+    fence_shared();
+    __syncthreads();
+    if (threadIdx.x % 32) return;
+    for (int i = blockIdx.x * BOX_WARPS + threadIdx.x / 32; i < b.count; i += gridDim.x * BOX_WARPS) {
+        tma_store(&map, shared_at(shared), box_at(&b, i));
+        tma_wait<7>();
+    }
+    tma_wait<-1>();
+}
+static void run_load_boxes(void) {
+    load_boxes<<<(unsigned)P.processors, 32 * BOX_WARPS, BOX_SHARED, P.stream>>>(P.map, P.boxes);
+}
+static void run_store_boxes(void) {
+    store_boxes<<<(unsigned)P.processors, 32 * BOX_WARPS, BOX_ROOM, P.stream>>>(P.map, P.boxes);
+}
+
+/* A block for every number of rows from 0 to 64: loads a box and compares it, then stores one whose lines are all
+   filled. Matrices have 192 rows for each block, of 128 elements; boxes begin at row 64, element 64. */
+enum { TAILS = 65, TAIL_ROWS = 192, TAIL_COLS = 128, EMPTY = 0xFFFF };
+static __device__ __forceinline__ uint16_t tail_value(int row, int col) {
+    return (uint16_t)((row * TAIL_COLS + col) % 65521 + 1); /* not 0, and not EMPTY */
+}
+static __global__ void fill_tails(uint16_t *to) {
+    to[blockIdx.x * TAIL_COLS + threadIdx.x] = tail_value((int)blockIdx.x, (int)threadIdx.x);
+}
+static __global__ void move_tails(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to,
+                                  int64_t *wrong) {
+    __shared__ __align__(1024) uint16_t room[LINES * 64];
+    __shared__ __align__(8) uint64_t bars[1];
+    const int rows = (int)blockIdx.x, first = TAIL_ROWS * rows + 64;
+    const int4 at = make_int4(64, OUTSIDE - rows, first + rows, OUTSIDE);
+    const uint32_t bar = shared_at(bars);
+    for (int i = threadIdx.x; i < LINES * 64; i += blockDim.x) room[i] = EMPTY;
+    if (threadIdx.x == 0) bar_init(bar, 1);
+    fence_shared();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        bar_expect(bar, sizeof room);
+        tma_load(shared_at(room), &from, bar, at);
+    }
+    bar_wait(bar, 0);
+    for (int i = threadIdx.x; i < LINES * 64; i += blockDim.x) {
+        const int r = i / 64, c = i % 64;
+        uint16_t *const e = &room[r * 64 + (((c / 8) ^ (r % 8)) * 8) + c % 8];
+        if (*e != (r < rows ? tail_value(first + r, 64 + c) : 0)) atomicAdd((unsigned long long *)&wrong[0], 1ull);
+        *e = tail_value(first + r, 64 + c);
+    }
+    fence_shared();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        tma_store(&to, shared_at(room), at);
+        tma_wait<-1>();
+    }
+}
+static __global__ void compare_tails(const uint16_t *stored, int64_t *wrong) {
+    const int row = (int)blockIdx.x, col = (int)threadIdx.x, r = row % TAIL_ROWS - 64;
+    const int inside = col >= 64 && r >= 0 && r < row / TAIL_ROWS;
+    if (stored[row * TAIL_COLS + col] != (inside ? tail_value(row, col) : EMPTY))
+        atomicAdd((unsigned long long *)&wrong[1], 1ull);
+}
+static void tail_rows(void) {
+    const size_t bytes = (size_t)TAILS * TAIL_ROWS * TAIL_COLS * 2;
+    int64_t wrong[2];
+    fill_tails<<<TAILS * TAIL_ROWS, TAIL_COLS, 0, P.stream>>>((uint16_t *)P.a);
+    cuda(cudaMemsetAsync(P.b, 0xFF, bytes, P.stream), "memset");
+    cuda(cudaMemsetAsync(P.ticks, 0, sizeof wrong, P.stream), "memset");
+    move_tails<<<TAILS, 128, 0, P.stream>>>(ragged_map(P.a, TAIL_COLS * 2, TAIL_COLS, 128, 1),
+                                            ragged_map(P.b, TAIL_COLS * 2, TAIL_COLS, 128, 1), P.ticks);
+    compare_tails<<<TAILS * TAIL_ROWS, TAIL_COLS, 0, P.stream>>>((const uint16_t *)P.b, P.ticks);
+    fetch(wrong);
+    row("boxes of 0 to 64 rows loaded: elements that differ, zeros outside", "0", (double)wrong[0], "");
+    row("  stored: elements that differ, in the box and around it", "0", (double)wrong[1], "");
+}
+
+static void box_rows(void) {
+    static const struct { int width, rows; const char *loaded, *stored; } BOXES[] = {
+        {256, 64, "4.4 TB/s", "4.2 TB/s"}, {128, 64, "4.4 TB/s", "3.6 TB/s"}, {64, 64, "4.2 TB/s", "2.8 TB/s"},
+        {128, 63, "4.4 TB/s", "3.6 TB/s"}, {128, 33, "4.4 TB/s", "3.6 TB/s"}, {128, 32, "4.4 TB/s", "3.6 TB/s"},
+        {128, 16, "4.3 TB/s", "3.4 TB/s"}, {128, 8, "3.4 TB/s", "2.8 TB/s"},  {128, 1, "0.45 TB/s", "0.6 TB/s"}};
+    const int lines = (int)(ROOM / PITCH);
+    char what[80];
+    tail_rows();
+    cuda(cudaFuncSetAttribute((const void *)load_boxes, cudaFuncAttributeMaxDynamicSharedMemorySize, BOX_SHARED),
+         "shared memory");
+    for (size_t i = 0; i < sizeof BOXES / sizeof *BOXES; i++) {
+        const int width = BOXES[i].width, rows = BOXES[i].rows, swizzled = width == 128;
+        const double bytes = 1e-12 * (double)(lines / rows * rows) * PITCH;
+        P.boxes = {width, rows, PITCH / width, lines / rows * (PITCH / width), NULL};
+        P.map = ragged_map(P.a, PITCH, PITCH / 2, width, swizzled);
+        snprintf(what, sizeof what, "1 GiB loaded by ragged boxes of %d bytes, %d of 64 rows inside", width, rows);
+        row(what, BOXES[i].loaded, bytes / seconds(run_load_boxes, 2), "TB/s");
+        P.map = ragged_map(P.b, PITCH, PITCH / 2, width, swizzled);
+        row("  stored", BOXES[i].stored, bytes / seconds(run_store_boxes, 2), "TB/s");
+    }
+    P.boxes = {128, LINES, PITCH / 128, lines / LINES * (PITCH / 128), P.a};
+    P.map = make_map((void *)(uintptr_t)LOWEST, PITCH, PITCH / 2, 128, 1, LINES, 1 << 14, 0x7FFFFFFF, 16, 1 << 18);
+    row("1 GiB loaded by boxes of a map over all of memory", "4.4 TB/s",
+        1e-12 * (double)ROOM / seconds(run_load_boxes, 2), "TB/s");
+}
+
+/* ------------------------------------------------------------------------------- Maps that change on the way --- */
+
+/* A warp loads boxes of 8 KiB, which the L2 holds, one after another: by a map that stands ready as a parameter or in
+   device memory, with an acquire before each box, or by one whose address it replaces each time, in device memory or
+   in a copy in shared memory. ticks: clocks of all boxes; how many came from elsewhere. */
+enum { READY, IN_MEMORY, ACQUIRED, REPLACED, REPLACED_SHARED, WAYS };
+enum { SWITCHES = 64, BOX = LINES * 128 };
+template <int way> static __global__ void switch_maps(const __grid_constant__ CUtensorMap given, CUtensorMap *map,
+                                                      char *from, int64_t *ticks) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define ACQUIRE asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(map) : "memory")
+    __shared__ __align__(1024) char room[BOX];
+    __shared__ __align__(128) CUtensorMap copy;
+    __shared__ __align__(8) uint64_t bars[1];
+    const uint32_t bar = shared_at(bars);
+    const int lane = (int)threadIdx.x;
+    int64_t took = 0, wrong = 0;
+    ((uint32_t *)&copy)[lane] = ((const uint32_t *)map)[lane];
+    if (lane == 0) bar_init(bar, 1);
+    fence_shared();
+    __syncwarp();
+    if (way != READY) ACQUIRE;
+    for (int i = 0; i < SWITCHES; i++) {
+        const int64_t begin = clock64();
+        char *const box = from + (int64_t)i * BOX;
+        if (way == REPLACED && lane == 0) {
+            asm volatile("tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;" : : "l"(map), "l"(box)
+                         : "memory");
+            asm volatile("fence.proxy.tensormap::generic.release.gpu;" : : : "memory");
+        }
+        if (way == REPLACED_SHARED) {
+            if (lane == 0)
+                asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;"
+                             : : "r"(shared_at(&copy)), "l"(box) : "memory");
+            __syncwarp();
+            asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned "
+                         "[%0], [%1], 128;" : : "l"(map), "r"(shared_at(&copy)) : "memory");
+        }
+        if (way >= ACQUIRED) ACQUIRE;
+        if (lane == 0) {
+            bar_expect(bar, BOX);
+            if (way == READY) tma_load(shared_at(room), &given, bar, make_int4(0, LINES * i, 0, 0));
+            else tma_load(shared_at(room), map, bar, make_int4(0, way < REPLACED ? LINES * i : 0, 0, 0));
+        }
+        bar_wait(bar, i & 1);
+        took += clock64() - begin;
+        wrong += *(volatile int *)room != i * BOX; /* the link to itself that a box begins with */
+        __syncwarp();
+    }
+    if (lane == 0) ticks[0] = took, ticks[1] = wrong;
+#undef ACQUIRE
+#endif
+}
+template <int way> static void run_switch(void) {
+    switch_maps<way><<<1, 32, 0, P.stream>>>(P.map, P.stored, P.a, P.ticks);
+}
+static void switch_rows(void) {
+    static const struct { const char *what, *predicted; void (*run)(void); } ROWS[WAYS] = {
+        {"a box of 8 KiB by TMA from the L2, the map a parameter", "750 clocks", run_switch<READY>},
+        {"  the map in device memory", "750 clocks", run_switch<IN_MEMORY>},
+        {"  an acquire of the map before each box", "1250 clocks", run_switch<ACQUIRED>},
+        {"  its address replaced in device memory before each box", "2300 clocks", run_switch<REPLACED>},
+        {"  replaced in shared memory, copied to device memory", "2000 clocks", run_switch<REPLACED_SHARED>}};
+    int64_t ticks[2], wrong = 0;
+    make_links<<<256, 256, 0, P.stream>>>(P.a, BOX, (int64_t)SWITCHES * BOX, 0);
+    P.map = make_map(P.a, 128, 64, 128, 1, SWITCHES * LINES, 1, 1, 16, 16);
+    cuda(cudaMalloc(&P.stored, sizeof P.map), "memory");
+    for (int i = 0; i < WAYS; i++) {
+        cuda(cudaMemcpyAsync(P.stored, &P.map, sizeof P.map, cudaMemcpyHostToDevice, P.stream), "a map");
+        row(ROWS[i].what, ROWS[i].predicted, clocks(ROWS[i].run) / SWITCHES, "clocks");
+        fetch(ticks);
+        wrong += ticks[1];
+    }
+    row("  boxes of these that came from elsewhere", "0", (double)wrong, "");
+}
+
+/* ------------------------------------------------------------------------------------ Promoted sums of FP8 --- */
+
+/* Groups of 128 threads multiply 64 x 128 by E4M3 zeros in shared memory, 128 deep, and add the product, times scales
+   of its rows, to their sums; or (FAST) the tensor cores do. The scales: two numbers that stay, or two per thread and
+   product, asked of memory a product ahead, or written to shared memory by a warp behind the groups. */
+enum { FAST, CONSTANT, FROM_MEMORY, FROM_SHARED, KINDS };
+enum { DEEP = 256, GROUPS = 3, SCALE_ROWS = 64 * GROUPS, SLOTS = 4 };
+enum { FP8_B = GROUPS * 8192, FP8_SCALES = FP8_B + 16384, FP8_BARS = FP8_SCALES + SLOTS * SCALE_ROWS * 4,
+       FP8_SHARED = FP8_BARS + SLOTS * 16, FP8_SCALES_OF_BLOCK = (DEEP + 1) * SCALE_ROWS };
+#define WGMMA_FP8(left, right, more) \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" T64 "}, %64, %65, p, 1, 1;\n}" \
+                 : D32(0), D32(32) : "l"(left), "l"(right), "r"((int)(more)))
+template <int kind> static __global__ __launch_bounds__(128 * GROUPS + 128, 1)
+void promote(const float *scales, int64_t *ticks) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) char shared[];
+    const uint32_t at = shared_at(shared), bars = at + FP8_BARS; /* of a slot: filled, empty */
+    const int group = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / 128, 0), groups = (int)blockDim.x / 128 - 1;
+    const int lane = (int)threadIdx.x % 32;
+    int64_t begin;
+    for (int i = threadIdx.x; i < FP8_SCALES / 4; i += blockDim.x) ((uint32_t *)shared)[i] = 0;
+    if (threadIdx.x == 0)
+        for (int s = 0; s < SLOTS; s++) {
+            bar_init(bars + 16 * s, 1);
+            bar_init(bars + 16 * s + 8, 4 * groups); /* warps */
+        }
+    fence_shared();
+    __syncthreads();
+    scales += blockIdx.x * FP8_SCALES_OF_BLOCK;
+    begin = clock64();
+    if (group < groups) {
+        const uint64_t lines = (uint64_t)1 << 62 | (uint64_t)64 << 32 | (uint64_t)1 << 16;
+        const int line = threadIdx.x / 32 * 16 + lane / 4;
+        float d[64], sum[64], total = 0.0f, low = __ldg(scales + line), high = __ldg(scales + line + 8);
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+        memset(d, 0, sizeof d);
+        memset(sum, 0, sizeof sum);
+        for (int s = 0; s < DEEP; s++) {
+            const int slot = s % SLOTS;
+            float low_next = low, high_next = high;
+            if (kind == FROM_MEMORY) {
+                low_next = __ldg(scales + (s + 1) * SCALE_ROWS + line);
+                high_next = __ldg(scales + (s + 1) * SCALE_ROWS + line + 8);
+                asm volatile("" : : : "memory");
+            }
+            if (kind == FROM_SHARED) bar_wait(bars + 16 * slot, s / SLOTS & 1);
+#pragma unroll
+            for (int i = 0; i < 64; i++) asm volatile("" : "+f"(d[i]) : : "memory");
+            asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                WGMMA_FP8(lines | (at + 8192 * group + 32 * k) >> 4, lines | (at + FP8_B + 32 * k) >> 4,
+                          kind == FAST || k > 0);
+            asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+            if (kind == FROM_SHARED) {
+                const uint32_t from = at + FP8_SCALES + 4 * (slot * SCALE_ROWS + line);
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(low) : "r"(from) : "memory");
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(high) : "r"(from + 32) : "memory");
+            }
+            asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory");
+#pragma unroll
+            for (int i = 0; i < 64; i++) {
+                asm volatile("" : "+f"(d[i]) : : "memory");
+                if (kind != FAST) sum[i] = fmaf(d[i], i % 4 < 2 ? low : high, sum[i]);
+            }
+            if (kind == FROM_MEMORY) low = low_next, high = high_next;
+            if (kind == FROM_SHARED) __syncwarp();
+            if (kind == FROM_SHARED && lane == 0) bar_arrive(bars + 16 * slot + 8);
+        }
+        for (int i = 0; i < 64; i++) total += sum[i] + d[i]; /* so that none of it is left out */
+        if (total == 42.0f) ticks[1] = 1;
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        for (int s = 0; s < DEEP && kind == FROM_SHARED && threadIdx.x % 128 < 32; s++) {
+            const int slot = s % SLOTS;
+            float *const put = (float *)(shared + FP8_SCALES) + slot * SCALE_ROWS + lane;
+            float v[SCALE_ROWS / 32];
+#pragma unroll
+            for (int i = 0; i < SCALE_ROWS / 32; i++) v[i] = __ldg(scales + s * SCALE_ROWS + lane + 32 * i);
+            bar_wait(bars + 16 * slot + 8, (s / SLOTS & 1) ^ 1);
+#pragma unroll
+            for (int i = 0; i < SCALE_ROWS / 32; i++) put[32 * i] = v[i];
+            __syncwarp();
+            if (lane == 0) bar_arrive(bars + 16 * slot);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) ticks[0] = clock64() - begin;
+#endif
+}
+template <int kind> static void run_promote(void) {
+    promote<kind><<<(unsigned)P.processors, 128 * P.groups + 128, FP8_SHARED, P.stream>>>((const float *)P.a, P.ticks);
+}
+static void fp8_rows(void) {
+    static void (*const RUN[KINDS])(void) = {run_promote<FAST>, run_promote<CONSTANT>, run_promote<FROM_MEMORY>,
+                                             run_promote<FROM_SHARED>};
+    static const struct { const char *what, *predicted[2]; } ROWS[KINDS] = {
+        {"not promoted", {"0.99", "0.99"}},
+        {"promoted, the rows' scales stay in registers", {"0.78", "0.99"}},
+        {"promoted, asked of memory 128 deep ahead", {"0.70", "0.89"}},
+        {"promoted, by way of shared memory", {"0.75", "0.97"}}};
+    char what[80];
+    cuda(cudaMemsetAsync(P.a, 0, (size_t)P.processors * FP8_SCALES_OF_BLOCK * 4, P.stream), "memset");
+    for (P.groups = 2; P.groups <= GROUPS; P.groups++)
+        for (int i = 0; i < KINDS; i++) {
+            snprintf(what, sizeof what, "fp8, %d x 64 x 128 %s", P.groups, ROWS[i].what);
+            row(what, ROWS[i].predicted[P.groups - 2], DEEP * 4.0 * 64.0 * P.groups / clocks(RUN[i]),
+                "of the tensor cores' clocks");
+        }
+}
+
 /* ------------------------------------------------------------------------------------------------------ Main --- */
 
 int main(void) {
@@ -301,10 +795,13 @@ int main(void) {
     row("write of 1 GiB", "4.0 TB/s", 1e-12 * (double)ROOM / seconds(run_write, 8), "TB/s");
     row("128 MiB read, written to eight places", "4.0 TB/s",
         1.125e-12 * (double)ROOM / seconds(run_spread, 8), "TB/s");
-    make_links<<<256, 256, 0, P.stream>>>(P.a, 4224, (int64_t)4224 << 10);
+    for (size_t i = 0; i < sizeof ADDS / sizeof *ADDS; i++)
+        row(ADDS[i].what, ADDS[i].predicted, 2e-12 * (double)ROOM / seconds(ADDS[i].run, 4), "TB/s");
+    make_links<<<256, 256, 0, P.stream>>>(P.a, 4224, (int64_t)4224 << 10, 1);
     row("a load that the L2 holds, after the one before it", "270 clocks", clocks(run_chase) / CHASE, "clocks");
-    make_links<<<256, 256, 0, P.stream>>>(P.a, 131200, (int64_t)131200 << 13);
+    make_links<<<256, 256, 0, P.stream>>>(P.a, 131200, (int64_t)131200 << 13, 1);
     row("a load from memory, after the one before it", "800 clocks", clocks(run_cold_chase) / CHASE, "clocks");
+    map_rows();
     cuda(cudaMemsetAsync(P.a, 0, ROOM, P.stream), "memset");
     P.chain = chain_of(0);
     row("an empty kernel behind another, in a graph", "1.5 us", 1e6 * seconds(run_chain, 4) / LINKS, "us");
@@ -324,6 +821,10 @@ int main(void) {
         cuda(cudaStreamSynchronize(P.stream), "adding");
         row("the least fp32 number added twice to 0 by TMA, in such numbers", "2", (double)bits, "");
         row("fp32 sums that TMA adds to memory", "1.3 TB/s", 1e-12 * (double)ROOM / seconds(run_add, 4), "TB/s");
+        fp8_rows();
+        open_maps();
+        box_rows();
+        switch_rows();
     }
     cuda(cudaDeviceSynchronize(), "the end");
     return 0;

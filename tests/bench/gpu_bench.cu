@@ -28,9 +28,11 @@ typedef struct bench_call {
     cudaStream_t stream;
 } bench_call;
 typedef int (*bench_peer)(const bench_call *call); /* 0 = enqueued */
+/* Told before each contender's first call of a row, and (NULL, NULL) when the GPU has done it. */
+typedef void (*bench_watch)(const char *row, const char *contender);
 
 extern "C" __attribute__((visibility("default"))) int gmm_bench(int argc, char **argv, bench_peer torch,
-                                                                const char *torch_version);
+                                                                const char *torch_version, bench_watch watch);
 
 typedef struct shape {
     const char *name;
@@ -43,18 +45,22 @@ static const shape SHAPES[] = {{"dsv3", 8, 8, 32768, 7168, 2048},
                                {"gptoss", 32, 4, 32768, 2880, 2880},
                                {"dense", 1, 1, 8192, 8192, 4096}}; /* 8192^3; no model */
 enum { SHAPE_COUNT = 4, DENSE_SHAPE = 4 };
+enum { NEVER, ALWAYS, ASKED }; /* ASKED: only where --rows is given */
 /* Tokens per expert: the same for all, or on average, shared out as 1/rank with every fifth expert empty. */
 typedef struct routing {
     const char *name;
     int64_t tokens;
-    int zipf, quantized; /* quantized: products of quantized operands run at it, too */
+    int zipf, plain, quantized; /* when products of bf16, of quantized operands run at it */
 } routing;
-static const routing ROUTINGS[] = {{"1", 1, 0, 1},          {"16", 16, 0, 1},         {"64", 64, 0, 1},
-                                   {"128", 128, 0, 0},      {"192", 192, 0, 0},       {"300", 300, 0, 1},
-                                   {"512", 512, 0, 1},      {"1024", 1024, 0, 0},     {"4096", 4096, 0, 1},
-                                   {"zipf512", 512, 1, 1},  {"zipf1024", 1024, 1, 0}, {"zipf4096", 4096, 1, 1}};
-static const routing DENSE_ROUTING = {"8192", 8192, 0, 0};
-enum { ROUTING_COUNT = 12, MOST_TOKENS = 4096, FEW_TOKENS = 128, WGRAD_TOKENS = 735 };
+static const routing ROUTINGS[] = {{"1", 1, 0, ALWAYS, ALWAYS},          {"16", 16, 0, ALWAYS, ALWAYS},
+                                   {"64", 64, 0, ALWAYS, ALWAYS},        {"128", 128, 0, ALWAYS, ASKED},
+                                   {"130", 130, 0, ASKED, ASKED},        {"192", 192, 0, ALWAYS, ASKED},
+                                   {"256", 256, 0, ASKED, ASKED},        {"300", 300, 0, ALWAYS, ALWAYS},
+                                   {"512", 512, 0, ALWAYS, ALWAYS},      {"1024", 1024, 0, ALWAYS, NEVER},
+                                   {"4096", 4096, 0, ALWAYS, ALWAYS},    {"zipf512", 512, 1, ALWAYS, ALWAYS},
+                                   {"zipf1024", 1024, 1, ALWAYS, NEVER}, {"zipf4096", 4096, 1, ALWAYS, ALWAYS}};
+static const routing DENSE_ROUTING = {"8192", 8192, 0, ALWAYS, NEVER};
+enum { ROUTING_COUNT = 14, MOST_TOKENS = 4096, FEW_TOKENS = 128, WGRAD_TOKENS = 735 };
 enum { MAX_GROUPS = 128, BLOCKS = 20, STREAMS = 4, SAMPLES = 256 };
 enum { FWD, DGRAD, WGRAD, WGRAD_F32, KINDS };
 static const char *const KIND_LETTER[KINDS] = {"f", "d", "w", "w"};
@@ -76,11 +82,24 @@ static const struct { const char *name; int who; gmm_recipe_kind recipe; int row
 enum { TURNS = Q_CONTENDERS, ANCHOR = 8192 };
 static const size_t LT_WORKSPACE = (size_t)32 << 20;
 
+/* What cuBLASLt multiplies: C [m, n] = op(A) op(B), column-major. FP8 has a scale of 1 per tensor. */
+typedef struct lt_product {
+    cudaDataType_t type, type_c;
+    cublasOperation_t op_a, op_b;
+    int64_t m, n, k, ld_a, ld_b, ld_c;
+    int8_t fast; /* FP8: fast accumulation */
+} lt_product;
 typedef struct lt_plan {
     int64_t rows;
+    cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
 } lt_plan;
+/* Dense products of one N and K: bf16, FP8, FP8 with fast accumulation. */
+enum { D_BF16, D_FP8, D_FP8_FAST, D_CONTENDERS };
+static const char *const DENSE_NAMES[D_CONTENDERS] = {"bf16", "fp8", "fp8+"};
+static const int64_t DENSE_ROWS[] = {4096, 8192, 16384, 32768};
+enum { DENSE_ROW_COUNT = 4 };
 
 typedef struct product { /* column-major, as cuBLAS wants it */
     int64_t m, n, k;
@@ -106,7 +125,10 @@ static struct {
     cublasHandle_t blas;
     cublasLtHandle_t lt;
     char *lt_workspace[STREAMS];
+    float *one; /* device */
     bench_peer torch;
+    bench_watch watch;
+    const char *row;
     double block_ms;
     int blocks;
 
@@ -123,7 +145,6 @@ static struct {
     gmm_options options;
     char *workspace;
     size_t workspace_bytes;
-    cublasLtMatmulDesc_t desc;
     lt_plan dense, plan[MAX_GROUPS];
     int plans, plan_of[MAX_GROUPS];
     int grouped_count, gm[MAX_GROUPS], gn[MAX_GROUPS], gk[MAX_GROUPS], ga[MAX_GROUPS], gb[MAX_GROUPS], gc[MAX_GROUPS];
@@ -139,11 +160,13 @@ static struct {
     quantized_product q[Q_CONTENDERS];
     void *hold[64];
     int held;
-    cublasLtMatmulDesc_t anchor[2];
-    lt_plan anchor_plan[2];
+    lt_plan anchor[2];
     uint8_t *anchor_a, *anchor_b;
     uint16_t *anchor_d;
-    float *anchor_one;
+
+    /* a row of dense products */
+    lt_plan lt_dense[D_CONTENDERS];
+    const void *lt_a[D_CONTENDERS], *lt_b[D_CONTENDERS];
 
     /* bandwidth rows */
     gmm_permute perm;
@@ -228,7 +251,8 @@ static __global__ void compare(const void *a, const void *b, gmm_dtype dtype, co
 
 /* Runs a contender on a poisoned destination and compares sampled elements with fp64. a, b: the factors, x before w,
    dy before w, or x before dy. */
-static int right(void (*run)(int), int contender, const void *a, const void *b, gmm_dtype dtype, double loss) {
+static int right(void (*run)(int), int contender, const char *name, const void *a, const void *b, gmm_dtype dtype,
+                 double loss) {
     static sample s[SAMPLES];
     double share[SAMPLES];
     const int wgrad = B.kind >= WGRAD;
@@ -256,9 +280,17 @@ static int right(void (*run)(int), int contender, const void *a, const void *b, 
         }
     }
     cuda(cudaMemsetAsync(c, B.kind == WGRAD_F32 ? 0 : 0xFF, bytes, B.stream), "memset");
+    if (B.watch) {
+        cuda(cudaStreamSynchronize(B.stream), "memset");
+        B.watch(B.row, name);
+    }
     B.call.check = 1;
     run(contender);
     B.call.check = 0;
+    if (B.watch) {
+        cuda(cudaStreamSynchronize(B.stream), "a contender");
+        B.watch(NULL, NULL);
+    }
     if (B.peer_failed) return 0;
     cuda(cudaStreamSynchronize(B.stream), "a contender");
     {
@@ -299,24 +331,31 @@ static int64_t ld_c(void) { return B.kind == FWD ? B.n : B.k; }
 static cudaDataType_t type_c(void) { return B.kind == WGRAD_F32 ? CUDA_R_32F : CUDA_R_16BF; }
 static float beta(void) { return B.kind == WGRAD_F32 ? 1.0f : 0.0f; }
 
-static int lt_make(lt_plan *plan, int64_t rows) {
-    const product p = part(0, 0, rows);
+static int lt_make(lt_plan *plan, const lt_product *p) {
     const uint32_t align = 128; /* rows of these shapes start at multiples of it */
     cublasLtMatmulPreference_t want;
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
-    plan->rows = rows;
-    cublasLtMatrixLayoutCreate(&plan->a, CUDA_R_16BF, op_a() ? p.k : p.m, op_a() ? p.m : p.k, B.k);
-    cublasLtMatrixLayoutCreate(&plan->b, CUDA_R_16BF, op_b() ? p.n : p.k, op_b() ? p.k : p.n, ld_b());
-    cublasLtMatrixLayoutCreate(&plan->c, type_c(), p.m, p.n, ld_c());
+    plan->rows = p->n;
+    cublasLtMatmulDescCreate(&plan->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, &p->op_a, sizeof p->op_a);
+    cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, &p->op_b, sizeof p->op_b);
+    if (p->type == CUDA_R_8F_E4M3) {
+        cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &p->fast, sizeof p->fast);
+        cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &B.one, sizeof B.one);
+        cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &B.one, sizeof B.one);
+    }
+    cublasLtMatrixLayoutCreate(&plan->a, p->type, p->op_a ? p->k : p->m, p->op_a ? p->m : p->k, p->ld_a);
+    cublasLtMatrixLayoutCreate(&plan->b, p->type, p->op_b ? p->n : p->k, p->op_b ? p->k : p->n, p->ld_b);
+    cublasLtMatrixLayoutCreate(&plan->c, p->type_c, p->m, p->n, p->ld_c);
     cublasLtMatmulPreferenceCreate(&want);
     cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &LT_WORKSPACE, 8);
     cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align, 4);
     cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align, 4);
     cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align, 4);
     cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align, 4);
-    if (cublasLtMatmulAlgoGetHeuristic(B.lt, B.desc, plan->a, plan->b, plan->c, plan->c, want, 1, &found, &count) !=
-        CUBLAS_STATUS_SUCCESS)
+    if (cublasLtMatmulAlgoGetHeuristic(B.lt, plan->desc, plan->a, plan->b, plan->c, plan->c, want, 1, &found, &count)
+        != CUBLAS_STATUS_SUCCESS)
         count = 0;
     cublasLtMatmulPreferenceDestroy(want);
     if (count) plan->algo = found.algo;
@@ -326,12 +365,24 @@ static void lt_drop(lt_plan *plan) {
     cublasLtMatrixLayoutDestroy(plan->a);
     cublasLtMatrixLayoutDestroy(plan->b);
     cublasLtMatrixLayoutDestroy(plan->c);
+    cublasLtMatmulDescDestroy(plan->desc);
 }
-static void lt_run(const lt_plan *plan, const product *p, int stream) {
-    const float one = 1.0f, add = beta();
-    if (cublasLtMatmul(B.lt, B.desc, &one, p->a, plan->a, p->b, plan->b, &add, p->c, plan->c, p->c, plan->c,
-                       &plan->algo, B.lt_workspace[stream], LT_WORKSPACE, stream ? B.side[stream] : B.stream))
+static void lt_run(const lt_plan *plan, const void *a, const void *b, void *c, float add, int stream) {
+    const float one = 1.0f;
+    if (cublasLtMatmul(B.lt, plan->desc, &one, a, plan->a, b, plan->b, &add, c, plan->c, c, plan->c, &plan->algo,
+                       B.lt_workspace[stream], LT_WORKSPACE, stream ? B.side[stream] : B.stream))
         die("cublasLtMatmul", "failed");
+}
+/* The row's product, of `rows` rows of tokens. */
+static int lt_make_part(lt_plan *plan, int64_t rows) {
+    const product p = part(0, 0, rows);
+    const lt_product l = {CUDA_R_16BF, type_c(), op_a(), op_b(), p.m, p.n, p.k, B.k, ld_b(), ld_c(), 0};
+    const int found = lt_make(plan, &l);
+    plan->rows = rows;
+    return found;
+}
+static void lt_run_part(const lt_plan *plan, const product *p, int stream) {
+    lt_run(plan, p->a, p->b, p->c, beta(), stream);
 }
 
 static void multiply(const gmm_linear *lin) {
@@ -344,7 +395,7 @@ static void multiply(const gmm_linear *lin) {
 static void run_gmm(void) { multiply(&B.lin); }
 static void run_dense(void) {
     const product p = part(0, 0, B.rows);
-    lt_run(&B.dense, &p, 0);
+    lt_run_part(&B.dense, &p, 0);
 }
 static void loop_over(int streams) {
     int g, s;
@@ -354,7 +405,7 @@ static void loop_over(int streams) {
     }
     for (g = 0; g < B.groups; g++) {
         const product p = part(g, B.start[g], B.size[g]);
-        if (B.size[g]) lt_run(&B.plan[B.plan_of[g]], &p, g % streams);
+        if (B.size[g]) lt_run_part(&B.plan[B.plan_of[g]], &p, g % streams);
         else if (B.kind == WGRAD) cudaMemsetAsync(p.c, 0, (size_t)(B.n * B.k) * 2, B.stream);
     }
     if (streams > 1)
@@ -569,18 +620,15 @@ static void prepare(int kind, int *present) {
     int g, i;
     describe(kind);
     B.served = plan(&B.lin);
-    cublasLtMatmulDescCreate(&B.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    cublasLtMatmulDescSetAttribute(B.desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
-    cublasLtMatmulDescSetAttribute(B.desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
     B.plans = B.grouped_count = 0;
     present[GMM_RUN] = 1;
-    present[DENSE] = lt_make(&B.dense, B.rows);
+    present[DENSE] = lt_make_part(&B.dense, B.rows);
     present[LOOP1] = 1;
     for (g = 0; g < B.groups; g++) {
         const product p = part(g, B.start[g], B.size[g]);
         if (!B.size[g]) continue;
         for (i = 0; i < B.plans && B.plan[i].rows != B.size[g]; i++) {}
-        if (i == B.plans && !lt_make(&B.plan[B.plans++], B.size[g])) present[LOOP1] = 0;
+        if (i == B.plans && !lt_make_part(&B.plan[B.plans++], B.size[g])) present[LOOP1] = 0;
         B.plan_of[g] = i;
         i = B.grouped_count++;
         B.gm[i] = (int)p.m, B.gn[i] = (int)p.n, B.gk[i] = (int)p.k;
@@ -600,7 +648,7 @@ static void prepare(int kind, int *present) {
     for (i = 0; i < CONTENDERS; i++) {
         if (!present[i] || i == DENSE || i == READ) continue; /* dense multiplies all rows by one weight */
         B.peer_failed = 0;
-        if (!right(run_one, i, kind == DGRAD ? B.dy : B.x, kind >= WGRAD ? B.dy : B.w, GMM_BF16, 0.0)) {
+        if (!right(run_one, i, NAMES[i], kind == DGRAD ? B.dy : B.x, kind >= WGRAD ? B.dy : B.w, GMM_BF16, 0.0)) {
             if (i == GMM_RUN) die("gmm", "a sampled result is wrong");
             if (!B.peer_failed) fprintf(stderr, "gpu_bench: %s: a sampled result is wrong; left out\n", NAMES[i]);
             present[i] = 0;
@@ -612,7 +660,6 @@ static void finish(void) {
     int i;
     for (i = 0; i < B.plans; i++) lt_drop(&B.plan[i]);
     lt_drop(&B.dense);
-    cublasLtMatmulDescDestroy(B.desc);
 }
 
 /* ---------------------------------------------------------------------------------------- Quantized products --- */
@@ -626,50 +673,32 @@ static __global__ void convert_codes(uint8_t *to, const uint16_t *from, int64_t 
         to[i] = gmm_f32_to_e4m3(gmm_bf16_to_f32(from[i]));
 }
 
+/* E4M3 codes of bf16 values. */
+static uint8_t *codes_of(const uint16_t *values, int64_t count) {
+    uint8_t *codes = (uint8_t *)room((size_t)count);
+    convert_codes<<<1056, 256, 0, B.stream>>>(codes, values, count);
+    cuda(cudaGetLastError(), "codes");
+    return codes;
+}
+static int lt_make_fp8(lt_plan *plan, int64_t rows, int64_t n, int64_t k, int fast) {
+    const lt_product p = {CUDA_R_8F_E4M3, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, n, rows, k, k, k, n, (int8_t)fast};
+    return lt_make(plan, &p);
+}
+
 /* The anchor: one FP8 product of 8192^3 with a scale per tensor, without and with fast accumulation. */
 static void make_anchor(void) {
     const int64_t count = (int64_t)ANCHOR * ANCHOR;
-    const cublasOperation_t trans = CUBLAS_OP_T;
-    const float one = 1.0f;
     int i;
-    B.anchor_a = (uint8_t *)room((size_t)count);
-    B.anchor_b = (uint8_t *)room((size_t)count);
     B.anchor_d = (uint16_t *)room((size_t)count * 2);
-    B.anchor_one = (float *)upload(&one, sizeof one);
     fill_bf16<<<1056, 256, 0, B.stream>>>(B.anchor_d, count, 4);
-    convert_codes<<<1056, 256, 0, B.stream>>>(B.anchor_a, B.anchor_d, count);
+    B.anchor_a = codes_of(B.anchor_d, count);
     fill_bf16<<<1056, 256, 0, B.stream>>>(B.anchor_d, count, 5);
-    convert_codes<<<1056, 256, 0, B.stream>>>(B.anchor_b, B.anchor_d, count);
+    B.anchor_b = codes_of(B.anchor_d, count);
     cuda(cudaStreamSynchronize(B.stream), "the anchor's codes");
-    for (i = 0; i < 2; i++) {
-        lt_plan *p = &B.anchor_plan[i];
-        const int8_t fast = (int8_t)i;
-        cublasLtMatmulPreference_t want;
-        cublasLtMatmulHeuristicResult_t found;
-        int n = 0;
-        cublasLtMatmulDescCreate(&B.anchor[i], CUBLAS_COMPUTE_32F, CUDA_R_32F);
-        cublasLtMatmulDescSetAttribute(B.anchor[i], CUBLASLT_MATMUL_DESC_TRANSA, &trans, sizeof trans);
-        cublasLtMatmulDescSetAttribute(B.anchor[i], CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
-        cublasLtMatmulDescSetAttribute(B.anchor[i], CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &B.anchor_one, 8);
-        cublasLtMatmulDescSetAttribute(B.anchor[i], CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &B.anchor_one, 8);
-        cublasLtMatrixLayoutCreate(&p->a, CUDA_R_8F_E4M3, ANCHOR, ANCHOR, ANCHOR);
-        cublasLtMatrixLayoutCreate(&p->b, CUDA_R_8F_E4M3, ANCHOR, ANCHOR, ANCHOR);
-        cublasLtMatrixLayoutCreate(&p->c, CUDA_R_16BF, ANCHOR, ANCHOR, ANCHOR);
-        cublasLtMatmulPreferenceCreate(&want);
-        cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &LT_WORKSPACE, 8);
-        if (cublasLtMatmulAlgoGetHeuristic(B.lt, B.anchor[i], p->a, p->b, p->c, p->c, want, 1, &found, &n) || !n)
-            die("cublasLt", "has no FP8 product");
-        p->algo = found.algo;
-        cublasLtMatmulPreferenceDestroy(want);
-    }
+    for (i = 0; i < 2; i++)
+        if (!lt_make_fp8(&B.anchor[i], ANCHOR, ANCHOR, ANCHOR, i)) die("cublasLt", "has no FP8 product");
 }
-static void run_anchor(int fast) {
-    const float one = 1.0f, zero = 0.0f;
-    const lt_plan *p = &B.anchor_plan[fast];
-    if (cublasLtMatmul(B.lt, B.anchor[fast], &one, B.anchor_a, p->a, B.anchor_b, p->b, &zero, B.anchor_d, p->c,
-                       B.anchor_d, p->c, &p->algo, B.lt_workspace[0], LT_WORKSPACE, B.stream))
-        die("cublasLtMatmul", "failed");
-}
+static void run_anchor(int fast) { lt_run(&B.anchor[fast], B.anchor_a, B.anchor_b, B.anchor_d, 0.0f, 0); }
 static void run_quantized(int contender) {
     quantized_product *q = &B.q[contender];
     switch (QUANTIZED[contender].who) {
@@ -807,8 +836,9 @@ static void prepare_quantized(int kind, int *present) {
                 values[i] = dequantize_factor(factors[i], way[i], &B.q[c].copy[i]);
             }
         if (c == Q_BF16)
-            good = right(run_quantized, c, factors[wgrad]->values, factors[!wgrad]->values, GMM_BF16, 0.0);
-        else good = right(run_quantized, c, values[wgrad], values[!wgrad], GMM_F32, loss_of(c));
+            good = right(run_quantized, c, QUANTIZED[c].name, factors[wgrad]->values, factors[!wgrad]->values, GMM_BF16,
+                         0.0);
+        else good = right(run_quantized, c, QUANTIZED[c].name, values[wgrad], values[!wgrad], GMM_F32, loss_of(c));
         if (good) continue;
         if (!peer) die(QUANTIZED[c].name, "a sampled result is wrong");
         if (!B.peer_failed) fprintf(stderr, "gpu_bench: %s: a sampled result is wrong; left out\n", QUANTIZED[c].name);
@@ -850,7 +880,7 @@ static void bandwidth(const shape *s, int what, double *gbs, double *copy, doubl
     int held = 0, i;
     int64_t r;
     B.options.engine = B.engine;
-    routing even = {"", 0, 0, 0};
+    routing even = {"", 0, 0, NEVER, NEVER};
     even.tokens = s->tokens / s->groups;
     even.zipf = what == PAD || what == UNPAD;
     split(s, &even);
@@ -992,6 +1022,7 @@ static struct {
     double ms;
 } R;
 
+static int now(int when) { return when == ALWAYS || (when == ASKED && *R.rows); }
 static int wanted(const char *name) {
     const char *at = R.rows;
     char one[64];
@@ -1203,7 +1234,7 @@ static void layer_rows(const shape *p, int fc, int rows) {
         const routing *r = dense ? &DENSE_ROUTING : &ROUTINGS[i];
         double peer = 0.0;
         if (rows == LIMITED && strcmp(r->name, "4096")) continue;
-        if (rows == WITH_CODES && !r->quantized) continue;
+        if (!now(rows == WITH_CODES ? r->quantized : r->plain)) continue;
         for (kind = 0; kind < KINDS; kind++) {
             char name[64];
             row_name(name, p, r, fc, kind, rows == LIMITED ? "/sm_limit" : rows == WITH_CODES ? "/qlinear" : "");
@@ -1218,6 +1249,7 @@ static void layer_rows(const shape *p, int fc, int rows) {
                 B.dw = room((size_t)(p->groups * B.n * B.k) * 4);
                 ready = 1;
             }
+            B.row = name;
             split(p, r);
             if (rows == LIMITED) limit_row(name, kind);
             else if (rows == WITH_CODES) quantized_row(p, r, fc, kind, name);
@@ -1225,6 +1257,63 @@ static void layer_rows(const shape *p, int fc, int rows) {
         }
     }
     if (ready) cudaFree(B.x), cudaFree(B.w), cudaFree(B.dy), cudaFree(B.out), cudaFree(B.dw);
+}
+
+/* What one dense product of a layer's N and K reaches at many rows of tokens, by cuBLASLt. */
+static void run_lt_dense(int c) { lt_run(&B.lt_dense[c], B.lt_a[c], B.lt_b[c], B.out, 0.0f, 0); }
+static void dense_rows(const shape *p, int fc) {
+    static int any;
+    const int64_t n = fc == 1 ? 2 * p->ffn : p->hidden, k = fc == 1 ? p->hidden : p->ffn;
+    const int64_t most = DENSE_ROWS[DENSE_ROW_COUNT - 1];
+    uint16_t *x = NULL, *w = NULL;
+    int present[D_CONTENDERS], i, c;
+    for (i = 0; i < DENSE_ROW_COUNT; i++) {
+        const int64_t m = DENSE_ROWS[i];
+        const lt_product plain = {CUDA_R_16BF, CUDA_R_16BF, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, k, k, n, 0};
+        double seconds[D_CONTENDERS], rate[D_CONTENDERS], mhz;
+        const char *comma = "";
+        char name[64];
+        snprintf(name, sizeof name, "dense/%s/%lld/fc%d", p->name, (long long)m, fc);
+        if (!wanted(name)) continue;
+        if (!x) {
+            x = random_bf16(most * k, 1);
+            w = random_bf16(n * k, 2);
+            B.out = (uint16_t *)room((size_t)(most * n) * 2);
+            B.lt_a[D_BF16] = w, B.lt_b[D_BF16] = x;
+            B.lt_a[D_FP8] = B.lt_a[D_FP8_FAST] = codes_of(w, n * k);
+            B.lt_b[D_FP8] = B.lt_b[D_FP8_FAST] = codes_of(x, most * k);
+        }
+        for (c = 0; c < D_CONTENDERS; c++)
+            present[c] = c == D_BF16 ? lt_make(&B.lt_dense[c], &plain)
+                                     : lt_make_fp8(&B.lt_dense[c], m, n, k, c == D_FP8_FAST);
+        measure(run_lt_dense, present, D_CONTENDERS, seconds, &mhz);
+        if (!any++)
+            printf(R.csv ? "\nrow,m,n,k,bf16,fp8,fp8+,sm_mhz\n"
+                         : "\nOne dense product by cuBLASLt, TFLOP/s (fp8: E4M3, a scale per tensor; + : fast "
+                           "accumulation)\n%-20s %6s %6s %6s %8s %8s %8s %5s\n", "row", "m", "n", "k",
+                   DENSE_NAMES[D_BF16], DENSE_NAMES[D_FP8], DENSE_NAMES[D_FP8_FAST], "MHz");
+        printf(R.csv ? "%s,%lld,%lld,%lld" : "%-20s %6lld %6lld %6lld", name, (long long)m, (long long)n, (long long)k);
+        if (R.json)
+            fprintf(R.json, "%s\n  {\"row\": \"%s\", \"rows\": %lld, \"n\": %lld, \"k\": %lld, \"dense_lt\": {",
+                    R.entries++ ? "," : "", name, (long long)m, (long long)n, (long long)k);
+        for (c = 0; c < D_CONTENDERS; c++) {
+            rate[c] = present[c] ? 2.0 * (double)(m * n) * (double)k / seconds[c] * 1e-12 : 0.0;
+            if (rate[c] > 0.0) printf(R.csv ? ",%.4g" : " %8.4g", rate[c]);
+            else printf(R.csv ? "," : " %8s", "-");
+            if (R.json && rate[c] > 0.0) {
+                fprintf(R.json, "%s\"%s\": %.4g", comma, DENSE_NAMES[c], rate[c]);
+                comma = ", ";
+            }
+            lt_drop(&B.lt_dense[c]);
+        }
+        printf(R.csv ? ",%.0f\n" : " %5.0f\n", mhz);
+        fflush(stdout);
+        if (R.json) fprintf(R.json, "}, \"sm_mhz\": %.0f}", mhz);
+    }
+    if (x) {
+        cudaFree(x), cudaFree(w), cudaFree(B.out);
+        cudaFree((void *)B.lt_a[D_FP8]), cudaFree((void *)B.lt_b[D_FP8]);
+    }
 }
 
 static void move_rows(void) {
@@ -1413,12 +1502,14 @@ static const char USAGE[] =
     "usage: gpu_bench [--rows=LIST] [--ms=20] [--csv] [--json=FILE] [--engine=mma]\n"
     "--rows: parts of names, any of which selects a row: dsv3/512/fc1f/bf16 (shape, tokens per expert, operation,\n"
     "        output), dsv3/4096/fc1f/bf16/sm_limit, dsv3/512/fc1f/bf16/qlinear, dense/8192/fc1f/bf16, dsv3/permute,\n"
-    "        quantize/mxfp8/both;\n"
-    "        --rows=/64/,/zipf512/\n"
-    "--ms:   time of a contender in a row, by turns in 10 blocks (20 from 200 ms on); a claim needs 200\n";
+    "        dense/dsv3/4096/fc1, quantize/mxfp8/both;\n"
+    "        --rows=/64/,/zipf512/; rows of 130 and 256 tokens, and qlinear of 128 and 192, run only if named\n"
+    "--ms:   time of a contender in a row, by turns in 10 blocks (20 from 200 ms on); a claim needs 200\n"
+    "--kernels: with torch: the kernels that contenders launch, as torch's profiler sees them, to stderr\n";
 
-extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *torch_version) {
+extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *torch_version, bench_watch watch) {
     const char *json_path = NULL;
+    const float one = 1.0f;
     int engine, i, s;
     gmm_config config = GMM_ZERO;
     gmm_error error;
@@ -1444,6 +1535,7 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     B.blocks = R.ms >= 200.0 ? BLOCKS : BLOCKS / 2;
     B.block_ms = R.ms / B.blocks;
     B.torch = torch;
+    B.watch = watch;
     cuda(cudaSetDevice(0), "cudaSetDevice");
     cuda(cudaGetDeviceProperties(&prop, 0), "cudaGetDeviceProperties");
     cuda(cudaStreamCreateWithFlags(&B.stream, cudaStreamNonBlocking), "stream");
@@ -1464,6 +1556,7 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     cudaRuntimeGetVersion(&runtime);
     config.space = GMM_SPACE_CUDA;
     if (gmm_create(&B.ctx, &config, &error) != GMM_OK) die("gmm_create", error.text);
+    B.one = (float *)upload(&one, sizeof one);
     B.sizes = (int32_t *)room(4 * MAX_GROUPS);
     B.ends = (int32_t *)room(4 * MAX_GROUPS);
     B.pointers = (const void **)room(3 * MAX_GROUPS * sizeof(void *));
@@ -1502,6 +1595,8 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     for (i = 1; i <= 2; i++) layer_rows(&SHAPES[0], i, LIMITED);
     for (s = 0; s < SHAPE_COUNT; s++)
         for (i = 1; i <= 2; i++) layer_rows(&SHAPES[s], i, WITH_CODES);
+    for (s = 0; s < SHAPE_COUNT; s++)
+        for (i = 1; i <= 2; i++) dense_rows(&SHAPES[s], i);
     move_rows();
     quantize_rows();
     if (R.json) {
@@ -1522,4 +1617,4 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     return 0;
 }
 
-int main(int argc, char **argv) { return gmm_bench(argc, argv, NULL, NULL); }
+int main(int argc, char **argv) { return gmm_bench(argc, argv, NULL, NULL, NULL); }

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """gpu_bench with torch._grouped_mm and torch._scaled_grouped_mm as more contenders, in one process on the same data.
 
-usage: peers.py build/libgmm_bench.so [options of gpu_bench]
+usage: peers.py build/libgmm_bench.so [--kernels] [options of gpu_bench]
+--kernels: to stderr, what each contender launches in its first call of a row (torch's result is copied behind it)
 """
 import ctypes
 import sys
 
 import torch
+from torch.autograd import DeviceType
 
 
 class Call(ctypes.Structure):
@@ -67,6 +69,31 @@ def contender(c):
     return lambda: torch._grouped_mm(dy, x, offs=ends), out
 
 
+def watcher():
+    """What the benchmark calls before a contender and behind it: prints the kernels that a profiler saw in between."""
+    seen = {}
+
+    def watch(row, contender):
+        if row is not None:
+            seen["name"] = f"{row.decode()} {contender.decode()}"
+            seen["profiler"] = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU,
+                                                                  torch.profiler.ProfilerActivity.CUDA])
+            seen["profiler"].start()
+            return
+        seen["profiler"].stop()
+        kernels = {}
+        for e in seen["profiler"].events():
+            if e.device_type == DeviceType.CUDA:
+                count, us = kernels.get(e.name, (0, 0.0))
+                kernels[e.name] = (count + 1, us + e.time_range.elapsed_us())
+        for name, (count, us) in kernels.items():
+            print(f"{seen['name']}: {count} x, {us:.1f} us: {name}", file=sys.stderr)
+        if not kernels:
+            print(f"{seen['name']}: the profiler saw no kernel", file=sys.stderr)
+
+    return watch
+
+
 def main():
     state = {}
 
@@ -88,9 +115,11 @@ def main():
     torch.cuda.init()
     library = ctypes.CDLL(sys.argv[1])
     callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Call))(call)
-    args = [b"gpu_bench"] + [a.encode() for a in sys.argv[2:]]
+    watch = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(watcher())
+    args = [b"gpu_bench"] + [a.encode() for a in sys.argv[2:] if a != "--kernels"]
     argv = (ctypes.c_char_p * (len(args) + 1))(*args, None)
-    return library.gmm_bench(len(args), argv, callback, torch.__version__.encode())
+    return library.gmm_bench(len(args), argv, callback, torch.__version__.encode(),
+                             watch if "--kernels" in sys.argv else None)
 
 
 if __name__ == "__main__":

@@ -1290,9 +1290,9 @@ static void dense_rows(const shape *p, int fc) {
         if (!any++)
             printf(R.csv ? "\nrow,m,n,k,bf16,fp8,fp8+,sm_mhz\n"
                          : "\nOne dense product by cuBLASLt, TFLOP/s (fp8: E4M3, a scale per tensor; + : fast "
-                           "accumulation)\n%-20s %6s %6s %6s %8s %8s %8s %5s\n", "row", "m", "n", "k",
+                           "accumulation)\n%-24s %6s %6s %6s %8s %8s %8s %5s\n", "row", "m", "n", "k",
                    DENSE_NAMES[D_BF16], DENSE_NAMES[D_FP8], DENSE_NAMES[D_FP8_FAST], "MHz");
-        printf(R.csv ? "%s,%lld,%lld,%lld" : "%-20s %6lld %6lld %6lld", name, (long long)m, (long long)n, (long long)k);
+        printf(R.csv ? "%s,%lld,%lld,%lld" : "%-24s %6lld %6lld %6lld", name, (long long)m, (long long)n, (long long)k);
         if (R.json)
             fprintf(R.json, "%s\n  {\"row\": \"%s\", \"rows\": %lld, \"n\": %lld, \"k\": %lld, \"dense_lt\": {",
                     R.entries++ ? "," : "", name, (long long)m, (long long)n, (long long)k);

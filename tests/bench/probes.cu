@@ -507,7 +507,7 @@ static __global__ void fill_tails(uint16_t *to) {
     to[blockIdx.x * TAIL_COLS + threadIdx.x] = tail_value((int)blockIdx.x, (int)threadIdx.x);
 }
 static __global__ void move_tails(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to,
-                                  int64_t *wrong) {
+                                  int64_t *right) {
     __shared__ __align__(1024) uint16_t room[LINES * 64];
     __shared__ __align__(8) uint64_t bars[1];
     const int rows = (int)blockIdx.x, first = TAIL_ROWS * rows + 64;
@@ -525,7 +525,7 @@ static __global__ void move_tails(const __grid_constant__ CUtensorMap from, cons
     for (int i = threadIdx.x; i < LINES * 64; i += blockDim.x) {
         const int r = i / 64, c = i % 64;
         uint16_t *const e = &room[r * 64 + (((c / 8) ^ (r % 8)) * 8) + c % 8];
-        if (*e != (r < rows ? tail_value(first + r, 64 + c) : 0)) atomicAdd((unsigned long long *)&wrong[0], 1ull);
+        if (*e == (r < rows ? tail_value(first + r, 64 + c) : 0)) atomicAdd((unsigned long long *)&right[0], 1ull);
         *e = tail_value(first + r, 64 + c);
     }
     fence_shared();
@@ -535,24 +535,24 @@ static __global__ void move_tails(const __grid_constant__ CUtensorMap from, cons
         tma_wait<-1>();
     }
 }
-static __global__ void compare_tails(const uint16_t *stored, int64_t *wrong) {
+static __global__ void compare_tails(const uint16_t *stored, int64_t *right) {
     const int row = (int)blockIdx.x, col = (int)threadIdx.x, r = row % TAIL_ROWS - 64;
     const int inside = col >= 64 && r >= 0 && r < row / TAIL_ROWS;
-    if (stored[row * TAIL_COLS + col] != (inside ? tail_value(row, col) : EMPTY))
-        atomicAdd((unsigned long long *)&wrong[1], 1ull);
+    if (stored[row * TAIL_COLS + col] == (inside ? tail_value(row, col) : EMPTY))
+        atomicAdd((unsigned long long *)&right[1], 1ull);
 }
 static void tail_rows(void) {
-    const size_t bytes = (size_t)TAILS * TAIL_ROWS * TAIL_COLS * 2;
-    int64_t wrong[2];
+    const int loaded = TAILS * LINES * 64, stored = TAILS * TAIL_ROWS * TAIL_COLS;
+    int64_t right[2];
     fill_tails<<<TAILS * TAIL_ROWS, TAIL_COLS, 0, P.stream>>>((uint16_t *)P.a);
-    cuda(cudaMemsetAsync(P.b, 0xFF, bytes, P.stream), "memset");
-    cuda(cudaMemsetAsync(P.ticks, 0, sizeof wrong, P.stream), "memset");
+    cuda(cudaMemsetAsync(P.b, 0xFF, (size_t)stored * 2, P.stream), "memset");
+    cuda(cudaMemsetAsync(P.ticks, 0, sizeof right, P.stream), "memset");
     move_tails<<<TAILS, 128, 0, P.stream>>>(ragged_map(P.a, TAIL_COLS * 2, TAIL_COLS, 128, 1),
                                             ragged_map(P.b, TAIL_COLS * 2, TAIL_COLS, 128, 1), P.ticks);
     compare_tails<<<TAILS * TAIL_ROWS, TAIL_COLS, 0, P.stream>>>((const uint16_t *)P.b, P.ticks);
-    fetch(wrong);
-    row("boxes of 0 to 64 rows loaded: elements that differ, zeros outside", "0", (double)wrong[0], "");
-    row("  stored: elements that differ, in the box and around it", "0", (double)wrong[1], "");
+    fetch(right);
+    row("boxes of 0 to 64 rows loaded: wrong elements, zeros outside", "0", (double)(loaded - right[0]), "");
+    row("  stored: wrong elements, in the box and around it", "0", (double)(stored - right[1]), "");
 }
 
 static void box_rows(void) {
@@ -585,7 +585,7 @@ static void box_rows(void) {
 
 /* A warp loads boxes of 8 KiB, which the L2 holds, one after another: by a map that stands ready as a parameter or in
    device memory, with an acquire before each box, or by one whose address it replaces each time, in device memory or
-   in a copy in shared memory. ticks: clocks of all boxes; how many came from elsewhere. */
+   in a copy in shared memory. ticks: clocks of all boxes; how many are those that were meant. */
 enum { READY, IN_MEMORY, ACQUIRED, REPLACED, REPLACED_SHARED, WAYS };
 enum { SWITCHES = 64, BOX = LINES * 128 };
 template <int way> static __global__ void switch_maps(const __grid_constant__ CUtensorMap given, CUtensorMap *map,
@@ -597,7 +597,7 @@ template <int way> static __global__ void switch_maps(const __grid_constant__ CU
     __shared__ __align__(8) uint64_t bars[1];
     const uint32_t bar = shared_at(bars);
     const int lane = (int)threadIdx.x;
-    int64_t took = 0, wrong = 0;
+    int64_t took = 0, right = 0;
     ((uint32_t *)&copy)[lane] = ((const uint32_t *)map)[lane];
     if (lane == 0) bar_init(bar, 1);
     fence_shared();
@@ -627,10 +627,10 @@ template <int way> static __global__ void switch_maps(const __grid_constant__ CU
         }
         bar_wait(bar, i & 1);
         took += clock64() - begin;
-        wrong += *(volatile int *)room != i * BOX; /* the link to itself that a box begins with */
+        right += *(volatile int *)room == i * BOX; /* the link to itself that a box begins with */
         __syncwarp();
     }
-    if (lane == 0) ticks[0] = took, ticks[1] = wrong;
+    if (lane == 0) ticks[0] = took, ticks[1] = right;
 #undef ACQUIRE
 #endif
 }
@@ -644,7 +644,7 @@ static void switch_rows(void) {
         {"  an acquire of the map before each box", "1250 clocks", run_switch<ACQUIRED>},
         {"  its address replaced in device memory before each box", "2300 clocks", run_switch<REPLACED>},
         {"  replaced in shared memory, copied to device memory", "2000 clocks", run_switch<REPLACED_SHARED>}};
-    int64_t ticks[2], wrong = 0;
+    int64_t ticks[2], wrong = WAYS * SWITCHES;
     make_links<<<256, 256, 0, P.stream>>>(P.a, BOX, (int64_t)SWITCHES * BOX, 0);
     P.map = make_map(P.a, 128, 64, 128, 1, SWITCHES * LINES, 1, 1, 16, 16);
     cuda(cudaMalloc(&P.stored, sizeof P.map), "memory");
@@ -652,9 +652,9 @@ static void switch_rows(void) {
         cuda(cudaMemcpyAsync(P.stored, &P.map, sizeof P.map, cudaMemcpyHostToDevice, P.stream), "a map");
         row(ROWS[i].what, ROWS[i].predicted, clocks(ROWS[i].run) / SWITCHES, "clocks");
         fetch(ticks);
-        wrong += ticks[1];
+        wrong -= ticks[1];
     }
-    row("  boxes of these that came from elsewhere", "0", (double)wrong, "");
+    row("  boxes of these that came from elsewhere, or not", "0", (double)wrong, "");
 }
 
 /* ------------------------------------------------------------------------------------ Promoted sums of FP8 --- */

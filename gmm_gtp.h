@@ -658,7 +658,10 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
 
 /* What comes after a chain: the head of `next` is gathered while the tail of `chain` is computed. Backward after
    forward, forward after backward within a step; -1 = nothing, the default: before an optimizer step, whose new shards
-   would make the gather useless.  Errors: GMM_E_ARG, GMM_E_STATE, GMM_E_CAPTURE. */
+   would make the gather useless. Seal counts what follows by then, on all ranks alike: a forward chain that follows
+   itself, as in inference or where a pipeline fills, takes more slots than held + prefetch, by what its count leaves
+   over when divided by that. A head that shares its slot with the tail is not gathered ahead.
+   Errors: GMM_E_ARG, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
 
 /* The shards of these weights are new: what `stream` was given so far wrote them. Gathers wait for that.
@@ -4176,62 +4179,56 @@ static void gmm__gtp_place(gmm_gtp *g, gmm__gtp_bundle *b) {
     }
 }
 
-/* Bundles that share slots. */
-static int gmm__gtp_same_pool(const gmm__gtp_bundle *a, const gmm__gtp_bundle *b, int kind) {
-    return a->domain == b->domain && a->captured == b->captured && a->slot_bytes[kind] == b->slot_bytes[kind];
+/* The bundle k places behind a place of a chain, which may run on into the next, and its pass there; NULL = none. */
+static gmm__gtp_bundle *gmm__gtp_behind(gmm_gtp *g, int32_t chain, int32_t place, int32_t k, gmm_gtp_pass *pass) {
+    for (place += k; chain >= 0 && place >= g->chains[chain].count; chain = g->chains[chain].next)
+        place -= g->chains[chain].count;
+    if (chain < 0) return NULL;
+    *pass = g->chains[chain].pass;
+    return &g->bundles[g->links[g->chains[chain].first + place]];
 }
 
-/* The most slots of b's pool that a chain has in use at a time: the held and the prefetched. */
-static int32_t gmm__gtp_window(gmm_gtp *g, const gmm__gtp_bundle *b, int kind) {
-    int32_t most = 1, c, i, k;
-    for (c = 0; c < g->chain_count; c++) {
-        const gmm__gtp_chain *chain = &g->chains[c];
-        for (i = 0; i < chain->count; i++) {
-            int32_t n = 0;
-            for (k = i; k < chain->count && k < i + chain->held + chain->prefetch; k++) {
-                const gmm__gtp_bundle *x = &g->bundles[g->links[chain->first + k]];
-                n += gmm__gtp_class(g, x, chain->pass) == kind && gmm__gtp_same_pool(x, b, kind);
+/* Whether some chain has a slot in use, held or prefetched, at a time at which it has b's of that kind in use. */
+static int gmm__gtp_slot_taken(gmm_gtp *g, int32_t slot, const gmm__gtp_bundle *b, int kind) {
+    int32_t c, i, k;
+    for (c = 0; c < g->chain_count; c++)
+        for (i = 0; i < g->chains[c].count; i++) {
+            int mine = 0, taken = 0;
+            for (k = 0; k < g->link_count && k - g->chains[c].prefetch < g->chains[c].held; k++) {
+                gmm_gtp_pass pass = GMM_GTP_FORWARD;
+                const gmm__gtp_bundle *x = gmm__gtp_behind(g, c, i, k, &pass);
+                if (!x) break;
+                mine |= x == b && gmm__gtp_class(g, x, pass) == kind;
+                taken |= x->slot[pass] == slot;
             }
-            most = n > most ? n : most;
+            if (mine && taken) return 1;
         }
-    }
-    return most;
+    return 0;
 }
 
-/* Gives b a slot of its pool: the bundles of a chain get its slots by turns. */
+/* Gives b the first slot of its kind and size that is free whenever b needs one: those of a chain get them by turns. */
 static void gmm__gtp_take_slot(gmm_gtp *g, gmm__gtp_bundle *b, int kind) {
     gmm__gtp_domain *d = &g->domains[b->domain];
-    int32_t i, first = -1, slots = 0, taken = 0;
+    gmm__gtp_slot *s = g->slots;
     int pass;
-    for (i = 0; i < g->slot_count; i++) {
-        const gmm__gtp_slot *s = &g->slots[i];
-        if (s->domain != b->domain || s->kind != kind || s->captured != b->captured || s->bytes != b->slot_bytes[kind])
-            continue;
-        first = first < 0 ? i : first;
-        slots++;
-    }
-    if (first < 0) {
-        const int32_t n = gmm__gtp_window(g, b, kind);
-        for (first = g->slot_count; slots < n; slots++) {
-            gmm__gtp_slot *s = &g->slots[g->slot_count++];
-            s->domain = b->domain;
-            s->kind = kind;
-            s->captured = b->captured;
-            s->bytes = b->slot_bytes[kind];
-            s->at = d->gather_bytes;
-            s->bundle = -1;
-            d->gather_bytes += gmm__gtp_align(s->bytes);
-        }
-    }
-    for (i = 0; i < g->bundle_count; i++)
-        for (pass = 0; pass < GMM_GTP_PASSES; pass++)
-            if (g->bundles[i].slot[pass] >= first && g->bundles[i].slot[pass] < first + slots) {
-                if (&g->bundles[i] == b) return;
-                taken++;
-                break;
-            }
     for (pass = 0; pass < GMM_GTP_PASSES; pass++)
-        if (gmm__gtp_class(g, b, pass) == kind) b->slot[pass] = first + taken % slots;
+        if (b->slot[pass] >= 0 && g->slots[b->slot[pass]].kind == kind) return;
+    for (; s < g->slots + g->slot_count; s++)
+        if (s->domain == b->domain && s->kind == kind && s->captured == b->captured &&
+            s->bytes == b->slot_bytes[kind] && !gmm__gtp_slot_taken(g, (int32_t)(s - g->slots), b, kind))
+            break;
+    if (s == g->slots + g->slot_count) {
+        g->slot_count++;
+        s->domain = b->domain;
+        s->kind = kind;
+        s->captured = b->captured;
+        s->bytes = b->slot_bytes[kind];
+        s->at = d->gather_bytes;
+        s->bundle = -1;
+        d->gather_bytes += gmm__gtp_align(s->bytes);
+    }
+    for (pass = 0; pass < GMM_GTP_PASSES; pass++)
+        if (gmm__gtp_class(g, b, pass) == kind) b->slot[pass] = (int32_t)(s - g->slots);
 }
 
 static void gmm__gtp_take_wslot(gmm_gtp *g, gmm__gtp_bundle *b) {
@@ -4990,16 +4987,14 @@ static gmm_status gmm__gtp_gather_ahead(gmm_gtp *g, int32_t bundle, gmm_gtp_pass
 
 /* The bundles that come after this one. */
 static gmm_status gmm__gtp_gather_followers(gmm_gtp *g, const gmm__gtp_bundle *b, gmm_gtp_pass pass) {
-    int32_t chain = b->chain[pass], place = b->place[pass], left;
+    const int32_t chain = b->chain[pass], ahead = chain < 0 ? 0 : g->chains[chain].prefetch;
     gmm_status s = GMM_OK;
-    if (chain < 0) return GMM_OK;
-    for (left = g->chains[chain].prefetch; left > 0 && !s; left--) {
-        if (++place == g->chains[chain].count) {
-            chain = g->chains[chain].next;
-            place = 0;
-            if (chain < 0) break;
-        }
-        s = gmm__gtp_gather_ahead(g, g->links[g->chains[chain].first + place], g->chains[chain].pass);
+    int32_t k;
+    for (k = 1; k <= ahead && !s; k++) {
+        gmm_gtp_pass then = pass;
+        const gmm__gtp_bundle *x = gmm__gtp_behind(g, chain, b->place[pass], k, &then);
+        if (!x) break;
+        s = gmm__gtp_gather_ahead(g, (int32_t)(x - g->bundles), then);
     }
     return s;
 }

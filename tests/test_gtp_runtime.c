@@ -1969,6 +1969,63 @@ static void ordered_callers(int arg) {
     close_world();
 }
 
+/* A forward chain that follows itself: every gather but the first is ahead of its reader, in as many slots as a window
+   of neighbours and what is left over where the circle closes. Closed late (arg < 0), when slots are given, a head that
+   shares the tail's slot is gathered when it is asked for. */
+enum { ROUNDS = 5 };
+static void circles(int arg) {
+    const int late = arg < 0, layers = abs(arg) / 4, ahead = abs(arg) % 4, window = ahead + 1;
+    const int slots = layers <= window ? layers : late ? window : window + layers % window;
+    const int shared = late && layers > window && layers % window;
+    open_world(2, 91 + (uint64_t)abs(arg), 500);
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        const gmm_gtp_config config = config_of(r);
+        const gmm_gtp_domain d = domain_of(r, 0, 1);
+        gmm_gtp_chain c = GMM_ZERO;
+        gmm_shard s = GMM_ZERO;
+        int32_t chain;
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        s.dtype = GMM_F32;
+        s.rows = 8;
+        s.cols = 4;
+        s.gtp_size = 2;
+        s.gtp_rank = i;
+        s.unit = 2;
+        for (int l = 0; l < layers; l++) {
+            const gmm_gtp_weight w = weight_of(&s, 0, "layer");
+            GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[l]));
+            GTP_OK(r, gmm_gtp_add_bundle(r->gtp, 0, &r->weight[l], 1, w.name, &r->bundle[l]));
+        }
+        c.bundles = r->bundle;
+        c.count = layers;
+        c.prefetch = ahead;
+        GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, &chain));
+        if (!late) GTP_OK(r, gmm_gtp_follow(r->gtp, chain, chain));
+        bind(r, 1);
+        if (late) GTP_OK(r, gmm_gtp_follow(r->gtp, chain, chain));
+        T_CHECK(r->need[0].gather_slots == slots, "%d slots, not %d", (int)r->need[0].gather_slots, slots);
+    }
+    for (int round = 0; round < ROUNDS; round++)
+        for (int l = 0; l < layers; l++)
+            for (int i = 0; i < 2; i++) {
+                rank *r = &W.r[i];
+                gmm_gtp_view v = GMM_ZERO;
+                GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute, &v));
+                GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute));
+            }
+    for (int i = 0; i < 2; i++) {
+        gmm_gtp_statistics got = GMM_ZERO;
+        GTP_OK(&W.r[i], gmm_gtp_statistics_of(W.r[i].gtp, &got));
+        T_CHECK(got.exposed == (shared ? ROUNDS : 1) && got.busy == (shared ? ROUNDS : 0),
+                "%lld of %lld gathers exposed, %lld prefetches left out", (long long)got.exposed,
+                (long long)got.gathers, (long long)got.busy);
+    }
+    finish();
+    close_world();
+}
+
 void tests_gtp_runtime(void) {
     static const int sizes[] = {1, 2, 4};
     static const char *const modes[] = {"none", "one graph", "two graphs", "a graph, then none"};
@@ -1997,6 +2054,10 @@ void tests_gtp_runtime(void) {
     for (int i = 1; i <= 2; i++) t_add_host(operations, i, "gtp S6 row19 row20 views in operations g=%d", i);
     for (int i = 1; i <= 3; i += 2) t_add_host(acquired_only, i, "gtp B5 products read acquired views, %d experts", i);
     for (int i = 0; i < 2; i++) t_add_host(poisoned, i, "gtp B18 row46 scratch of 12345%s", i ? ", exchanged" : "");
+    for (int l = 1; l <= BUNDLES; l++)
+        for (int k = 1; k < 4; k++)
+            t_add_host(circles, l * 4 + k, "gtp row31 a chain of %d follows itself, prefetch %d", l, k);
+    for (int l = 2; l <= BUNDLES; l++) t_add_host(circles, -(l * 4 + 1), "gtp row31 a chain of %d, closed late", l);
     for (int i = 0; i < 2; i++) t_add_host(no_sharing, i, "gtp B43 no buffer in two %s", i ? "chains" : "domains");
     for (int i = 1; i <= 8; i *= 2) t_add_host(drawn_shards, i, "gtp B45 row65 shards drawn by logical rows, g=%d", i);
     for (int i = 1; i <= 64; i *= i == 2 ? 4 : i == 8 ? 8 : 2) t_add_host(many_experts, i, "gtp row17 %d experts", i);

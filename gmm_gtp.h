@@ -4797,7 +4797,8 @@ static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, cha
     return s;
 }
 
-/* The collective: every part of one direction of a bundle to its place in the slot, or in the stage. */
+/* The collective: every part of one direction of a bundle to its place in the slot, or in the stage. All codes, then
+   all scales: neighbours that lie evenly may go together. */
 static gmm_status gmm__gtp_send(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, int all_staged, char *slot, char *stage,
                                 gmm_stream stream) {
     const gmm__gtp_domain *d = &g->domains[b->domain];
@@ -4806,8 +4807,8 @@ static gmm_status gmm__gtp_send(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, i
     gmm_status s;
     gmm__gtp_calls(g, d, "all_gather");
     s = c->group_begin(c->self, b->name);
-    for (i = 0; i < b->count; i++)
-        for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
+    for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++)
+        for (i = 0; i < b->count; i++) {
             const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
             const gmm__route *to = &w->route[dir][part];
             if (s || !to->send) continue;

@@ -534,7 +534,11 @@ static void ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t coun
 }
 
 /* A communicator that counts, and tells on which streams it works. */
-typedef struct counting { gmm_comm inner; int64_t groups, gathers, scatters; } counting;
+typedef struct counting {
+    gmm_comm inner;
+    int64_t groups, gathers, scatters, turns; /* turns: gathers of another size than the one before */
+    size_t last;
+} counting;
 static void worked(gmm_stream stream);
 static gmm_status n_begin(void *s, const char *what) {
     ((counting *)s)->groups++;
@@ -543,6 +547,8 @@ static gmm_status n_begin(void *s, const char *what) {
 static gmm_status n_end(void *s) { return ((counting *)s)->inner.group_end(((counting *)s)->inner.self); }
 static gmm_status n_gather(void *s, const void *a, void *b, size_t n, gmm_stream t) {
     ((counting *)s)->gathers++;
+    ((counting *)s)->turns += n != ((counting *)s)->last;
+    ((counting *)s)->last = n;
     worked(t);
     return ((counting *)s)->inner.all_gather(((counting *)s)->inner.self, a, b, n, t);
 }
@@ -1969,6 +1975,49 @@ static void ordered_callers(int arg) {
     close_world();
 }
 
+/* A communicator gets all codes of a quantized bundle, then all scales, so that it can send neighbours together. */
+static void codes_then_scales(int arg) {
+    static counting count[2];
+    (void)arg;
+    open_world(2, 52, 500);
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        const gmm_gtp_config config = config_of(r);
+        gmm_gtp_domain d = domain_of(r, 0, 0);
+        const gmm_comm comm = counting_of(&count[i], &W.comm[0][i]);
+        gmm_gtp_view v = GMM_ZERO;
+        gmm_shard s = GMM_ZERO;
+        gmm_shard_plan p = GMM_ZERO;
+        int32_t ids[4];
+        d.gather = d.reduce = &comm;
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        s.dtype = GMM_E4M3;
+        s.scaling = GMM_SCALING_128X128;
+        s.rows = 256;
+        s.cols = 128;
+        s.gtp_size = 2;
+        s.gtp_rank = i;
+        T_OK_TEXT(gmm_gtp_plan(&s, &p, NULL), "");
+        for (int e = 0; e < 4; e++) {
+            gmm_gtp_weight w = GMM_ZERO;
+            w.shard = &s;
+            w.expert = e;
+            w.data[0] = aligned((size_t)p.shard_data_bytes[0], 0);
+            w.scale[0] = aligned((size_t)p.shard_scale_bytes[0], 0);
+            GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &ids[e]));
+        }
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], ids, 4, "experts", &r->bundle[0]));
+        bind(r, 1);
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v));
+        GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute));
+        T_CHECK(count[i].gathers == 8 && count[i].turns == 2, "%lld gathers, the size changes %lld times",
+                (long long)count[i].gathers, (long long)count[i].turns);
+    }
+    finish();
+    close_world();
+}
+
 /* A forward chain that follows itself: every gather but the first is ahead of its reader, in as many slots as a window
    of neighbours and what is left over where the circle closes. Closed late (arg < 0), when slots are given, a head that
    shares the tail's slot is gathered when it is asked for. */
@@ -2054,6 +2103,7 @@ void tests_gtp_runtime(void) {
     for (int i = 1; i <= 2; i++) t_add_host(operations, i, "gtp S6 row19 row20 views in operations g=%d", i);
     for (int i = 1; i <= 3; i += 2) t_add_host(acquired_only, i, "gtp B5 products read acquired views, %d experts", i);
     for (int i = 0; i < 2; i++) t_add_host(poisoned, i, "gtp B18 row46 scratch of 12345%s", i ? ", exchanged" : "");
+    t_add_host(codes_then_scales, 0, "gtp row17 codes of a bundle, then scales");
     for (int l = 1; l <= BUNDLES; l++)
         for (int k = 1; k < 4; k++)
             t_add_host(circles, l * 4 + k, "gtp row31 a chain of %d follows itself, prefetch %d", l, k);

@@ -427,11 +427,14 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm);
    Matrices that lie evenly, such as those of a bundle, go in one copy to each rank. reduce_scatter is a sum over the
    peers' windows, in the order of ranks and in fp32; the values of all_reduce_max go through a box of the
    communicator's own. Calls are captured like any other work, and replays mix with calls. What all_gather and
-   all_to_all receive, and what reduce_scatter sends, lies in a window.
-   Ranks are threads of one process, or processes: then windows must be memory of cudaMalloc, 2 MiB or more, which CUDA
-   IPC opens. Between threads, a call of CUDA that waits for a GPU must not stand in the way of the others, whose GPUs
-   that one waits for: cudaMalloc, cudaFree, synchronous copies, and the first launch of a kernel unless
-   CUDA_MODULE_LOADING is EAGER, belong where the GPU has nothing left to do.
+   all_to_all receive, and what reduce_scatter sends, lies in a window, at the same offset on every rank. Windows, and
+   what is sent, are memory of cudaMalloc: two-dimensional copies between GPUs may refuse virtual memory, which
+   ncclMemAlloc gives. Whoever calls on several streams orders them. A stream that waits for a peer holds up what shares
+   its hardware queue: with many streams, raise CUDA_DEVICE_MAX_CONNECTIONS above their number.
+   Ranks are threads of one process, or processes: then windows must have 2 MiB or more, which CUDA IPC opens. Between
+   threads, a call of CUDA that waits for a GPU must not stand in the way of the others, whose GPUs that one waits for:
+   cudaMalloc, cudaFree, synchronous copies, and the first launch of a kernel unless CUDA_MODULE_LOADING is EAGER,
+   belong where the GPU has nothing left to do.
    A rank that is gone leaves the others' streams waiting until give_up, which gmm_gtp_poll calls: it lets go, for three
    seconds, whatever waits or comes to wait. */
 typedef struct gmm_peers_config {
@@ -446,8 +449,8 @@ typedef struct gmm_peers_config {
 } gmm_peers_config;
 
 /* Collective. Allocates 2 MiB of device memory.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM, GMM_E_UNSUPPORTED (a GPU that cannot reach
-       another's memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (such as a GPU that cannot reach another's
+       memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
 GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error);
 /* Frees what open made; the work of all ranks must be done. NULL and a zeroed one are allowed. */
 GMMDEF void gmm_peers_close(gmm_comm *comm);
@@ -3114,7 +3117,7 @@ static gmm_status gmm__peers_meet(gmm__peers *p, int kind, gmm_stream stream) {
                 op[n].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
             }
         }
-    return p->batch((CUstream)stream, n, op, 0) == CUDA_SUCCESS
+    return n == 0 || p->batch((CUstream)stream, n, op, 0) == CUDA_SUCCESS /* a batch of none may be refused */
                ? GMM_OK : gmm__wire_fail(&p->wire, "cuStreamBatchMemOp", "the driver refuses it");
 }
 

@@ -117,13 +117,13 @@ recipes: $(B)/train_moe $(B)/loss_curves
 
 ##   bench-gtp              gathers and reductions of GTP alone and beside GEMMs, on the GPUs of this host, over NCCL and
 ##                          peer copies, and a timeline of a step; ARGS="--shapes=dsv3 --ways=nccl,peers" and others;
-##                          with NCCL_TESTS= (a folder of nccl-tests' programs) their figures too
+##                          beside nccl-tests' programs in PATH, or in the folder NCCL_TESTS=
 bench-gtp: $(B)/gtp_bench $(P)/matplotlib
 	$(Q)test -s $< || { echo 'bench-gtp: no GPU, or no NCCL'; exit 1; }
 	$(Q)$< --json=$(B)/gtp_bench.json $(ARGS)
 	$(Q)if test -s $(P)/matplotlib; then python3 tests/bench/plot.py $(B)/gtp_bench.json $(B); fi
-	$(Q)if test -n "$(NCCL_TESTS)"; then for t in all_gather reduce_scatter alltoall; do \
-	"$(NCCL_TESTS)/$${t}_perf" -b 8M -e 512M -f 4 -g $$(nvidia-smi -L | wc -l) || exit 1; done; fi
+	$(Q)if test -n "$(NCCL_TESTS)" || command -v all_gather_perf > /dev/null; then \
+	python3 tests/bench/nccl_tests.py $(B)/gtp_bench.json "$(NCCL_TESTS)"; fi
 
 ##   gpu-report             the tests and the GPU benchmark on this GPU, written to tests/results/<GPU>.txt
 gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run

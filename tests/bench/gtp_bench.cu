@@ -325,6 +325,7 @@ static void declare(rank *r) {
         chain.count = r->layers;
         chain.prefetch = r->depth;
         GT(gmm_gtp_add_chain(r->gtp, &chain, &r->chain[pass]));
+        GT(gmm_gtp_follow(r->gtp, r->chain[pass], r->chain[pass])); /* slots for a circle */
     }
     GT(gmm_gtp_seal(r->gtp));
     GT(gmm_gtp_memory_need(r->gtp, r->domain, &r->need));
@@ -746,7 +747,6 @@ static float by_hand(rank *r) {
 
 /* One step, span by span. */
 static void timeline(rank *r) {
-    const int first = r->span_count;
     cudaEvent_t zero;
     CU(cudaEventCreate(&zero));
     for (int i = 0; i < 2; i++) step(r, FORWARD | BACKWARD);
@@ -756,16 +756,15 @@ static void timeline(rank *r) {
     step(r, FORWARD | BACKWARD);
     GT(gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
     sync_all(r);
-    (void)first;
     for (int who = 0; who < H.size; who++) {
         for (int i = 0; i < r->span_count && who == r->index && json; i++) {
             const span *s = &r->spans[i];
             float a = 0, b = 0;
             if (cudaEventElapsedTime(&a, zero, s->begin) || cudaEventElapsedTime(&b, zero, s->end)) continue;
-            fprintf(json, "%s\n  {\"timeline\": \"%s %s, multiprocessors %s, prefetch %d\", \"rank\": %d, "
+            fprintf(json, "%s\n  {\"timeline\": \"%s %s %s, multiprocessors %s, prefetch %d\", \"rank\": %d, "
                     "\"row\": \"%s\", \"begin\": %.4f, \"end\": %.4f}", entries++ ? "," : "", r->shape->name,
-                    WAY[r->way],
-                    limit_name(r), r->depth, r->index, KIND[s->kind], a, b);
+                    WAY[r->way], r->wire == GMM_BF16 ? "bf16" : "f32", limit_name(r), r->depth, r->index,
+                    KIND[s->kind], a, b);
         }
         sync_all(r);
     }
@@ -1011,15 +1010,16 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--forward")) O.backward = 0;
         else {
             printf("usage: gtp_bench [--shapes=dsv3,dsv3/8k,mixtral,small] [--ways=LIST] [--wires=f32,bf16]\n"
-                   "                 [--layers=4] [--steps=12] [--prefetch=1|2] [--sms=auto,132,124,116]\n"
+                   "                 [--layers=4|6|8] [--steps=12] [--prefetch=1|2] [--sms=auto,132,124,116]\n"
                    "                 [--ranks=N] [--forward] [--no-alone] [--explain=WAYS] [--json=FILE]\n"
                    "ways: nccl, nccl-windows, nccl-engines, peers\n");
             return strcmp(argv[i], "--help") != 0;
         }
     }
     if (!nvls || strcmp(nvls, "0")) die("NCCL_NVLS_ENABLE", "must be 0: NVLink multicast stays off");
-    if (O.layers < 3 || O.layers > LAYERS || O.steps < 1 || O.steps > STEPS)
-        die("--layers, --steps", "3 to 8, 1 to 24");
+    if (O.layers < 4 || O.layers > LAYERS || O.layers % 2 || O.steps < 1 || O.steps > STEPS)
+        die("--layers, --steps", "4, 6 or 8: of an odd number in a circle two neighbours share a gradient's buffer; "
+            "1 to 24");
     CU(cudaGetDeviceCount(&count));
     H.size = O.ranks ? O.ranks : count > RANKS ? (int)RANKS : count;
     if (H.size < 2 || H.size > count) {

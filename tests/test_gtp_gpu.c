@@ -121,10 +121,12 @@ static void leaves(int arg) {
 
 #ifdef HAVE_CUDA
 #include <cuda_runtime.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 #ifdef HAVE_NCCL
 #include <nccl.h>
 #endif
@@ -143,7 +145,9 @@ typedef struct gpu_case {
     int silent;             /* rank 1 stops in the second step */
     int halves;             /* every other layer is sharded over either half of the ranks alone: two domains */
     int integers;           /* tokens and gradients are -1, 0 or 1: sums of one layer's gradient are exact */
+    int poison;             /* what gathers and reductions use is NaN again before every step */
     int formats;            /* no training: a gather of quantized weights and a maximum, byte by byte */
+    int sums;               /* no training: a reduction of random gradients */
     int cast;               /* no training: 1 + the format that weights are quantized to, for both passes */
     const unsigned char *want; /* what the views then hold; NULL = the result keeps it */
     float scale;            /* of gradients; 0 = 1 */
@@ -158,6 +162,8 @@ typedef struct gpu_result {
     float *grads, *others;       /* others: what the second half of the ranks has of its layers' gradients */
     unsigned char *bytes;   /* of a cast case: [CAST_BYTES] */
     gmm_gtp_statistics stats;
+    double off;             /* of a sums case: relative to the norm of the sum in fp64 */
+    int rounded_once;
     gmm_status status[RANKS];
     char text[RANKS][512];
     double seconds[RANKS];  /* from the first wait for the silent rank to the error */
@@ -221,6 +227,10 @@ typedef struct rank {
     void *workspace;
     size_t workspace_bytes;
     int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain, near_domain;
+    int domains, rounded_once; /* of a reduction: every value is rounded once */
+    double off, all;         /* its squared error, its squares */
+    void *bound[4];          /* what gmm_gtp_bind has got: [domain][gather, reduce] */
+    size_t bound_bytes[4];
     cudaGraphExec_t graph[2];
     int32_t graph_id[2];
     const void *place[GMM_GTP_PASSES + 1][LAYERS]; /* of views and gradient buffers: they never move */
@@ -404,23 +414,62 @@ static gmm_status product(rank *r, int op, int m, const gmm_mat *w, uint16_t *x,
     return gmm_linear_wgrad(r->ctx, &d, r->workspace, r->workspace_bytes, r->compute);
 }
 
-static int declare(rank *r) {
+/* The runtime's object, with a domain of all ranks, and one of this rank's half if the case has halves. */
+static int open_object(rank *r, int weights, int bundles) {
     const gpu_case *c = r->c;
     gmm_gtp_config config = GMM_ZERO;
     gmm_gtp_domain d = GMM_ZERO;
-    gmm_shard shard = GMM_ZERO, near;
     gmm_error error = GMM_ZERO;
     size_t bytes = 0;
-    config.weights = c->layers * c->experts;
-    config.bundles = c->layers;
+    config.weights = weights;
+    config.bundles = bundles;
     config.chains = 3;
-    config.domains = 1 + (c->halves && r->size > 1);
+    config.domains = r->domains = 1 + (c->halves && r->size > 1);
     config.graphs = 2;
     config.timeout_ms = 3000;
     config.ctx = r->ctx;
     if (gmm_gtp_query(&config, &bytes, &error)) return failed(r, error.status, "query", error.text);
     r->memory = calloc(1, bytes);
     if (gmm_gtp_init(r->memory, bytes, &config, &r->gtp, &error)) return failed(r, error.status, "init", error.text);
+    d.wire = c->wire;
+    if (r->size > 1) d.gather = &r->comm[0], d.reduce = &r->comm[1];
+    d.gather_stream = r->side[0];
+    d.reduce_stream = r->side[1];
+    d.reduction = c->reduction;
+    d.synchronous = c->synchronous;
+    GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain));
+    if (r->domains == 2) {
+        d.gather = &r->comm[2], d.reduce = &r->comm[3];
+        GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->near_domain));
+    }
+    return 0;
+}
+/* Memory for the sealed object. */
+static int bind_memory(rank *r) {
+    for (int k = 0; k < r->domains; k++) {
+        const int32_t id = k ? r->near_domain : r->domain;
+        gmm_gtp_need need = GMM_ZERO;
+        size_t bytes[2];
+        void *block[2];
+        GO(r, gmm_gtp_memory_need(r->gtp, id, &need));
+        bytes[0] = (need.gather_bytes + 4095) / 4096 * 4096;
+        bytes[1] = (need.reduce_bytes + 4095) / 4096 * 4096;
+        for (int i = 0; i < 2; i++) block[i] = bytes[i] ? take(r, bytes[i], 0xFF) : NULL;
+        if (r->status) return 1;
+        GO(r, gmm_gtp_bind(r->gtp, id, block[0], bytes[0], block[1], bytes[1]));
+        for (int i = 0; i < 2; i++) {
+            r->bound[2 * k + i] = block[i];
+            r->bound_bytes[2 * k + i] = bytes[i];
+        }
+    }
+    return 0;
+}
+
+static int declare(rank *r) {
+    const gpu_case *c = r->c;
+    gmm_shard shard = GMM_ZERO, near;
+    gmm_error error = GMM_ZERO;
+    if (open_object(r, c->layers * c->experts, c->layers)) return 1;
     shard.dtype = GMM_BF16;
     shard.rows = shard.cols = c->rows;
     shard.gtp_size = r->size;
@@ -431,17 +480,6 @@ static int declare(rank *r) {
     if (gmm_gtp_plan(&shard, &r->plan, &error) || gmm_gtp_plan(&near, &r->near_plan, &error))
         return failed(r, error.status, "plan", error.text);
     if (fill(r)) return 1;
-    d.wire = c->wire;
-    if (r->size > 1) d.gather = &r->comm[0], d.reduce = &r->comm[1];
-    d.gather_stream = r->side[0];
-    d.reduce_stream = r->side[1];
-    d.reduction = c->reduction;
-    d.synchronous = c->synchronous;
-    GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain));
-    if (config.domains == 2) {
-        d.gather = &r->comm[2], d.reduce = &r->comm[3];
-        GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->near_domain));
-    }
     for (int l = 0; l < c->layers; l++) {
         for (int e = 0; e < c->experts; e++) {
             const size_t at = values_before(r, l) + (size_t)e * shard_values(r, l);
@@ -495,19 +533,7 @@ static int declare(rank *r) {
         const size_t size = values_before(r, c->layers) * 2;
         GO(r, r->comm[0].window_add(r->comm[0].self, r->shards, (size + 4095) / 4096 * 4096, &r->window[0]));
     }
-    for (int k = 0; k < config.domains; k++) {
-        const int32_t id = k ? r->near_domain : r->domain;
-        gmm_gtp_need need = GMM_ZERO;
-        void *gather, *reduce;
-        GO(r, gmm_gtp_memory_need(r->gtp, id, &need));
-        need.gather_bytes = (need.gather_bytes + 4095) / 4096 * 4096;
-        need.reduce_bytes = (need.reduce_bytes + 4095) / 4096 * 4096;
-        gather = need.gather_bytes ? take(r, need.gather_bytes, 0xFF) : NULL;
-        reduce = take(r, need.reduce_bytes, 0xFF);
-        if (r->status) return 1;
-        GO(r, gmm_gtp_bind(r->gtp, id, gather, need.gather_bytes, reduce, need.reduce_bytes));
-    }
-    return 0;
+    return bind_memory(r);
 }
 
 /* Waits as a program should: with a look at the collectives. */
@@ -575,6 +601,8 @@ static int backward(rank *r, int m) {
 static int optimize(rank *r) {
     const gpu_case *c = r->c;
     GO(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
+    for (int i = 0; i < 2 * r->domains && c->poison; i++)
+        if (r->bound[i]) CUDA(r, cudaMemsetAsync(r->bound[i], 0xFF, r->bound_bytes[i], r->compute));
     for (int l = 0; l < c->layers; l++) {
         gmm_accumulation d = GMM_ZERO;
         const size_t at = values_before(r, l);
@@ -648,36 +676,23 @@ static int train(rank *r) {
     return settle(r);
 }
 
-/* Bytes of a quantized bundle, by their place in the whole; and the largest of values that ranks have by turns. */
-enum { F_COUNT = 3, F_ROWS = 640, F_COLS = 384, F_VALUES = 3000 };
+/* Bytes of a quantized bundle of c->experts, by their place in the whole; and the largest of values that ranks have by
+   turns. Few shards are allocations of their own, many are parts of one. */
+enum { F_FEW = 3, F_MOST = 70, F_ROWS = 640, F_COLS = 384, F_VALUES = 3000 };
 static unsigned char byte_of(int e, int64_t row, int64_t i) {
     return (unsigned char)mix((uint64_t)(e * 8192 + row) * 8192 + (uint64_t)i);
 }
 static int formats(rank *r) {
-    gmm_gtp_config config = GMM_ZERO;
-    gmm_gtp_domain d = GMM_ZERO;
-    gmm_gtp_need need = GMM_ZERO;
+    const int count = r->c->experts;
     gmm_gtp_view v = GMM_ZERO;
     gmm_shard shard = GMM_ZERO;
     gmm_error error = GMM_ZERO;
-    int64_t line; /* bytes of scales for 128 rows */
+    int64_t line, part[2]; /* bytes of scales for 128 rows; of a shard's codes and scales */
     unsigned char *host = (unsigned char *)calloc(1, 1 << 21);
     float *values = (float *)take(r, F_VALUES * sizeof *values, 0);
-    void *gather, *reduce;
-    int32_t ids[F_COUNT], bundle;
-    size_t bytes = 0;
-    config.weights = F_COUNT;
-    config.bundles = 1;
-    config.timeout_ms = 3000;
-    config.ctx = r->ctx;
-    if (gmm_gtp_query(&config, &bytes, &error)) return failed(r, error.status, "query", error.text);
-    r->memory = calloc(1, bytes);
-    if (gmm_gtp_init(r->memory, bytes, &config, &r->gtp, &error)) return failed(r, error.status, "init", error.text);
-    d.gather = &r->comm[0];
-    d.reduce = &r->comm[1];
-    d.gather_stream = r->side[0];
-    d.reduce_stream = r->side[1];
-    GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain));
+    char *block[2] = {NULL, NULL};
+    int32_t ids[F_MOST], bundle;
+    if (open_object(r, count, 1)) return 1;
     shard.dtype = GMM_E4M3;
     shard.scaling = GMM_SCALING_128X128;
     shard.rows = F_ROWS;
@@ -685,33 +700,28 @@ static int formats(rank *r) {
     shard.gtp_size = r->size;
     shard.gtp_rank = r->index;
     if (gmm_gtp_plan(&shard, &r->plan, &error)) return failed(r, error.status, "plan", error.text);
-    line = r->plan.shard_scale_bytes[0] / (r->plan.shard_rows / 128);
-    for (int e = 0; e < F_COUNT; e++) {
-        const gmm_shard_plan *p = &r->plan;
+    part[0] = r->plan.shard_data_bytes[0];
+    part[1] = r->plan.shard_scale_bytes[0];
+    line = part[1] / (r->plan.shard_rows / 128);
+    for (int k = 0; k < 2 && count > F_FEW; k++) block[k] = (char *)take(r, (size_t)(count * part[k]), 0xFF);
+    for (int e = 0; e < count; e++) {
         gmm_gtp_weight w = GMM_ZERO;
         w.expert = e;
         w.shard = &shard;
-        w.data[0] = take(r, (size_t)p->shard_data_bytes[0], 0xFF);
-        w.scale[0] = take(r, (size_t)p->shard_scale_bytes[0], 0xFF);
+        w.data[0] = count > F_FEW ? block[0] + e * part[0] : take(r, (size_t)part[0], 0xFF);
+        w.scale[0] = count > F_FEW ? block[1] + e * part[1] : take(r, (size_t)part[1], 0xFF);
         if (r->status) return 1;
-        for (int64_t i = 0; i < p->shard_data_bytes[0]; i++)
-            host[i] = byte_of(e, p->row0 + i / F_COLS, i % F_COLS);
-        CUDA(r, cudaMemcpy(w.data[0], host, (size_t)p->shard_data_bytes[0], cudaMemcpyHostToDevice));
-        for (int64_t i = 0; i < p->shard_scale_bytes[0]; i++)
-            host[i] = byte_of(e, 4096 + p->row0 / 128 + i / line, i % line);
-        CUDA(r, cudaMemcpy(w.scale[0], host, (size_t)p->shard_scale_bytes[0], cudaMemcpyHostToDevice));
+        for (int64_t i = 0; i < part[0]; i++) host[i] = byte_of(e, r->plan.row0 + i / F_COLS, i % F_COLS);
+        CUDA(r, cudaMemcpy(w.data[0], host, (size_t)part[0], cudaMemcpyHostToDevice));
+        for (int64_t i = 0; i < part[1]; i++) host[i] = byte_of(e, 4096 + r->plan.row0 / 128 + i / line, i % line);
+        CUDA(r, cudaMemcpy(w.scale[0], host, (size_t)part[1], cudaMemcpyHostToDevice));
         GO(r, gmm_gtp_add_weight(r->gtp, &w, &ids[e]));
     }
     for (int i = 0; i < F_VALUES; i++) ((float *)(void *)host)[i] = i % r->size == r->index ? (float)i : -1.0f;
     CUDA(r, cudaMemcpy(values, host, F_VALUES * sizeof *values, cudaMemcpyHostToDevice));
-    GO(r, gmm_gtp_add_bundle(r->gtp, r->domain, ids, F_COUNT, "quantized", &bundle));
+    GO(r, gmm_gtp_add_bundle(r->gtp, r->domain, ids, count, "quantized", &bundle));
     GO(r, gmm_gtp_seal(r->gtp));
-    GO(r, gmm_gtp_memory_need(r->gtp, r->domain, &need));
-    need.gather_bytes = (need.gather_bytes + 4095) / 4096 * 4096;
-    gather = take(r, need.gather_bytes, 0xFF);
-    reduce = need.reduce_bytes ? take(r, need.reduce_bytes, 0xFF) : NULL;
-    if (r->status) return 1;
-    GO(r, gmm_gtp_bind(r->gtp, r->domain, gather, need.gather_bytes, reduce, need.reduce_bytes));
+    if (bind_memory(r)) return 1;
     GO(r, gmm_gtp_amax(r->gtp, r->domain, values, F_VALUES, r->compute));
     GO(r, gmm_gtp_acquire(r->gtp, bundle, GMM_GTP_FORWARD, r->compute, &v));
     GO(r, gmm_gtp_release(r->gtp, bundle, GMM_GTP_FORWARD, r->compute));
@@ -719,7 +729,7 @@ static int formats(rank *r) {
     CUDA(r, cudaMemcpy(host, values, F_VALUES * sizeof *values, cudaMemcpyDeviceToHost));
     for (int i = 0; i < F_VALUES; i++)
         if (((float *)(void *)host)[i] != (float)i) return failed(r, GMM_E_ARG, "formats", "a maximum is wrong");
-    for (int e = 0; e < F_COUNT; e++) {
+    for (int e = 0; e < count; e++) {
         const int64_t data = r->plan.padded_rows * F_COLS, scales = r->plan.padded_rows / 128 * line;
         const char *codes = v.mat.table ? (const char *)v.mat.table[e] : (char *)v.mat.data + e * v.mat.group_stride;
         const char *factors = v.mat.scale_table ? (const char *)v.mat.scale_table[e]
@@ -735,6 +745,71 @@ static int formats(rank *r) {
     }
     free(host);
     return 0;
+}
+
+/* One reduction of random bf16 gradients, beside their sum in fp64: what it is off by, and whether every value is that
+   sum rounded to bf16 once. */
+enum { SUM_COUNT = 2, SUM_ROWS = 240, SUM_COLS = 128 };
+static int sums(rank *r) {
+    const int64_t values = (int64_t)SUM_ROWS * SUM_COLS;
+    uint16_t *host = (uint16_t *)malloc((size_t)values * sizeof *host);
+    uint16_t *from = (uint16_t *)take(r, SUM_COUNT * (size_t)values * sizeof *from, 0xFF);
+    float *got = (float *)malloc((size_t)values * sizeof *got), *grads;
+    const gmm_mat mat = gmm_mat_packed(GMM_BF16, from);
+    gmm_gtp_gradient g = GMM_ZERO;
+    gmm_shard shard = GMM_ZERO;
+    gmm_error error = GMM_ZERO;
+    int32_t ids[SUM_COUNT], bundle;
+    int64_t part;
+    cudaError_t e = cudaSuccess;
+    if (open_object(r, SUM_COUNT, 1)) return 1;
+    shard.dtype = GMM_BF16;
+    shard.rows = SUM_ROWS;
+    shard.cols = SUM_COLS;
+    shard.gtp_size = r->size;
+    shard.gtp_rank = r->index;
+    if (gmm_gtp_plan(&shard, &r->plan, &error)) return failed(r, error.status, "plan", error.text);
+    part = r->plan.shard_rows * SUM_COLS;
+    grads = (float *)take(r, SUM_COUNT * (size_t)part * sizeof *grads, 0xFF);
+    for (int k = 0; k < SUM_COUNT; k++) {
+        gmm_gtp_weight w = GMM_ZERO;
+        w.expert = k;
+        w.shard = &shard;
+        w.data[0] = take(r, (size_t)part * 2, 0);
+        w.main_grad = grads + k * part;
+        w.main_grad_dtype = GMM_F32;
+        for (int64_t i = 0; i < values; i++)
+            host[i] = value((uint64_t)(i * SUM_COUNT + k) * RANKS + (uint64_t)r->index, 1.0f);
+        if (r->status) return 1;
+        CUDA(r, cudaMemcpy(from + k * values, host, (size_t)values * sizeof *host, cudaMemcpyHostToDevice));
+        GO(r, gmm_gtp_add_weight(r->gtp, &w, &ids[k]));
+    }
+    GO(r, gmm_gtp_add_bundle(r->gtp, r->domain, ids, SUM_COUNT, "gradients", &bundle));
+    GO(r, gmm_gtp_seal(r->gtp));
+    if (bind_memory(r)) return 1;
+    g.scale = r->c->scale;
+    g.add = GMM_GTP_SET;
+    g.from = &mat;
+    GO(r, gmm_gtp_submit(r->gtp, bundle, &g, r->compute));
+    GO(r, gmm_gtp_fence(r->gtp, GMM_GTP_GRADIENTS, r->compute));
+    if (settle(r)) return 1;
+    r->rounded_once = 1;
+    for (int k = 0; k < SUM_COUNT && e == cudaSuccess; k++) {
+        const int64_t valid = r->plan.valid_rows * SUM_COLS, first = r->plan.row0 * SUM_COLS;
+        e = cudaMemcpy(got, grads + k * part, (size_t)part * sizeof *got, cudaMemcpyDeviceToHost);
+        for (int64_t i = 0; i < part && e == cudaSuccess; i++) {
+            double want = 0;
+            for (int who = 0; i < valid && who < r->size; who++)
+                want += gmm_bf16_to_f32(value((uint64_t)((first + i) * SUM_COUNT + k) * RANKS + (uint64_t)who, 1.0f));
+            r->rounded_once &= got[i] == g.scale * gmm_bf16_to_f32(gmm_f32_to_bf16((float)want));
+            want *= g.scale;
+            r->off += (got[i] - want) * (got[i] - want);
+            r->all += want * want;
+        }
+    }
+    free(host);
+    free(got);
+    return e == cudaSuccess ? 0 : failed(r, GMM_E_CUDA, "sums", cudaGetErrorString(e));
 }
 
 /* Quantizes two weights, whose last rows are a hundred times as large as the first, to a format that is sharded without
@@ -762,31 +837,16 @@ static int keep(rank *r, const void *device, int64_t bytes, const char *what, in
 }
 static int cast(rank *r) {
     const gmm_format *f = &cast_to[r->c->cast - 1];
-    const int several = r->size > 1;
-    gmm_gtp_config config = GMM_ZERO;
-    gmm_gtp_domain d = GMM_ZERO;
-    gmm_gtp_need need = GMM_ZERO;
     gmm_gtp_quantization q = GMM_ZERO;
     gmm_shard shard = GMM_ZERO, one;
     gmm_shard_plan whole = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     uint16_t *host;
-    void *gather, *reduce, *from[CAST_COUNT];
+    void *from[CAST_COUNT];
     float *amax = (float *)take(r, CAST_COUNT * sizeof *amax, 0xFF);
     int32_t ids[CAST_COUNT], bundle;
     int64_t at = 0;
-    size_t bytes = 0;
-    config.weights = CAST_COUNT;
-    config.bundles = 1;
-    config.timeout_ms = 3000;
-    config.ctx = r->ctx;
-    if (gmm_gtp_query(&config, &bytes, &error)) return failed(r, error.status, "query", error.text);
-    r->memory = calloc(1, bytes);
-    if (gmm_gtp_init(r->memory, bytes, &config, &r->gtp, &error)) return failed(r, error.status, "init", error.text);
-    if (several) d.gather = &r->comm[0], d.reduce = &r->comm[1];
-    d.gather_stream = r->side[0];
-    d.reduce_stream = r->side[1];
-    GO(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain));
+    if (open_object(r, CAST_COUNT, 1)) return 1;
     shard.dtype = f->dtype;
     shard.scaling = f->scaling;
     shard.rows = CAST_ROWS;
@@ -823,12 +883,7 @@ static int cast(rank *r) {
     free(host);
     GO(r, gmm_gtp_add_bundle(r->gtp, r->domain, ids, CAST_COUNT, "quantized", &bundle));
     GO(r, gmm_gtp_seal(r->gtp));
-    GO(r, gmm_gtp_memory_need(r->gtp, r->domain, &need));
-    need.gather_bytes = (need.gather_bytes + 4095) / 4096 * 4096;
-    gather = need.gather_bytes ? take(r, need.gather_bytes, 0xFF) : NULL;
-    reduce = need.reduce_bytes ? take(r, need.reduce_bytes, 0xFF) : NULL;
-    if (r->status) return 1;
-    GO(r, gmm_gtp_bind(r->gtp, r->domain, gather, need.gather_bytes, reduce, need.reduce_bytes));
+    if (bind_memory(r)) return 1;
     q.dtype = GMM_BF16;
     q.from = (const void *const *)from;
     GO(r, gmm_gtp_quantize(r->gtp, ids, CAST_COUNT, &q, r->compute));
@@ -880,10 +935,10 @@ static int report(rank *r) {
 
 /* -------------------------------------------------------------------------------------------- Communicators --- */
 
-/* NCCL's take seconds to make, so all cases share them: a pair for each way and rank. */
+/* NCCL's take seconds to make, so all cases share them: a pair for each way and rank, and one for each half. */
 #ifdef HAVE_NCCL
-static ncclComm_t nccl[VIAS][2][RANKS];
-static int nccl_made[VIAS];
+static ncclComm_t nccl[VIAS][4][RANKS];
+static int nccl_made[VIAS], nccl_halved[VIAS]; /* of how many ranks, 0 = none; 1: the halves too */
 
 static int nccl_start(rank *r, const ncclUniqueId *id) {
     for (int k = 0; k < 2; k++) {
@@ -914,8 +969,12 @@ static int connect_ranks(rank *r) {
         } else {
 #ifdef HAVE_NCCL
             gmm_nccl_config config = GMM_ZERO;
-            if (k == 0 && !nccl_made[r->c->via] && nccl_start(r, nccl_id)) return 1;
-            config.comm = nccl[r->c->via][k][r->index];
+            ncclComm_t *comm = &nccl[r->c->via][k][r->index];
+            if (k == 0 && nccl_made[r->c->via] != r->size && nccl_start(r, nccl_id)) return 1;
+            if (k >= 2 && !nccl_halved[r->c->via] &&
+                ncclCommSplit(nccl[r->c->via][k - 2][r->index], r->index / (r->size / 2), r->index, comm, NULL))
+                return failed(r, GMM_E_COMM, "ncclCommSplit", "failed");
+            config.comm = *comm;
             config.ctx = r->ctx;
             config.windows = r->c->via != NCCL && (k == 0 || r->c->reduction == GMM_GTP_REDUCE_EXCHANGE);
             s = gmm_nccl_open(&config, &r->comm[k], &error);
@@ -923,6 +982,15 @@ static int connect_ranks(rank *r) {
         }
     }
     return s ? failed(r, s, "communicator", error.text) : 0;
+}
+
+/* The rank that stops in a case of a silent one. */
+static int stops(const rank *r) { return r->c->silent && r->index == 1; }
+static int program(rank *r) {
+    if (r->c->formats) return formats(r);
+    if (r->c->sums) return sums(r);
+    if (r->c->cast) return cast(r);
+    return declare(r) || train(r) || (!stops(r) && report(r));
 }
 
 static void *thread_main(void *argument) {
@@ -943,18 +1011,17 @@ static void *thread_main(void *argument) {
                  r->rt.stream_create(r->rt.self, -5, &r->side[1])))
         bad = failed(r, GMM_E_CUDA, "streams", gmm_last_error(r->ctx));
     if (meet(&r->seat, &mine, all, 1)) bad = failed(r, GMM_E_COMM, "meet", "a rank is missing");
-    if (!bad) bad = connect_ranks(r) || (r->c->formats ? formats(r) : r->c->cast ? cast(r) : declare(r) || train(r));
-    if (!bad && !r->c->formats && !r->c->cast && !(r->c->silent && r->index == 1)) bad = report(r);
+    if (!bad) bad = connect_ranks(r) || program(r);
     if (bad && r->gtp && !r->c->silent) (void)fprintf(stderr, "        rank %d: %s\n", r->index, r->text);
     (void)cudaDeviceSynchronize(); /* whatever has failed: nothing may hang */
     (void)meet(&r->seat, &mine, all, 1);
-    if (r->c->silent && r->index == 1) /* the rank that left looks after itself at the end */
+    if (stops(r)) /* the rank that left looks after itself at the end */
         for (int k = 0; k < 2; k++)
             if (r->comm[k].give_up) r->comm[k].give_up(r->comm[k].self, "gone");
     for (int i = 0; i < 2; i++)
         if (r->graph[i]) (void)cudaGraphExecDestroy(r->graph[i]);
     if (r->window[0] && !r->status) (void)r->comm[0].window_remove(r->comm[0].self, r->window[0]);
-    if (!(r->c->silent && r->index == 1)) (void)gmm_gtp_fini(r->gtp);
+    if (!stops(r)) (void)gmm_gtp_fini(r->gtp);
     for (int k = 0; k < 4; k++) {
         if (r->c->via == PEERS) gmm_peers_close(&r->comm[k]);
         else gmm_nccl_close(&r->comm[k]);
@@ -969,9 +1036,12 @@ static void *thread_main(void *argument) {
     return NULL;
 }
 
-static int gpus(void) {
+static int devices(void) {
     int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+static int gpus(void) {
+    const int count = devices();
     return count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : count;
 }
 
@@ -980,6 +1050,7 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
     static run w; /* large */
     pthread_t threads[RANKS];
     const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
+    double off = 0, all = 0;
     memset(&w, 0, sizeof w);
     memset(out, 0, sizeof *out);
     out->weights = (uint16_t *)t_host(whole * 2);
@@ -998,7 +1069,7 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
     }
 #ifdef HAVE_NCCL
     for (int k = 0; k < 2; k++)
-        if (c->via != ALONE && c->via != PEERS && !nccl_made[c->via])
+        if (c->via != ALONE && c->via != PEERS && nccl_made[c->via] != size)
             T_CHECK(ncclGetUniqueId(&nccl_id[k]) == ncclSuccess, "ncclGetUniqueId");
 #endif
     for (int i = 0; i < size; i++) {
@@ -1014,18 +1085,48 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
         T_CHECK(pthread_create(&threads[i], NULL, thread_main, r) == 0, "no thread");
     }
     for (int i = 0; i < size; i++) (void)pthread_join(threads[i], NULL);
+    out->rounded_once = 1;
     for (int i = 0; i < size; i++) {
+        off += w.rank[i].off;
+        all += w.rank[i].all;
+        out->rounded_once &= w.rank[i].rounded_once;
         out->status[i] = w.rank[i].status;
         out->seconds[i] = w.rank[i].seconds;
         snprintf(out->text[i], sizeof out->text[i], "%s", w.rank[i].text);
     }
+    out->off = all > 0 ? sqrt(off / all) : off;
 #ifdef HAVE_NCCL
-    if (c->via != ALONE && c->via != PEERS) nccl_made[c->via] = 1;
+    if (c->via != ALONE && c->via != PEERS) {
+        nccl_halved[c->via] = nccl_made[c->via] == size ? nccl_halved[c->via] || c->halves : c->halves;
+        nccl_made[c->via] = size; /* those of another size are left to the end of the process */
+    }
     for (int i = 0; i < size; i++)
-        if (c->silent || out->status[i]) nccl_made[c->via] = 0; /* given up, they are gone */
+        if (c->silent || out->status[i]) nccl_made[c->via] = nccl_halved[c->via] = 0; /* given up, they are gone */
 #endif
     (void)cudaSetDevice(0);
 }
+
+#ifdef HAVE_NCCL
+/* What NCCL says of its communicators goes to a file, unless the caller wants it elsewhere. */
+static char nccl_log[32];
+static void forget_nccl_log(void) { (void)remove(nccl_log); }
+static void keep_nccl_log(void) {
+    static int asked;
+    int file;
+    if (asked++ || getenv("NCCL_DEBUG")) return;
+    snprintf(nccl_log, sizeof nccl_log, "/tmp/gmm_nccl.XXXXXX");
+    file = mkstemp(nccl_log);
+    if (file < 0) {
+        nccl_log[0] = 0;
+        return;
+    }
+    (void)close(file);
+    (void)atexit(forget_nccl_log);
+    (void)setenv("NCCL_DEBUG", "INFO", 1);
+    (void)setenv("NCCL_DEBUG_SUBSYS", "INIT", 1);
+    (void)setenv("NCCL_DEBUG_FILE", nccl_log, 1);
+}
+#endif
 
 static int need_gpus(via via) {
     const int n = gpus();
@@ -1033,6 +1134,7 @@ static int need_gpus(via via) {
 #ifndef HAVE_NCCL
     if (via != PEERS) t_skip("needs NCCL");
 #else
+    keep_nccl_log();
     T_CHECK(getenv("NCCL_NVLS_ENABLE") && !strcmp(getenv("NCCL_NVLS_ENABLE"), "0"), "NCCL_NVLS_ENABLE must be 0");
 #endif
     (void)via;
@@ -1142,7 +1244,7 @@ static void two_domains(int arg) {
     gpu_result want, got;
     const int n = need_gpus((via)arg);
     const size_t whole = (size_t)(c.layers * c.experts) * (size_t)c.rows * (size_t)c.rows;
-    if (n < 4) t_skip("needs four GPUs");
+    if (n < 4) t_skip("needs four GPUs"); /* halves of two */
     c.via = (via)arg;
     c.halves = 1;
     c.steps = 1; /* nobody adds the halves up for a second */
@@ -1205,14 +1307,81 @@ static void large_layers(int arg) { /* square layers larger than a copy engine's
     compare(&c);
 }
 static void quantized(int arg) {
-    gpu_case c = plain();
-    gpu_result out;
-    int n;
-    c.via = (via)arg;
-    c.formats = 1;
-    n = need_gpus(c.via);
-    run_case(&c, n, n, &out);
-    for (int i = 0; i < n; i++) T_CHECK(out.status[i] == GMM_OK, "rank %d: %s", i, out.text[i]);
+    static const int counts[] = {F_FEW, 1, 2, 8, 64, F_MOST}; /* more than peer copies enqueue at a time */
+    for (int k = 0; k < (int)T_COUNT(counts); k++) {
+        gpu_case c = plain();
+        gpu_result out;
+        int n;
+        c.via = (via)arg;
+        c.formats = 1;
+        c.experts = counts[k];
+        n = need_gpus(c.via);
+        run_case(&c, n, n, &out);
+        for (int i = 0; i < n; i++)
+            T_CHECK(out.status[i] == GMM_OK, "%d experts, rank %d: %s", counts[k], i, out.text[i]);
+    }
+}
+/* Random gradients beside fp64: a ring that rounds to bf16 at every rank, a sum in fp32 that is rounded once or not at
+   all, two ranks' one addition, a scale that is no power of two; also among numbers of ranks that are none. */
+static void random_sums(int arg) {
+    const int n = need_gpus((via)arg), sizes[] = {3, 6, n};
+    for (int k = 0; k < 3; k++) {
+        double scattered = 0;
+        for (int i = 0; i < 4 && sizes[k] <= devices(); i++) {
+            gpu_case c = plain();
+            gpu_result out;
+            double most;
+            c.via = (via)arg;
+            c.sums = 1;
+            c.wire = i & 1 ? GMM_F32 : GMM_BF16;
+            c.reduction = i & 2 ? GMM_GTP_REDUCE_EXCHANGE : GMM_GTP_REDUCE_SCATTER;
+            c.scale = c.wire == GMM_BF16 ? 1.0f : 1.0f / (float)(sizes[k] % 3 ? 3 : sizes[k]);
+            most = c.wire == GMM_F32 ? 1e-6 : c.via == PEERS || i & 2 ? 4e-3 : 1e-2;
+            run_case(&c, sizes[k], sizes[k], &out);
+            for (int q = 0; q < sizes[k]; q++) T_CHECK(out.status[q] == GMM_OK, "rank %d: %s", q, out.text[q]);
+            T_CHECK(out.off <= most, "%d ranks, case %d: off by %g, more than %g", sizes[k], i, out.off, most);
+            if (i == 0) scattered = out.off;
+            if (i == 0 && sizes[k] == 2) T_CHECK(out.rounded_once, "a sum of two is not rounded once");
+            if (i == 2) T_CHECK(out.off <= scattered, "exchanged: off by %g, scattered: %g", out.off, scattered);
+            if (T.verbose) printf("        %d ranks, case %d: off by %g\n", sizes[k], i, out.off);
+        }
+    }
+}
+static void poisoned(int arg) { /* slots, stages and buffers of reductions are NaN before every step */
+    for (int i = 0; i < 2; i++) {
+        gpu_case c = plain();
+        c.via = (via)arg;
+        c.poison = 1;
+        c.reduction = i ? GMM_GTP_REDUCE_EXCHANGE : GMM_GTP_REDUCE_SCATTER;
+        compare(&c);
+    }
+}
+/* NCCL's own word: no communicator has channels over multicast, with windows or without. */
+static void no_multicast(int arg) {
+#ifdef HAVE_NCCL
+    char line[1024];
+    FILE *file;
+    int told = 0;
+    trains(NCCL);
+    trains(NCCL_WINDOWS);
+    if (!nccl_log[0]) t_skip("NCCL_DEBUG is set");
+    file = fopen(nccl_log, "r");
+    T_CHECK(file != NULL, "no log of NCCL");
+    while (fgets(line, sizeof line, file)) {
+        char *at = strstr(line, " nvls channels");
+        int digits = 0;
+        if (!at) continue;
+        while (at > line + digits && at[-1 - digits] >= '0' && at[-1 - digits] <= '9') digits++;
+        told += digits > 0;
+        if (digits != 1 || at[-1] != '0') {
+            (void)fclose(file);
+            T_FAIL("%s", line);
+        }
+    }
+    (void)fclose(file);
+    if (T.verbose) printf("        %d communicators without multicast\n", told);
+#endif
+    (void)need_gpus((via)arg);
 }
 static void casts(int arg) {
     for (int i = 0; i < (int)T_COUNT(cast_to); i++) {
@@ -1253,17 +1422,21 @@ void tests_gtp_gpu(void) {
     t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments");
     for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
     for (int v = NCCL; v <= PEERS; v++) {
-        t_add_gpu_once(trains, v, "row19 row20 row22 gtp on GPUs: %s equals one GPU", via_name[v]);
-        t_add_gpu_once(quantized, v, "row8 row11 gtp on GPUs: %s, quantized bytes, maxima", via_name[v]);
+        t_add_gpu_once(trains, v, "row19 row20 row56 row57 gtp on GPUs: %s equals one GPU", via_name[v]);
+        t_add_gpu_once(quantized, v, "row8 row11 row17 gtp on GPUs: %s, quantized bytes, maxima", via_name[v]);
         t_add_gpu_once(casts, v, "row9 row10 row12 gtp on GPUs: %s, quantized, then gathered", via_name[v]);
         t_add_gpu_once(integers, v, "row21 row25 gtp on GPUs: %s, integers", via_name[v]);
         t_add_gpu_once(large_layers, v, "row7 row17 gtp on GPUs: %s, layers of 1024 x 1024", via_name[v]);
+        t_add_gpu_once(random_sums, v, "row22 row23 row24 row26 gtp on GPUs: %s, sums beside fp64", via_name[v]);
+        t_add_gpu_once(poisoned, v, "row46 gtp on GPUs: %s, poisoned between steps", via_name[v]);
         t_add_gpu_once(depths, v, "row31 gtp on GPUs: %s, prefetch 0 to 3", via_name[v]);
         t_add_gpu_once(reductions, v, "row28 gtp on GPUs: %s, wires and reductions", via_name[v]);
         t_add_gpu_once(variants, v, "row30 row32 row35 gtp on GPUs: %s, variants", via_name[v]);
         t_add_gpu_once(replays, v, "row49 row50 row52 row53 row54 gtp on GPUs: %s, graphs", via_name[v]);
     }
-    t_add_gpu_once(two_domains, PEERS, "row59 gtp on GPUs: peers, two domains");
+    t_add_gpu_once(no_multicast, NCCL, "row55 gtp on GPUs: nccl, with windows and without, no multicast");
+    for (int v = NCCL; v <= PEERS; v += PEERS - NCCL)
+        t_add_gpu_once(two_domains, v, "row59 gtp on GPUs: %s, two domains", via_name[v]);
     for (int v = PEERS; v >= NCCL; v--)
         t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", via_name[v]);
     t_add_gpu_once(silence, PEERS, "row70 gtp on GPUs: peers, a rank is gone");

@@ -1200,6 +1200,25 @@ static void compare(gpu_case *c) {
                (long long)got.stats.resident, (long long)got.stats.exposed);
 }
 
+/* One GPU, no communicator: nothing is gathered or reduced, and graphs compute what runs without them do. */
+static void one_gpu(int arg) {
+    gpu_result out[3];
+    (void)arg;
+    for (int i = 0; i < 3; i++) {
+        gpu_case c = plain();
+        const size_t whole = (size_t)(c.layers * c.experts) * (size_t)c.rows * (size_t)c.rows;
+        c.via = ALONE;
+        c.replay = i;
+        run_case(&c, 1, 1, &out[i]);
+        T_CHECK(out[i].status[0] == GMM_OK, "replay %d: %s", i, out[i].text[0]);
+        T_CHECK(out[i].stats.gathers == 0 && out[i].stats.gathered_bytes == 0 && out[i].stats.reduced_bytes == 0,
+                "replay %d: %lld gathers", i, (long long)out[i].stats.gathers);
+        T_CHECK(distance(out[i].grads, out[i].grads, whole) == 0, "NaN");
+        t_same("main_grad", out[i].grads, out[0].grads, whole * 4);
+        t_same("weights", out[i].weights, out[0].weights, whole * 2);
+        t_same("outputs", out[i].outputs, out[0].outputs, (size_t)(c.tokens * c.rows) * 2);
+    }
+}
 static void trains(int arg) {
     gpu_case c = plain();
     c.via = (via)arg;
@@ -1421,6 +1440,7 @@ static void silence(int arg) {
 void tests_gtp_gpu(void) {
     t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments");
     for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
+    t_add_gpu_once(one_gpu, 0, "row46 row49 row53 row54 row66 gtp on GPUs: one, with graphs and without");
     for (int v = NCCL; v <= PEERS; v++) {
         t_add_gpu_once(trains, v, "row19 row20 row56 row57 gtp on GPUs: %s equals one GPU", via_name[v]);
         t_add_gpu_once(quantized, v, "row8 row11 row17 gtp on GPUs: %s, quantized bytes, maxima", via_name[v]);

@@ -2089,7 +2089,7 @@ void tests_gtp_runtime(void) {
     t_add_host(ordered_callers, 0, "gtp row44 shards published from two streams");
     t_add_host(ordered_callers, 1, "gtp row32 row44 a synchronous submit needs no fence");
     t_add_host(ordered_callers, 2, "gtp S2 row44 amax in the order of a stream");
-    for (int k = 1; k < 3; k++)
+    for (int k = 0; k < 3; k++)
         for (int i = 1; i < 4; i++)
             t_add_host(graphs, sizes[k] * 4 + i, "gtp B21 B22 B28 S10 row50 row52 %s g=%d", modes[i], sizes[k]);
     for (int i = 1; i < 4; i++)

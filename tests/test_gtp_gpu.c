@@ -131,7 +131,7 @@ static void leaves(int arg) {
 #include <nccl.h>
 #endif
 
-enum { RANKS = 8, LAYERS = 6, EXPERTS = 4, CAST_BYTES = 8 << 20 };
+enum { RANKS = 8, LAYERS = 6, EXPERTS = 4, CAST_BYTES = 8 << 20, BLOCKS = 256 };
 /* ALONE: one GPU without a communicator. */
 typedef enum via { ALONE, NCCL, NCCL_WINDOWS, NCCL_ENGINES, PEERS, VIAS } via;
 static const char *const via_name[] = {"alone", "nccl", "nccl windows", "nccl copy engines", "peers"};
@@ -216,7 +216,7 @@ typedef struct rank {
     seat near;               /* in its half */
     gmm_comm comm[4];        /* gathers, reductions; the same of its half */
     gmm_gtp *gtp;
-    void *memory, *blocks[64];
+    void *memory, *blocks[BLOCKS];
     int block_count;
     void *window[2];
     gmm_shard_plan plan, near_plan;
@@ -307,8 +307,8 @@ static void *take(rank *r, size_t bytes, int byte) {
         e = cudaMalloc(&p, bytes);
     if (e == cudaSuccess) e = cudaMemset(p, byte, bytes);
     if (e == cudaSuccess) e = cudaDeviceSynchronize();
-    if (e != cudaSuccess || r->block_count == 64) (void)failed(r, GMM_E_MEMORY, "memory", cudaGetErrorString(e));
-    if (r->block_count < 64) r->blocks[r->block_count++] = p;
+    if (e != cudaSuccess || r->block_count == BLOCKS) (void)failed(r, GMM_E_MEMORY, "memory", cudaGetErrorString(e));
+    if (r->block_count < BLOCKS) r->blocks[r->block_count++] = p;
     return p;
 }
 static void untake(rank *r) {

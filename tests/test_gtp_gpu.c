@@ -145,6 +145,7 @@ typedef struct gpu_case {
     int silent;             /* rank 1 stops in the second step */
     int halves;             /* every other layer is sharded over either half of the ranks alone: two domains */
     int integers;           /* tokens and gradients are -1, 0 or 1: sums of one layer's gradient are exact */
+    int mlp;                /* the two layers are FC1 and FC2 of an MLP */
     int poison;             /* what gathers and reductions use is NaN again before every step */
     int formats;            /* no training: a gather of quantized weights and a maximum, byte by byte */
     int sums;               /* no training: a reduction of random gradients */
@@ -224,8 +225,8 @@ typedef struct rank {
     float *grads;
     uint16_t *y[RANKS][LAYERS + 1], *dy[RANKS][LAYERS + 1], *again; /* by micro-batch */
     int32_t *sizes[RANKS];
-    void *workspace;
-    size_t workspace_bytes;
+    void *workspace, *saved[RANKS];
+    size_t workspace_bytes, saved_bytes;
     int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain, near_domain;
     int domains, rounded_once; /* of a reduction: every value is rounded once */
     double off, all;         /* its squared error, its squares */
@@ -414,6 +415,33 @@ static gmm_status product(rank *r, int op, int m, const gmm_mat *w, uint16_t *x,
     return gmm_linear_wgrad(r->ctx, &d, r->workspace, r->workspace_bytes, r->compute);
 }
 
+/* The layers as one MLP, with what its descriptor points to. */
+typedef struct mlp_call {
+    gmm_mlp_config config;
+    gmm_groups groups;
+    gmm_mat x, y, dy, dx;
+    gmm_grad dw[2];
+    gmm_mlp mlp;
+} mlp_call;
+static void mlp_of(const rank *r, int m, const gmm_mat *const w[2], const gmm_mat *const dw[2], mlp_call *c) {
+    memset(c, 0, sizeof *c);
+    (void)linear_of(r, m, &c->groups);
+    c->config.hidden = c->config.ffn = r->c->rows;
+    c->config.act.kind = GMM_ACT_SILU;
+    c->x = gmm_mat_packed(GMM_BF16, r->y[m][0]);
+    c->y = gmm_mat_packed(GMM_BF16, r->y[m][2]);
+    c->dy = gmm_mat_packed(GMM_BF16, r->dy[m][2]);
+    c->dx = gmm_mat_packed(GMM_BF16, r->dy[m][0]);
+    for (int k = 0; k < 2; k++) c->dw[k].mat = dw[k];
+    c->mlp.config = &c->config;
+    c->mlp.groups = &c->groups;
+    c->mlp.x = &c->x, c->mlp.y = &c->y, c->mlp.dy = &c->dy, c->mlp.dx = &c->dx;
+    c->mlp.w1 = w[0], c->mlp.w2 = w[1];
+    c->mlp.dw1 = &c->dw[0], c->mlp.dw2 = &c->dw[1];
+    c->mlp.saved = r->saved[m];
+    c->mlp.saved_bytes = r->saved_bytes;
+}
+
 /* The runtime's object, with a domain of all ranks, and one of this rank's half if the case has halves. */
 static int open_object(rank *r, int weights, int bundles) {
     const gpu_case *c = r->c;
@@ -504,6 +532,7 @@ static int declare(rank *r) {
         chain.bundles = list;
         chain.count = c->layers;
         chain.prefetch = c->prefetch;
+        chain.held = c->mlp ? 2 : 1;
         chain.captured = c->replay > 0;
         GO(r, gmm_gtp_add_chain(r->gtp, &chain, &r->chain[pass]));
     }
@@ -526,6 +555,15 @@ static int declare(rank *r) {
             GO(r, gmm_linear_query(r->ctx, (gmm_op)op, &lin, &info));
             r->workspace_bytes = info.workspace_bytes > r->workspace_bytes ? info.workspace_bytes : r->workspace_bytes;
         }
+        for (int op = GMM_OP_MLP_FWD; op <= GMM_OP_MLP_BWD && c->mlp; op++) {
+            const gmm_mat *const ws[2] = {&w, &w}, *const dws[2] = {&f, &f};
+            mlp_call call;
+            mlp_of(r, 0, ws, dws, &call);
+            GO(r, gmm_mlp_query(r->ctx, (gmm_op)op, &call.mlp, &info));
+            r->workspace_bytes = info.workspace_bytes > r->workspace_bytes ? info.workspace_bytes : r->workspace_bytes;
+            r->saved_bytes = info.saved_bytes > r->saved_bytes ? info.saved_bytes : r->saved_bytes;
+        }
+        for (int m = 0; m < r->micro && r->saved_bytes; m++) r->saved[m] = take(r, r->saved_bytes, 0xFF);
         r->workspace = take(r, r->workspace_bytes + 256, 0xFF);
     }
     if (r->status) return 1;
@@ -593,6 +631,32 @@ static int backward(rank *r, int m) {
         g.zero = idle;
         g.add = m == 0 ? GMM_GTP_SET : GMM_GTP_ADD;
         GO(r, gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute));
+    }
+    return 0;
+}
+/* Forward and backward of the MLP: both of its weights are held at a time. */
+static int through_mlp(rank *r, int m) {
+    for (int pass = GMM_GTP_FORWARD; pass <= GMM_GTP_BACKWARD; pass++) {
+        gmm_gtp_view v[2], dw[2];
+        const gmm_mat *const w[2] = {&v[0].mat, &v[1].mat}, *const to[2] = {&dw[0].mat, &dw[1].mat};
+        mlp_call call;
+        memset(v, 0, sizeof v);
+        memset(dw, 0, sizeof dw);
+        for (int i = 0; i < 2; i++) {
+            const int k = pass ? 1 - i : i;
+            GO(r, gmm_gtp_acquire(r->gtp, r->bundle[k], (gmm_gtp_pass)pass, r->compute, &v[k]));
+            if (pass) GO(r, gmm_gtp_wgrad(r->gtp, r->bundle[k], r->compute, &dw[k]));
+        }
+        mlp_of(r, m, w, to, &call);
+        GO(r, (pass ? gmm_mlp_bwd : gmm_mlp_fwd)(r->ctx, &call.mlp, r->workspace, r->workspace_bytes, r->compute));
+        for (int i = 0; i < 2; i++) {
+            const int k = pass ? 1 - i : i;
+            gmm_gtp_gradient g = GMM_ZERO;
+            GO(r, gmm_gtp_release(r->gtp, r->bundle[k], (gmm_gtp_pass)pass, r->compute));
+            g.scale = 1;
+            g.add = m == 0 ? GMM_GTP_SET : GMM_GTP_ADD;
+            if (pass) GO(r, gmm_gtp_submit(r->gtp, r->bundle[k], &g, r->compute));
+        }
     }
     return 0;
 }
@@ -667,7 +731,7 @@ static int train(rank *r) {
             GO(r, gmm_gtp_post_replay(r->gtp, r->graph_id[i], r->compute));
         }
         for (int m = 0; m < r->micro && !c->replay; m++)
-            if (forward(r, m) || backward(r, m)) return 1;
+            if (c->mlp ? through_mlp(r, m) : forward(r, m) || backward(r, m)) return 1;
         if (optimize(r)) return 1;
         if (s % 50 == 49 || c->silent)
             if (settle(r)) return 1;
@@ -1366,6 +1430,14 @@ static void random_sums(int arg) {
         }
     }
 }
+static void mlps(int arg) { /* ten steps of SGD on FC1 and FC2 */
+    gpu_case c = plain();
+    c.via = (via)arg;
+    c.mlp = 1;
+    c.layers = 2;
+    c.steps = 10;
+    compare(&c);
+}
 static void poisoned(int arg) { /* slots, stages and buffers of reductions are NaN before every step */
     for (int i = 0; i < 2; i++) {
         gpu_case c = plain();
@@ -1448,6 +1520,7 @@ void tests_gtp_gpu(void) {
         t_add_gpu_once(integers, v, "row21 row25 gtp on GPUs: %s, integers", via_name[v]);
         t_add_gpu_once(large_layers, v, "row7 row17 gtp on GPUs: %s, layers of 1024 x 1024", via_name[v]);
         t_add_gpu_once(random_sums, v, "row22 row23 row24 row26 gtp on GPUs: %s, sums beside fp64", via_name[v]);
+        t_add_gpu_once(mlps, v, "row68 gtp on GPUs: %s, an MLP", via_name[v]);
         t_add_gpu_once(poisoned, v, "row46 gtp on GPUs: %s, poisoned between steps", via_name[v]);
         t_add_gpu_once(depths, v, "row31 gtp on GPUs: %s, prefetch 0 to 3", via_name[v]);
         t_add_gpu_once(reductions, v, "row28 gtp on GPUs: %s, wires and reductions", via_name[v]);

@@ -542,6 +542,7 @@ typedef struct param {
     int count, indexed;      /* indexed: the names of the matrices end in their index */
     int packed;              /* the matrices stand in one block */
     int decay, glu, sharded, opens; /* opens: the micro-batch is this rank's first of a step */
+    int by_host;             /* the host accumulates the gradient, on the host's side; else gmm does, on its own */
     int64_t rows, cols;
     int64_t row0, held;      /* rows of each matrix that this rank holds, padding included; all but in a shard */
     int64_t block;           /* sharded FC1: gate and linear rows are held in blocks of so many; 0 = as halves */
@@ -694,9 +695,9 @@ static int64_t row_whole(const param *p, int64_t row) {
 /* A parameter drawn uniformly with the given standard deviation around `mean`; GTP shards it where it is a large
    matrix. Shards are drawn as part of the whole, so that it does not depend on the number of ranks. Those of experts
    are kept and gathered as the recipe quantizes weights. */
-enum { REPLICATED, SHARDED, EXPERTS_FC1, EXPERTS_FC2 };
+enum { ON_HOST, REPLICATED, SHARDED, EXPERTS_FC1, EXPERTS_FC2 };
 static param *param_add(model *m, const char *name, int count, int indexed, int64_t rows, int64_t cols,
-                        gmm_dtype dtype, double mean, double deviation, int sharded) {
+                        gmm_dtype dtype, double mean, double deviation, int kind) {
     param *p = (param *)get(sizeof *p);
     size_t n;
     const int packed = !indexed || !strcmp(opt.weights, "packed");
@@ -711,9 +712,10 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
     p->dtype = dtype;
     p->decay = rows > 1;
     p->held = rows;
-    p->sharded = sharded && m->team;
-    if (p->sharded && sharded >= EXPERTS_FC1 && m->recipe.weight.dtype) p->format = &m->recipe.weight;
-    if (p->sharded && sharded == EXPERTS_FC1) p->block = m->mlp.act.interleave;
+    p->by_host = kind == ON_HOST;
+    p->sharded = kind >= SHARDED && m->team;
+    if (p->sharded && kind >= EXPERTS_FC1 && m->recipe.weight.dtype) p->format = &m->recipe.weight;
+    if (p->sharded && kind == EXPERTS_FC1) p->block = m->mlp.act.interleave;
     if (p->sharded) {
         const gmm_shard shard = shard_of(m, p);
         gmm_shard_plan plan = GMM_ZERO;
@@ -923,7 +925,7 @@ static void params_update(model *m) {
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
         if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
-        parts_copy(&m->mem, p->grad_halves, p->count, p->packed, buffer_pull);
+        if (!p->by_host) parts_copy(&m->mem, p->grad_halves, p->count, p->packed, buffer_pull);
         for (int e = 0; m->team && !p->sharded && e < p->count; e++)
             team_sum_floats(m->team, m->rank, floats(&p->grad_halves[e]), p->rows * p->cols);
         squares += gradient_squares(m, p);
@@ -1396,7 +1398,7 @@ static void layer_make(model *m, layer *l, int index) {
     moe_call call;
     char name[96];
 #define NAMED(suffix) (snprintf(name, sizeof name, "decoder.layers.%d.%s", index, suffix), name)
-    l->norm = param_add(m, NAMED("pre_mlp_layernorm.weight"), 1, 0, 1, hidden, GMM_F32, 1, 0, REPLICATED);
+    l->norm = param_add(m, NAMED("pre_mlp_layernorm.weight"), 1, 0, 1, hidden, GMM_F32, 1, 0, ON_HOST);
     l->router = param_add(m, NAMED("mlp.router.weight"), 1, 0, experts, hidden, m->dtype, 0, 0.5 / sqrt(hidden),
                           REPLICATED);
     l->w1 = param_add(m, NAMED("mlp.experts.linear_fc1.weight"), experts, 1, ffn * (1 + gated), hidden, m->dtype, 0,
@@ -1619,7 +1621,7 @@ static void model_make(model *m, const team *t, int rank) {
     m->queue = gmm_wgrad_queue_over(m->entries, (int32_t)opt.layers + 1);
 
     m->embedding = param_add(m, "embedding.word_embeddings.weight", 1, 0, BYTES, opt.embed, m->dtype, 0, 0.5,
-                             REPLICATED);
+                             ON_HOST);
     m->embedding->decay = 0;
     m->input_w = param_add(m, "input_layer.weight", 1, 0, hidden, inputs, m->dtype, 0, 1 / sqrt(0.25 * inputs),
                            SHARDED);
@@ -1649,7 +1651,7 @@ static void model_make(model *m, const team *t, int rank) {
 
     m->layers = (layer *)get((size_t)(opt.layers + 1) * sizeof *m->layers);
     for (int i = 0; i < opt.layers; i++) layer_make(m, &m->layers[i], i);
-    m->final_norm = param_add(m, "decoder.final_layernorm.weight", 1, 0, 1, hidden, GMM_F32, 1, 0, REPLICATED);
+    m->final_norm = param_add(m, "decoder.final_layernorm.weight", 1, 0, 1, hidden, GMM_F32, 1, 0, ON_HOST);
     m->head_w = param_add(m, "output_layer.weight", 1, 0, BYTES, hidden, m->dtype, 0, 0.5 / sqrt(hidden), SHARDED);
     m->head_b = param_add(m, "output_layer.bias", 1, 0, 1, BYTES, GMM_F32, 0, 0, REPLICATED);
     if (!opt.layers) m->engine = linear_engine(m, m->head_w);
@@ -1694,12 +1696,11 @@ static void backward(model *m, const unsigned char *bytes, const int64_t *positi
 
 /* gmm overwrites main_grad in the first micro-batch of a step; what the host accumulates is cleared. */
 static void begin_gradients(model *m, int first) {
-    for (int i = 0; i < m->param_count; i++) m->params[i]->dw.overwrite = m->params[i]->opens = first;
-    if (!first) return;
-    memset(m->embedding->grad[0].host, 0, m->embedding->grad[0].bytes);
-    memset(m->final_norm->grad[0].host, 0, m->final_norm->grad[0].bytes);
-    for (int i = 0; i < opt.layers; i++)
-        memset(m->layers[i].norm->grad[0].host, 0, m->layers[i].norm->grad[0].bytes);
+    for (int i = 0; i < m->param_count; i++) {
+        param *p = m->params[i];
+        p->dw.overwrite = p->opens = first;
+        if (first && p->by_host) memset(p->grad[0].host, 0, p->grad[0].bytes);
+    }
 }
 
 static double sum_losses(const model *m, int64_t tokens) {

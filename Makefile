@@ -62,8 +62,8 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test test-parts test-files examples bench bench-gtp recipes probes gpu-report sanitize check fuzz help install \
-        clean FORCE
+.PHONY: all run test test-parts test-files test-train examples bench bench-gtp recipes probes gpu-report sanitize \
+        check fuzz help install clean FORCE
 
 ##
 ## Targets
@@ -88,6 +88,13 @@ test-parts: $(B)/gmm_tests
 ##   test-files             the programs' files beside Python's package safetensors (a folder with it: PYTHONPATH=)
 test-files: $(B)/train_moe $(B)/convert_checkpoint
 	$(Q)python3 tests/checkpoint_files.py --build $(B) $(ARGS)
+
+##   test-train             each step of train_moe on its engine, and from the same state on the CPU engine; with a GPU
+##                          within bounds, else to the bit, with operands apart from the host's; ARGS="--engine mma"
+test-train: $(B)/train_moe
+	$(Q)status=0; for o in $(RECIPES:%="--recipe %") "--bias --interleave 8 --weights pointers" \
+	"--delay-wgrad --save-policy nothing"; do echo "== $$o"; $(B)/train_moe --compare --quiet --steps 3 --aux 0.1 \
+	--dropout 0.2 --eval-tokens 1024 $$o $(ARGS) || status=1; done; exit $$status
 
 ##   examples               build and run the small examples
 examples: $(EXAMPLES) $(EXAMPLES_CXX)

@@ -85,7 +85,7 @@ static void *get(size_t bytes) {
 static struct settings {
     int64_t context, embed, hidden, ffn, layers, experts, topk, interleave, normalize, bias;
     int64_t seed, steps, batch, micro_batches, stop_at, save_every, eval_tokens, sample, threads;
-    int64_t delay_wgrad, gtp, processes, quiet, help;
+    int64_t delay_wgrad, gtp, processes, compare, quiet, help;
     const char *act, *score, *dtype, *recipe, *engine, *weights, *save_policy;
     const char *data, *save, *resume, *svg;
     double aux, lr, dropout;
@@ -138,6 +138,7 @@ static option options[] = {
     {"eval-tokens", OPTION_INTEGER, 0, &opt.eval_tokens, "131072", 0, 4e15, "", "held-out bytes at the end; 0 = all",
      0},
     {"sample", OPTION_INTEGER, 0, &opt.sample, "320", 0, 1e6, "", "bytes of the sample at the end", 0},
+    {"compare", OPTION_SWITCH, 0, &opt.compare, "0", 0, 1, "", "each step beside the CPU engine, checked; no more", 0},
     {"quiet", OPTION_SWITCH, 0, &opt.quiet, "0", 0, 1, "", "print the last line only", 0},
     {"help", OPTION_SWITCH, 0, &opt.help, "0", 0, 1, "", "this text", 0},
 };
@@ -173,7 +174,10 @@ static void print_help(void) {
     for (int i = 0; i < GPU_DEFAULTS; i++)
         printf("%s--%s %s", i % 6 ? " " : "\n  ", option_of(gpu_defaults[i].value)->name, gpu_defaults[i].text);
     printf("\n\nThe last line reads: held-out X nats/byte, bigram Y nats/byte. Y is an add-one-smoothed bigram model\n"
-           "of the same training text on the same held-out bytes.\n");
+           "of the same training text on the same held-out bytes.\n\n"
+           "--compare takes each step twice from one state, the second time on the CPU engine, whose operands are\n"
+           "the host's, and ends with 1 where losses or gradients differ by more than rounding. With --engine cpu the\n"
+           "first time has operands of its own, as on a GPU, and they may not differ at all.\n");
 }
 
 static gmm_dtype dtype_of(const char *name) {
@@ -322,6 +326,8 @@ static void *cpu_alloc(size_t bytes) { return aligned_alloc(256, (bytes + 255) /
 static void cpu_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static void cpu_zero(void *address, size_t bytes) { memset(address, 0, bytes); }
 static const memory cpu_memory = {GMM_SPACE_CPU, 1, cpu_alloc, get, free, cpu_copy, cpu_copy, cpu_zero};
+/* With the host's side apart, as on a GPU. */
+static const memory cpu_memory_apart = {GMM_SPACE_CPU, 0, cpu_alloc, get, free, cpu_copy, cpu_copy, cpu_zero};
 
 #ifdef HAVE_CUDA
 static void cuda_check(cudaError_t e) {
@@ -1587,7 +1593,7 @@ static void model_shard(model *m) {
 #endif
 }
 
-static void model_make(model *m, const team *t, int rank) {
+static void model_make(model *m, const team *t, int rank, gmm_engine engine, memory mem) {
     int64_t tokens, hidden = opt.hidden, inputs = opt.context * opt.embed;
     gmm_config config = GMM_ZERO;
     gmm_error error;
@@ -1599,7 +1605,7 @@ static void model_make(model *m, const team *t, int rank) {
     m->team = t;
     m->rank = rank;
     m->ranks = t ? t->size : 1;
-    m->mem = t && !t->gpus ? cpu_memory : memory_of(engine_of(opt.engine));
+    m->mem = mem;
     m->dtype = dtype_of(opt.dtype);
     m->random = (uint64_t)opt.seed;
     m->tokens = tokens = opt.batch / opt.micro_batches;
@@ -1608,14 +1614,14 @@ static void model_make(model *m, const team *t, int rank) {
 #ifdef _OPENMP
     if (opt.threads) omp_set_num_threads((int)opt.threads);
 #endif
-    config.engine = engine_of(opt.engine);
+    config.engine = engine;
     config.space = m->mem.space;
     config.device = t && t->gpus ? rank : 0;
     config.threads = (int32_t)opt.threads;
     config.log.user = m;
     config.log.level = GMM_LOG_INFO;
     config.log.write = write_log;
-    if (gmm_create(&m->ctx, &config, &error)) die("--engine %s: %s", opt.engine, error.text);
+    if (gmm_create(&m->ctx, &config, &error)) die("--engine %s: %s", gmm_engine_name(engine), error.text);
     m->workspace = buffer_make(&m->mem, 256, AT_ONLY);
     m->entries = (gmm_wgrad_entry *)get((size_t)(opt.layers + 1) * sizeof *m->entries);
     m->queue = gmm_wgrad_queue_over(m->entries, (int32_t)opt.layers + 1);
@@ -2314,6 +2320,78 @@ static void train(model *m, const text *t, history *h, double *load_all) {
     free(positions);
 }
 
+/* How far the gradients of m's last step are from those of the reference: the largest norm of a parameter's
+   difference, as a share of its norm in the reference. */
+static double gradients_apart(const model *m, const model *reference, const param **worst) {
+    double most = -1;
+    for (int i = 0; i < m->param_count; i++) {
+        const param *p = m->params[i], *r = reference->params[i];
+        double square = 0, all = 0, share;
+        for (int e = 0; e < p->count; e++)
+            for (int64_t k = 0; k < p->rows * p->cols; k++) {
+                const double is = floats(&p->grad_halves[e])[k], was = floats(&r->grad_halves[e])[k];
+                square += (is - was) * (is - was);
+                all += was * was;
+            }
+        share = square == 0 ? 0 : sqrt(square / all);
+        if (share <= most) continue;
+        most = share;
+        *worst = p;
+        if (share != share) break; /* not a number is most */
+    }
+    return most;
+}
+
+/* Trains beside the CPU engine, every step from the reference's state, so that what rounding does to one step does not
+   grow over many. Ends the program where the two are further apart than the bounds, which weights that differ by 1%
+   each at random keep: a token whose second expert is no clear choice goes to another one, which moves a router's
+   gradient by 0.2 of its norm, in NVFP4 by 0.4, and losses by 0.0005. A contribution left out moves one by 0.6 to 1. */
+static void compare(const text *t) {
+    model *m = (model *)get(sizeof *m), *reference = (model *)get(sizeof *reference);
+    const gmm_engine engine = engine_of(opt.engine);
+    const memory mem = memory_of(engine);
+    const int on_cpu = mem.space == GMM_SPACE_CPU;
+    const double bound = on_cpu ? 0 : !strcmp(opt.recipe, "nvfp4") ? 0.5 : 0.25, loss_bound = on_cpu ? 0 : 0.002;
+    const int64_t held = t->size - t->train, n = opt.eval_tokens && opt.eval_tokens < held ? opt.eval_tokens : held;
+    int64_t *positions;
+    const size_t loads = (size_t)(opt.layers * opt.experts + 1);
+    model_make(m, NULL, 0, engine, on_cpu ? cpu_memory_apart : mem);
+    model_make(reference, NULL, 0, GMM_ENGINE_CPU, cpu_memory);
+    positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
+    if (!opt.quiet) describe(m, t);
+    while (m->step < opt.steps) {
+        tally is = {0, 0, NULL, 0}, was = {0, 0, NULL, 0};
+        const param *worst = NULL;
+        double gradients, trained, held_out, held_is, held_was;
+        is.load = (double *)get(loads * sizeof *is.load);
+        was.load = (double *)get(loads * sizeof *was.load);
+        train_step(m, t, positions, &is);
+        train_step(reference, t, positions, &was);
+        gradients = gradients_apart(m, reference, &worst);
+        for (int i = 0; i < m->param_count; i++)
+            for (int set = 0; set < SETS; set++) {
+                const param *p = m->params[i];
+                memcpy(set_values(p, set), set_values(reference->params[i], set),
+                       (size_t)(p->count * p->rows * p->cols) * sizeof(float));
+            }
+        params_publish(m);
+        held_is = evaluate(m, t, n);
+        held_was = evaluate(reference, t, n);
+        trained = fabs(is.loss / was.loss - 1);
+        held_out = fabs(held_is / held_was - 1);
+        printf("step %lld/%lld  train %.5f, CPU %.5f  held-out %.5f, CPU %.5f  gradients %.5f apart (%s)\n",
+               (long long)m->step, (long long)opt.steps, is.loss, was.loss, held_is, held_was, gradients, worst->name);
+        if (!(gradients <= bound && trained <= loss_bound && held_out <= loss_bound))
+            die("--compare: gradients are %.3g apart, losses %.3g and %.3g; the bounds are %g and %g", gradients,
+                trained, held_out, bound, loss_bound);
+        free(is.load);
+        free(was.load);
+    }
+    printf("every step: gradients within %g of the CPU engine's, losses within %g\n", bound, loss_bound);
+    gmm_destroy(m->ctx);
+    gmm_destroy(reference->ctx);
+}
+
 /* What every rank does. */
 typedef struct job {
     const text *text;
@@ -2330,10 +2408,11 @@ static void *work(void *argument) {
     int64_t n = t->size - t->train;
     double held_out, bigram_loss, *load = (double *)get((size_t)(opt.layers * opt.experts + 1) * sizeof *load);
     const int quiet = opt.quiet || j->rank > 0;
+    const gmm_engine engine = engine_of(opt.engine);
 #ifdef HAVE_CUDA
     if (j->team && j->team->gpus) cuda_check(cudaSetDevice(j->rank));
 #endif
-    model_make(m, j->team, j->rank);
+    model_make(m, j->team, j->rank, engine, j->team && !j->team->gpus ? cpu_memory : memory_of(engine));
     if (*opt.resume) load_checkpoint(m, t, j->checkpoint, opt.resume);
     if (!quiet) describe(m, t);
     train(m, t, &h, load);
@@ -2429,7 +2508,7 @@ int main(int argc, char **argv) {
         if (!opt.threads) opt.threads = threads_of_rank(); /* of each rank */
         if (opt.micro_batches % opt.gtp && !option_of(&opt.micro_batches)->given) opt.micro_batches = opt.gtp;
     }
-    if (memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();
+    if (!opt.compare && memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();
     if ((*opt.save || *opt.resume) && st_missing()) die("%s", st_missing());
     if (*opt.resume) checkpoint = open_checkpoint(opt.resume);
     if (opt.gtp && opt.micro_batches % opt.gtp)
@@ -2440,11 +2519,14 @@ int main(int argc, char **argv) {
     if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && (opt.interleave || act_of(opt.act).interleave))
         die("--gtp on GPUs shards the rows of FC1 as halves: not with interleaved ones (--act %s, --interleave %lld)",
             opt.act, (long long)opt.interleave);
+    if (opt.compare && (opt.gtp || *opt.save || *opt.resume))
+        die("--compare trains one rank from the start and saves nothing: not with --gtp, --save, --resume");
     if (*opt.save && rank == 0) try_saving(opt.save);
     t = read_text();
     if (t.train <= opt.context || t.size - t.train < 1)
         die("the text of %lld bytes is too short for a context of %lld", (long long)t.size, (long long)opt.context);
-    if (opt.gtp) work_together(&t, *opt.resume ? &checkpoint : NULL, meeting_here, rank);
+    if (opt.compare) compare(&t);
+    else if (opt.gtp) work_together(&t, *opt.resume ? &checkpoint : NULL, meeting_here, rank);
     else {
         job alone = {&t, NULL, *opt.resume ? &checkpoint : NULL, 0};
         (void)work(&alone);

@@ -332,7 +332,7 @@ nothing_to_do() { $MAKE -q all || { $MAKE -n all | head -n 5; return 1; }; }
 check "a second make does nothing" nothing_to_do
 
 help_lists_targets() {
-    for t in all run test examples bench check help install clean compile_commands.json; do
+    for t in all run test test-train examples bench check help install clean compile_commands.json; do
         $MAKE help | grep -q "^  $t  *[a-zA-Z]" || { echo "make help does not list $t"; return 1; }
     done
 }
@@ -365,7 +365,7 @@ cmake_target() {
 if works cmake; then check "the CMake target serves a program" cmake_target
 else skip "the CMake target" "cmake is not installed"; fi
 
-# ---- Training on CPU ranks is training on one, bit for bit
+# ---- Training on CPU ranks, or operands apart from the host's, is training on one and on these, bit for bit
 
 ranks_train_alike() {
     save=
@@ -380,6 +380,8 @@ ranks_train_alike() {
     done
 }
 check "train_moe --gtp computes what it computes without" ranks_train_alike
+
+check "train_moe computes on its engine what it computes on the host's operands" $MAKE test-train ARGS=
 
 # ---- Tests that cannot fail prove nothing
 

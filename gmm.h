@@ -895,7 +895,8 @@ GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *deq
                                  size_t workspace_bytes, gmm_stream stream);
 
 /* Delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one dtype:
-   gmm_delayed_scale on each. history[0] is where gmm_quantize recorded the amaxes.
+   gmm_delayed_scale on each. history[0] is where gmm_quantize recorded the amaxes. Between two steps both arrays are all
+   that delayed scaling remembers: a checkpoint that keeps them goes on to the bit.
    Shapes: history [length] rows of slots, `stride` apart; scale [slots]; fp32, context memory, initially zeros and
        ones. */
 typedef struct gmm_scale_update {
@@ -1263,7 +1264,7 @@ typedef struct gmm_ckpt_source {
     gmm_ckpt_extra extra;
     int32_t skip_missing;          /* 1: a linear without any key is left out */
     int32_t prefer_target;         /* 1: of EACH and STACKED both present, the target's is taken, the other dropped */
-    int32_t drop_extra_state;      /* 1: `_extra_state` keys are dropped; else extra. They are never read */
+    int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` are dropped; else extra. Never read */
 } gmm_ckpt_source;
 
 /* What the model wants. */
@@ -10264,14 +10265,18 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_build *b) {
     return GMM_OK;
 }
 
-/* "..._extra_state" or "..._extra_state12" as the last segment. */
+/* "_extra_state" or "_extra_state12" as a segment: a pickle, or with more behind it a tensor of what one holds. */
 static int gmm__ck_extra_state(const char *name) {
-    const char *last = strrchr(name, '.');
+    const char *at, *dot;
     int64_t number;
-    last = last ? last + 1 : name;
-    if (strncmp(last, "_extra_state", 12)) return 0;
-    last += 12;
-    return !*last || (gmm__ck_number(&last, &number) && !*last);
+    for (; name; name = dot ? dot + 1 : NULL) {
+        dot = strchr(name, '.');
+        if (strncmp(name, "_extra_state", 12)) continue;
+        at = name + 12;
+        if (*at && at != dot && !gmm__ck_number(&at, &number)) continue;
+        if (!*at || at == dot) return 1;
+    }
+    return 0;
 }
 
 /* A target that is a run of units of one source tensor. */

@@ -28,6 +28,11 @@ def read(path):
         return {n: (t["dtype"], tuple(t["shape"]), bytes(t["data"])) for n, t in safetensors.deserialize(f.read())}
 
 
+def metadata(path):
+    with safetensors.safe_open(path, "numpy") as f:
+        return f.metadata()
+
+
 def write(path, tensors, metadata=None):
     """By the package; dtypes by the file's names. Versions before 0.8 take dicts instead of TensorSpec."""
     specs, buffers = {}, []
@@ -95,6 +100,15 @@ class Run:
                         "--sample", "0", "--svg", "", "--quiet", "--experts", "4", "--ffn", "32", "--hidden", "32",
                         "--engine", "cpu", "--save", path] + list(arguments), check=True, stdout=subprocess.DEVNULL)
         return path
+
+    def resume(self, name, source, *arguments):
+        """The file that a resumed run saved; without a name, what it said when it refused."""
+        path = self.path(name or "never.safetensors")
+        r = subprocess.run([os.path.join(self.build, "train_moe"), "--eval-tokens", "64", "--sample", "0", "--svg", "",
+                            "--quiet", "--engine", "cpu", "--resume", source, "--save", path] + list(arguments),
+                           capture_output=True, text=True)
+        assert (r.returncode == 0) == (name is not None), r.stderr
+        return path if name else r.stderr
 
 
 # ------------------------------------------------------------------------------------------------ Real checkpoints
@@ -168,6 +182,55 @@ def sharded_recipes(t):
         assert digest(t.train("ranks.safetensors", *same, "--gtp", ranks)) == digest(alone), recipe
         more = t.train("more.safetensors", "--resume", alone, "--gtp", ranks, "--steps", "2")
         assert digest(more) == digest(alone), recipe
+
+
+@case
+def recipes_resumed(t):
+    """A run that stopped and went on saves what one that never stopped saves, to the bit, with every recipe; delayed
+    scaling by scales and amax histories of the file."""
+    for recipe, *more in (["fp8-delayed"], ["fp8-delayed", "--gtp", "2"], ["fp8-delayed", "--delay-wgrad"],
+                          ["fp8-current"], ["fp8-block"], ["mxfp8"], ["nvfp4"]):
+        same = ["--recipe", recipe, "--steps", "5", "--micro-batches", "2", "--threads", "1"]
+        on = ["--threads", "1"] + more
+        at_once = t.train("at_once.safetensors", *same, *more)
+        half = t.train("half.safetensors", *same, *more, "--stop-at", "3")
+        assert digest(half) != digest(at_once)
+        assert digest(t.resume("on.safetensors", half, *on)) == digest(at_once), (recipe, more)
+        state = {n: v for n, v in read(half).items() if "._extra_state." in n}
+        if recipe != "fp8-delayed":
+            assert not state, recipe
+            continue
+        assert len(state) == 2 * 8
+        for layer in "01":
+            for linear, forward, backward in ("fc1", 2, 1), ("fc2", 2, 1):
+                for way, slots, used in ("fwd", 3, forward), ("bwd", 2, backward):
+                    at = "decoder.layers.%s.mlp.experts.linear_%s._extra_state." % (layer, linear)
+                    scale, history = state[at + "scale_" + way], state[at + "amax_history_" + way]
+                    assert scale[:2] == ("F32", (slots * 4,)) and history[:2] == ("F32", (16, slots * 4))
+                    scales = struct.unpack("<%df" % (slots * 4), scale[2])
+                    assert all(s != 1 for s in scales[:used * 4]) and all(s == 1 for s in scales[used * 4:])
+                    rows = [struct.unpack_from("<%df" % (slots * 4), history[2], 16 * slots * r) for r in range(16)]
+                    assert not any(rows[0]) and all(any(row[:used * 4]) for row in rows[13:])
+                    assert not any(v for row in rows for v in row[used * 4:]) and not any(map(any, rows[1:13]))
+        if more:
+            continue
+        for key in "scale_fwd", "scale_bwd", "amax_history_fwd", "amax_history_bwd":
+            changed = read(half)
+            name = "decoder.layers.1.mlp.experts.linear_fc2._extra_state." + key
+            dtype, shape, data = changed[name]
+            values = struct.unpack("<%df" % (len(data) // 4), data)
+            changed[name] = (dtype, shape, struct.pack("<%df" % len(values), *[v * 8 for v in values]))
+            write(t.path("changed.safetensors"), changed, metadata(half))
+            other = t.resume("other.safetensors", t.path("changed.safetensors"), *on)
+            assert digest(other) != digest(at_once), key
+            changed[name] = (dtype, (len(values), 1), data)
+            write(t.path("changed.safetensors"), changed, metadata(half))
+            assert name + " is not an F32 tensor of " in t.resume(None, t.path("changed.safetensors"))
+            changed[name + "s"] = changed.pop(name)
+            write(t.path("changed.safetensors"), changed, metadata(half))
+            assert "lacks the tensor " + name in t.resume(None, t.path("changed.safetensors"))
+        t.ok("--in", half, "--to", "mixtral", "--out", t.path("to.safetensors"), "--drop-extra-state")
+        assert not any("_extra_state" in n for n in read(t.path("to.safetensors")))
 
 
 @case

@@ -1552,7 +1552,8 @@ static void views(int arg) { /* row 62: nothing is read or written, addresses al
 
 static void extra_state(int arg) { /* row 70 */
     gmm_ckpt_table *t = KEYS("fc.weight0", "fc.weight1", "fc._extra_state", "fc._extra_state1", "fc._extra_states",
-                             "norm.weight");
+                             "norm.weight", "fc._extra_state.scale_fwd", "fc._extra_state1.amax_history_bwd",
+                             "fc._extra_state01.x", "fc.my_extra_state.x");
     gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0);
     gmm_ckpt_report report;
     call c;
@@ -1563,17 +1564,19 @@ static void extra_state(int arg) { /* row 70 */
     plan_refused(&c, &l, 1, GMM_CKPT_EXTRA_KEY, "fc._extra_state");
     c.source.extra = GMM_CKPT_EXTRA_KEEP;
     m = plan_ok(&c, &l, 1);
-    MUST(count(m.targets) == 6);
+    MUST(count(m.targets) == 10);
     IS(&m, "fc._extra_state", SHAPE(4), "fc._extra_state", -1);
     gmm_ckpt_plan_destroy(m.plan);
     c.source.drop_extra_state = 1;
     m = plan_ok(&c, &l, 1);
-    MUST(count(m.targets) == 4 && gmm_ckpt_table_find(m.targets, "fc._extra_state1") < 0 &&
+    MUST(count(m.targets) == 6 && gmm_ckpt_table_find(m.targets, "fc._extra_state1") < 0 &&
+            gmm_ckpt_table_find(m.targets, "fc._extra_state.scale_fwd") < 0 &&
+            gmm_ckpt_table_find(m.targets, "fc._extra_state1.amax_history_bwd") < 0 &&
             gmm_ckpt_table_find(m.targets, "fc._extra_states") >= 0);
     gmm_ckpt_plan_destroy(m.plan);
     c.source.extra = GMM_CKPT_EXTRA_DROP;
     T_OK_TEXT(gmm_ckpt_plan_create(&m.plan, &c.source, &c.target, &l, 1, NULL, &report), report.error.text);
-    MUST(report.matched == 2 && report.dropped == 5 && report.kept == 0);
+    MUST(report.matched == 2 && report.dropped == 9 && report.kept == 0);
     MUST(count(gmm_ckpt_plan_targets(m.plan)) == 1);
     gmm_ckpt_plan_destroy(m.plan);
     gmm_ckpt_table_destroy(t);

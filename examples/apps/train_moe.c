@@ -1441,7 +1441,7 @@ static void layer_make(model *m, layer *l, int index) {
         l->scale = buffer_make(&m->mem, slots * sizeof(float), BOTH);
         for (size_t i = 0; i < slots; i++) floats(&l->scale)[i] = 1;
         buffer_push(&m->mem, &l->scale);
-        l->history = buffer_make(&m->mem, SCALE_HISTORY * slots * sizeof(float), AT_ONLY);
+        l->history = buffer_make(&m->mem, SCALE_HISTORY * slots * sizeof(float), BOTH);
         l->random = buffer_make(&m->mem, 4 * sizeof(uint64_t), BOTH);
         for (int k = 0; k < 2 && m->recipe.weight.delayed; k++) {
             param *w = k ? l->w2 : l->w1;
@@ -1833,8 +1833,8 @@ static void print_sample(model *m, const text *t) {
 /* ---------------------------------------------------------------------------------------------- 10 Checkpoints --- */
 
 /* Masters under Megatron-like names ("decoder.layers.0.mlp.experts.linear_fc1.weight3" is expert 3), all fp32, with
-   AdamW's moments as optimizer.exp_avg.NAME and optimizer.exp_avg_sq.NAME; step, random state, the options that make
-   the model, and the text's size and hash as metadata. */
+   AdamW's moments as optimizer.exp_avg.NAME and optimizer.exp_avg_sq.NAME; the state of delayed scaling; step, random
+   state, the options that make the model, and the text's size and hash as metadata. */
 enum { SETS = 3, NAME_ROOM = 160 };
 
 static const char *const set_names[SETS] = {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."};
@@ -1850,6 +1850,45 @@ static int64_t tensor_count(const model *m) {
     int64_t n = 0;
     for (int i = 0; i < m->param_count; i++) n += m->params[i]->count;
     return n * SETS;
+}
+
+/* What delayed scaling carries from step to step, named and shaped per linear as Transformer Engine's _extra_state has
+   it: scales [slots E] and amax histories [length, slots E], forward of input, weight and output, backward of the
+   gradients of output and input. The last slot of each is never quantized here: ones and zeros stand there. */
+static const struct delayed_row { const char *linear, *way; int slot, used, slots; } delayed_rows[] = {
+    {"linear_fc1", "fwd", GMM_SLOT_X, 2, 3}, {"linear_fc1", "bwd", GMM_SLOT_DZ, 1, 2},
+    {"linear_fc2", "fwd", GMM_SLOT_H, 2, 3}, {"linear_fc2", "bwd", GMM_SLOT_DY, 1, 2}
+};
+enum { DELAYED_ROWS = sizeof delayed_rows / sizeof delayed_rows[0], DELAYED = 2 * DELAYED_ROWS }; /* of a layer */
+
+static int64_t delayed_count(const model *m) { return m->recipe.input.delayed ? opt.layers * DELAYED : 0; }
+
+/* Tensor i of all layers: even ones are scales, odd ones histories. */
+static void delayed_tensor(st_tensor *t, char *name, int64_t i) {
+    const struct delayed_row *r = &delayed_rows[i % DELAYED / 2];
+    const int64_t length = i & 1 ? SCALE_HISTORY : 1;
+    memset(t, 0, sizeof *t);
+    snprintf(name, NAME_ROOM, "decoder.layers.%d.mlp.experts.%s._extra_state.%s_%s", (int)(i / DELAYED), r->linear,
+             i & 1 ? "amax_history" : "scale", r->way);
+    t->name = name;
+    strcpy(t->dtype, "F32");
+    if (i & 1) t->shape[t->rank++] = length;
+    t->shape[t->rank++] = r->slots * opt.experts;
+    t->bytes = length * r->slots * opt.experts * (int64_t)sizeof(float);
+}
+
+/* Copies such a tensor from or (load) to the layer's host side. The first row of a history holds what was seen since
+   the last update: between steps nothing but amaxes of weights, which loading a checkpoint finds again. */
+static void delayed_move(const model *m, int64_t i, float *values, int load) {
+    const struct delayed_row *r = &delayed_rows[i % DELAYED / 2];
+    const layer *l = &m->layers[i / DELAYED];
+    for (int64_t h = 0; h < (i & 1 ? SCALE_HISTORY : 1); h++)
+        for (int64_t k = 0; k < r->slots * opt.experts; k++, values++) {
+            const int used = k < r->used * opt.experts, kept = used && (!(i & 1) || h > 0);
+            float *ours = floats(i & 1 ? &l->history : &l->scale) + (h * GMM_SLOTS + r->slot) * opt.experts + k;
+            if (!load) *values = kept ? *ours : i & 1 ? 0.0f : 1.0f;
+            else if (used) *ours = kept ? *values : 0.0f;
+        }
 }
 
 typedef struct notebook {
@@ -1977,7 +2016,7 @@ static int move_shards(const model *m, const st_file *file, places *to) {
 
 /* Every rank writes the rows that it holds, rank 0 what all hold alike. */
 static void save_checkpoint(const model *m, const text *t, const char *path) {
-    int64_t count = tensor_count(m), n = 0, at = 0, sharded = 0;
+    int64_t count = tensor_count(m) + delayed_count(m), n = 0, at = 0, sharded = 0;
     st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
     char (*names)[NAME_ROOM] = (char (*)[NAME_ROOM])get((size_t)count * sizeof *names);
     places to = {NULL, NULL, NULL, NULL, {""}};
@@ -2010,6 +2049,7 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
                 if (m->params[i]->rows > 1) tensors[n].shape[tensors[n].rank++] = m->params[i]->rows;
                 tensors[n].shape[tensors[n].rank++] = m->params[i]->cols;
             }
+    for (int64_t i = 0; i < delayed_count(m); i++, n++) delayed_tensor(&tensors[n], names[n], i);
     to.begin = (int64_t *)get((size_t)count * sizeof *to.begin);
     to.of = (const param **)get((size_t)count * sizeof *to.of);
     ok = created = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
@@ -2025,6 +2065,18 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
                     ok = st_write(&writer, at, set_values(p, set) + e * p->rows * p->cols, bytes, &error);
             }
         }
+    for (int64_t i = 0; m->rank == 0 && ok && i < delayed_count(m); i++) {
+        const int64_t bytes = tensors[count - delayed_count(m) + i].bytes;
+        float *values = (float *)get((size_t)bytes);
+        if (i % DELAYED == 0) {
+            buffer_pull(&m->mem, &m->layers[i / DELAYED].scale);
+            buffer_pull(&m->mem, &m->layers[i / DELAYED].history);
+        }
+        delayed_move(m, i, values, 0);
+        ok = st_write(&writer, at, values, bytes, &error);
+        at += bytes;
+        free(values);
+    }
     if (m->team) {
         st_writer *own = ok ? &writer : NULL;
         char done, all[64];
@@ -2102,9 +2154,9 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
         metadata_number(file, path, "text.hash", 16) != hash_text(t))
         die("%s: the checkpoint was trained on another text (of %s bytes, this one has %lld)", path,
             st_metadata(file, "text.bytes"), (long long)t->size);
-    if (file->count != tensor_count(m))
+    if (file->count != tensor_count(m) + delayed_count(m))
         die("%s: the checkpoint holds %lld tensors, its configuration makes %lld", path, (long long)file->count,
-            (long long)tensor_count(m));
+            (long long)(tensor_count(m) + delayed_count(m)));
     to.memory = (char **)get((size_t)file->count * sizeof *to.memory);
     for (int set = 0; set < SETS; set++)
         for (int i = 0; i < m->param_count; i++)
@@ -2125,6 +2177,26 @@ static void load_checkpoint(model *m, const text *t, st_file *file, const char *
             }
     if (m->team && !move_shards(m, file, &to)) die("%s: %s", path, to.error.text);
     free(to.memory);
+    for (int64_t i = 0; i < delayed_count(m); i++) {
+        const layer *l = &m->layers[i / DELAYED];
+        const st_tensor *found;
+        st_tensor t;
+        float *values;
+        delayed_tensor(&t, name, i);
+        found = st_find(file, name);
+        if (!found) die("%s: the checkpoint lacks the tensor %s", path, name);
+        if (strcmp(found->dtype, t.dtype) || found->rank != t.rank ||
+            memcmp(found->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
+            die("%s: %s is not an F32 tensor of %lld x %lld", path, name, t.rank > 1 ? (long long)t.shape[0] : 1LL,
+                (long long)t.shape[t.rank - 1]);
+        values = (float *)get((size_t)t.bytes);
+        memcpy(values, file->data + found->begin, (size_t)t.bytes);
+        delayed_move(m, i, values, 1);
+        free(values);
+        if (i % DELAYED != DELAYED - 1) continue;
+        buffer_push(&m->mem, &l->scale);
+        buffer_push(&m->mem, &l->history);
+    }
     m->step = (int64_t)metadata_number(file, path, "step", 10);
     m->random = metadata_number(file, path, "random", 16);
     if (m->step < 0 || m->step > opt.steps)

@@ -895,8 +895,8 @@ GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *deq
                                  size_t workspace_bytes, gmm_stream stream);
 
 /* Delayed scaling, once per step and direction, for `slots` tensors (experts and operands) of one dtype:
-   gmm_delayed_scale on each. history[0] is where gmm_quantize recorded the amaxes. Between two steps both arrays are all
-   that delayed scaling remembers: a checkpoint that keeps them goes on to the bit.
+   gmm_delayed_scale on each. history[0] is where gmm_quantize recorded the amaxes. Between two steps both arrays are
+   all that delayed scaling remembers: a checkpoint that keeps them goes on to the bit.
    Shapes: history [length] rows of slots, `stride` apart; scale [slots]; fp32, context memory, initially zeros and
        ones. */
 typedef struct gmm_scale_update {

@@ -377,17 +377,34 @@ static void scales_nv(int arg) { /* 86 to 92, 96, 97 */
     n = gmm_nv_global_of(1.0f, 448.0f); /* 92 */
     T_CHECK(gmm_nv_scale(&n, float_of(0x36124926u)) == 1 && gmm_nv_scale(&n, float_of(0x36124925u)) == 0, "92");
     T_CHECK(gmm_nv_scale(&n, 0.0f) == 0, "93");
+    T_CHECK(gmm_nv_decode(0, 1.0f, 448.0f) == 0.0f && gmm_nv_decode(0, 3e38f, 448.0f) == 0.0f, "94: decoded 0");
     T_CHECK(bits_of(gmm_nv_decode(0x38, 1.0f, 448.0f)) == 0x39C30C31u, "96");
-    for (uint32_t m = 0; m < 128; m++) /* 97 */
-        for (uint32_t u = 0x3000u; u <= 0x3F80u; u++) {
-            const float amax = float_of(0x3F800000u | m << 16), block = float_of(u << 16);
-            uint8_t sf;
-            if (block > amax) continue;
-            n = gmm_nv_global_of(amax, 448.0f);
-            sf = gmm_nv_scale(&n, block);
-            T_CHECK(sf < 4 || gmm_f32_to_e2m1(gmm__fmul(block, gmm_nv_encode(&n, sf))) == 7, "97: %08x %04x",
-                    bits_of(amax), u);
+    T_CHECK(bits_of(gmm_nv_decode(0x38, 1.0f, 256.0f)) == bits_of(1.0f / 1536.0f), "96 of 256");
+    T_CHECK(bits_of(1.0f / (2688.0f * 2688.0f)) == 0x34149B93u, "96: what products are multiplied by"); /* exact_nv */
+    {
+        int64_t pairs = 0;
+        for (uint32_t m = 0; m < 128; m++) { /* 97: every mantissa of the whole, every BF16 amax of a block */
+            const uint32_t top = 0x3F80u + m;
+            n = gmm_nv_global_of(float_of(top << 16), 448.0f);
+            for (uint32_t u = 1; u <= top; u++, pairs++) {
+                const float block = float_of(u << 16);
+                const uint8_t sf = gmm_nv_scale(&n, block);
+                T_CHECK(sf <= 0x7E && (u < top || sf == 0x7E), "97: %04x %04x: scale %02x", top, u, sf);
+                T_CHECK(sf < 4 || gmm_f32_to_e2m1(gmm__fmul(block, gmm_nv_encode(&n, sf))) == 7, "97: %04x %04x", top,
+                        u);
+            }
         }
+        T_CHECK(pairs > 2080000, "%lld pairs", (long long)pairs);
+    }
+    for (uint32_t u = 1; u < 0x7F80u; u++) { /* the whole as its own block: code 6 unless 2688 / amax is Inf */
+        const float amax = float_of(u << 16);
+        uint8_t sf;
+        n = gmm_nv_global_of(amax, 448.0f);
+        sf = gmm_nv_scale(&n, amax);
+        if (!isinf(2688.0f / amax))
+            T_CHECK(sf == 0x7E && gmm_f32_to_e2m1(gmm__fmul(amax, gmm_nv_encode(&n, sf))) == 7, "own block of %04x", u);
+        else T_CHECK(bits_of(n.scale) == 0x7F7FFFFFu && bits_of(n.inverse) == 0x00200000u, "2.8: tiny amax %04x", u);
+    }
 }
 
 /* --------------------------------------------------------------------------- Hadamard, random numbers, rounding --- */
@@ -475,16 +492,26 @@ static void stochastic(int arg) { /* 104 to 109 */
             T_CHECK(gmm_f32_to_e2m1_random(gmm_e2m1_to_f32((uint8_t)c), u) == c, "108: code %d moves at %u", c, u);
         T_CHECK(gmm_f32_to_e2m1_random(float_of(0x7FC00000u), u) == 7, "NaN");
         T_CHECK(gmm_f32_to_e2m1_random(float_of(0xFF800000u), u) == 15, "-Inf");
-        for (uint32_t b = 0; b < 0x40D0u; b += 3) { /* bf16 up to 6.5, both signs */
-            const float v = float_of((b << 16) | (b & 1u) << 31);
+        for (uint32_t b = 0; b <= 0x40D0u; b++) { /* every bf16 up to 6.5, both signs */
+            const float v = float_of((b << 16) | ((b ^ u) & 1u) << 31);
             T_CHECK(gmm_f32_to_e2m1_random(v, u) == random_code((double)v, u), "%g at %u", (double)v, u);
         }
     }
-    for (int i = 0; i < 768; i++) { /* 109: exact mean on the grid of steps / 256 */
-        const double v = i < 512 ? i / 512.0 : 4.0 + (i - 512) / 128.0;
+    for (int i = 0; i < 2 * (1024 + 512 + 257); i++) { /* 109: exact mean on the grid of steps / 256, both signs */
+        const int j = i / 2;
+        const double a = j < 1024 ? j / 512.0 : j < 1536 ? 2.0 + (j - 1024) / 256.0 : 4.0 + (j - 1536) / 128.0;
+        const double v = i & 1 ? -a : a;
         double sum = 0.0;
         for (unsigned u = 0; u < 256; u++) sum += (double)gmm_e2m1_to_f32(gmm_f32_to_e2m1_random((float)v, u));
         T_CHECK(sum / 256.0 == v, "109: mean %g of %g", sum / 256.0, v);
+    }
+    for (uint32_t b = 1; b <= 0x40C0u; b++) { /* off the grid it is low, by at most step / 256 */
+        const float v = float_of(b << 16);
+        const double unit = v < 2.0f ? 0.5 : v < 4.0f ? 1.0 : 2.0;
+        double sum = 0.0;
+        for (unsigned u = 0; u < 256; u++) sum += (double)gmm_e2m1_to_f32(gmm_f32_to_e2m1_random(v, u));
+        T_CHECK(sum / 256.0 <= (double)v && (double)v - sum / 256.0 <= unit / 256.0, "109: mean %g of %g", sum / 256.0,
+                (double)v);
     }
 }
 
@@ -516,26 +543,37 @@ static void delayed(int arg) { /* 78 to 84 */
     T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, 3.0f) == 3.0f, "NaN keeps the scale");
 }
 
-/* Against a list that is searched and shifted as the text says it. */
+/* Against a list that is searched and shifted as the text says it: largest and last amax, margins, ranks' maxima, and
+   histories whose entries stand apart. */
 static void delayed_machine(int arg) {
-    const int len = arg;
-    float h[16] = { 0 }, list[16] = { 0 }, s = 1.0f, want = 1.0f;
-    for (int step = 0; step < 100000; step++) {
-        const int what = (int)t_int(0, 9);
-        const float seen = what == 0 ? 0.0f : what == 1 ? INFINITY : (float)ldexp(fabs(t_real()), (int)t_int(-20, 20));
-        h[0] = list[0] = seen;
-        s = gmm_delayed_scale(h, 1, len, 448.0f, 0, 0, 0.0f, s);
-        if (seen != 0.0f) {
-            float amax = 0.0f;
-            for (int i = 0; i < len; i++) amax = fmaxf(amax, list[i]);
-            for (int i = 1; i + 1 < len; i++) list[i] = list[i + 1];
-            list[len - 1] = seen;
-            list[0] = 0.0f;
-            if (isfinite(amax)) want = 448.0f / amax;
-            if (isinf(want)) want = float_of(0x7F7FFFFFu);
+    for (int way = 0; way < 4; way++) {
+        const int len = arg, recent = way == 1, margin = way == 2 ? 3 : 0, stride = way == 3 ? 3 : 1;
+        const float qmax = way & 1 ? 57344.0f : 448.0f;
+        float h[48], list[16] = { 0 }, s = 1.0f, want = 1.0f;
+        for (int i = 0; i < 48; i++) h[i] = i % stride ? 77.0f : 0.0f;
+        for (int step = 0; step < 100000; step++) {
+            const int what = (int)t_int(0, 19);
+            const float seen = what < 2 || what == 5 ? 0.0f : what == 2 ? INFINITY : what == 3 ? NAN
+                               : (float)ldexp(fabs(t_real()), (int)t_int(what == 4 ? -149 : -20, 20));
+            const float ranks = what == 5 ? 3.0f : what < 5 || what > 8 ? 0.0f : seen * 2.0f;
+            const float last = ranks > 0.0f ? ranks : seen;
+            h[0] = seen;
+            s = gmm_delayed_scale(h, stride, len, qmax, margin, recent, ranks, s);
+            if (last != 0.0f) { /* a NaN too */
+                float amax = isnan(last) ? INFINITY : last;
+                for (int i = 1; i < len && !recent; i++) amax = fmaxf(amax, list[i]);
+                for (int i = 1; i + 1 < len; i++) list[i] = list[i + 1];
+                if (len > 1) list[len - 1] = last;
+                if (isfinite(amax)) want = (float)ldexp((double)qmax, -margin) / amax;
+                if (isinf(want)) want = float_of(0x7F7FFFFFu);
+            }
+            T_CHECK(s == want, "way %d step %d: %g instead of %g", way, step, (double)s, (double)want);
+            T_CHECK(h[0] == 0.0f, "way %d step %d: %g stays to be counted again", way, step, (double)h[0]);
+            for (int i = 1; i < len * stride; i++) {
+                const float held = i % stride ? 77.0f : list[i / stride];
+                T_CHECK(h[i] == held || (isnan(h[i]) && isnan(held)), "way %d step %d: history at %d", way, step, i);
+            }
         }
-        T_CHECK(s == want, "step %d: %g instead of %g", step, (double)s, (double)want);
-        t_same("history", h + (len > 1), list + (len > 1), sizeof(float) * (size_t)(len - (len > 1)));
     }
 }
 
@@ -785,6 +823,85 @@ static void tile_properties(int arg) {
                     x[l * GMM_TILE + i] == 0.0f, "sign of line %d element %d", l, i);
 }
 
+/* Formats whose scales are powers of two. */
+static gmm_format power_format(int i) {
+    static const struct { gmm_dtype dtype; gmm_scaling scaling; int square; } rows[] = {
+        { GMM_E4M3, GMM_SCALING_MX32, 0 }, { GMM_E5M2, GMM_SCALING_MX32, 0 }, { GMM_E2M1, GMM_SCALING_MX32, 0 },
+        { GMM_E4M3, GMM_SCALING_MX32, 1 }, { GMM_E4M3, GMM_SCALING_1X128, 0 }, { GMM_E4M3, GMM_SCALING_128X128, 0 },
+        { GMM_E4M3, GMM_SCALING_TENSOR, 0 }, { GMM_E5M2, GMM_SCALING_ROW, 0 } };
+    gmm_format f = GMM_ZERO;
+    f.dtype = rows[i].dtype;
+    f.scaling = rows[i].scaling;
+    f.square = rows[i].square;
+    f.pow2 = f.scaling != GMM_SCALING_MX32;
+    return f;
+}
+enum { POWERS = 8 };
+
+static float power_unit(const gmm_format *f, uint32_t scale) {
+    return f->scaling == GMM_SCALING_MX32 ? gmm_e8m0_to_f32((uint8_t)scale) : float_of(scale);
+}
+
+/* A tile of fp32 values by its own amaxes, and what it decodes to. */
+static void power_tile(const gmm_format *f, const float *x, uint8_t *code, uint32_t *scale, float *back) {
+    const int width = gmm_block_along(f->scaling) ? gmm_block_along(f->scaling) : GMM_TILE;
+    float amax[GMM_TILE] = { 0 };
+    gmm_tile t = GMM_ZERO;
+    for (int i = 0; i < GMM_TILE * GMM_TILE; i++) {
+        float *a = &amax[f->scaling == GMM_SCALING_ROW ? i / GMM_TILE : 0];
+        *a = fmaxf(*a, fabsf(x[i]));
+    }
+    t.format = f;
+    t.source = GMM_F32;
+    t.lines = t.along = GMM_TILE;
+    t.x = x;
+    t.amax = amax;
+    t.amax_per_line = f->scaling == GMM_SCALING_ROW;
+    gmm_quantize_tile(&t, code, scale);
+    for (int i = 0; i < GMM_TILE * GMM_TILE; i++)
+        back[i] = gmm_decode_small(f->dtype, code[i]) *
+                  power_unit(f, scale[i / GMM_TILE * GMM_TILE_BLOCKS + i % GMM_TILE / width]);
+}
+
+/* 75: what a tile decodes to gives the same values again, by codes that may stand one power of two higher. Values times
+   a power of two shift the scales and leave the codes alone; values that change places in a block take their codes
+   along. */
+static void powers(int arg) {
+    static float x[GMM_TILE * GMM_TILE], y[GMM_TILE * GMM_TILE], back[GMM_TILE * GMM_TILE], again[GMM_TILE * GMM_TILE];
+    static uint8_t code[GMM_TILE * GMM_TILE], other[GMM_TILE * GMM_TILE];
+    static uint32_t scale[GMM_TILE * GMM_TILE_BLOCKS], scale2[GMM_TILE * GMM_TILE_BLOCKS];
+    const gmm_format f = power_format(arg);
+    const int width = gmm_block_along(f.scaling) ? gmm_block_along(f.scaling) : GMM_TILE, per_line = GMM_TILE / width;
+    int64_t shifted = 0;
+    for (int n = 0; n < 100; n++) {
+        const int spread = n % 4 * 4, shift = (int)t_int(-20, 20);
+        for (int i = 0; i < GMM_TILE * GMM_TILE; i++)
+            x[i] = (float)ref_round(GMM_BF16, t_real() * ldexp(1.0, (int)t_int(-spread, spread)));
+        for (int i = 0; i < GMM_TILE * GMM_TILE && n % 8 == 0; i++) /* an amax that rounds down to half the largest */
+            x[i] = i % 16 == 0 ? 225.0f / 256.0f : x[i] * 0.5f;
+        power_tile(&f, x, code, scale, back);
+        power_tile(&f, back, other, scale2, again);
+        for (int i = 0; i < GMM_TILE * GMM_TILE; i++) {
+            T_CHECK(again[i] == back[i], "75: %g of %g comes back as %g", (double)back[i], (double)x[i],
+                    (double)again[i]);
+            shifted += other[i] != code[i];
+        }
+        for (int i = 0; i < GMM_TILE * GMM_TILE; i++) y[i] = (float)ldexp((double)x[i], shift);
+        power_tile(&f, y, other, scale2, again);
+        T_CHECK(!memcmp(code, other, sizeof code), "codes of values times 2^%d", shift);
+        for (int l = 0; l < GMM_TILE; l++)
+            for (int b = 0; b < per_line; b++)
+                T_CHECK((double)power_unit(&f, scale2[l * GMM_TILE_BLOCKS + b]) ==
+                        ldexp((double)power_unit(&f, scale[l * GMM_TILE_BLOCKS + b]), shift), "scales of values times "
+                        "2^%d: line %d block %d", shift, l, b);
+        for (int i = 0; i < GMM_TILE * GMM_TILE; i++) y[i] = x[i / width * width + (i % width * 7 + n) % width];
+        power_tile(&f, y, other, scale2, again);
+        for (int i = 0; i < GMM_TILE * GMM_TILE; i++)
+            T_CHECK(other[i] == code[i / width * width + (i % width * 7 + n) % width], "values that changed places");
+    }
+    T_CHECK(shifted > 0, "75: no code was shifted, so the harder case was not met");
+}
+
 void tests_quant(void) {
     for (int i = 0; i < 3; i++) t_add_host(decode_all, i, "quant %s all codes", formats[i].name);
     for (int i = 0; i < 3; i++) t_add_host(encode_halves, i, "quant %s of all bf16 and fp16", formats[i].name);
@@ -794,7 +911,7 @@ void tests_quant(void) {
     t_add_host(packed_turn, 0, "quant packed codes turned twice");
     t_add_host(scales_mx, 0, "quant vectors 60, 77 mx scales");
     t_add_host(scales_tensor, 0, "quant vectors 66-73 fp32 scales");
-    t_add_host(scales_nv, 0, "quant vectors 86-97 nvfp4 scales");
+    t_add_host(scales_nv, 0, "quant vectors 86-92, 94, 96, 97 nvfp4 scales");
     t_add_host(hadamard, 0, "quant vectors 98-102 hadamard");
     t_add_host(philox, 0, "quant vector 103 philox, draws");
     t_add_host(stochastic, 0, "quant vectors 104-109 stochastic rounding");
@@ -802,6 +919,9 @@ void tests_quant(void) {
     for (int i = 1; i <= 16; i *= 4) t_add_host(delayed_machine, i, "quant delayed scaling, history of %d", i);
     t_add_host(recipes, 0, "quant recipes and their rules");
     t_add_host(tile_vectors, 0, "quant vectors 61-63, 76, 93, 94, 110 tiles");
+    for (int i = 0; i < POWERS; i++)
+        t_add_host(powers, i, "quant vector 75 powers of two %s %s%s", gmm_dtype_name(power_format(i).dtype),
+                   gmm_scaling_name(power_format(i).scaling), power_format(i).square ? " square" : "");
     t_add_host(four_over_six, 1, "quant four over six, absolute error");
     t_add_host(four_over_six, 2, "quant four over six, squared error");
     for (int i = 0; i < 15; i++) {

@@ -1,4 +1,4 @@
-/* test_qlinear.c - grouped linear with quantized operands (rows 31 to 34 and, for
+/* test_qlinear.c - grouped linear with quantized operands (rows 31 to 35 and, for
    every recipe, 8 to 17). References: codes times scales in double, read from the copies by the layout functions that
    test_quantize.c checks. */
 #include "test.h"
@@ -225,6 +225,8 @@ typedef struct qcase {
     gmm_tail tail;
     int main_grad, add, bias, fast;
     int alpha;              /* one per group */
+    int32_t row_align;      /* a promise */
+    int positive;           /* no element below 0 */
     int wrong;              /* 1: a negative size, 2: more rows than the capacity */
     t_fill fill;
 } qcase;
@@ -267,6 +269,7 @@ static void set_splits(qrun *r, const qcase *c) {
     r->groups.dtype = c->splits ? c->splits : GMM_I64;
     r->groups.form = c->offsets ? GMM_SPLIT_OFFSETS : GMM_SPLIT_SIZES;
     r->groups.tail = c->tail;
+    r->groups.row_align = c->row_align;
     r->groups.on_host = c->on_host;
     {
         const void *from = r->groups.dtype == GMM_I32 ? (const void *)narrow : (const void *)values;
@@ -301,6 +304,11 @@ static void build(qrun *r, const qcase *c) {
     r->dys = t_mat_in(s.source, 1, r->capacity, c->N, c->fill);
     for (int64_t i = r->live * c->K; i < r->capacity * c->K; i++) r->xs.v[i] = (double)NAN;
     for (int64_t i = r->live * c->N; i < r->capacity * c->N; i++) r->dys.v[i] = (double)NAN;
+    for (int k = 0; k < 3 && c->positive; k++) {
+        t_mat *m = k == 0 ? &r->xs : k == 1 ? &r->ws : &r->dys;
+        for (int64_t i = 0; i < m->count * m->rows * m->cols; i++) m->v[i] = fabs(m->v[i]);
+        t_mat_put(m);
+    }
     t_mat_put(&r->xs);
     t_mat_put(&r->dys);
     make(&r->x, &s.x, &r->groups, 0, 0, c->K, &r->xs, 0, 0, c->odd);
@@ -310,6 +318,8 @@ static void build(qrun *r, const qcase *c) {
                    : t_mat_out(out, 1, r->capacity, fwd ? c->N : c->K);
     if ((wgrad && c->main_grad) || c->add) {
         for (int64_t i = 0; i < r->out.count * r->out.rows * r->out.cols; i++) r->out.v[i] = i % 3 ? 0.5 : -0.0;
+        for (int64_t i = 0; wgrad && i < c->groups * c->N * c->K; i++) /* what nothing is added to may be anything */
+            if (c->sizes[i / (c->N * c->K)] == 0 && i % 5 < 2) r->out.v[i] = i % 5 ? (double)NAN : -(double)INFINITY;
         t_mat_put(&r->out);
     }
     r->before = t_mat_bits(&r->out);
@@ -407,6 +417,8 @@ static void check(const qrun *r, const qcase *c) {
         start += up(m, 128);
     }
     got = t_mat_get(&r->out);
+    for (int64_t i = 0; wgrad && c->main_grad && i < n; i++)
+        if (c->sizes[i / (c->N * c->K)] == 0) got[i] = want[i] = 0.0; /* compared above, by bits */
     if (wgrad) t_near("dw", got, want, bound, n);
     else {
         t_near(fwd ? "y" : "dx", got, want, bound, r->live * cols);
@@ -467,11 +479,13 @@ static void empties(int arg) { /* rows 8 to 12 */
             c.main_grad = !c.main_grad;
             test(&c);
         }
-    EACH_OP(i, arg) {
-        static const int64_t none[1] = { 0 };
-        const qcase c = { .op = ops[i], .setup = arg, .groups = 1, .sizes = none, .K = 32, .N = 32, .fill = T_REALS };
-        test(&c);
-    }
+    EACH_OP(i, arg)
+        for (int k = 0; k < 4; k++) {
+            static const int64_t none[1] = { 0 };
+            const qcase c = { .op = ops[i], .setup = arg, .groups = 1, .sizes = none, .K = 32, .N = 32, .fill = T_REALS,
+                              .extra = k & 1 ? 17 : 0, .table = k / 2, .main_grad = k / 2 };
+            test(&c);
+        }
 }
 
 /* wgrad of empty groups in a row, each of more tiles than a block of two can have told ahead. */
@@ -493,7 +507,7 @@ static void tails(int arg) { /* rows 13 to 15: what is past the sum is NaN in so
     EACH_OP(i, arg)
         for (int tail = 0; tail < 2; tail++) {
             const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 64, .extra = 80,
-                              .fill = T_REALS, .tail = (gmm_tail)tail, .out = tail ? GMM_BF16 : GMM_F16,
+                              .fill = T_REALS, .tail = (gmm_tail)tail, .out = tail ? GMM_BF16 : GMM_F16, .table = tail,
                               .add = i < 2 && tail, .main_grad = i == 2, .alpha = 1, .bias = tail, .fast = tail };
             test(&c);
         }
@@ -505,7 +519,8 @@ static void split_forms(int arg) { /* row 16: bitwise equal */
         size_t bytes = 0;
         for (int k = 0; k < 5; k++) {
             qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 64, .N = 64, .fill = T_REALS,
-                        .splits = k & 1 ? GMM_I32 : GMM_I64, .offsets = k / 2 == 1, .on_host = k == 4 };
+                        .splits = k & 1 ? GMM_I32 : GMM_I64, .offsets = k / 2 == 1, .on_host = k == 4,
+                        .table = k & 1 }; /* and packed or pointers */
             qrun r;
             t_reseed(77);
             build(&r, &c);
@@ -519,17 +534,20 @@ static void split_forms(int arg) { /* row 16: bitwise equal */
 
 static void faults(int arg) { /* row 17: reported, clamped, in bounds */
     static const int64_t negative[4] = { 20, -7, 30, 10 }, many[4] = { 20, 0, 33, 17 };
+    static const uint32_t faults_of[3] = { GMM_FAULT_NEGATIVE, GMM_FAULT_CAPACITY, GMM_FAULT_ALIGN };
     EACH_OP(i, arg)
-        for (int k = 0; k < 2; k++) {
-            const qcase c = { .op = ops[i], .setup = arg, .groups = 4, .sizes = k ? many : negative, .K = 64, .N = 32,
-                              .fill = T_REALS, .wrong = k + 1 };
+        for (int k = 0; k < 6; k++) {
+            const int wrong = k % 3;
+            const qcase c = { .op = ops[i], .setup = arg, .groups = 4, .sizes = wrong ? many : negative, .K = 64,
+                              .N = 32, .fill = T_REALS, .wrong = wrong < 2 ? wrong + 1 : 0, .table = k / 3,
+                              .row_align = wrong == 2 ? 16 : 0 };
             qrun r;
             build(&r, &c);
+            t_poison(r.fault, 0, 4);
             T_OK(run(&r.d, c.op));
             check(&r, &c);
-            T_CHECK(*(uint32_t *)t_get(r.fault, 4) == (k ? (uint32_t)GMM_FAULT_CAPACITY
-                                                         : (uint32_t)GMM_FAULT_NEGATIVE),
-                    "fault bits %x", *(uint32_t *)t_get(r.fault, 4));
+            T_CHECK(*(uint32_t *)t_get(r.fault, 4) == faults_of[wrong], "fault bits %x",
+                    *(uint32_t *)t_get(r.fault, 4));
         }
 }
 
@@ -577,6 +595,24 @@ static void alone(int arg) {
     }
 }
 
+/* The values of a copy, dequantized by the library. */
+static t_mat values_of(const qrun *r, const qcase *c, const operand *o, gmm_dtype dtype, gmm_direction direction) {
+    const int weight = o == &r->w;
+    t_mat values = t_mat_out(dtype, o->src.count, o->src.rows, o->src.cols);
+    gmm_dequantization q = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    q.groups = weight ? NULL : &r->groups;
+    q.count = weight ? c->groups : 0;
+    q.rows = weight ? c->N : 0;
+    q.cols = o->src.cols;
+    q.direction = direction;
+    q.src = direction == GMM_ROWWISE ? &o->rowwise : &o->columnwise;
+    q.dst = &values.mat;
+    T_OK(gmm_dequantize_query(T.ctx, &q, &info));
+    T_OK(gmm_dequantize(T.ctx, &q, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    return values;
+}
+
 /* Against the product of the dequantized operands: the same bits where these are exact, and sums too if codes are
    multiplied alone. */
 static void exact(int arg) {
@@ -592,21 +628,10 @@ static void exact(int arg) {
         T_OK(run(&r.d, c.op));
         for (int k = 0; k < 3; k++) {
             const operand *o = k == 0 ? &r.x : k == 1 ? &r.w : &r.dy;
-            gmm_dequantization q = GMM_ZERO;
-            gmm_info info = GMM_ZERO;
+            const int columnwise = c.op == GMM_OP_LINEAR_WGRAD || (k == 1 && c.op == GMM_OP_LINEAR_DGRAD);
             values[k] = o->src;
-            if (!o->quantized) continue;
-            values[k] = t_mat_out(GMM_BF16, o->src.count, o->src.rows, o->src.cols);
-            q.groups = k == 1 ? NULL : &r.groups;
-            q.count = k == 1 ? c.groups : 0;
-            q.rows = k == 1 ? c.N : 0;
-            q.cols = o->src.cols;
-            q.direction = c.op == GMM_OP_LINEAR_WGRAD || (k == 1 && c.op == GMM_OP_LINEAR_DGRAD) ? GMM_COLUMNWISE
-                                                                                                : GMM_ROWWISE;
-            q.src = q.direction == GMM_ROWWISE ? &o->rowwise : &o->columnwise;
-            q.dst = &values[k].mat;
-            T_OK(gmm_dequantize_query(T.ctx, &q, &info));
-            T_OK(gmm_dequantize(T.ctx, &q, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+            if (o->quantized)
+                values[k] = values_of(&r, &c, o, GMM_BF16, columnwise ? GMM_COLUMNWISE : GMM_ROWWISE);
         }
         out = t_mat_out(GMM_F32, r.out.count, r.out.rows, r.out.cols);
         d = r.d;
@@ -620,6 +645,32 @@ static void exact(int arg) {
         T_OK(run(&d, c.op));
         t_same("dequantized product", t_mat_bits(&r.out), t_mat_bits(&out),
                (size_t)(r.out.count * r.out.rows * r.out.cols * 4));
+    }
+}
+
+/* Row 35: fast accumulation over a long contraction. Positive operands show what sums that are never promoted lose; an
+   engine that always promotes, or sums in fp32, gives the same bits. */
+static void fast(int arg) {
+    for (int i = 0; i < 2; i++) {
+        qcase c = { .op = ops[i], .setup = arg, .groups = 1, .sizes = aligned, .K = i ? 32 : 8192, .N = i ? 8192 : 32,
+                    .fill = T_REALS, .positive = 1 };
+        gmm_info info = GMM_ZERO;
+        const float *sum[2];
+        double all[2] = { 0.0, 0.0 };
+        int64_t n = 0;
+        for (c.fast = 0; c.fast < 2; c.fast++) {
+            qrun r;
+            t_reseed(35);
+            build(&r, &c);
+            T_OK(run(&r.d, c.op));
+            if (!c.fast) check(&r, &c);
+            T_OK(gmm_linear_query(T.ctx, c.op, &r.d, &info));
+            sum[c.fast] = (const float *)t_mat_bits(&r.out);
+            n = r.out.rows * r.out.cols;
+            for (int64_t j = 0; j < n; j++) all[c.fast] += (double)sum[c.fast][j];
+        }
+        if (!strstr(info.note, "fast accumulation")) t_same("sums", sum[1], sum[0], (size_t)n * 4);
+        else T_CHECK(all[1] < 0.99 * all[0] && all[1] > 0.7 * all[0], "%g of %g", all[1], all[0]);
     }
 }
 
@@ -752,10 +803,16 @@ static void padding(int arg) {
         build(&r, &c);
         T_OK(run(&r.d, c.op));
         clean = t_mat_bits(&r.out);
-        for (int k = 0; k < 2; k++) {
-            poison_padding(&r, &c, &r.x, (gmm_direction)k);
-            poison_padding(&r, &c, &r.w, (gmm_direction)k);
-            poison_padding(&r, &c, &r.dy, (gmm_direction)k);
+        for (int k = 0; k < 6; k++) { /* also of what dequantizes */
+            const operand *o = k < 2 ? &r.x : k < 4 ? &r.w : &r.dy;
+            const gmm_direction direction = (gmm_direction)(k % 2);
+            t_mat before, after;
+            if (!o->quantized) continue;
+            before = values_of(&r, &c, o, GMM_F32, direction);
+            poison_padding(&r, &c, o, direction);
+            after = values_of(&r, &c, o, GMM_F32, direction);
+            t_same("values", t_mat_bits(&after), t_mat_bits(&before), (size_t)(o->src.count * o->src.rows *
+                                                                               o->src.cols * 4));
         }
         T_OK(run(&r.d, c.op));
         t_same("with padding poisoned", t_mat_bits(&r.out), clean,
@@ -970,7 +1027,7 @@ static void refusals(int arg) {
     qcase other = c;
     qrun r, q;
     gmm_linear d;
-    gmm_mat m;
+    gmm_mat m, other_flags;
     gmm_info info = GMM_ZERO;
     (void)arg;
     build(&r, &c);
@@ -997,6 +1054,21 @@ static void refusals(int arg) {
         LREFUSED(GMM_E_CONFIG, wgrad, (m = r.x.rowwise, m.columnwise = &plain, d.x = &m, d.dw = &r.grad), "dy: ",
                  "hadamard");
     }
+    {
+        gmm_mat other_signs = r.dy.columnwise;
+        other_signs.hadamard ^= 1;
+        LREFUSED(GMM_E_CONFIG, wgrad, (m = r.dy.rowwise, m.columnwise = &other_signs, d.dy = &m, d.dw = &r.grad),
+                 "hadamard", "0x1d7e9", "0x1d7e8");
+    }
+    LREFUSED(GMM_E_ARG, fwd, (m = r.x.rowwise, m.hadamard = GMM_HADAMARD, d.x = &m), "x: ", "hadamard", "0x10000");
+    LREFUSED(GMM_E_DTYPE, fwd, (m = r.x.rowwise, m.scale_order = (gmm_scale_order)2, d.x = &m), "x: ", "order 2");
+    LREFUSED(GMM_E_DTYPE, fwd, (m = q.x.rowwise, m.scale_order = GMM_SCALES_SWIZZLED, d.x = &m), "x: ", "1x128",
+             "order 1");
+    LREFUSED(GMM_E_DTYPE, dgrad, (m = q.w.rowwise, m.scale_order = GMM_SCALES_SWIZZLED, d.w = &m, d.dx = &r.out.mat),
+             "w: ", "128x128", "order 1");
+    LREFUSED(GMM_E_ARG, fwd, (m = q.x.rowwise, m.flags = GMM_MAT_ROW_AMAX, d.x = &m), "x: ", "flags", "1x128");
+    LREFUSED(GMM_E_ARG, wgrad, (other_flags = r.x.columnwise, other_flags.flags |= GMM_MAT_ROW_AMAX, m = r.x.rowwise,
+             m.columnwise = &other_flags, d.x = &m, d.dw = &r.grad), "x.columnwise", "flags", "columnwise");
     LREFUSED(GMM_E_ARG, fwd, d.in_features = 144, "in_features", "144", "32");
     LREFUSED(GMM_E_DTYPE, bgrad, (d.db = &r.grad, d.dy = &r.dy.rowwise), "dy: ", "e2m1");
     LREFUSED(GMM_E_NULL, fwd, (m = r.x.rowwise, m.amax = NULL, d.x = &m), "x: ", "amax");
@@ -1006,6 +1078,9 @@ static void refusals(int arg) {
         d = q.d;
         d.x = &w;
         T_REFUSED(GMM_E_DTYPE, gmm_linear_fwd(T.ctx, &d, NULL, 0, T.stream), "x: ", "128x128", NULL);
+        d.dy = &w;
+        d.dx = &q.xs.mat;
+        T_REFUSED(GMM_E_DTYPE, gmm_linear_dgrad(T.ctx, &d, NULL, 0, T.stream), "dy: ", "128x128", NULL);
     }
 #undef LREFUSED
 }
@@ -1019,6 +1094,8 @@ void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear alone %s", setup_of(i).name);
     for (int i = 0; i < 3; i++) t_add(idle, i, "row10 qlinear idle groups of many tiles %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(padding, i, "qlinear padding %s", setup_of(i).name);
+    t_add(fast, 1, "row35 qlinear fast accumulation, tensor");
+    t_add(fast, 5, "row35 qlinear fast accumulation, row");
     t_add(exact, 0, "qlinear exact fp8 delayed"); /* whose scales are 1 */
     t_add(exact, 2, "qlinear exact fp8 block");
     t_add(exact, 3, "qlinear exact mxfp8");

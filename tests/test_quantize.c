@@ -230,7 +230,8 @@ static void build(quant_run *r, const quant_case *c) {
         double v = ref_round(c->source, r->src.v[i] * ldexp(1.0, (int)t_int(-4, 4)));
         if (c->specials && t_int(0, 40) == 0) v = t_int(0, 3) ? 0.0 : t_int(0, 1) ? (double)NAN : -(double)INFINITY;
         if (c->specials == 2) v = 0.0;
-        if (c->grouped && i / c->cols >= r->live) v = (double)NAN;
+        if (c->grouped && i / c->cols >= r->live) /* values that an amax would show, and one that it would not */
+            v = i % 3 == 0 ? (double)NAN : i % 3 == 1 ? 1e4 : -(double)INFINITY;
         r->src.v[i] = v;
     }
     t_mat_put(&r->src);
@@ -485,31 +486,51 @@ static void apart(int arg) {
         check_copy(&r, 0);
         check_copy(&r, 1);
     }
-    { /* group 3 by itself, rowwise: the same bytes as in the call for all */
-        const int64_t alone[1] = { sizes[3] }, row = 70 + 33;
-        gmm_groups g = r.groups;
-        gmm_mat src = r.src.mat, copy = r.copy[0];
-        const size_t bytes = (size_t)(sizes[3] * 96 * gmm_dtype_bits(c.f.dtype) / 8);
-        gmm_quantization d = r.d;
-        float factor = r.scale_values[3];
-        g.count = 1;
-        g.capacity = sizes[3];
-        g.splits = t_in(alone, 8);
-        src.data = (char *)src.data + row * 96 * 2;
-        copy.data = t_alloc(bytes);
-        copy.scale = t_alloc(4096);
-        copy.amax = (float *)t_alloc(4 * 256);
-        if (c.f.delayed) t_poison(copy.amax, 0, 4);
-        d.phase = GMM_QUANT_ALL;
-        d.groups = &g;
-        d.src = &src;
-        d.rowwise = &copy;
-        d.columnwise = NULL;
-        d.first_group = c.f.stochastic ? 3 : 0;
-        if (d.scale) d.scale = (const float *)t_in(&factor, 4);
-        T_OK(quantize(&d, GMM_OP_QUANTIZE));
-        t_same("one group", t_get(copy.data, bytes), r.want[0].data + row * 96 * gmm_dtype_bits(c.f.dtype) / 8, bytes);
-    }
+    for (int64_t g = 0, row = 0, start = 0; g < 4; row += sizes[g], start += up(sizes[g++], 128)) /* 117: every group */
+        for (int k = 0; k < 2; k++) {                                                        /* by itself */
+            const gmm_direction direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
+            const int64_t m = sizes[g], bits = gmm_dtype_bits(c.f.dtype);
+            const ref_image *w = &r.want[k];
+            const float factor = r.scale_values[g], seen = g % 2 ? 1e6f : 0.0f;
+            gmm_layout l = GMM_ZERO, all = GMM_ZERO;
+            gmm_groups one = r.groups;
+            gmm_mat src = r.src.mat, copy = r.copy[k];
+            gmm_quantization d = r.d;
+            int64_t scales, first, amaxes = w->amaxes == 0 ? 0 : c.f.row_amax ? m : 1;
+            const uint8_t *codes;
+            if (m == 0 || (k && c.f.row_amax)) continue;
+            T_CHECK(gmm_layout_of_groups(c.f.dtype, c.f.scaling, c.f.order, direction, 1, m, 96, &l, NULL) == GMM_OK &&
+                    gmm_layout_of_groups(c.f.dtype, c.f.scaling, c.f.order, direction, 4, r.capacity, 96, &all, NULL) ==
+                    GMM_OK, "layout");
+            first = gmm_scale_base(c.f.scaling, direction, 96, g, row, start) * (l.scale_dtype == GMM_F32 ? 4 : 1);
+            scales = l.scale_bytes;
+            one.count = 1;
+            one.capacity = m;
+            one.splits = t_in(&sizes[g], 8);
+            src.data = (char *)src.data + row * 96 * 2;
+            copy.data = t_alloc((size_t)l.data_bytes);
+            copy.scale = t_alloc_aligned((size_t)scales, 4);
+            copy.amax = amaxes ? (float *)t_alloc(4 * (size_t)amaxes) : NULL;
+            if (c.f.delayed) t_upload(copy.amax, &seen, 4);
+            d.phase = GMM_QUANT_ALL;
+            d.groups = &one;
+            d.src = &src;
+            d.rowwise = k ? NULL : &copy;
+            d.columnwise = k ? &copy : NULL;
+            d.first_group = c.f.stochastic ? (int32_t)g : 0;
+            if (d.scale) d.scale = (const float *)t_in(&factor, 4);
+            T_OK(quantize(&d, GMM_OP_QUANTIZE));
+            codes = (const uint8_t *)t_get(copy.data, (size_t)l.data_bytes);
+            if (l.transposed)
+                for (int64_t i = 0; i < 96; i++)
+                    t_same("codes of one group", codes + i * l.data_cols * bits / 8,
+                           w->data + (i * all.data_cols + start) * bits / 8, (size_t)(l.data_cols * bits / 8));
+            else t_same("codes of one group", codes, w->data + row * 96 * bits / 8, (size_t)l.data_bytes);
+            t_same("scales of one group", t_get(copy.scale, (size_t)scales), w->scale + first, (size_t)scales);
+            if (amaxes)
+                t_same("amax of one group", t_get(copy.amax, 4 * (size_t)amaxes), w->amax + (c.f.row_amax ? row : g),
+                       4 * (size_t)amaxes);
+        }
 }
 
 /* 65, 74, 95: copies that share codes; and what re-quantizes on its own. */
@@ -629,7 +650,7 @@ static void requantizes(int arg) {
     static const int64_t sizes[3] = { 40, 0, 129 };
     variant v[VARIANTS];
     quant_run r, again;
-    quant_case c = { .grouped = 1, .units = 3, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
+    quant_case c = { .grouped = 1, .units = 3, .sizes = sizes, .cols = 96, .source = GMM_BF16, .extra = 9 };
     gmm_dequantization dq = GMM_ZERO;
     gmm_quantization d;
     t_mat values;
@@ -658,6 +679,232 @@ static void requantizes(int arg) {
            t_get(again.copy[1].data, (size_t)r.want[1].data_bytes), (size_t)r.want[1].data_bytes);
     t_same("scales", t_get(r.copy[1].scale, (size_t)r.want[1].scale_bytes),
            t_get(again.copy[1].scale, (size_t)r.want[1].scale_bytes), (size_t)r.want[1].scale_bytes);
+}
+
+/* One rowwise copy of a matrix of `rows` x `cols` floats, each rounded to BF16; scales as words or bytes. */
+typedef struct one_copy { gmm_mat mat; uint8_t *code; void *scale; float *amax; } one_copy;
+static one_copy copy_of(const gmm_format *f, gmm_direction direction, const float *x, int64_t rows, int64_t cols,
+                        const float *scale) {
+    t_mat src = t_mat_in(GMM_BF16, 1, rows, cols, T_REALS);
+    gmm_quantization d = GMM_ZERO;
+    gmm_layout l = GMM_ZERO;
+    one_copy r;
+    for (int64_t i = 0; i < rows * cols; i++) src.v[i] = (double)x[i];
+    t_mat_put(&src);
+    T_CHECK(gmm_layout_of(f->dtype, f->scaling, f->order, direction, rows, cols, &l, NULL) == GMM_OK, "layout");
+    r.mat = gmm_mat_quantized(f, direction, t_alloc((size_t)l.data_bytes), t_alloc_aligned((size_t)l.scale_bytes, 4),
+                              (float *)t_alloc(4));
+    if (f->delayed) t_poison(r.mat.amax, 0, 4);
+    d.count = 1;
+    d.rows = rows;
+    d.cols = cols;
+    d.format = f;
+    d.src = &src.mat;
+    d.rowwise = direction == GMM_ROWWISE ? &r.mat : NULL;
+    d.columnwise = direction == GMM_ROWWISE ? NULL : &r.mat;
+    d.scale = scale ? (const float *)t_in(scale, 4) : NULL;
+    T_OK(quantize(&d, GMM_OP_QUANTIZE));
+    r.code = (uint8_t *)t_get(r.mat.data, (size_t)l.data_bytes);
+    r.scale = t_get(r.mat.scale, (size_t)l.scale_bytes);
+    r.amax = (float *)t_get(r.mat.amax, 4);
+    return r;
+}
+
+/* What zero, Inf, NaN, the smallest and the largest value give, as the formats' rules say it: in the first row that
+   value in front of a 2, in the second a 3; else zeros. (Zero and the smallest: alone.) */
+static void special_values(int arg) {
+    enum { KINDS = 8, CASES = 6, NONE = 1 };
+    typedef struct expected { uint8_t first, two, three; uint32_t scale[2], amax; } expected;
+    static const struct { gmm_dtype dtype; gmm_scaling scaling; int delayed, pow2; } kinds[KINDS] = {
+        { GMM_E4M3, GMM_SCALING_TENSOR, 1, 0 }, { GMM_E4M3, GMM_SCALING_TENSOR, 0, 0 },
+        { GMM_E5M2, GMM_SCALING_TENSOR, 0, 0 }, { GMM_E4M3, GMM_SCALING_1X128, 0, 1 },
+        { GMM_E4M3, GMM_SCALING_1X128, 0, 0 }, { GMM_E4M3, GMM_SCALING_MX32, 0, 0 },
+        { GMM_E5M2, GMM_SCALING_MX32, 0, 0 }, { GMM_E2M1, GMM_SCALING_NV16, 0, 0 } };
+    static const struct { uint32_t bits; int alone; } cases[CASES] = {
+        { 0x00000000, 1 }, { 0x7F800000, 0 }, { 0xFF800000, 0 }, { 0x7FC00000, 0 }, { 0x00010000, 1 },
+        { 0x7F7F0000, 0 } };
+    static const expected want[KINDS][CASES] = {
+        { { 0x00, 0, 0, { 0x3F000000, 0x3F000000 }, 0 }, /* delayed, by a scale of 2 */
+          { 0x7E, 0x48, 0x4C, { 0x3F000000, 0x3F000000 }, 0x7F800000 },
+          { 0xFE, 0x48, 0x4C, { 0x3F000000, 0x3F000000 }, 0x7F800000 },
+          { 0x7F, 0x48, 0x4C, { 0x3F000000, 0x3F000000 }, 0x40400000 },
+          { 0x00, 0, 0, { 0x3F000000, 0x3F000000 }, 0x00010000 },
+          { 0x7E, 0x48, 0x4C, { 0x3F000000, 0x3F000000 }, 0x7F7F0000 } },
+        { { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, 0 }, /* current */
+          { 0x7E, 0x40, 0x44, { 0x3F800000, 0x3F800000 }, 0x7F800000 },
+          { 0xFE, 0x40, 0x44, { 0x3F800000, 0x3F800000 }, 0x7F800000 },
+          { 0x7F, 0x79, 0x7E, { 0x3BDB6DB7, 0x3BDB6DB7 }, 0x40400000 },
+          { 0x10, 0, 0, { 0x00200000, 0x00200000 }, 0x00010000 },
+          { 0x7E, 0x00, 0x00, { 0x7B11B6DB, 0x7B11B6DB }, 0x7F7F0000 } },
+        { { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, 0 }, /* current, E5M2 */
+          { 0x7B, 0x40, 0x42, { 0x3F800000, 0x3F800000 }, 0x7F800000 },
+          { 0xFB, 0x40, 0x42, { 0x3F800000, 0x3F800000 }, 0x7F800000 },
+          { 0x7F, 0x79, 0x7B, { 0x385B6DB7, 0x385B6DB7 }, 0x40400000 },
+          { 0x28, 0, 0, { 0x00200000, 0x00200000 }, 0x00010000 },
+          { 0x7B, 0x00, 0x00, { 0x7791B6DB, 0x7791B6DB }, 0x7F7F0000 } },
+        { { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, NONE }, /* 1x128, powers of two */
+          { 0x7E, 0x40, 0x7C, { 0x3F800000, 0x3C000000 }, NONE },
+          { 0xFE, 0x40, 0x7C, { 0x3F800000, 0x3C000000 }, NONE },
+          { 0x7F, 0x78, 0x7C, { 0x3C000000, 0x3C000000 }, NONE },
+          { 0x08, 0, 0, { 0x00400000, 0x3F800000 }, NONE },
+          { 0x78, 0x00, 0x7C, { 0x7B800000, 0x3C000000 }, NONE } },
+        { { 0x00, 0, 0, { 0x3F800000, 0x3F800000 }, NONE }, /* 1x128, any scales */
+          { 0x7E, 0x40, 0x7E, { 0x3F800000, 0x3BDB6DB7 }, NONE },
+          { 0xFE, 0x40, 0x7E, { 0x3F800000, 0x3BDB6DB7 }, NONE },
+          { 0x7F, 0x7E, 0x7E, { 0x3B924925, 0x3BDB6DB7 }, NONE },
+          { 0x10, 0, 0, { 0x00202020, 0x3F800000 }, NONE },
+          { 0x7E, 0x00, 0x7E, { 0x7B11B6DB, 0x3BDB6DB7 }, NONE } },
+        { { 0x00, 0, 0, { 0x00, 0x00 }, NONE }, /* MXFP8 */
+          { 0x7E, 0x00, 0x7C, { 0xFE, 0x78 }, NONE },
+          { 0xFE, 0x00, 0x7C, { 0xFE, 0x78 }, NONE },
+          { 0x7F, 0x78, 0x7C, { 0x78, 0x78 }, NONE },
+          { 0x08, 0, 0, { 0x00, 0x00 }, NONE },
+          { 0x78, 0x00, 0x7C, { 0xF7, 0x78 }, NONE } },
+        { { 0x00, 0, 0, { 0x00, 0x00 }, NONE }, /* MXFP8, E5M2 */
+          { 0x7B, 0x00, 0x7A, { 0xFE, 0x71 }, NONE },
+          { 0xFB, 0x00, 0x7A, { 0xFE, 0x71 }, NONE },
+          { 0x7F, 0x78, 0x7A, { 0x71, 0x71 }, NONE },
+          { 0x24, 0, 0, { 0x00, 0x00 }, NONE },
+          { 0x78, 0x00, 0x7A, { 0xF0, 0x71 }, NONE } },
+        { { 0x0, 0, 0, { 0x00, 0x00 }, 0 }, /* NVFP4 */
+          { 0x7, 0x0, 0x7, { 0x7E, 0x30 }, 0x7F800000 },
+          { 0xF, 0x0, 0x7, { 0x7E, 0x30 }, 0x7F800000 },
+          { 0x7, 0x7, 0x7, { 0x79, 0x7E }, 0x40400000 },
+          { 0x0, 0, 0, { 0x03, 0x00 }, 0x00010000 },
+          { 0x7, 0x0, 0x7, { 0x7E, 0x00 }, 0x7F7F0000 } } };
+    const float two = 2.0f;
+    gmm_format f = named(kinds[arg].dtype, kinds[arg].scaling);
+    f.delayed = kinds[arg].delayed;
+    f.pow2 = kinds[arg].pow2;
+    for (int k = 0; k < CASES; k++) {
+        const expected *w = &want[arg][k];
+        float x[64] = { 0 };
+        uint32_t scale[2];
+        one_copy r;
+        x[0] = float_of(cases[k].bits);
+        if (!cases[k].alone) x[1] = 2.0f, x[32] = 3.0f;
+        r = copy_of(&f, GMM_ROWWISE, x, 2, 32, f.delayed ? &two : NULL);
+        for (int i = 0; i < 64; i++) {
+            const uint8_t code = f.dtype == GMM_E2M1 ? gmm_nibble(r.code, i) : r.code[i];
+            const uint8_t right = i == 0 ? w->first : i == 1 ? w->two : i == 32 ? w->three : 0;
+            T_CHECK(code == right, "case %d: code %d is %02x, not %02x", k, i, code, right);
+        }
+        for (int i = 0; i < 2; i++)
+            scale[i] = f.scaling == GMM_SCALING_MX32 || f.scaling == GMM_SCALING_NV16
+                           ? ((uint8_t *)r.scale)[4 * i]
+                           : ((uint32_t *)r.scale)[f.scaling == GMM_SCALING_TENSOR ? 0 : i];
+        T_CHECK(scale[0] == w->scale[0] && scale[1] == w->scale[1], "case %d: scales %08x %08x, not %08x %08x", k,
+                scale[0], scale[1], w->scale[0], w->scale[1]);
+        if (w->amax != NONE)
+            T_CHECK(gmm_f32_bits(*r.amax) == w->amax, "case %d: amax %08x, not %08x", k, gmm_f32_bits(*r.amax),
+                    w->amax);
+    }
+}
+
+static void layout_vectors(int arg) { /* 74, 85, 114 */
+    (void)arg;
+    { /* 74: tiles of 128 x 128 that have one amax in every row and column: both copies hold the same codes */
+        gmm_format f = named(GMM_E4M3, GMM_SCALING_1X128);
+        float *x = (float *)t_host(256 * 128 * sizeof(float));
+        one_copy a, b;
+        for (int i = 0; i < 256 * 128; i++)
+            x[i] = i / 128 % 128 == i % 128 ? (i < 128 * 128 ? 5.0f : -3.0f) : (float)(t_real() * 3.0);
+        a = copy_of(&f, GMM_ROWWISE, x, 256, 128, NULL);
+        b = copy_of(&f, GMM_COLUMNWISE, x, 256, 128, NULL);
+        for (int i = 0; i < 256; i++)
+            for (int j = 0; j < 128; j++)
+                T_CHECK(a.code[i * 128 + j] == b.code[j * 256 + i], "74: row %d column %d", i, j);
+    }
+    { /* 85: before the first update elements are quantized as they are */
+        gmm_format f = named(GMM_E4M3, GMM_SCALING_TENSOR);
+        float x[32];
+        one_copy r;
+        for (int i = 0; i < 32; i++) x[i] = (float)ref_round(GMM_BF16, ldexp(t_real(), i - 16));
+        f.delayed = 1;
+        r = copy_of(&f, GMM_ROWWISE, x, 1, 32, NULL);
+        for (int i = 0; i < 32; i++) T_CHECK(r.code[i] == gmm_f32_to_e4m3(x[i]), "85: element %d", i);
+        T_CHECK(*(float *)r.scale == 1.0f && *r.amax == max_abs(x, 32, 1, 0.0f), "85: scale %g amax %g",
+                (double)*(float *)r.scale, (double)*r.amax);
+    }
+    for (int k = 0; k < 4; k++) { /* 114: what pads the scales of 2880 x 2880 is zero, and nothing else is */
+        enum { N = 2880 };
+        gmm_format f = named(k & 1 ? GMM_E2M1 : GMM_E4M3, k & 1 ? GMM_SCALING_NV16 : GMM_SCALING_MX32);
+        float *x = (float *)t_host((size_t)N * N * sizeof(float));
+        const int64_t used = N / (k & 1 ? 16 : 32), cols = up(used, 4);
+        one_copy r;
+        int64_t zeros = 0;
+        for (int64_t i = 0; i < (int64_t)N * N; i++) x[i] = 1.0f + (float)(i % 7);
+        f.order = GMM_SCALES_SWIZZLED;
+        r = copy_of(&f, k & 2 ? GMM_COLUMNWISE : GMM_ROWWISE, x, N, N, NULL);
+        for (int64_t i = 0; i < 2944; i++)
+            for (int64_t j = 0; j < cols; j++) {
+                const int64_t tile = i / 128 * (cols / 4) + j / 4;
+                const uint8_t s = ((uint8_t *)r.scale)[tile * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4];
+                zeros += s == 0;
+                T_CHECK((s == 0) == (i >= N || j >= used), "114: scale %d, %d is %02x", (int)i, (int)j, s);
+            }
+        T_CHECK(zeros == 2944 * cols - N * used, "114: %lld zeros", (long long)zeros);
+    }
+}
+
+/* 119: groups that gmm_pad rounded up have the amaxes, scales and codes that they had, and codes 0 behind them. */
+static void padded(int arg) {
+    static const int64_t sizes[5] = { 70, 0, 33, 1, 128 };
+    static const int32_t aligns[3] = { 16, 32, 128 };
+    for (int n = 0; n < 3; n++) {
+        enum { COLS = 64, G = 5, T0 = 232 };
+        gmm_format f = arg ? named(GMM_E2M1, GMM_SCALING_NV16) : named(GMM_E4M3, GMM_SCALING_TENSOR);
+        const int64_t R = T0 + G * (aligns[n] - 1);
+        t_mat src = t_mat_in(GMM_BF16, 1, T0, COLS, T_REALS), dst = t_mat_out(GMM_BF16, 1, R, COLS);
+        gmm_groups groups = GMM_ZERO;
+        gmm_padding pad = GMM_ZERO;
+        gmm_info info = GMM_ZERO;
+        gmm_mat copy[2];
+        int32_t *padded_sizes = (int32_t *)t_alloc(G * sizeof *padded_sizes);
+        uint8_t *codes[2], *scales[2];
+        int64_t row = 0, wide = 0, start = 0;
+        groups.count = G;
+        groups.capacity = T0;
+        groups.splits = t_in(sizes, sizeof sizes);
+        groups.dtype = GMM_I64;
+        pad.align = aligns[n];
+        pad.cols = COLS;
+        pad.padded_capacity = R;
+        pad.groups = &groups;
+        pad.src = &src.mat;
+        pad.dst = &dst.mat;
+        pad.sizes = padded_sizes;
+        T_OK(gmm_pad_query(T.ctx, GMM_OP_PAD, &pad, &info));
+        T_OK(gmm_pad(T.ctx, &pad, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        for (int k = 0; k < 2; k++) {
+            gmm_quantization d = GMM_ZERO;
+            gmm_layout l = GMM_ZERO;
+            if (k) groups.capacity = R, groups.splits = padded_sizes, groups.dtype = GMM_I32;
+            T_CHECK(gmm_layout_of_groups(f.dtype, f.scaling, f.order, GMM_ROWWISE, G, groups.capacity, COLS, &l,
+                                         NULL) == GMM_OK, "layout");
+            copy[k] = gmm_mat_quantized(&f, GMM_ROWWISE, t_alloc((size_t)l.data_bytes),
+                                        t_alloc_aligned((size_t)l.scale_bytes, 4), (float *)t_alloc(4 * G));
+            d.groups = &groups;
+            d.cols = COLS;
+            d.format = &f;
+            d.src = k ? &dst.mat : &src.mat;
+            d.rowwise = &copy[k];
+            T_OK(quantize(&d, GMM_OP_QUANTIZE));
+            codes[k] = (uint8_t *)t_get(copy[k].data, (size_t)l.data_bytes);
+            scales[k] = (uint8_t *)t_get(copy[k].scale, (size_t)l.scale_bytes);
+        }
+        t_same("119: amaxes", t_get(copy[1].amax, 4 * G), t_get(copy[0].amax, 4 * G), 4 * G);
+        if (!arg) t_same("119: scales", scales[1], scales[0], 4 * G);
+        for (int g = 0; g < G; row += sizes[g], wide += up(sizes[g], aligns[n]), start += up(sizes[g++], 128)) {
+            const size_t bytes = arg ? COLS / 2 : COLS, blocks16 = COLS / 16;
+            t_same("119: codes", codes[1] + (size_t)wide * bytes, codes[0] + (size_t)row * bytes,
+                   (size_t)sizes[g] * bytes);
+            t_bytes("119: padding", codes[1] + (size_t)(wide + sizes[g]) * bytes, 0,
+                    (size_t)(up(sizes[g], aligns[n]) - sizes[g]) * bytes);
+            if (arg) t_same("119: scales", scales[1] + (size_t)start * blocks16, scales[0] + (size_t)start * blocks16,
+                            (size_t)up(sizes[g], 128) * blocks16);
+        }
+    }
 }
 
 /* The skip word; column sums; over-allocated poison; thread counts. */
@@ -1052,6 +1299,9 @@ void tests_quantize(void) {
     for (int i = 0; i < n; i++) t_add(matrices, i, "quantize matrices %s", v[i].name);
     for (int i = 0; i < n; i++) t_add(apart, i, "row36 quantize apart %s", v[i].name);
     for (int i = 0; i < n; i++) t_add(shared_codes, i, "quantize shared codes %s", v[i].name);
+    for (int i = 0; i < 8; i++) t_add(special_values, i, "row38 quantize special values, format %d", i);
+    t_add(layout_vectors, 0, "quantize vectors 74, 85, 114");
+    for (int i = 0; i < 2; i++) t_add(padded, i, "quantize vector 119 padded groups, %s", i ? "nvfp4" : "tensor");
     for (int i = 0; i < n; i++) t_add(dequantizes, i, "dequantize %s", v[i].name);
     for (int i = 0; i < n; i++) t_add(requantizes, i, "requantize %s", v[i].name);
     for (int i = 0; i < 5; i++) t_add(skip_and_sums, i, "row37 quantize skip word and sums, recipe %d", i + 1);

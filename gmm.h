@@ -841,7 +841,7 @@ typedef struct gmm_quantization {
 GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization, gmm_info *info);
 
 /* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros. An empty group has
-   scale 1 (TENSOR) and amax 0.
+   scale 1 (TENSOR; delayed: as any other) and amax 0.
    Stream, graph: enqueued; capturable, replay with other sizes, skip, scale and random is right.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
 GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,

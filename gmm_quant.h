@@ -445,8 +445,8 @@ GMMDEF const char *gmm_status_string(gmm_status status); /* a sentence */
    Shapes: as Transformer Engine and cuBLASLt lay them out. FP8 copies for the other direction are transposed
        (TENSOR, 1X128, 128X128, NV16) or keep the row-major order (MX32). Padded scale extents: 1X128 rounds the
        un-blocked extent to 4; 128X128 rounds the blocked columns to 4; MX32 and NV16 round to tiles of 128 x 4.
-   Errors: GMM_E_NULL (out), GMM_E_ARG (negative extent), GMM_E_DTYPE (dtype and scaling do not go together, or an
-       order that the scaling lacks), GMM_E_OVERFLOW. */
+   Errors: GMM_E_NULL (out), GMM_E_ARG (negative extent, unknown direction, rows of an odd number of 4-bit elements),
+       GMM_E_DTYPE (dtype and scaling do not go together, or an order that the scaling lacks), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order, gmm_direction direction,
                                 int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error);
 
@@ -756,7 +756,7 @@ typedef struct gmm_recipe {
 GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind);
 
 /* Checks a format, or a recipe with all its roles; pure.
-   Errors: GMM_E_CONFIG and GMM_E_DTYPE, and error->text opens with the field's name. The rules:
+   Errors: GMM_E_CONFIG, GMM_E_DTYPE and GMM_E_VERSION, and error->text opens with the field's name. The rules:
        dtype and scaling go together as in gmm_layout_of; order as there; switches 0 or 1, what else as stated above
        stochastic excludes square and four_over_six; hadamard excludes square, four_over_six and row_amax; row_amax
            excludes square, stochastic and four_over_six
@@ -1098,8 +1098,9 @@ static GMM__UNUSED int gmm__mul(int64_t a, int64_t b, int64_t *out) {
 
 static GMM__UNUSED int64_t gmm__min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order, gmm_direction direction,
-                                int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error) {
+/* gmm_layout_of, for the function that errors name. */
+static gmm_status gmm__layout(const char *function, gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
+                              gmm_direction direction, int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error) {
     const int32_t bits = gmm_dtype_bits(dtype);
     const int fp8 = dtype == GMM_E4M3 || dtype == GMM_E5M2;
     const int columnwise = direction == GMM_COLUMNWISE;
@@ -1107,13 +1108,16 @@ GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_
     int64_t elements, scale_elements = 0;
     int fits = 0;
 
-    if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_layout_of: out is NULL");
+    if (!out) return gmm__fail(error, GMM_E_NULL, "%s: out is NULL", function);
     if (rows < 0 || cols < 0)
-        return gmm__fail(error, GMM_E_ARG, "gmm_layout_of: %lld x %lld: extents must be >= 0", (long long)rows,
-                         (long long)cols);
+        return gmm__fail(error, GMM_E_ARG, "%s: %lld x %lld: extents must be >= 0", function,
+                         (long long)rows, (long long)cols);
+    if (direction != GMM_ROWWISE && direction != GMM_COLUMNWISE)
+        return gmm__fail(error, GMM_E_ARG, "%s: direction %d is neither rowwise (0) nor columnwise (1)",
+                         function, (int)direction);
     if (rows > INT64_MAX / 2 || cols > INT64_MAX / 2)
-        return gmm__fail(error, GMM_E_OVERFLOW, "gmm_layout_of: %lld x %lld does not fit 64 bits", (long long)rows,
-                         (long long)cols);
+        return gmm__fail(error, GMM_E_OVERFLOW, "%s: %lld x %lld does not fit 64 bits", function,
+                         (long long)rows, (long long)cols);
     switch (scaling) {
     case GMM_SCALING_NONE: fits = dtype == GMM_F32 || dtype == GMM_F16 || dtype == GMM_BF16; break;
     case GMM_SCALING_TENSOR:
@@ -1125,12 +1129,12 @@ GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_
     default: break;
     }
     if (!fits)
-        return gmm__fail(error, GMM_E_DTYPE, "gmm_layout_of: dtype %s does not go with scaling %s",
-                         gmm_dtype_name(dtype), gmm_scaling_name(scaling));
+        return gmm__fail(error, GMM_E_DTYPE, "%s: dtype %s (%d) does not go with scaling %s (%d)", function,
+                         gmm_dtype_name(dtype), (int)dtype, gmm_scaling_name(scaling), (int)scaling);
     if (order != GMM_SCALES_COMPACT &&
         (order != GMM_SCALES_SWIZZLED || (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16)))
-        return gmm__fail(error, GMM_E_DTYPE, "gmm_layout_of: scaling %s has no scale order %d; SWIZZLED is for mx32 "
-                         "and nv16", gmm_scaling_name(scaling), (int)order);
+        return gmm__fail(error, GMM_E_DTYPE, "%s: scaling %s has no scale order %d; SWIZZLED is for mx32 and nv16",
+                         function, gmm_scaling_name(scaling), (int)order);
 
     l.transposed = columnwise && scaling != GMM_SCALING_NONE && scaling != GMM_SCALING_MX32;
     l.data_rows = l.transposed ? cols : rows;
@@ -1170,16 +1174,21 @@ GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_
         }
     }
     if (bits == 4 && l.data_cols % 2 != 0)
-        return gmm__fail(error, GMM_E_ARG, "gmm_layout_of: %lld x %lld %s: rows of %lld 4-bit elements do not fill "
-                         "bytes", (long long)rows, (long long)cols, gmm_dtype_name(dtype), (long long)l.data_cols);
+        return gmm__fail(error, GMM_E_ARG, "%s: %lld x %lld %s: rows of %lld 4-bit elements do not fill bytes",
+                         function, (long long)rows, (long long)cols, gmm_dtype_name(dtype), (long long)l.data_cols);
     if (!gmm__mul(rows, cols, &elements) || !gmm__mul(elements, bits, &l.data_bytes) ||
         !gmm__mul(l.scale_rows, l.scale_cols, &scale_elements) ||
         !gmm__mul(scale_elements, gmm_dtype_bits(l.scale_dtype) / 8, &l.scale_bytes))
-        return gmm__fail(error, GMM_E_OVERFLOW, "gmm_layout_of: %lld x %lld %s does not fit 64 bits", (long long)rows,
-                         (long long)cols, gmm_dtype_name(dtype));
+        return gmm__fail(error, GMM_E_OVERFLOW, "%s: %lld x %lld %s does not fit 64 bits", function,
+                         (long long)rows, (long long)cols, gmm_dtype_name(dtype));
     l.data_bytes /= 8;
     *out = l;
     return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_layout_of(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order, gmm_direction direction,
+                                int64_t rows, int64_t cols, gmm_layout *out, gmm_error *error) {
+    return gmm__layout("gmm_layout_of", dtype, scaling, order, direction, rows, cols, out, error);
 }
 
 GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
@@ -1197,7 +1206,8 @@ GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm
     if (capacity < 0 || capacity > INT64_MAX / 256)
         return gmm__fail(error, capacity < 0 ? GMM_E_ARG : GMM_E_OVERFLOW, "gmm_layout_of_groups: capacity %lld must "
                          "be >= 0 and fit 64 bits when padded", (long long)capacity);
-    s = gmm_layout_of(dtype, scaling, order, direction, gmm_padded_capacity(groups, capacity), cols, &l, error);
+    s = gmm__layout("gmm_layout_of_groups", dtype, scaling, order, direction, gmm_padded_capacity(groups, capacity),
+                    cols, &l, error);
     if (s != GMM_OK) return s;
     if (scaling == GMM_SCALING_TENSOR) fits = gmm__mul(groups, 4, &l.scale_bytes);
     else if (scaling == GMM_SCALING_ROW)
@@ -1268,7 +1278,6 @@ static gmm_status gmm__check_format(const gmm_format *format, const char *role, 
     gmm_format f;
     gmm_layout l;
     gmm_error why = GMM_ZERO;
-    const char *field = NULL, *rule = "";
     int nv, mx, fp8;
     uint32_t i;
     if (!gmm__copy_sized(&f, sizeof f, format))
@@ -1282,46 +1291,44 @@ static gmm_status gmm__check_format(const gmm_format *format, const char *role, 
         return GMM_OK;
     }
     if (f.scaling == GMM_SCALING_NONE || gmm_layout_of(f.dtype, f.scaling, f.order, GMM_ROWWISE, 0, 0, &l, &why))
-        return gmm__fail(error, GMM_E_DTYPE, "%s%s: dtype %s, scaling %s and order %d do not go together", role,
-                         f.order != GMM_SCALES_COMPACT && f.scaling != GMM_SCALING_NONE ? "order" : "scaling",
-                         gmm_dtype_name(f.dtype), gmm_scaling_name(f.scaling), (int)f.order);
+        return gmm__fail(error, GMM_E_DTYPE, "%s%s: dtype %s (%d), scaling %s (%d) and order %d do not go together",
+                         role, f.order != GMM_SCALES_COMPACT && f.scaling != GMM_SCALING_NONE ? "order" : "scaling",
+                         gmm_dtype_name(f.dtype), (int)f.dtype, gmm_scaling_name(f.scaling), (int)f.scaling,
+                         (int)f.order);
     nv = f.scaling == GMM_SCALING_NV16;
     mx = f.scaling == GMM_SCALING_MX32;
     fp8 = !nv && !mx;
-    if (f.delayed & ~1 || (f.delayed && f.scaling != GMM_SCALING_TENSOR)) {
-        field = "delayed";
-        rule = "must be 0, or 1 with scaling tensor";
-    } else if (f.pow2 & ~1 || (f.pow2 && (!fp8 || f.delayed))) {
-        field = "pow2";
-        rule = "must be 0, or 1 with fp32 scales that are not delayed";
-    } else if (f.square & ~1 || (f.square && fp8)) {
-        field = "square";
-        rule = "must be 0, or 1 with mx32 or nv16";
-    } else if (f.hadamard && (!nv || (f.hadamard & ~0xFFFF) != GMM_HADAMARD || f.square || f.row_amax)) {
-        field = "hadamard";
-        rule = "must be 0, or GMM_HADAMARD and 16 sign bits with nv16 without square and row_amax";
-    } else if (f.stochastic & ~1 || (f.stochastic && (!nv || f.square || f.four_over_six))) {
-        field = "stochastic";
-        rule = "must be 0, or 1 with nv16 without square and four_over_six";
-    } else if (f.four_over_six < 0 || f.four_over_six > 2 || (f.four_over_six && (!nv || f.hadamard || f.row_amax))) {
-        field = "four_over_six";
-        rule = "must be 0, or 1 or 2 with nv16 without hadamard and row_amax";
-    } else if (f.e4m3_256 & ~1 || (f.e4m3_256 && !f.four_over_six)) {
-        field = "e4m3_256";
-        rule = "must be 0, or 1 with four_over_six";
-    } else if (f.row_amax & ~1 || (f.row_amax && (!nv || f.square || f.stochastic))) {
-        field = "row_amax";
-        rule = "must be 0, or 1 with nv16 without square and stochastic";
-    } else if (gmm_f32_bits(f.eps) >= 0x7F800000u || (gmm_f32_bits(f.eps) && (!fp8 || f.delayed))) {
-        field = "eps";
-        rule = "must be 0, or finite and above 0 with fp32 scales that are not delayed";
-    } else if (f.reserved[0] || f.reserved[1] || f.reserved[2] || f.reserved[3]) {
-        field = "reserved";
-        rule = "must be 0";
+    {
+        const struct { const char *field; double value; int wrong; const char *rule; } rules[] = {
+            { "delayed", (double)f.delayed, f.delayed & ~1 || (f.delayed && f.scaling != GMM_SCALING_TENSOR),
+              "must be 0, or 1 with scaling tensor" },
+            { "pow2", (double)f.pow2, f.pow2 & ~1 || (f.pow2 && (!fp8 || f.delayed)),
+              "must be 0, or 1 with fp32 scales that are not delayed" },
+            { "square", (double)f.square, f.square & ~1 || (f.square && fp8), "must be 0, or 1 with mx32 or nv16" },
+            { "hadamard", (double)f.hadamard,
+              f.hadamard && (!nv || (f.hadamard & ~0xFFFF) != GMM_HADAMARD || f.square || f.row_amax),
+              "must be 0, or GMM_HADAMARD and 16 sign bits with nv16 without square and row_amax" },
+            { "stochastic", (double)f.stochastic,
+              f.stochastic & ~1 || (f.stochastic && (!nv || f.square || f.four_over_six)),
+              "must be 0, or 1 with nv16 without square and four_over_six" },
+            { "four_over_six", (double)f.four_over_six,
+              f.four_over_six < 0 || f.four_over_six > 2 || (f.four_over_six && (!nv || f.hadamard || f.row_amax)),
+              "must be 0, or 1 or 2 with nv16 without hadamard and row_amax" },
+            { "e4m3_256", (double)f.e4m3_256, f.e4m3_256 & ~1 || (f.e4m3_256 && !f.four_over_six),
+              "must be 0, or 1 with four_over_six" },
+            { "row_amax", (double)f.row_amax, f.row_amax & ~1 || (f.row_amax && (!nv || f.square || f.stochastic)),
+              "must be 0, or 1 with nv16 without square and stochastic" },
+            { "eps", (double)f.eps,
+              gmm_f32_bits(f.eps) >= 0x7F800000u || (gmm_f32_bits(f.eps) && (!fp8 || f.delayed)),
+              "must be 0, or finite and above 0 with fp32 scales that are not delayed" },
+            { "reserved", (double)(f.reserved[0] | f.reserved[1] | f.reserved[2] | f.reserved[3]),
+              (f.reserved[0] | f.reserved[1] | f.reserved[2] | f.reserved[3]) != 0, "must be 0" } };
+        for (i = 0; i < sizeof rules / sizeof rules[0]; i++)
+            if (rules[i].wrong)
+                return gmm__fail(error, GMM_E_CONFIG, "%s%s: %.10g %s (dtype %s, scaling %s)", role, rules[i].field,
+                                 rules[i].value, rules[i].rule, gmm_dtype_name(f.dtype), gmm_scaling_name(f.scaling));
     }
-    if (!field) return GMM_OK;
-    return gmm__fail(error, GMM_E_CONFIG, "%s%s: %s (dtype %s, scaling %s)", role, field, rule,
-                     gmm_dtype_name(f.dtype), gmm_scaling_name(f.scaling));
+    return GMM_OK;
 }
 
 GMMDEF gmm_status gmm_format_validate(const gmm_format *format, gmm_error *error) {
@@ -1374,7 +1381,9 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
     if (r.weight.hadamard)
         return gmm__fail(error, GMM_E_CONFIG, "weight.hadamard: 0x%x must be 0: its products are with operands that "
                          "are not transformed", (unsigned)r.weight.hadamard);
-    if (r.grad.four_over_six) return gmm__fail(error, GMM_E_CONFIG, "grad.four_over_six: must be 0");
+    if (r.grad.four_over_six)
+        return gmm__fail(error, GMM_E_CONFIG, "grad.four_over_six: %d must be 0: it is for input and weight",
+                         (int)r.grad.four_over_six);
     if (r.weight.row_amax || r.grad.row_amax)
         return gmm__fail(error, GMM_E_CONFIG, "%s.row_amax: only input takes one amax per row",
                          r.weight.row_amax ? "weight" : "grad");

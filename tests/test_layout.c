@@ -180,6 +180,26 @@ static void layout_errors(int arg) {
     }
     {
         gmm_error error = GMM_ZERO;
+        gmm_layout l = GMM_ZERO;
+        const gmm_scale_order compact = GMM_SCALES_COMPACT;
+        T_CHECK(gmm_layout_of(GMM_E4M3, GMM_SCALING_MX32, compact, (gmm_direction)2, 4, 4, &l, &error) == GMM_E_ARG &&
+                strstr(error.text, "direction 2") && l.data_bytes == 0, "direction: \"%s\"", error.text);
+        T_CHECK(gmm_layout_of((gmm_dtype)55, (gmm_scaling)31, compact, GMM_ROWWISE, 4, 4, &l, &error) == GMM_E_DTYPE &&
+                strstr(error.text, "55") && strstr(error.text, "31"), "unknown: \"%s\"", error.text);
+#define GROUPS(want, dtype, scaling, groups, capacity, cols, to, needle) \
+    T_CHECK(gmm_layout_of_groups(dtype, scaling, compact, GMM_ROWWISE, groups, capacity, cols, to, &error) == want && \
+            error.status == want && !strncmp(error.text, "gmm_layout_of_groups: ", 22) && \
+            strstr(error.text, needle), "\"%s\"", error.text)
+        GROUPS(GMM_E_NULL, GMM_E4M3, GMM_SCALING_MX32, 1, 4, 32, NULL, "out");
+        GROUPS(GMM_E_ARG, GMM_E4M3, GMM_SCALING_MX32, 0, 4, 32, &l, "groups 0");
+        GROUPS(GMM_E_ARG, GMM_E4M3, GMM_SCALING_MX32, 1, -4, 32, &l, "capacity -4");
+        GROUPS(GMM_E_ARG, GMM_E4M3, GMM_SCALING_MX32, 1, 4, -32, &l, "-32");
+        GROUPS(GMM_E_OVERFLOW, GMM_E4M3, GMM_SCALING_MX32, 1, INT64_MAX / 2, 32, &l, "capacity 4611686018427387903");
+        GROUPS(GMM_E_OVERFLOW, GMM_E4M3, GMM_SCALING_MX32, 1, (int64_t)1 << 54, 1024, &l, "1024");
+        GROUPS(GMM_E_DTYPE, GMM_E4M3, GMM_SCALING_128X128, 1, 4, 128, &l, "128x128");
+        GROUPS(GMM_E_DTYPE, GMM_BF16, GMM_SCALING_MX32, 1, 4, 128, &l, "bf16");
+        GROUPS(GMM_E_ARG, GMM_E2M1, GMM_SCALING_NV16, 1, 4, 33, &l, "33");
+#undef GROUPS
         T_CHECK(gmm_layout_of(GMM_F32, GMM_SCALING_NONE, GMM_SCALES_COMPACT, GMM_ROWWISE, 4, 4, NULL, &error)
                     == GMM_E_NULL, "out NULL");
         T_CHECK(strstr(error.text, "out"), "\"%s\"", error.text);

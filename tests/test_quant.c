@@ -597,7 +597,8 @@ static void recipes(int arg) {
 #define REFUSED(kind_, change, want, needle) do { \
         r = gmm_recipe_of(kind_); \
         change; \
-        T_CHECK(gmm_recipe_validate(&r, &e) == want && !strncmp(e.text, needle, strlen(needle)), "\"%s\"", e.text); \
+        T_CHECK(gmm_recipe_validate(&r, &e) == want && e.status == want && !strncmp(e.text, needle, strlen(needle)), \
+                "\"%s\"", e.text); \
     } while (0)
     REFUSED(GMM_RECIPE_FP8_BLOCK, r.input.scaling = GMM_SCALING_128X128, GMM_E_CONFIG, "input.scaling");
     REFUSED(GMM_RECIPE_FP8_BLOCK, r.grad.scaling = GMM_SCALING_128X128, GMM_E_CONFIG, "grad.scaling");
@@ -605,20 +606,24 @@ static void recipes(int arg) {
     REFUSED(GMM_RECIPE_NVFP4, r.grad.hadamard = GMM_HADAMARD | 1, GMM_E_CONFIG, "grad.hadamard");
     REFUSED(GMM_RECIPE_NVFP4, (r.weight.square = 0, r.weight.hadamard = GMM_HADAMARD), GMM_E_CONFIG, "weight.hadamard");
     REFUSED(GMM_RECIPE_NVFP4, r.weight.hadamard = GMM_HADAMARD, GMM_E_CONFIG, "weight.hadamard");
-    REFUSED(GMM_RECIPE_NVFP4, r.input.hadamard = 1, GMM_E_CONFIG, "input.hadamard");
+    REFUSED(GMM_RECIPE_NVFP4, r.input.hadamard = 1, GMM_E_CONFIG, "input.hadamard: 1 must");
     REFUSED(GMM_RECIPE_NVFP4, r.weight.stochastic = 1, GMM_E_CONFIG, "weight.stochastic");
     REFUSED(GMM_RECIPE_NVFP4, r.weight.row_amax = 1, GMM_E_CONFIG, "weight.row_amax");
     REFUSED(GMM_RECIPE_NVFP4, r.weight.e4m3_256 = 1, GMM_E_CONFIG, "weight.e4m3_256");
-    REFUSED(GMM_RECIPE_NVFP4, (r.grad.stochastic = 0, r.grad.four_over_six = 1), GMM_E_CONFIG, "grad.four_over_six");
+    REFUSED(GMM_RECIPE_NVFP4,
+            (r.grad.stochastic = r.input.hadamard = r.grad.hadamard = 0, r.grad.four_over_six = 1), GMM_E_CONFIG,
+            "grad.four_over_six: 1 must");
     REFUSED(GMM_RECIPE_NVFP4, r.input.pow2 = 1, GMM_E_CONFIG, "input.pow2");
-    REFUSED(GMM_RECIPE_MXFP8, r.input.square = 2, GMM_E_CONFIG, "input.square");
-    REFUSED(GMM_RECIPE_MXFP8, r.input.dtype = GMM_BF16, GMM_E_DTYPE, "input.scaling");
+    REFUSED(GMM_RECIPE_MXFP8, r.input.square = 2, GMM_E_CONFIG, "input.square: 2 must");
+    REFUSED(GMM_RECIPE_MXFP8, r.input.dtype = GMM_BF16, GMM_E_DTYPE, "input.scaling: dtype bf16");
+    REFUSED(GMM_RECIPE_MXFP8, r.input.scaling = (gmm_scaling)44, GMM_E_DTYPE,
+            "input.scaling: dtype e4m3 (4), scaling ? (44)");
     REFUSED(GMM_RECIPE_MXFP8, r.input.scaling = GMM_SCALING_TENSOR, GMM_E_CONFIG, "input.scaling");
     REFUSED(GMM_RECIPE_MXFP8, r.input = r.kind ? (gmm_format)GMM_ZERO : r.input, GMM_E_CONFIG, "grad.dtype");
     REFUSED(GMM_RECIPE_MXFP8, r.margin = 1, GMM_E_CONFIG, "margin");
-    REFUSED(GMM_RECIPE_MXFP8, r.input.reserved[2] = 1, GMM_E_CONFIG, "input.reserved");
+    REFUSED(GMM_RECIPE_MXFP8, r.input.reserved[2] = 5, GMM_E_CONFIG, "input.reserved: 5 must");
     REFUSED(GMM_RECIPE_FP8_BLOCK, r.weight.order = GMM_SCALES_SWIZZLED, GMM_E_DTYPE, "weight.order");
-    REFUSED(GMM_RECIPE_FP8_BLOCK, r.weight.eps = -1.0f, GMM_E_CONFIG, "weight.eps");
+    REFUSED(GMM_RECIPE_FP8_BLOCK, r.weight.eps = -1.5f, GMM_E_CONFIG, "weight.eps: -1.5 must");
     REFUSED(GMM_RECIPE_FP8_BLOCK, r.weight.delayed = 1, GMM_E_CONFIG, "weight.delayed");
     REFUSED(GMM_RECIPE_FP8_CURRENT, r.grad.delayed = 1, GMM_E_CONFIG, "grad.scaling");
     REFUSED(GMM_RECIPE_FP8_DELAYED, r.input.pow2 = 1, GMM_E_CONFIG, "input.pow2");

@@ -1865,10 +1865,14 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if ((uintptr_t)m->amax % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "amax %p is not aligned to 4 bytes", (const void *)m->amax);
     if (m->table && (call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
-        for (g = 0; g < matrices; g++)
+        for (g = 0; g < matrices; g++) {
             if (l.data_bytes > 0 && (!m->table[g] || !m->scale_table[g]))
                 return gmm__refuse(call, GMM_E_NULL, argument, "table[%lld] or scale_table[%lld] is NULL", (long long)g,
                                    (long long)g);
+            if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale_table[g] % 4)
+                return gmm__refuse(call, GMM_E_ALIGN, argument, "scale_table[%lld] %p is not aligned to 4 bytes",
+                                   (long long)g, m->scale_table[g]);
+        }
     return GMM_OK;
 }
 

@@ -198,8 +198,9 @@ enum {
 /* One operand: a matrix, or one matrix per group. Row-major; ld counts elements.
    Activations (one row per token) stand in one buffer of capacity rows: data is set. Weights, biases and their
    gradients are packed (data, group after group at group_stride) or one pointer per group (table); exactly one of the
-   two is set. A bias is a matrix of one row. Size queries read no address, so they can come before allocation; but
-   whether an optional output's pointer is NULL tells them whether it is wanted. */
+   two is set. A bias is a matrix of one row. Elements, fp32 scales and amax are aligned to their size, tables to that
+   of pointers; an engine may want more, and says so. Size queries read no address, so they can come before allocation;
+   but whether an optional output's pointer is NULL tells them whether it is wanted. */
 typedef struct gmm_mat {
     uint32_t struct_size;
     gmm_dtype dtype;             /* of the elements */
@@ -597,7 +598,8 @@ GMM__HD float gmm_scale_from_amax(float amax, float qmax, float largest, float e
 GMM__HD float gmm_scale_inverse(float scale) { return gmm__fdiv(1.0f, scale); }
 
 /* E8M0 scale of an MX32 block: the least power of two by which amax still fits the dtype. Formats of 8 bits as in
-   MXFP8; for E2M1 (MXFP4) the same rule with 6. */
+   MXFP8; for E2M1 (MXFP4) the same rule with 6. One fp32 value of each dtype, next above its largest times 2^-127, gets
+   2^-127 as well: it saturates by an ulp of fp32. */
 GMM__HD uint8_t gmm_mx_scale(float amax, gmm_dtype dtype) {
     const uint32_t inverse = dtype == GMM_E4M3 ? 0x3B124925u : dtype == GMM_E5M2 ? 0x37924925u : 0x3E2AAAABu;
     return gmm_f32_to_e8m0(gmm__fmul(amax, gmm_f32_from_bits(inverse)));
@@ -777,7 +779,7 @@ GMMDEF int32_t gmm_feature_align(gmm_scaling scaling);
 enum { GMM_TILE = 128, GMM_TILE_BLOCKS = 8 };
 
 typedef struct gmm_tile {
-    const gmm_format *format;
+    const gmm_format *format; /* one that gmm_format_validate takes, whole; not checked again */
     gmm_dtype source;     /* dtype that the values came from */
     int32_t lines, along; /* of values, 1 to 128 each */
     const float *x;       /* [lines][GMM_TILE]; a line runs along the blocks. Hadamard: already transformed */

@@ -1072,6 +1072,32 @@ static void refusals(int arg) {
     LREFUSED(GMM_E_ARG, fwd, d.in_features = 144, "in_features", "144", "32");
     LREFUSED(GMM_E_DTYPE, bgrad, (d.db = &r.grad, d.dy = &r.dy.rowwise), "dy: ", "e2m1");
     LREFUSED(GMM_E_NULL, fwd, (m = r.x.rowwise, m.amax = NULL, d.x = &m), "x: ", "amax");
+    { /* tables with addresses that host code can check */
+        qcase tables = c;
+        void *data[3], *scale[3];
+        qrun p;
+        tables.setup = 2;
+        tables.table = 1;
+        build(&p, &tables);
+        for (int g = 0; g < 3; g++) {
+            data[g] = ((void **)t_get(p.w.rowwise.table, sizeof data))[g];
+            scale[g] = ((void **)t_get(p.w.rowwise.scale_table, sizeof scale))[g];
+        }
+        m = p.w.rowwise;
+        m.flags = GMM_MAT_TABLE_ON_HOST;
+        m.table = data;
+        m.scale_table = scale;
+        d = p.d;
+        d.w = &m;
+        T_OK(run(&d, GMM_OP_LINEAR_FWD));
+        check(&p, &tables);
+        scale[1] = (char *)scale[1] + 2;
+        T_REFUSED(GMM_E_ALIGN, gmm_linear_fwd(T.ctx, &d, NULL, 0, T.stream), "w: ", "scale_table[1]", "4 bytes", NULL);
+        scale[1] = NULL;
+        T_REFUSED(GMM_E_NULL, gmm_linear_fwd(T.ctx, &d, NULL, 0, T.stream), "w: ", "scale_table[1]", NULL);
+        m.scale_table = NULL;
+        T_REFUSED(GMM_E_ARG, gmm_linear_fwd(T.ctx, &d, NULL, 0, T.stream), "w: ", "scale_table", NULL);
+    }
     { /* tiles of both operands */
         gmm_mat w = q.w.rowwise;
         w.data = t_alloc(1 << 16);

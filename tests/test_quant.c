@@ -312,6 +312,26 @@ static void scales_mx(int arg) { /* 60 */
     }
 }
 
+/* 60 for fp32: amaxes around the largest value times every power of two, and samples of all, get the least power that
+   fits; but for the one of each dtype whose product is subnormal. */
+static void scales_mx_floats(int arg) {
+    static const gmm_dtype dtypes[3] = { GMM_E4M3, GMM_E5M2, GMM_E2M1 };
+    static const uint32_t largest[3] = { 0x43E00000u, 0x47600000u, 0x40C00000u };
+    static const uint32_t exception[3] = { 0x04600001u, 0x07E00001u, 0x01400001u };
+    const double qmax = (double)float_of(largest[arg]);
+    int met = 0;
+    for (int64_t n = 0; n < 254 * 401 + 2000000; n++) {
+        const uint32_t near = (largest[arg] & 0x7FFFFFu) | (uint32_t)(n / 401 + 1) << 23;
+        const uint32_t u = n < 254 * 401 ? near - 200u + (uint32_t)(n % 401) : (uint32_t)t_rand() % 0x7F800000u;
+        const double amax = (double)float_of(u);
+        const int k = gmm_mx_scale(float_of(u), dtypes[arg]);
+        met += u == exception[arg];
+        T_CHECK((amax <= ldexp(qmax, k - 127) && (k == 0 || amax > ldexp(qmax, k - 128))) ||
+                (u == exception[arg] && k == 0), "amax %08x: %02x", u, (unsigned)k);
+    }
+    T_CHECK(met > 0, "the exception was not met");
+}
+
 static void scales_tensor(int arg) { /* 66 to 73, and every bf16 amax */
     static const struct { uint32_t amax, scale, inverse, scale2, inverse2; } rows[] = {
         { 0x3F800000, 0x43E00000, 0x3B124925, 0x43800000, 0x3B800000 },
@@ -915,6 +935,7 @@ void tests_quant(void) {
     t_add_host(vectors_codecs, 0, "quant vectors 1-59");
     t_add_host(packed_turn, 0, "quant packed codes turned twice");
     t_add_host(scales_mx, 0, "quant vectors 60, 77 mx scales");
+    for (int i = 0; i < 3; i++) t_add_host(scales_mx_floats, i, "quant vector 60 mx scales of fp32, format %d", i);
     t_add_host(scales_tensor, 0, "quant vectors 66-73 fp32 scales");
     t_add_host(scales_nv, 0, "quant vectors 86-92, 94, 96, 97 nvfp4 scales");
     t_add_host(hadamard, 0, "quant vectors 98-102 hadamard");

@@ -478,17 +478,32 @@ static void philox(int arg) { /* 103 */
         gmm_philox(rows[i].counter, rows[i].key, out);
         t_same("philox", out, rows[i].want, sizeof out);
     }
-    { /* every argument of a draw reaches the counter */
-        uint32_t draw[7][4];
-        gmm_draw_block(1, 2, 3, 4, GMM_ROWWISE, draw[0]);
-        gmm_draw_block(9, 2, 3, 4, GMM_ROWWISE, draw[1]);
-        gmm_draw_block(1, 9, 3, 4, GMM_ROWWISE, draw[2]);
-        gmm_draw_block(1, 2, 9, 4, GMM_ROWWISE, draw[3]);
-        gmm_draw_block(1, 2, 3, 9, GMM_ROWWISE, draw[4]);
-        gmm_draw_block(1, 2, 3, 4, GMM_COLUMNWISE, draw[5]);
-        gmm_draw_block(1, 2, 3, 4 + ((int64_t)1 << 33), GMM_ROWWISE, draw[6]);
-        for (int i = 0; i < 7; i++)
+    { /* every bit of every argument of a draw matters, and no two alike; the direction is the last bit of the offset */
+        static const int bits[4] = { 64, 63, 24, 40 };
+        uint32_t draw[64 + 63 + 24 + 40 + 2][4];
+        int n = 0;
+        for (int k = 0; k < 4; k++)
+            for (int i = 0; i < bits[k]; i++) {
+                const uint64_t flip = (uint64_t)1 << i;
+                gmm_draw_block(k == 0 ? flip ^ 1u : 1, k == 1 ? flip ^ 2u : 2, k == 2 ? (int64_t)(flip ^ 3u) : 3,
+                               k == 3 ? (int64_t)(flip ^ 4u) : 4, GMM_ROWWISE, draw[n++]);
+            }
+        gmm_draw_block(1, 2, 3, 4, GMM_ROWWISE, draw[n++]);
+        gmm_draw_block(1, 2, 3, 4, GMM_COLUMNWISE, draw[n++]);
+        T_CHECK(n == T_COUNT(draw), "%d draws", n);
+        for (int i = 0; i < n; i++)
             for (int j = 0; j < i; j++) T_CHECK(memcmp(draw[i], draw[j], 16), "draws %d and %d are equal", i, j);
+    }
+    for (int i = 0; i < 1000; i++) { /* and the counter is the one that checkpoints and other programs count on */
+        const uint64_t seed = t_rand(), offset = t_rand() >> 1;
+        const int64_t group = t_int(0, (1 << 24) - 1), block = t_int(0, ((int64_t)1 << 40) - 1);
+        const uint32_t direction = (uint32_t)i & 1u;
+        const uint32_t counter[4] = { (uint32_t)block, (uint32_t)(group + (block >> 32) * (1 << 24)), (uint32_t)offset,
+                                      (uint32_t)(offset >> 32) + direction * 0x80000000u };
+        uint32_t got[4], want[4];
+        gmm_draw_block(seed, offset, group, block, (gmm_direction)direction, got);
+        gmm_philox(counter, seed, want);
+        t_same("a draw", got, want, sizeof got);
     }
 }
 

@@ -421,7 +421,8 @@ static void activations(int arg) {
         return;
     }
     for (int i = 0; i < 12; i++) {
-        quant_case c = { .f = v[arg].format, .grouped = 1, .units = 6, .sizes = splits[i % 5], .cols = widths[i % 6],
+        quant_case c = { .f = v[arg].format, .grouped = 1, .units = 6, .sizes = splits[i % 5],
+                         .cols = widths[(i + 1) % 6], /* 130 meets several groups */
                          .extra = i % 3 * 5, .pad = i % 2 * 4, .specials = i % 4 == 3 ? 1 + i / 8 : 0,
                          .first_group = i % 2 * 3, .tail = i % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP };
         c.source = c.f.hadamard ? GMM_BF16 : floats[i % 3];

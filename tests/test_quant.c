@@ -632,8 +632,7 @@ static void recipes(int arg) {
 #define REFUSED(kind_, change, want, needle) do { \
         r = gmm_recipe_of(kind_); \
         change; \
-        T_CHECK(gmm_recipe_validate(&r, &e) == want && e.status == want && !strncmp(e.text, needle, strlen(needle)), \
-                "\"%s\"", e.text); \
+        T_CHECK(gmm_recipe_validate(&r, &e) == want && !strncmp(e.text, needle, strlen(needle)), "\"%s\"", e.text); \
     } while (0)
     REFUSED(GMM_RECIPE_FP8_BLOCK, r.input.scaling = GMM_SCALING_128X128, GMM_E_CONFIG, "input.scaling");
     REFUSED(GMM_RECIPE_FP8_BLOCK, r.grad.scaling = GMM_SCALING_128X128, GMM_E_CONFIG, "grad.scaling");

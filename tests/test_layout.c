@@ -130,6 +130,40 @@ static void random_shapes(int arg) {
     }
 }
 
+/* Copies of activations at their largest, against the same table. */
+static void random_groups(int arg) {
+    static const struct { gmm_dtype dtype; gmm_scaling scaling; } formats[] = {
+        { GMM_BF16, GMM_SCALING_NONE }, { GMM_E5M2, GMM_SCALING_TENSOR }, { GMM_E4M3, GMM_SCALING_ROW },
+        { GMM_E4M3, GMM_SCALING_1X128 }, { GMM_E4M3, GMM_SCALING_MX32 }, { GMM_E2M1, GMM_SCALING_MX32 },
+        { GMM_E2M1, GMM_SCALING_NV16 } };
+    (void)arg;
+    for (int i = 0; i < 7000; i++) {
+        const gmm_dtype dtype = formats[i % 7].dtype;
+        const gmm_scaling scaling = formats[i % 7].scaling;
+        const int columnwise = i / 7 % 2, small = dtype == GMM_E2M1;
+        const int turned = columnwise && scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NONE;
+        const int32_t groups = (int32_t)t_int(1, 9);
+        const int64_t rows = t_int(0, 300), cols = small ? 2 * t_int(1, 150) : t_int(1, 300);
+        const int64_t P = gmm_padded_capacity(groups, rows), lines = columnwise ? cols : P, b = columnwise ? P : cols;
+        const int64_t bits = (turned ? P : rows) * cols * gmm_dtype_bits(dtype);
+        int64_t scales = 0;
+        gmm_layout l = GMM_ZERO;
+        gmm_error error = GMM_ZERO;
+        T_CHECK(gmm_layout_of_groups(dtype, scaling, GMM_SCALES_COMPACT, (gmm_direction)columnwise, groups, rows, cols,
+                                     &l, &error) == GMM_OK, "%s", error.text);
+        if (scaling == GMM_SCALING_TENSOR) scales = 4 * groups;
+        if (scaling == GMM_SCALING_ROW) scales = columnwise ? 4 * groups * cols : 4 * rows;
+        if (scaling == GMM_SCALING_1X128) scales = 4 * blocks(b, 128) * up(lines, 4);
+        if (scaling == GMM_SCALING_MX32) scales = up(lines, 128) * up(blocks(b, 32), 4);
+        if (scaling == GMM_SCALING_NV16) scales = up(lines, 128) * up(blocks(b, 16), 4);
+        T_CHECK(bits % 8 == 0 && l.data_bytes == bits / 8 && l.scale_bytes == scales, "%s %s, %d groups, %lld x %lld: "
+                "%lld and %lld bytes", gmm_dtype_name(dtype), gmm_scaling_name(scaling), (int)groups, (long long)rows,
+                (long long)cols, (long long)l.data_bytes, (long long)l.scale_bytes);
+        T_CHECK(l.transposed == turned && l.data_cols == (turned ? P : cols) && l.data_rows == (turned ? cols : rows),
+                "extents");
+    }
+}
+
 static void layout_errors(int arg) {
     static const struct {
         gmm_dtype dtype;
@@ -212,5 +246,6 @@ void tests_layout(void) {
     t_add_host(shapes_2880, 0, "vector113 scale shapes of 2880 x 2880");
     t_add_host(group_offsets, 0, "vector116 scale offsets of groups");
     t_add_host(random_shapes, 0, "layout every format, 4000 shapes");
+    t_add_host(random_groups, 0, "layout of groups, 7000 shapes");
     t_add_host(layout_errors, 0, "layout errors");
 }

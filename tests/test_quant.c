@@ -525,7 +525,8 @@ static void stochastic(int arg) { /* 104 to 109 */
         T_CHECK(gmm_f32_to_e2m1_random(5.9f, u) == (u >= 13 ? 7 : 6), "107: %u", u);
         for (int c = 0; c < 16; c++)
             T_CHECK(gmm_f32_to_e2m1_random(gmm_e2m1_to_f32((uint8_t)c), u) == c, "108: code %d moves at %u", c, u);
-        T_CHECK(gmm_f32_to_e2m1_random(float_of(0x7FC00000u), u) == 7, "NaN");
+        T_CHECK(gmm_f32_to_e2m1_random(float_of(0x7FC00000u), u) == 7 &&
+                gmm_f32_to_e2m1_random(float_of(0xFFC00000u), u) == 7, "NaN");
         T_CHECK(gmm_f32_to_e2m1_random(float_of(0xFF800000u), u) == 15, "-Inf");
         for (uint32_t b = 0; b <= 0x40D0u; b++) { /* every bf16 up to 6.5, both signs */
             const float v = float_of((b << 16) | ((b ^ u) & 1u) << 31);
@@ -797,6 +798,51 @@ static void four_over_six(int arg) {
     T_CHECK(fours > 1000, "only %d blocks chose 4", fours);
 }
 
+/* The same to the bit, by the steps that the rule has in fp32, where both choices miss alike but for their roundings:
+   the second value lies in the middle between what it becomes by the one and by the other. `order` 1: with the two
+   factors of a value multiplied first, which other libraries might do. */
+static float four_over_six_error(const float x[16], float sf, float amax, float most, int squared, int order) {
+    const float S = 6.0f * most / amax, Sd = 1.0f / S, enc = 1.0f / (sf * Sd);
+    float sum = 0.0f;
+    for (int i = 0; i < 16; i++) {
+        const float q = (float)value_of(&formats[2], nearest_of(&formats[2], (double)(x[i] * enc)));
+        const float whole = order ? q * (sf * amax) : q * sf * amax, miss = whole / (6.0f * most) - x[i];
+        sum += squared ? miss * miss : fabsf(miss);
+    }
+    return sum;
+}
+static void four_over_six_bits(int arg) {
+    gmm_format f = GMM_ZERO;
+    int fours = 0, sixes = 0, differ = 0;
+    f.dtype = GMM_E2M1;
+    f.scaling = GMM_SCALING_NV16;
+    f.four_over_six = 1 + arg % 2;
+    f.e4m3_256 = arg / 2;
+    for (int n = 0; n < 40000; n++) {
+        const float most = arg / 2 ? 256.0f : 448.0f, global = (float)ldexp(1.0 + fabs(t_real()), (int)t_int(-3, 9));
+        const float S = 6.0f * most / global;
+        float x[16] = { 0 }, base, sf[2], error[2][2];
+        x[0] = global * (float)ldexp(0.5 + fabs(t_real()) / 2.0, -(int)t_int(0, 5));
+        base = x[0] / 6.0f * S;
+        for (int k = 0; k < 2; k++)
+            sf[k] = (float)value_of(&formats[0], nearest_of(&formats[0], (double)(k ? base * 1.5f : base)));
+        x[1] = (float)((2.0 * (double)sf[0] + 1.5 * (double)sf[1]) / 2.0 * (double)global / (6.0 * (double)most));
+        for (int order = 0; order < 2; order++)
+            for (int k = 0; k < 2; k++)
+                error[order][k] = four_over_six_error(x, sf[k], global, most, arg % 2, order);
+        {
+            const int four = error[0][1] < error[0][0];
+            const line_result r = line(&f, x, 16, global);
+            T_CHECK(r.scale[0] == gmm_f32_to_e4m3(sf[four]), "block %d: scale %02x, errors %a and %a", n, r.scale[0],
+                    (double)error[0][0], (double)error[0][1]);
+            fours += four;
+            sixes += !four;
+            differ += four != (error[1][1] < error[1][0]);
+        }
+    }
+    T_CHECK(fours > 1000 && sixes > 1000 && differ > 10, "%d fours, %d sixes, %d by the order", fours, sixes, differ);
+}
+
 /* Every format at every width: codes and scales by the definitions, in double where a step rounds once. */
 static void tile_properties(int arg) {
     const gmm_recipe_kind kind = (gmm_recipe_kind)(arg / 3 + 1);
@@ -964,6 +1010,9 @@ void tests_quant(void) {
                    gmm_scaling_name(power_format(i).scaling), power_format(i).square ? " square" : "");
     t_add_host(four_over_six, 1, "quant four over six, absolute error");
     t_add_host(four_over_six, 2, "quant four over six, squared error");
+    for (int i = 0; i < 4; i++)
+        t_add_host(four_over_six_bits, i, "quant four over six to the bit, %s error, %s",
+                   i % 2 ? "squared" : "absolute", i / 2 ? "256" : "448");
     for (int i = 0; i < 15; i++) {
         static const char *const kinds[] = { "delayed", "current", "block", "mxfp8", "nvfp4" };
         static const char *const roles[] = { "input", "weight", "grad" };

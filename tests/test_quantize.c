@@ -426,17 +426,19 @@ static void activations(int arg) {
                          .extra = i % 3 * 5, .pad = i % 2 * 4, .specials = i % 4 == 3 ? 1 + i / 8 : 0,
                          .first_group = i % 2 * 3, .tail = i % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP };
         c.source = c.f.hadamard ? GMM_BF16 : floats[i % 3];
+        if (i % 4 == 1 && c.f.dtype != GMM_E2M1) c.cols++; /* rows at odd addresses */
         if (c.f.hadamard) c.specials = 0; /* an infinity makes NaN of its 16 neighbours: their order is free */
         run_case(&c);
     }
 }
 
 static void matrices(int arg) {
-    static const int64_t shapes[][2] = { { 32, 64 }, { 130, 130 }, { 128, 256 }, { 258, 66 }, { 2, 2 }, { 48, 288 } };
+    static const int64_t shapes[][2] = { { 32, 64 }, { 130, 130 }, { 128, 256 }, { 258, 66 }, { 2, 2 }, { 48, 288 },
+                                         { 66, 130 }, { 129, 67 } };
     variant v[VARIANTS];
     T_CHECK(variants(v) == VARIANTS, "variants");
-    for (int i = 0; i < 6; i++) {
-        quant_case c = { .f = v[arg].format, .units = 1 + i % 3, .rows0 = shapes[i][0], .cols = shapes[i][1],
+    for (int i = 0; i < 7 + (v[arg].format.dtype != GMM_E2M1); i++) {
+        quant_case c = { .f = v[arg].format, .units = 1 + (i == 6 ? 2 : i % 3), .rows0 = shapes[i][0], .cols = shapes[i][1],
                          .pad = i % 2 * 4, .table = i % 2, .specials = i == 3 };
         c.source = c.f.hadamard ? GMM_BF16 : floats[i % 3];
         if (c.f.hadamard) { /* whole runs of 16 rows: weights that are cut short would mix in rows that are not there */
@@ -575,7 +577,8 @@ static void dequantizes(int arg) {
     for (int i = 0; i < 6; i++) {
         quant_run r;
         quant_case c = { .f = v[arg].format, .grouped = i < 3, .units = i < 3 ? 5 : 2, .sizes = sizes, .rows0 = 80,
-                         .cols = 96, .extra = i < 3 ? 3 : 0, .source = GMM_BF16, .specials = i % 3 == 2 };
+                         .cols = i % 2 && v[arg].format.dtype != GMM_E2M1 ? 97 : 96, .extra = i < 3 ? 3 : 0,
+                         .source = GMM_BF16, .specials = i % 3 == 2 };
         const gmm_dtype to = floats[i % 3];
         if (c.f.scaling == GMM_SCALING_128X128 && c.grouped) continue;
         if (c.f.hadamard) c.specials = 0;

@@ -438,8 +438,8 @@ static void matrices(int arg) {
     variant v[VARIANTS];
     T_CHECK(variants(v) == VARIANTS, "variants");
     for (int i = 0; i < 7 + (v[arg].format.dtype != GMM_E2M1); i++) {
-        quant_case c = { .f = v[arg].format, .units = 1 + (i == 6 ? 2 : i % 3), .rows0 = shapes[i][0], .cols = shapes[i][1],
-                         .pad = i % 2 * 4, .table = i % 2, .specials = i == 3 };
+        quant_case c = { .f = v[arg].format, .units = 1 + (i == 6 ? 2 : i % 3), .rows0 = shapes[i][0],
+                         .cols = shapes[i][1], .pad = i % 2 * 4, .table = i % 2, .specials = i == 3 };
         c.source = c.f.hadamard ? GMM_BF16 : floats[i % 3];
         if (c.f.hadamard) { /* whole runs of 16 rows: weights that are cut short would mix in rows that are not there */
             c.rows0 = up(c.rows0, 16);

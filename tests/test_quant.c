@@ -229,6 +229,13 @@ static void vectors_codecs(int arg) {
         const float scale[4] = { 1.0f, 2.0f, 0.5f, float_of(0x77u << 23) }, least[4] = { float_of(0x00400000u), 1.0f };
         T_CHECK(gmm_scale_exponents(scale) == 0x777E807Fu, "115: %08x", (unsigned)gmm_scale_exponents(scale));
         T_CHECK(gmm_scale_exponents(least) == 0x00007F00u, "115: %08x", (unsigned)gmm_scale_exponents(least));
+        for (uint32_t e = 0; e < 4 * 255; e++) { /* every exponent in every place */
+            float one[4] = { 1.0f, 1.0f, 1.0f, 1.0f };
+            const uint32_t place = e % 4, k = e / 4;
+            one[place] = gmm_e8m0_to_f32((uint8_t)k);
+            T_CHECK(gmm_scale_exponents(one) == ((0x7F7F7F7Fu & ~(0xFFu << 8 * place)) | k << 8 * place), "115: %02x",
+                    k);
+        }
     }
 }
 

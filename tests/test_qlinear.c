@@ -845,6 +845,17 @@ static void *captured(const gmm_linear *d, gmm_op op, void *workspace, size_t by
     return graph;
 }
 
+/* Whether WGMMA, from here on demanded, takes the call; skips where there is none. */
+static int wgmma_takes(qrun *r, gmm_op op, gmm_info *info) {
+    const char *why;
+    r->options.engine = GMM_ENGINE_WGMMA;
+    if (gmm_linear_query(T.ctx, op, &r->d, info) == GMM_OK) return 1;
+    why = gmm_last_error(T.ctx);
+    if (strstr(why, "compute capability") || strstr(why, "is not in this build"))
+        t_skip("this GPU or build has no WGMMA engine: %s", why);
+    return 0;
+}
+
 /* WGMMA on copies that became 16-bit elements: right, and in every bit what MMA computes, with every tile, in graphs
    and on few multiprocessors. */
 static void converted(int arg) {
@@ -867,11 +878,8 @@ static void converted(int arg) {
             c.setup = arg;
             c.fill = T_REALS;
             build(&r, &c);
-            r.options.engine = GMM_ENGINE_WGMMA;
-            if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) {
+            if (!wgmma_takes(&r, c.op, &info)) {
                 const char *const why = gmm_last_error(T.ctx);
-                if (strstr(why, "compute capability") || strstr(why, "is not in this build"))
-                    t_skip("this GPU or build has no WGMMA engine: %s", why);
                 T_CHECK((arg == 8 && c.op == GMM_OP_LINEAR_FWD && strstr(why, "applies no amax per row")) ||
                         (arg == 11 && strstr(why, "multiplies no f16 by mx32 weights")) ||
                         (arg == 12 && c.out == GMM_BF16 && strstr(why, "makes no bf16 from f16")), "%s", why);
@@ -935,12 +943,7 @@ static void multiplied(int arg) {
             c.setup = arg;
             c.fill = T_REALS;
             build(&r, &c);
-            r.options.engine = GMM_ENGINE_WGMMA;
-            if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) {
-                const char *const why = gmm_last_error(T.ctx);
-                T_CHECK(strstr(why, "compute capability") || strstr(why, "is not in this build"), "%s", why);
-                t_skip("this GPU or build has no WGMMA engine: %s", why);
-            }
+            T_CHECK(wgmma_takes(&r, c.op, &info), "%s", gmm_last_error(T.ctx));
             T_OK(run(&r.d, c.op));
             check(&r, &c);
             first = t_mat_bits(&r.out);

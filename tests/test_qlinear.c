@@ -858,6 +858,46 @@ static void converted(int arg) {
     }
 }
 
+/* WGMMA on FP8 copies, sums deeper than its stages: right, and the same bits with every tile that promotes, on few
+   multiprocessors, which multiply many tiles one after another. */
+static void multiplied(int arg) {
+    static const int64_t tall[4] = { 70, 0, 520, 64 };
+    EACH_OP(i, arg) {
+        const qcase cases[] = {
+            { .groups = 5, .sizes = ragged, .K = 96, .N = 352, .out = GMM_BF16, .table = 1, .bias = 1, .alpha = 1 },
+            { .groups = 4, .sizes = tall, .K = 544, .N = 352, .extra = 33, .tail = GMM_TAIL_ZERO, .alpha = 1 },
+            { .groups = 4, .sizes = tall, .K = 352, .N = 544, .main_grad = 1, .add = i < 2 },
+            { .groups = 4, .sizes = tall, .K = 352, .N = 544, .out = GMM_BF16, .fast = 1 }
+        };
+        for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+            qcase c = cases[k];
+            qrun r;
+            gmm_info info = GMM_ZERO;
+            const void *first;
+            c.op = ops[i];
+            c.setup = arg;
+            c.fill = T_REALS;
+            build(&r, &c);
+            r.options.engine = GMM_ENGINE_WGMMA;
+            if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) {
+                const char *const why = gmm_last_error(T.ctx);
+                T_CHECK(strstr(why, "compute capability") || strstr(why, "is not in this build"), "%s", why);
+                t_skip("this GPU or build has no WGMMA engine: %s", why);
+            }
+            T_OK(run(&r.d, c.op));
+            check(&r, &c);
+            first = t_mat_bits(&r.out);
+            for (int way = 1; way < 7; way++) {
+                restore(&r, &c);
+                r.options.tile = way < 4 && !c.fast ? way : 0;
+                r.options.sm_limit = way < 4 ? 0 : way - 3;
+                T_OK(run(&r.d, c.op));
+                t_same(way < 4 ? "another tile" : "sm_limit", first, t_mat_bits(&r.out), out_bytes(&r));
+            }
+        }
+    }
+}
+
 /* Sizes that change between replays, where rows start and scales lie alike: groups of whole tiles. */
 static void resized(int arg) {
     static const int64_t sizes[2][3] = { { 128, 384, 128 }, { 384, 0, 256 } };
@@ -1032,7 +1072,10 @@ void tests_qlinear(void) {
 #ifdef HAVE_CUDA
     for (int i = 0; i < SETUPS; i++) {
         const gmm_scaling scaling = setup_of(i).w.scaling;
-        if (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16) continue;
+        if (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16) {
+            t_add_gpu_once(multiplied, i, "wgmma qlinear tiles %s", setup_of(i).name);
+            continue;
+        }
         t_add_gpu_once(converted, i, "wgmma qlinear %s", setup_of(i).name);
         t_add_gpu_once(resized, i, "wgmma qlinear sizes after a capture %s", setup_of(i).name);
     }

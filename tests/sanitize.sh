@@ -72,6 +72,7 @@ mma row15 qlinear mxfp8
 mma row15 qlinear nvfp4 row amax, 4 over 6
 mma row15 qlinear fp8 block
 mma row15 qlinear mxfp4 weights
+mma gtp on GPUs: one, with graphs and without
 wgmma row15 qlinear fp8 delayed
 wgmma row15 qlinear fp8 row
 wgmma row15 qlinear fp8 block

@@ -41,6 +41,17 @@ if works clang++ && printf '#include <vector>\n' | clang++ -x c++ -fsyntax-only 
 fi
 openmp=$(cat build/probe/openmp 2> /dev/null)
 
+# ---- The longest first, beside what needs one core
+
+cuda="-Werror all-warnings -Xcompiler=-Wall,-Wextra -I."
+cuda_archs() {
+    $NVCC -std=c++17 $cuda --threads 2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+        -gencode arch=compute_100a,code=sm_100a -Xptxas -v -c -o "$W/cuda.o" $UNIT.cu > "$W/ptxas" 2>&1 ||
+        { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas"; return 1; }
+}
+cuda_archs_done() { wait $archs || { cat "$W/archs"; return 1; }; }
+if [ -n "$NVCC" ]; then cuda_archs > "$W/archs" 2>&1 & archs=$!; fi
+
 # ---- Declarations
 
 declarations() {
@@ -192,12 +203,6 @@ check "GMM_STATIC without the implementation is a worded error" static_alone
 
 # ---- CUDA
 
-cuda="-std=c++17 -Werror all-warnings -Xcompiler=-Wall,-Wextra -I."
-cuda_archs() {
-    $NVCC $cuda --threads 2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
-        -gencode arch=compute_100a,code=sm_100a -Xptxas -v -c -o "$W/cuda.o" $UNIT.cu > "$W/ptxas" 2>&1 ||
-        { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas"; return 1; }
-}
 # What ptxas said: a kernel for sm_90a that spills, or whose wgmma instructions wait for one another (C75xx)
 cuda_spills() {
     awk '/Compiling entry function/ { name = $7 " " $9; kernels++ }
@@ -217,27 +222,28 @@ cuda_symbols() {
     nm -f sysv "$W/cuda.o" | grep -E '\|\.t?(data|bss) *$' | grep -vE '__nv|__cuda|__fat|device_stub' # nvcc's own
 }
 cuda_torch() {
-    $NVCC $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
+    $NVCC -std=c++20 $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
         -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -ptx -o "$W/cuda_torch.ptx" $UNIT.cu
 }
-cuda_cxx20() { $NVCC -std=c++20 -O1 -arch=sm_80 -I. -ptx -o "$W/cuda20.ptx" $UNIT.cu; }
+cuda_torch_done() { wait $torch || { cat "$W/torch"; return 1; }; }
 # cuda_units NAME FLAGS FIRST_DEFINES SECOND_DEFINES; what links does not depend on how hard ptxas works
 cuda_units() {
-    $NVCC $cuda -Xptxas -O0 -arch=sm_80 $2 -x cu -DFIRST $3 -c -o "$W/$1a.o" tests/headers/units.c &&
-    $NVCC $cuda -Xptxas -O0 -arch=sm_80 $2 -x cu $4 -c -o "$W/$1b.o" tests/headers/units.c &&
-    $NVCC -arch=sm_80 $2 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" && "$W/$1"
+    easy="-std=c++17 $cuda -Xptxas -O0 -arch=sm_80 $2 -x cu -c tests/headers/units.c"
+    $NVCC $easy -DFIRST $3 -o "$W/$1a.o" & first=$!
+    $NVCC $easy $4 -o "$W/$1b.o"; second=$?
+    wait $first && [ $second = 0 ] && $NVCC -arch=sm_80 $2 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" && "$W/$1"
 }
 if [ -n "$NVCC" ]; then
-    check "CUDA: sm_80, sm_90a, sm_100a, warnings are errors" cuda_archs
+    check "CUDA: sm_80, sm_90a, sm_100a, warnings are errors" cuda_archs_done
     check "CUDA: no kernel for sm_90a spills, no wgmma is serialized" empty cuda_spills
     cuobjdump=
     for c in cuobjdump "$(dirname "$(command -v ${NVCC%% *})")/cuobjdump"; do works $c && cuobjdump=$c && break; done
     if [ -n "$cuobjdump" ]; then check "CUDA: HGMMA in every kernel for sm_90a" empty cuda_hgmma
     else skip "CUDA: HGMMA in the machine code" "no CUDA toolkit with cuobjdump"; fi
     check "CUDA: gmm_ names alone, no mutable globals but nvcc's" empty cuda_symbols
-    check "CUDA: with the flags of PyTorch extensions" cuda_torch
-    check "CUDA: C++20" cuda_cxx20
+    cuda_torch > "$W/torch" 2>&1 & torch=$! # the next needs one core
     check "CUDA: two units with -rdc=true" cuda_units rdc -rdc=true -DGMM_IMPLEMENTATION ""
+    check "CUDA: C++20, with the flags of PyTorch extensions" cuda_torch_done
     check "CUDA: GMM_STATIC in two units" cuda_units cs "" "-DGMM_STATIC -DGMM_IMPLEMENTATION" \
         "-DGMM_STATIC -DGMM_IMPLEMENTATION"
 else

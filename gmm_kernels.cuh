@@ -2134,7 +2134,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
 
    The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
    added up in fp32, times the scales of its block: those of D's rows, two per thread, times one per 128 columns (rows),
-   or times those of D's columns (both), which a warp beside the producer brings to shared memory. Scales of whole
+   or times those of D's columns (both). A warp beside the producer brings them to shared memory. Scales of whole
    matrices and of lines are applied once, at the end.
 
    A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D, or adds them in fp32
@@ -2158,9 +2158,13 @@ enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 44 }; /* rows of a tile per group
     X(128x192, 2, 192, 4, 3, 256) \
     X(128x256, 2, 256, 3, 4, 256)
 
-/* What a block's sum is multiplied by: X(tag, value, scales per column and stage) */
+/* What a block's sum is multiplied by: X(tag, value, bytes of scales per stage: per group of threads, besides, per
+   column) */
 enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
-#define GMM_FP8_SUM_LIST(X) X(fast, GMM_FP8_FAST, 0) X(rows, GMM_FP8_ROWS, 0) X(both, GMM_FP8_BOTH, 1)
+#define GMM_FP8_SUM_LIST(X) \
+    X(fast, GMM_FP8_FAST, 0, 0, 0) \
+    X(rows, GMM_FP8_ROWS, 256, 16, 0) \
+    X(both, GMM_FP8_BOTH, 256, 0, 4)
 
 /* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
 #define GMM_FP8_KERNEL_LIST(X) \
@@ -2170,14 +2174,15 @@ enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192) \
     X(GMM_E4M3, e4m3, fast, 128x256) X(GMM_E5M2, e5m2, fast, 128x256)
 
-/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, columns' scales of stages. */
+/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, scales of stages. */
 #define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_teams_, tag) = teams, \
     GMM__CAT(gmm11_cols_, tag) = cols, GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_boxes_, tag) = boxes, \
     GMM__CAT(gmm11_groups_, tag) = groups, GMM__CAT(gmm11_a_, tag) = 128 * (cols), \
     GMM__CAT(gmm11_stage_, tag) = 128 * (cols) + 8192 * (teams), GMM__CAT(gmm11_threads_, tag) = 128 * (teams) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, value, scales) GMM__CAT(gmm11_sums_, tag) = value, GMM__CAT(gmm11_scales_, tag) = 4 * (scales),
+#define GMM__X(tag, value, group, all, col) GMM__CAT(gmm11_sums_, tag) = value, GMM__CAT(gmm11_group_, tag) = group, \
+    GMM__CAT(gmm11_all_, tag) = all, GMM__CAT(gmm11_col_, tag) = col,
 enum { GMM_FP8_SUM_LIST(GMM__X) gmm11_sums_end };
 #undef GMM__X
 #define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
@@ -2192,9 +2197,9 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_ring_end };
     (GMM__CAT(gmm11_ring_, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_RING + 12 * ((groups) + 1) + 15) / 16 * 16,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_factors_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, sums, tile) gmm11_shared_##tag##_##sums##_##tile = \
-    GMM__CAT(gmm11_factors_, tile) + \
-    GMM__CAT(gmm11_stages_, tile) * GMM__CAT(gmm11_cols_, tile) * GMM__CAT(gmm11_scales_, sums),
+#define GMM__X(dtype, tag, sums, tile) gmm11_shared_##tag##_##sums##_##tile = GMM__CAT(gmm11_factors_, tile) + \
+    GMM__CAT(gmm11_stages_, tile) * (GMM__CAT(gmm11_group_, sums) * GMM__CAT(gmm11_teams_, tile) + \
+    GMM__CAT(gmm11_all_, sums) + GMM__CAT(gmm11_col_, sums) * GMM__CAT(gmm11_cols_, tile)),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_shared_end };
 #undef GMM__X
 #define GMM__X(dtype, tag, sums, tile) gmm11_fits_##tag##_##sums##_##tile = \
@@ -2208,6 +2213,20 @@ static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((si
 GMM__DEVICE void gmm_shared_read4(uint32_t from, float v[4]) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from)
                  : "memory");
+}
+
+GMM__DEVICE void gmm_shared_read2(uint32_t from, float v[2]) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
+}
+GMM__DEVICE float gmm_shared_read(uint32_t from) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+    return v;
+}
+/* A float to shared memory, or +0 where it is not there. */
+GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 : : "r"(to), "l"(__cvta_generic_to_global(from)), "r"(there ? 4 : 0) : "memory");
 }
 
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
@@ -6811,21 +6830,13 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SUMS), _), GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #define GMM__KIND (int)GMM__CAT(gmm11_sums_, GMM__SUMS)
-#define GMM__FACTORS (GMM__OF(cols) * (int)GMM__CAT(gmm11_scales_, GMM__SUMS)) /* bytes of a stage's columns' scales */
+#define GMM__ROWS_FACTORS (GMM__OF(teams) * (int)GMM__CAT(gmm11_group_, GMM__SUMS)) /* bytes of the rows' scales */
+#define GMM__FACTORS (GMM__ROWS_FACTORS + (int)GMM__CAT(gmm11_all_, GMM__SUMS) + \
+                      (int)GMM__CAT(gmm11_col_, GMM__SUMS) * GMM__OF(cols)) /* and of all of a stage */
 #define GMM__SUM (GMM__OF(cols) / 2)       /* sums per thread: 64 rows by the tile's columns */
 #define GMM__MULTIPLY(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Where a thread finds the scales of a tile's blocks. Those of its rows are 1 where their copy has none by block. */
-typedef struct GMM__PART(gmm11_scales_of_) {
-    const float *rows;   /* of its first row, of the next stage to come; */
-    int32_t step, eight; /* floats to the next stage, to the row that is 8 below */
-    const float *cols;   /* (rows) of the tile's first column; */
-    int32_t next, block; /* floats to the next stage, to the columns behind the next multiple of 128 */
-    int32_t odd;         /* these are the tile's columns from 64 on, else from 128 on */
-    int32_t plain;
-} GMM__PART(gmm11_scales_of_);
-
 /* Sends for the product of stage `s`: 64 rows by the tile's columns. */
 GMM__DEVICE void GMM__PART(gmm11_send_)(float *to, uint32_t lines, uint32_t columns, uint32_t s) {
     const uint32_t x = lines + s * (GMM__OF(stage) >> 4), y = columns + s * (GMM__OF(stage) >> 4);
@@ -6841,13 +6852,15 @@ GMM__DEVICE void GMM__PART(gmm11_send_)(float *to, uint32_t lines, uint32_t colu
 }
 
 /* The sums of 64 rows of a tile for a group of 128 threads: `depths` stages from number *at on. `lines` and `columns`
-   are the descriptors of its rows and of the tile's columns in stage 0. */
+   are the descriptors of its rows and of the tile's columns in stage 0; `factors` is where the scale of the thread's
+   first row stands there; `odd`: the second block of columns begins with the tile's 64th, else with its 128th. */
 GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uint32_t lines, uint32_t columns,
-                                       uint32_t bars, uint32_t pair, GMM__PART(gmm11_scales_of_) of, uint32_t *at) {
+                                       uint32_t bars, uint32_t pair, uint32_t factors, int odd, uint32_t *at) {
     const uint32_t lane = threadIdx.x & 31, end = *at + depths;
     uint32_t q = *at, s;
 #if GMM__FAST
-    (void)of;
+    (void)factors;
+    (void)odd;
 #pragma unroll 1
     for (; q != end; q++) {
         s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
@@ -6859,41 +6872,38 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uin
     GMM__WGMMA_WAIT(0);
     if (lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
 #else
-    const uint32_t factors = bars - GMM__OF(bars) + GMM__OF(factors) + lane % 4 * 16;
-    float part[GMM__SUM], a[2] = { 1.0f, 1.0f }, b[2] = { 1.0f, 1.0f };
+    const uint32_t blocks = bars - GMM__OF(bars) + GMM__OF(factors) + GMM__ROWS_FACTORS +
+                            (GMM__KIND == GMM_FP8_BOTH ? lane % 4 * 16 : 0);
+    float part[GMM__SUM];
     int u, e;
-    (void)factors;
-/* what the next stage's sums are multiplied by */
-#define GMM__FETCH(more) if (!of.plain) { \
-    a[0] = __ldg(of.rows), a[1] = __ldg(of.rows + of.eight), of.rows += (more) ? of.step : 0; \
-    if (GMM__KIND == GMM_FP8_ROWS) b[0] = __ldg(of.cols); \
-    if (GMM__KIND == GMM_FP8_ROWS && GMM__OF(cols) != 128) b[1] = __ldg(of.cols + of.block); \
-    if (GMM__KIND == GMM_FP8_ROWS) of.cols += (more) ? of.next : 0; }
-    GMM__FETCH(depths > 1)
 #pragma unroll 1
     for (; q != end; q++) {
-        float f[GMM__OF(cols) == 128 ? 1 : 3][2], by[4][4];
-        (void)by;
+        float f[GMM__OF(cols) == 128 ? 1 : 3][2], by[4][4], a[2], b[2];
         s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
         gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
         GMM__PART(gmm11_send_)(part, lines, columns, s);
+        a[0] = gmm_shared_read(factors + s * GMM__FACTORS);
+        a[1] = gmm_shared_read(factors + s * GMM__FACTORS + 32);
+        if (GMM__KIND == GMM_FP8_ROWS) gmm_shared_read2(blocks + s * GMM__FACTORS, b);
+        if (GMM__KIND == GMM_FP8_BOTH) {
+#pragma unroll
+            for (u = 0; u < 4; u++) gmm_shared_read4(blocks + s * GMM__FACTORS + 64 * u, by[u]);
+        }
 #pragma unroll
         for (e = 0; e < 2; e++) {
             f[0][e] = GMM__KIND == GMM_FP8_ROWS ? __fmul_rn(a[e], b[0]) : a[e];
             if (GMM__OF(cols) != 128) {
                 f[GMM__OF(cols) / 64 - 1][e] = GMM__KIND == GMM_FP8_ROWS ? __fmul_rn(a[e], b[1]) : a[e];
-                f[GMM__OF(cols) / 128][e] = of.odd ? f[GMM__OF(cols) / 64 - 1][e] : f[0][e];
+                f[GMM__OF(cols) / 128][e] = odd ? f[GMM__OF(cols) / 64 - 1][e] : f[0][e];
             }
-        }
-        GMM__FETCH(q + 2 < end)
-        if (GMM__KIND == GMM_FP8_BOTH) {
-#pragma unroll
-            for (u = 0; u < 4; u++) gmm_shared_read4(factors + s * GMM__FACTORS + 64 * u, by[u]);
         }
         GMM__WGMMA_WAIT(0);
 #pragma unroll
         for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(part[u]) : : "memory");
-        if (GMM__KIND != GMM_FP8_BOTH && lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+        if (GMM__KIND != GMM_FP8_BOTH) { /* all of the warp have read the stage's scales */
+            __syncwarp();
+            if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+        }
 #pragma unroll
         for (u = 0; u < GMM__SUM / 8; u++) { /* 16 columns */
 #pragma unroll
@@ -6903,12 +6913,13 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uin
                                            : __fmul_rn(row, by[u % 4][e / 4 * 2 + e % 2]), sum[8 * u + e]);
             }
             if (GMM__KIND == GMM_FP8_BOTH && u + 4 < GMM__SUM / 8)
-                gmm_shared_read4(factors + s * GMM__FACTORS + 64 * (u + 4), by[u % 4]);
+                gmm_shared_read4(blocks + s * GMM__FACTORS + 64 * (u + 4), by[u % 4]);
         }
-        if (GMM__KIND == GMM_FP8_BOTH) __syncwarp(); /* all of the warp have read the stage's scales */
-        if (GMM__KIND == GMM_FP8_BOTH && lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+        if (GMM__KIND == GMM_FP8_BOTH) {
+            __syncwarp();
+            if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+        }
     }
-#undef GMM__FETCH
 #endif
     *at = end;
 }
@@ -6929,7 +6940,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     if (threadIdx.x == 0) {
         for (i = 0; i < GMM__OF(stages); i++) {
-            gmm_bar_init(bars + 16 * i, GMM__FACTORS ? 2 : 1);
+            gmm_bar_init(bars + 16 * i, GMM__FACTORS ? 33 : 1); /* the producer, and lanes that bring scales */
             gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
         }
         for (i = 0; i < 2 * GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
@@ -7024,34 +7035,60 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     x += 128;
                 }
             }
-        } else if (warp == 4 * GMM__OF(teams) + 1 && GMM__FACTORS) { /* brings columns' scales as sums stand */
+        } else if (warp == 4 * GMM__OF(teams) + 1 && GMM__FACTORS) { /* brings scales, columns' as sums stand */
+            const uint32_t factors = base + GMM__OF(factors);
+            const int plain = args.a_scale.scaling != GMM_SCALING_1X128;
             uint32_t at = 0, tile = 0;
+            int32_t x;
+            for (x = lane; plain && x < GMM__OF(stages) * GMM__FACTORS / 4; x += 32)
+                ((float *)(gmm_shared + GMM__OF(factors)))[x] = 1.0f;
             for (;; tile++) {
                 const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
-                const float *from;
+                const float *rows = NULL, *cols = NULL;
                 int64_t step = 0, block = 0;
-                uint32_t depths, x;
-                int cols;
+                uint32_t depths;
+                int32_t left, right, next_row = 0, next_col = 0;
                 gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
                 if (f->t.units == 0) break;
                 depths = gmm_fp8_depths(f->t.k);
-                cols = args.b_scale.scaling != GMM_SCALING_1X128 || f->t.k == 0 ? 0 : f->t.cols - lane;
-                from = gmm_fp8_scales_b(&args, f, &step, &block) + f->t.n0 + lane;
+                left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
+                right = f->t.k > 0 ? f->t.cols - lane : 0;
+                if (!plain) {
+                    rows = gmm_fp8_scales_a(&args, f, &step) + f->t.m0 + lane;
+                    next_row = (int32_t)step;
+                    cols = gmm_fp8_scales_b(&args, f, &step, &block);
+                    next_col = (int32_t)step;
+                    if (GMM__KIND == GMM_FP8_BOTH) cols += f->t.n0 + lane;
+                    else { /* lane 1: of the columns behind the next multiple of 128, if there are */
+                        const int32_t near = 128 - f->t.n0 % 128;
+                        cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > near)) * block;
+                    }
+                }
                 for (; depths > 0; depths--, at++) {
-                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
-                    char *const put = gmm_shared + GMM__OF(factors) + s * GMM__FACTORS + lane / 16 * 64 +
-                                      lane % 8 / 2 * 16 + lane / 8 % 2 * 8 + lane % 2 * 4;
-                    float b[GMM__OF(cols) / 32];
-#pragma unroll
-                    for (x = 0; x < GMM__OF(cols) / 32; x++) b[x] = 32 * (int)x < cols ? __ldg(from + 32 * x) : 1.0f;
-                    from += step;
+                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s, to = factors + s * GMM__FACTORS;
                     gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
+                    if (plain) {
+                        gmm_bar_arrive_here(full);
+                        continue;
+                    }
 #pragma unroll
-                    for (x = 0; x < GMM__OF(cols) / 32; x++) *(float *)(put + 128 * x) = b[x];
-                    __syncwarp();
-                    if (lane == 0) gmm_bar_arrive_here(full);
+                    for (x = 0; x < 2 * GMM__OF(teams); x++)
+                        gmm_fetch4(to + 4 * (uint32_t)lane + 128 * x, rows + 32 * x, 32 * x < left);
+                    if (GMM__KIND == GMM_FP8_ROWS) {
+                        if (lane < 2) gmm_fetch4(to + GMM__ROWS_FACTORS + 4 * (uint32_t)lane, cols, right > 0);
+                    } else {
+                        const uint32_t put = to + GMM__ROWS_FACTORS + (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
+                                                                                 lane / 8 % 2 * 8 + lane % 2 * 4);
+#pragma unroll
+                        for (x = 0; x < GMM__OF(cols) / 32; x++)
+                            gmm_fetch4(put + 128 * x, cols + 32 * x, 32 * x < right);
+                    }
+                    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(full) : "memory");
+                    rows += next_row;
+                    cols += next_col;
                 }
             }
+            asm volatile("cp.async.wait_all;" : : : "memory");
         }
     } else {
         float sum[GMM__SUM];
@@ -7065,7 +7102,6 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0);
             const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(a) + 8192 * wg, 0);
             const uint32_t columns = (uint32_t)gmm_wgmma_desc(base, 0);
-            GMM__PART(gmm11_scales_of_) of;
             uint32_t bits, room;
             int rows, whole, size, tid, row, a_scaling, b_scaling, bias_dtype, wgrad, narrow, added, per;
             int64_t pitch;
@@ -7087,26 +7123,10 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #pragma unroll
             for (u = 0; u < GMM__SUM; u++) sum[u] = 0.0f;
             if (t->k > 0) {
-                int64_t step_a = 0, step_b = 0, block = 0;
                 tid = gmm_tid();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
-                of.plain = GMM__KIND == GMM_FP8_FAST || args.a_scale.scaling != GMM_SCALING_1X128;
-                of.rows = of.cols = NULL;
-                of.step = of.eight = of.next = of.block = of.odd = 0;
-                if (!of.plain) { /* rows that are not there have the last one's */
-                    const int last = t->rows - 1, first = row < last ? row : last;
-                    const int second = row + 8 < last ? row + 8 : last;
-                    of.rows = gmm_fp8_scales_a(&args, f, &step_a) + t->m0 + first;
-                    of.step = (int32_t)step_a;
-                    of.eight = second - first;
-                    if (GMM__KIND == GMM_FP8_ROWS) {
-                        of.cols = gmm_fp8_scales_b(&args, f, &step_b, &block) + t->n0 / 128 * block;
-                        of.next = (int32_t)step_b;
-                        of.odd = t->n0 % 128 != 0;
-                        of.block = t->cols > 128 - t->n0 % 128 ? (int32_t)block : 0;
-                    }
-                }
-                GMM__PART(gmm11_sum_)(sum, gmm_fp8_depths(t->k), lines, columns, bars, pair, of, &at);
+                GMM__PART(gmm11_sum_)(sum, gmm_fp8_depths(t->k), lines, columns, bars, pair,
+                                      base + GMM__OF(factors) + 4 * (uint32_t)row, t->n0 % 128 != 0, &at);
             }
 #pragma unroll
             for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(sum[u]) : : "memory");
@@ -7250,6 +7270,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #undef GMM__MULTIPLY
 #undef GMM__SUM
 #undef GMM__FACTORS
+#undef GMM__ROWS_FACTORS
 #undef GMM__KIND
 #undef GMM__NAME
 #undef GMM__PART

@@ -2135,7 +2135,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
    added up in fp32, times the scales of its block: those of D's rows, two per thread, times one per 128 columns (rows),
    or times those of D's columns (both). A warp beside the producer brings them to shared memory. Scales of whole
-   matrices and of lines are applied once, at the end.
+   matrices and of lines are applied once, at the end; those of lines come to shared memory while products run.
 
    A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D, or adds them in fp32
    to D, while the next tile is multiplied. What TMA cannot do (D where rows are not at multiples of 16 bytes, other
@@ -2174,7 +2174,8 @@ enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192) \
     X(GMM_E4M3, e4m3, fast, 128x256) X(GMM_E5M2, e5m2, fast, 128x256)
 
-/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, scales of stages. */
+/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of a
+   tile's columns per group of threads, scales of stages. */
 #define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_teams_, tag) = teams, \
     GMM__CAT(gmm11_cols_, tag) = cols, GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_boxes_, tag) = boxes, \
     GMM__CAT(gmm11_groups_, tag) = groups, GMM__CAT(gmm11_a_, tag) = 128 * (cols), \
@@ -2193,8 +2194,12 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_rooms_end };
     GMM__CAT(gmm11_bars_, tag) + 16 * (st) + 16 * GMM_SM90_RING,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_ring_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_factors_, tag) = \
+#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_lines_, tag) = \
     (GMM__CAT(gmm11_ring_, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_RING + 12 * ((groups) + 1) + 15) / 16 * 16,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_lines_end };
+#undef GMM__X
+#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_factors_, tag) = \
+    GMM__CAT(gmm11_lines_, tag) + (256 + 4 * (cols)) * (teams),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_factors_end };
 #undef GMM__X
 #define GMM__X(dtype, tag, sums, tile) gmm11_shared_##tag##_##sums##_##tile = GMM__CAT(gmm11_factors_, tile) + \
@@ -6833,6 +6838,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #define GMM__ROWS_FACTORS (GMM__OF(teams) * (int)GMM__CAT(gmm11_group_, GMM__SUMS)) /* bytes of the rows' scales */
 #define GMM__FACTORS (GMM__ROWS_FACTORS + (int)GMM__CAT(gmm11_all_, GMM__SUMS) + \
                       (int)GMM__CAT(gmm11_col_, GMM__SUMS) * GMM__OF(cols)) /* and of all of a stage */
+#define GMM__LINES (256 + 4 * GMM__OF(cols)) /* bytes of lines' scales */
 #define GMM__SUM (GMM__OF(cols) / 2)       /* sums per thread: 64 rows by the tile's columns */
 #define GMM__MULTIPLY(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
@@ -7120,6 +7126,18 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 __syncwarp();
                 if (t->cols <= 0 || t->units <= wg) continue;
             }
+            tid = gmm_tid() & 127;
+            if (args.a_scale.scaling == GMM_SCALING_ROW && tid < 64)
+                gmm_fetch4(base + GMM__OF(lines) + GMM__LINES * wg + 4 * tid,
+                           (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
+                               (args.wgrad ? (int64_t)t->g * args.p.m : t->row), 64 * wg + tid < t->rows);
+            if (args.b_scale.scaling == GMM_SCALING_ROW)
+#pragma unroll 1
+                for (x = tid; x < GMM__OF(cols); x += 128)
+                    gmm_fetch4(base + GMM__OF(lines) + GMM__LINES * wg + 256 + 4 * x,
+                               (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
+                                                         : (const float *)args.b_scale.scale +
+                                                               (int64_t)t->g * args.p.n) + t->n0 + x, x < t->cols);
 #pragma unroll
             for (u = 0; u < GMM__SUM; u++) sum[u] = 0.0f;
             if (t->k > 0) {
@@ -7145,29 +7163,27 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             bits = (uint32_t)(uintptr_t)d | (uint32_t)pitch;
             whole = (bits & 15) == 0;
             { /* scales of matrices and lines, bias */
-                const float *const by_row = a_scaling == GMM_SCALING_ROW
-                    ? (const float *)args.a_scale.scale + (wgrad ? (int64_t)t->g * args.p.m : t->row) + t->m0 + 64 * wg
-                    : NULL;
-                const float *const by_col = b_scaling == GMM_SCALING_ROW
-                    ? (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
-                                                : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0
-                    : NULL;
+                const uint32_t scales = base + GMM__OF(lines) + GMM__LINES * wg;
                 const char *const bias = wgrad || bias_dtype == GMM_NONE ? NULL : gmm_kmat_at(&args.p.bias, t->g);
                 const int left = t->cols;
+                const int by_row = a_scaling == GMM_SCALING_ROW, by_col = b_scaling == GMM_SCALING_ROW;
+                if (by_row || by_col) {
+                    asm volatile("cp.async.wait_all;" : : : "memory");
+                    gmm_bar_team(wg);
+                }
                 if (by_row || by_col || all != 1.0f) {
-                    const float s0 = by_row && row < rows ? by_row[row] : 1.0f;
-                    const float s1 = by_row && row + 8 < rows ? by_row[row + 8] : 1.0f;
+                    const float s0 = by_row ? gmm_shared_read(scales + 4 * row) : 1.0f;
+                    const float s1 = by_row ? gmm_shared_read(scales + 4 * row + 32) : 1.0f;
 #pragma unroll
                     for (u = 0; u < GMM__SUM; u += 4) {
-                        const int c = 2 * u + tid % 4 * 2;
-                        float c0, c1;
-                        asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
-                        c0 = by_col && c < left ? __fmul_rn(all, by_col[c]) : all;
-                        c1 = by_col && c + 1 < left ? __fmul_rn(all, by_col[c + 1]) : all;
-                        sum[u] = __fmul_rn(__fmul_rn(sum[u], s0), c0);
-                        sum[u + 1] = __fmul_rn(__fmul_rn(sum[u + 1], s0), c1);
-                        sum[u + 2] = __fmul_rn(__fmul_rn(sum[u + 2], s1), c0);
-                        sum[u + 3] = __fmul_rn(__fmul_rn(sum[u + 3], s1), c1);
+                        float c[2] = { 1.0f, 1.0f };
+                        if (by_col) gmm_shared_read2(scales + 256 + 8 * u + tid % 4 * 8, c);
+                        c[0] = by_col ? __fmul_rn(all, c[0]) : all;
+                        c[1] = by_col ? __fmul_rn(all, c[1]) : all;
+                        sum[u] = __fmul_rn(__fmul_rn(sum[u], s0), c[0]);
+                        sum[u + 1] = __fmul_rn(__fmul_rn(sum[u + 1], s0), c[1]);
+                        sum[u + 2] = __fmul_rn(__fmul_rn(sum[u + 2], s1), c[0]);
+                        sum[u + 3] = __fmul_rn(__fmul_rn(sum[u + 3], s1), c[1]);
                     }
                 }
                 if (bias) {
@@ -7269,6 +7285,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 }
 #undef GMM__MULTIPLY
 #undef GMM__SUM
+#undef GMM__LINES
 #undef GMM__FACTORS
 #undef GMM__ROWS_FACTORS
 #undef GMM__KIND

@@ -1300,6 +1300,13 @@ GMM__DEVICE void gmm_bar_arrive(uint32_t bar, uint32_t rank) {
                  " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
 }
 
+/* threadIdx.x, read anew. */
+GMM__DEVICE int gmm_tid(void) {
+    int tid;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+    return tid;
+}
+
 /* Waits for the other threads of this group of 128. */
 GMM__DEVICE void gmm_bar_half(int half) {
     if (half) asm volatile("bar.sync 2, 128;" : : : "memory");
@@ -2174,8 +2181,8 @@ enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192) \
     X(GMM_E4M3, e4m3, fast, 128x256) X(GMM_E5M2, e5m2, fast, 128x256)
 
-/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of a
-   tile's columns per group of threads, scales of stages. */
+/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
+   a tile's columns per group of threads, scales of stages. */
 #define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_teams_, tag) = teams, \
     GMM__CAT(gmm11_cols_, tag) = cols, GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_boxes_, tag) = boxes, \
     GMM__CAT(gmm11_groups_, tag) = groups, GMM__CAT(gmm11_a_, tag) = 128 * (cols), \
@@ -2236,13 +2243,6 @@ GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
 
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
 GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
-/* threadIdx.x, read anew. */
-GMM__DEVICE int gmm_tid(void) {
-    int tid;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
-    return tid;
-}
-
 /* A tile, and where its group's rows start in padded copies. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
@@ -6626,8 +6626,6 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         const int tid = (int)threadIdx.x & 127;
         char *const mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
         const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
-        const uint64_t columns = gmm_wgmma_desc(base + 128 * first, GMM__TB);
-        const uint64_t lines = gmm_wgmma_desc(base + GMM__OF(b), GMM__TA);
         const uint32_t codes = base + GMM__OF(box) * (uint32_t)(first + 16 * w); /* of the warp; of its scales */
         const uint32_t scales = base + GMM__OF(scales) + 4 * (uint32_t)(first + 16 * w);
         const int size = gmm_kmat_size(&args.p.d);
@@ -6639,7 +6637,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         else asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
         for (;; tile++) {
             const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING];
-            uint32_t depths;
+            uint32_t depths, here = base;
+            uint64_t columns, lines;
             int rows, whole;
             float beta;
             char *d;
@@ -6662,6 +6661,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             beta = gmm_gemm_beta(&args.p, t->g);
             d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
             whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+            if (!GMM__OF(of)) asm volatile("" : "+r"(here)); /* descriptors are not kept while sums go out */
+            columns = gmm_wgmma_desc(here + 128 * first, GMM__TB);
+            lines = gmm_wgmma_desc(here + GMM__OF(b), GMM__TA);
 #pragma unroll
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
@@ -6689,73 +6691,84 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                       : gmm_kmat_at(&args.p.bias, t->g);
                 const int units = t->units;
+                if (alpha != 1.0f) {
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++) {
-                    const int c0 = first + 64 * j;
-                    const int plain = whole && t->cols - c0 >= 64;
-                    if (c0 >= t->cols) break;
-                    if (alpha != 1.0f) {
+                    for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
                         for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
-                    }
-                    if (bias) {
-                        const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
-                        const int c = t->n0 + c0 + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
-                        float low[4], high[4];
-                        gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low);
-                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high);
+                }
+                if (bias) {
+                    const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
+                    float low[GMM__OF(mb)][4], high[GMM__OF(mb)][4], by[GMM__OF(units) / 2 + 1]; /* a lane per row */
 #pragma unroll
-                        for (u = 0; u < 8 * GMM__OF(units); u += 4) {
-                            const int r = 2 * u + lane % 4 * 2;
-                            float s0, s1;
-                            asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
-                            s0 = row_scale && r < rows ? row_scale[r] : 1.0f;
-                            s1 = row_scale && r + 1 < rows ? row_scale[r + 1] : 1.0f;
-                            sum[j][u] = __fmaf_rn(low[0], s0, sum[j][u]);
-                            sum[j][u + 1] = __fmaf_rn(low[0], s1, sum[j][u + 1]);
-                            sum[j][u + 2] = __fmaf_rn(high[0], s0, sum[j][u + 2]);
-                            sum[j][u + 3] = __fmaf_rn(high[0], s1, sum[j][u + 3]);
+                    for (x = 0; x < (GMM__OF(units) + 1) / 2; x++)
+                        by[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
+#pragma unroll
+                    for (j = 0; j < GMM__OF(mb); j++) {
+                        const int c = t->n0 + first + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low[j]);
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high[j]);
+                    }
+#pragma unroll
+                    for (u = 0; u < 8 * GMM__OF(units); u += 4) {
+                        const float s0 = __shfl_sync(0xFFFFFFFFu, by[u / 16], u % 16 * 2 + lane % 4 * 2);
+                        const float s1 = __shfl_sync(0xFFFFFFFFu, by[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+#pragma unroll
+                        for (j = 0; j < GMM__OF(mb); j++) {
+                            sum[j][u] = __fmaf_rn(low[j][0], s0, sum[j][u]);
+                            sum[j][u + 1] = __fmaf_rn(low[j][0], s1, sum[j][u + 1]);
+                            sum[j][u + 2] = __fmaf_rn(high[j][0], s0, sum[j][u + 2]);
+                            sum[j][u + 3] = __fmaf_rn(high[j][0], s1, sum[j][u + 3]);
                         }
                     }
-                    if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
-                        const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) +
-                                             (lane / 16 * 8 + lane % 8) * 128 +
-                                             (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-                        const int line = tid / 8, chunk = tid % 8, left = t->cols - c0 - 8 * chunk;
-                        const char *const get = mine + line * 128 + ((chunk ^ (line & 7)) << 4);
-                        char *to = d + line * pitch + (t->n0 + c0 + 8 * chunk) * 2;
+                }
+                if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
+                    const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
+                    const int wide = 128 * GMM__OF(mb), chunk = tid % (8 * GMM__OF(mb)), line = tid / (8 * GMM__OF(mb));
+                    const int left = t->cols - first - 8 * chunk, plain = whole && (t->cols - first) % 8 == 0;
+                    const int below = left > 0 ? rows - line : 0;
+                    const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) + (lane / 16 * 8 + lane % 8) * wide +
+                                         (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                    const char *const get = mine + line * wide + ((chunk ^ (line & 7)) << 4);
+                    char *to = d + line * pitch + (t->n0 + first + 8 * chunk) * 2;
 #pragma unroll
-                        for (u = 0; u < GMM__OF(units); u += GMM__OF(out)) {
-                            const int room = (turn & 1) * GMM__OF(room);
-                            uint4 v[GMM__OF(out)];
-                            if (u >= units) break;
-                            turn++;
+                    for (u = 0; u < GMM__OF(units); u += GMM__OF(out) / GMM__OF(mb)) {
+                        const int room = (turn & 1) * GMM__OF(room);
+                        uint4 v[GMM__OF(out)];
+                        if (u >= units) break;
+                        turn++;
 #pragma unroll
-                            for (x = 0; x < GMM__OF(out); x++)
+                        for (x = 0; x < GMM__OF(out) / GMM__OF(mb); x++)
+#pragma unroll
+                            for (j = 0; j < GMM__OF(mb); j++)
                                 if (u + x < GMM__OF(units)) {
                                     const float *const f = &sum[j][8 * (u + x)];
-                                    gmm_stmatrix_t(put + room + x * 2048, gmm_pack2(GMM__DTYPE, f[0], f[1]),
-                                                   gmm_pack2(GMM__DTYPE, f[2], f[3]), gmm_pack2(GMM__DTYPE, f[4], f[5]),
+                                    gmm_stmatrix_t(put + room + x * 16 * wide + 128 * j,
+                                                   gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                                   gmm_pack2(GMM__DTYPE, f[4], f[5]),
                                                    gmm_pack2(GMM__DTYPE, f[6], f[7]));
                                 }
-                            gmm_bar_half(wg);
-                            if (plain) {
+                        gmm_bar_half(wg);
+                        if (plain) {
 #pragma unroll
-                                for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
+                            for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
 #pragma unroll
-                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
-                                    if (16 * (u + x) + line < rows) *(uint4 *)to = v[x];
-                            } else {
+                            for (x = 0; x < GMM__OF(out); x++, to += 16 / GMM__OF(mb) * pitch)
+                                if (16 * u + 16 / GMM__OF(mb) * x < below) *(uint4 *)to = v[x];
+                        } else {
 #pragma unroll 1
-                                for (x = 0; x < GMM__OF(out); x++, to += 16 * pitch)
+                            for (x = 0; x < GMM__OF(out); x++, to += 16 / GMM__OF(mb) * pitch)
 #pragma unroll 1
-                                    for (e = 0; e < 8 && e < left && 16 * (u + x) + line < rows; e++)
-                                        ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
-                            }
+                                for (e = 0; e < 8 && e < left && 16 * u + 16 / GMM__OF(mb) * x < below; e++)
+                                    ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
                         }
-                    } else { /* rooms hold sums */
+                    }
+                } else { /* rooms hold sums */
+#pragma unroll
+                    for (j = 0; j < GMM__OF(mb); j++) {
+                        const int c0 = first + 64 * j;
+                        const int plain = whole && t->cols - c0 >= 64, f4 = w * 4 + lane / 16, below = rows - tid / 16;
                         char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
-                        const int f4 = w * 4 + lane / 16, left = t->cols - c0 - 4 * (tid % 16);
                         char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
                         for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
@@ -6763,12 +6776,12 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                             const char *const get = mine + room + tid / 16 * 256 +
                                                     (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
                             uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
-                            if (u >= units) break;
+                            if (u >= units || c0 >= t->cols) break;
                             turn++;
 #pragma unroll
                             for (x = 0; x < GMM__LOT / 8; x++) {
                                 old[x] = make_uint4(0, 0, 0, 0);
-                                if (plain && beta != 0.0f && 16 * u + 8 * x + tid / 16 < rows)
+                                if (plain && beta != 0.0f && 16 * u + 8 * x < below)
                                     old[x] = gmm_sm90_peek(size, to + 8 * x * pitch);
                             }
 #pragma unroll
@@ -6784,7 +6797,6 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                             if (plain) {
 #pragma unroll
                                 for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
-                                    const int r = 16 * u + 8 * x + tid / 16;
                                     const float4 f = *(const float4 *)(get + x * 2048);
                                     float v[4];
                                     v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
@@ -6792,13 +6804,14 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #pragma unroll
                                         for (e = 0; e < 4; e++)
                                             v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old[x], e), v[e]);
-                                    if (r < rows) gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                                    if (16 * u + 8 * x < below) gmm_write4(args.p.d.dtype, to, 4, 1, v);
                                 }
                             } else {
 #pragma unroll 1
                                 for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
 #pragma unroll 1
-                                    for (e = 0; e < 4 && e < left && 16 * u + 8 * x + tid / 16 < rows; e++) {
+                                    for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < below;
+                                         e++) {
                                         float v[4], was[4];
                                         v[0] = ((const float *)(get + x * 2048))[e];
                                         gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);

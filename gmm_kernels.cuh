@@ -1203,7 +1203,8 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(128x256, 2, 1, 16, 4, 4, 256, plain, 1) \
     X(128x176, 1, 2, 11, 5, 4, 256, plain, 1) \
     X(128x192, 1, 2, 12, 5, 2, 256, plain, 1) \
-    X(128x128, 1, 2, 8, 4, 8, 256, plain, 1) \
+    X(128x128, 1, 2, 8, 3, 16, 256, plain, 1) \
+    X(256x128, 2, 2, 8, 3, 8, 256, plain, 1) \
     X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1) \
     X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1) \
     X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1) \
@@ -1223,6 +1224,7 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
     X(wgrad, GMM_BF16, bf16, 128x192) X(wgrad, GMM_F16, f16, 128x192) \
     X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128) \
+    X(wgrad, GMM_BF16, bf16, 256x128) X(wgrad, GMM_F16, f16, 256x128) \
     X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256)
 
 /* A ring of tiles holds those that are being multiplied or on their way out (at most a tile per stage and two more)
@@ -1975,6 +1977,8 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
+#define GMM__TILE 256x128
+#include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #undef GMM__OP
@@ -2002,6 +2006,8 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
+#include GMM_KERNELS_FILE
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE

@@ -1197,7 +1197,8 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
 #undef GMM__X
 
 /* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
-   of depth 64, units of 16-bit elements that go out at once, groups that fit, B, blocks per multiprocessor) */
+   of depth 64, units by 64 columns of 16-bit elements that go out at once, groups that fit, B, blocks per
+   multiprocessor). All blocks of a unit go out together. */
 #define GMM_SM90_TILE_LIST(X) \
     X(256x160, 2, 2, 10, 4, 2, 256, plain, 1) \
     X(128x256, 2, 1, 16, 4, 4, 256, plain, 1) \
@@ -1272,6 +1273,9 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_fits_, tag) = \
     1 / (GMM__CAT(gmm9_shared_, tag) <= 233472 / (blocks) - 1024),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
+#undef GMM__X
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) + 1 / ((out) % (mb) == 0 && (out) % 2 == 0)
+enum { gmm9_lots_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
 /* where A comes in boxes of 64 columns, a stage has room for whole boxes */
 #define GMM__X(op, dtype, tag, tile) + 1 / (!gmm_ragged_k_##op || GMM__CAT(gmm9_units_, tile) % 4 == 0)

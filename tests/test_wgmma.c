@@ -66,7 +66,7 @@ static void both(lin_spec s) {
         T_OK(t_linear(T.ctx, s.op, &r.d));
         lin_check(&r);
         first = t_mat_bits(&r.out);
-        for (int32_t tile = 1; tile < 4; tile++) {
+        for (int32_t tile = 1; tile < 5; tile++) {
             restore(&r);
             r.options.tile = tile;
             T_OK(t_linear(T.ctx, s.op, &r.d));
@@ -278,7 +278,7 @@ static void alone(int arg) {
         first = t_mat_bits(&r.out);
         for (int l = 0; l < 7; l++) {
             r.options.sm_limit = limits[l];
-            r.options.tile = l % 4;
+            r.options.tile = l % 5;
             r.groups.rows_hint = l * 300;
             r.groups.capacity = r.capacity - 5 * l;
             restore(&r);
@@ -444,21 +444,21 @@ static void choice(int arg) {
 static void tiles(int arg) {
     static const int64_t sizes[] = {177, 0, 50};
     lin_spec s = spec_of(arg, 3, sizes);
-    char seen[4][sizeof(((gmm_info *)0)->note)];
-    const int wgrad = s.op == GMM_OP_LINEAR_WGRAD;
+    char seen[5][sizeof(((gmm_info *)0)->note)];
+    const int32_t last = s.op == GMM_OP_LINEAR_WGRAD ? 4 : 3;
     lin_run r;
     s.fill = T_INTS;
     build(&r, &s);
-    for (int32_t tile = 0; tile < 4; tile++) {
+    for (int32_t tile = 0; tile <= last; tile++) {
         gmm_info info = GMM_ZERO;
         r.options.tile = tile;
         T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &info));
         T_CHECK(strstr(info.note, "tile "), "\"%s\"", info.note);
         (void)snprintf(seen[tile], sizeof seen[tile], "%s", info.note);
-        for (int32_t other = 1; other < tile && !wgrad; other++)
+        for (int32_t other = 1; other < tile; other++)
             T_CHECK(strcmp(seen[other], seen[tile]), "tiles %d and %d: \"%s\"", (int)other, (int)tile, seen[tile]);
     }
-    r.options.tile = 99;
+    r.options.tile = last + 1;
     {
         gmm_info info = GMM_ZERO;
         T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &info));

@@ -6735,7 +6735,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
                     const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
                     const int wide = 128 * GMM__OF(mb), chunk = tid % (8 * GMM__OF(mb)), line = tid / (8 * GMM__OF(mb));
-                    const int left = t->cols - first - 8 * chunk, plain = whole && (t->cols - first) % 8 == 0;
+                    const int left = t->cols - first - 8 * chunk;
+                    const int plain = whole && (t->cols - first >= 64 * GMM__OF(mb) || (t->cols - first) % 8 == 0);
                     const int below = left > 0 ? rows - line : 0;
                     const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) + (lane / 16 * 8 + lane % 8) * wide +
                                          (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);

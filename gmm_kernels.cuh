@@ -1171,7 +1171,7 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    Weights are read through maps whose last two dimensions address memory itself in steps of 16 and 2^18 bytes, so that
    one map serves weights wherever they stand. */
 typedef struct gmm_sm90_args {
-    CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (fwd, dgrad), B half the columns or 64 of them */
+    CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (wgrad: D 64 rows, fp32), B half the columns or 64 */
     gmm_gemm_args p;          /* offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
@@ -1263,7 +1263,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING,
+    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING + 16,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_shared_, tag) = \
@@ -1306,6 +1306,23 @@ GMM__DEVICE void gmm_bar_arrive(uint32_t bar, uint32_t rank) {
                  " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
 }
 
+/* From shared memory, in the order of the program: what is read early holds registers. */
+GMM__DEVICE void gmm_shared_read4(uint32_t from, float v[4]) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from)
+                 : "memory");
+}
+
+GMM__DEVICE void gmm_shared_read2(uint32_t from, float v[2]) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
+}
+GMM__DEVICE float gmm_shared_read(uint32_t from) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+    return v;
+}
+GMM__DEVICE void gmm_shared_write(uint32_t to, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" : : "r"(to), "f"(v) : "memory");
+}
 /* threadIdx.x, read anew. */
 GMM__DEVICE int gmm_tid(void) {
     int tid;
@@ -1945,6 +1962,21 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
     if (o->both && (box & 1) != (int)rank) o->live = 0;
 }
 
+/* Boxes of a tile of D, 64 rows by 32 columns of fp32, between D and `room`, where those of 32 columns take `apart`
+   bytes: to the room, told to `bar`, or (bar 0) from there. One thread. */
+GMM__DEVICE void gmm_sm90_pass(const gmm_sm90_args *args, const gmm_sm90_tile *t, int32_t rows, uint32_t room,
+                               uint32_t apart, uint32_t bar) {
+    const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
+    const int32_t end = (int32_t)(from >> 4 & 0x3FFF), wrap = (int32_t)(from >> 18);
+    int32_t c, r;
+#pragma unroll 1
+    for (c = 0; c < t->cols; c += 32, room += apart)
+#pragma unroll 1
+        for (r = 0; r < rows; r += 64)
+            if (bar) gmm_tma_load(room + 128 * (uint32_t)r, &args->a16, bar, 0, t->n0 + c, t->m0 + r, end, wrap);
+            else gmm_tma_store(&args->a16, room + 128 * (uint32_t)r, 0, t->n0 + c, t->m0 + r, end, wrap);
+}
+
 #define GMM__BODY 9
 #define GMM__TAG bf16
 #define GMM__DTYPE GMM_BF16
@@ -2087,6 +2119,31 @@ static GMM__UNUSED int gmm_sm90_map_codes(PFN_cuTensorMapEncodeTiled_v12000 enco
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/* One map: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
+static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
+                                   void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
+                                   int32_t box_lines) {
+    const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                                                 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    const cuuint32_t one[4] = { 1, 1, 1, 1 };
+    cuuint32_t box[4] = { 0, 0, 1, 1 };
+    box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
+    box[1] = (cuuint32_t)box_lines;
+    return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+/* A matrix per group wherever it stands. */
+static GMM__UNUSED int gmm_fp8_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                          const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
+    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
+    dims[0] = (cuuint64_t)along;
+    dims[1] = (cuuint64_t)lines;
+    strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
+    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+}
+
 /* Whether the kernels of this section were built for the current device. */
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
@@ -2110,7 +2167,9 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     int mapped, device = 0, processors = 0;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_ragged(encode, &args->a, &p->a, p->m, 64) &&
-                 gmm_sm90_map_ragged(encode, &args->b, &p->b, p->n, 64);
+                 gmm_sm90_map_ragged(encode, &args->b, &p->b, p->n, 64) &&
+                 (p->d.dtype != GMM_F32 || p->d.ld % 4 != 0 || /* then the kernel does without */
+                  gmm_fp8_map_memory(encode, &args->a16, &p->d, p->n, p->m, 64));
     else if (row->factor != gmm9_factor_plain)
         mapped = gmm_sm90_map_codes(encode, &args->b, &args->codes, p->k, p->n, row->cols / 2);
     else if (row->op == gmm_gemm_fwd)
@@ -2231,20 +2290,6 @@ enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_fits_end };
 
 static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
 
-/* From shared memory, in the order of the program: what is read early holds registers. */
-GMM__DEVICE void gmm_shared_read4(uint32_t from, float v[4]) {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from)
-                 : "memory");
-}
-
-GMM__DEVICE void gmm_shared_read2(uint32_t from, float v[2]) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
-}
-GMM__DEVICE float gmm_shared_read(uint32_t from) {
-    float v;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
-    return v;
-}
 /* A float to shared memory, or +0 where it is not there. */
 GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
@@ -2375,23 +2420,7 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* One map: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
-static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
-                                   void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
-                                   int32_t box_lines) {
-    const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                   : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
-                                                                 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    const cuuint32_t one[4] = { 1, 1, 1, 1 };
-    cuuint32_t box[4] = { 0, 0, 1, 1 };
-    box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
-    box[1] = (cuuint32_t)box_lines;
-    return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-/* Rows of a token matrix, ragged; a matrix per group wherever it stands; a COLUMNWISE copy of tokens, `along` of them.
-*/
+/* Rows of a token matrix, ragged; a COLUMNWISE copy of tokens, `along` of them. */
 static GMM__UNUSED int gmm_fp8_map_rows(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
                                         int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
@@ -2400,14 +2429,6 @@ static GMM__UNUSED int gmm_fp8_map_rows(PFN_cuTensorMapEncodeTiled_v12000 encode
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
-}
-static GMM__UNUSED int gmm_fp8_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                          const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
-    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
-    dims[0] = (cuuint64_t)along;
-    dims[1] = (cuuint64_t)lines;
-    strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
 }
 static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
@@ -6510,7 +6531,9 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
-#define GMM__LOT (GMM__OF(out) / 2 * 16)   /* rows of sums that go out at once */
+/* whether a group's rooms hold a tile of sums: fp32 D then comes and goes by TMA, in boxes of 64 rows and 32 columns */
+#define GMM__THROUGH (GMM__RAGGED && GMM__OF(teams) == 1 && GMM__OF(out) == GMM__OF(mb) * GMM__OF(units))
+#define GMM__LOT (GMM__THROUGH ? 32 : GMM__OF(out) / 2 * 16) /* rows of sums that go out at once otherwise */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `eights` times 8 rows for a group of 128 threads: `depths` stages from number *at on. `columns`
@@ -6564,7 +6587,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             gmm_bar_init(bars + 16 * i, GMM__OF(of) ? 33 : 1); /* the producer, and threads that bring scales */
             gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
         }
-        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        for (i = 0; i < GMM_SM90_RING + 2; i++) gmm_bar_init(told + 8 * i, 1); /* the last two: D has come */
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
@@ -6601,7 +6624,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                         to->k = to->cols = to->units = 0; /* no more */
                         if (to->g < args.p.groups)
                             gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__OF(cols), 16, most,
-                                           GMM__RAGGED ? 16 : 8, (int32_t)pair, (int32_t)rank, to);
+                                           GMM__THROUGH ? 64 : GMM__RAGGED ? 16 : 8, (int32_t)pair, (int32_t)rank, to);
                     }
                     __syncwarp();
                 }
@@ -6641,7 +6664,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         const int size = gmm_kmat_size(&args.p.d);
         const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-        uint32_t at = 0, turn = 0, tile = 0;
+        uint32_t at = 0, turn = 0, tile = 0, fetched = 0;
         int j, u, e, x;
         if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
@@ -6671,6 +6694,15 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             beta = gmm_gemm_beta(&args.p, t->g);
             d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
             whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+            if (GMM__THROUGH && tid == 0 && size == 4) {
+                const uint32_t come = told + 8 * (uint32_t)(GMM_SM90_RING + wg);
+                asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory"); /* the rooms are free */
+                if (whole && beta != 0.0f) { /* what is added to comes while products run */
+                    gmm_bar_expect(come, (uint32_t)((t->cols + 31) / 32 * ((rows + 63) / 64)) * 8192);
+                    gmm_sm90_pass(&args, t, rows, base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg, 2048 * GMM__OF(units),
+                                  come);
+                }
+            }
             if (!GMM__OF(of)) asm volatile("" : "+r"(here)); /* descriptors are not kept while sums go out */
             columns = gmm_wgmma_desc(here + 128 * first, GMM__TB);
             lines = gmm_wgmma_desc(here + GMM__OF(b), GMM__TA);
@@ -6774,7 +6806,44 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                                     ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
                         }
                     }
+                } else if (GMM__THROUGH && size == 4 && whole) { /* rooms hold boxes of D */
+                    const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
+                    uint32_t to[4]; /* of columns lane / 4 and 8 more, in rows 2 (lane % 4) and 1 more */
+#pragma unroll
+                    for (e = 0; e < 4; e++)
+                        to[e] = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg + w / 2 * 2048 * GMM__OF(units) +
+                                lane % 4 * 256 + e % 2 * 128 + lane / 4 % 4 * 4 +
+                                (((w % 2 * 4 + e / 2 * 2 + lane / 16) ^ (lane % 4 * 2 + e % 2)) << 4);
+                    if (beta != 0.0f) gmm_bar_wait(told + 8 * (uint32_t)(GMM_SM90_RING + wg), fetched++ & 1);
+                    else gmm_bar_half(wg); /* the first thread has waited for the rooms */
+#pragma unroll
+                    for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+                        for (u = 0; u < GMM__OF(units); u++) {
+                            float old[8];
+                            if (u >= units) break;
+                            if (beta != 0.0f) {
+#pragma unroll
+                                for (e = 0; e < 8; e++)
+                                    old[e] = gmm_shared_read(to[e % 4] + j * GMM__OF(room) + u * 2048 + e / 4 * 1024);
+#pragma unroll
+                                for (e = 0; e < 8; e++)
+                                    sum[j][8 * u + e] = __fmaf_rn(beta, old[e], sum[j][8 * u + e]);
+                            }
+#pragma unroll
+                            for (e = 0; e < 8; e++)
+                                gmm_shared_write(to[e % 4] + j * GMM__OF(room) + u * 2048 + e / 4 * 1024,
+                                                 sum[j][8 * u + e]);
+                        }
+                    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+                    gmm_bar_half(wg);
+                    if (tid == 0) {
+                        gmm_sm90_pass(&args, t, rows, base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg,
+                                      2048 * GMM__OF(units), 0);
+                        asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+                    }
                 } else { /* rooms hold sums */
+                    if (GMM__THROUGH) gmm_bar_half(wg); /* TMA has left them, */
 #pragma unroll
                     for (j = 0; j < GMM__OF(mb); j++) {
                         const int c0 = first + 64 * j;
@@ -6832,9 +6901,11 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                             }
                         }
                     }
+                    if (GMM__THROUGH) gmm_bar_half(wg); /* and nobody reads what TMA may write next */
                 }
             }
         }
+        if (GMM__THROUGH) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
     }
     /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
     __syncwarp();
@@ -6842,6 +6913,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
+#undef GMM__THROUGH
 #undef GMM__LOT
 #undef GMM__RAGGED
 #undef GMM__TB

@@ -6901,7 +6901,10 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                             }
                         }
                     }
-                    if (GMM__THROUGH) gmm_bar_half(wg); /* and nobody reads what TMA may write next */
+                    if (GMM__THROUGH) { /* and nobody uses what TMA may write next */
+                        asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+                        gmm_bar_half(wg);
+                    }
                 }
             }
         }

@@ -156,7 +156,8 @@ static void forms(int arg) {
     }
 }
 
-/* D may stand anywhere: rows, matrices and addresses at no multiple of 16 bytes. */
+/* D may stand anywhere: rows, matrices and addresses at no multiple of 16 bytes, or only some of the matrices, which
+   few blocks take one after another. */
 static void odd_d(int arg) {
     static const int64_t sizes[] = {12, 0, 231, 1, 40};
     for (int out = 0; out < 2; out++)
@@ -172,13 +173,18 @@ static void odd_d(int arg) {
                 s.fill = T_INTS;
                 build(&r, &s);
                 old = r.out;
-                r.out = t_mat_make(old.dtype, old.count, old.rows, old.cols, pad, wgrad ? pad : 0, T_PACKED, T_POISON);
+                r.out = t_mat_make(old.dtype, old.count, old.rows, old.cols, pad, wgrad ? pad + pad / 4 : 0, T_PACKED,
+                                   T_POISON);
                 if (add) memcpy(r.out.v, old.v, (size_t)(old.count * old.rows * old.cols) * sizeof *old.v);
                 restore(&r);
                 r.before = t_mat_bits(&r.out);
-                r.options.tile = pad % 4;
-                T_OK(t_linear(T.ctx, s.op, &r.d));
-                lin_check(&r);
+                r.options.sm_limit = 2;
+                for (int32_t tile = 1; tile < 5; tile++) {
+                    restore(&r);
+                    r.options.tile = tile;
+                    T_OK(t_linear(T.ctx, s.op, &r.d));
+                    lin_check(&r);
+                }
                 if (s.op != GMM_OP_LINEAR_FWD) continue;
                 s.N = 96 + pad;
                 s.bias = GMM_BF16;

@@ -7981,7 +7981,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     other = __shfl_xor_sync(0xFFFFFFFFu, most, 8);
                     most = most > other ? most : other;
 #pragma unroll
-                    for (i = 0; i < 8; i++) row[i] = most;
+                    for (i = 0; i < 8; i++) row[i] = i < live ? most : 0; /* no scales of rows that are not there */
                 }
 #endif
 #pragma unroll
@@ -8133,7 +8133,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    amax[j] = f->square ? gmm_f32_from_bits(most) : GMM__OF(gmm__word_value)(col, j);
+                    amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__OF(gmm__word_value)(col, j);
                 mine = gmm__swift_nv4(amax, col_encodes, 1);
                 other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
                 four[0] = below ? other : mine;
@@ -8257,7 +8257,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     most = most > other ? most : other;
                 }
 #pragma unroll
-                for (i = 0; i < 8; i++) row[i] = most;
+                for (i = 0; i < 8; i++) row[i] = i < live ? most : 0; /* no scales of rows that are not there */
             }
             if (rowwise) { /* of eight rows a lane keeps four, then two */
 #pragma unroll
@@ -8309,7 +8309,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     }
 #pragma unroll
                 for (j = 0; j < 2; j++)
-                    amax[j] = square ? gmm_f32_from_bits(most) : GMM__OF(gmm__word_value)(top_of, j);
+                    amax[j] = square ? gmm_f32_from_bits(col < cols ? most : 0) : GMM__OF(gmm__word_value)(top_of, j);
                 mine = gmm__swift_mx2(amax[0], amax[1], inverse);
                 if (line < lines && a.columnwise.scale_order != GMM_SCALES_SWIZZLED)
                     *(uint16_t *)(void *)(scale + (int64_t)block * lines + line) = (uint16_t)mine;

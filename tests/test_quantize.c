@@ -197,6 +197,7 @@ typedef struct quant_case {
     int64_t rows0, cols, extra, pad;
     int specials;            /* NaN, Inf and zeros among the values */
     int table;
+    int loose;               /* bytes of scales stand at any address; else as far aligned as their number allows */
     int first_group;
     gmm_tail tail;
 } quant_case;
@@ -267,8 +268,10 @@ static void build(quant_run *r, const quant_case *c) {
         memset(w->data, 0xFF, (size_t)w->data_bytes);
         memset(w->scale, 0xFF, (size_t)w->scale_bytes);
         memset(w->amax, 0xFF, (size_t)w->amaxes * 4);
-        r->copy[k] = gmm_mat_quantized(f, direction, t_alloc((size_t)w->data_bytes), t_alloc_aligned(
-                                       (size_t)w->scale_bytes, l.scale_dtype == GMM_F32 ? 4 : 1), NULL);
+        r->copy[k] = gmm_mat_quantized(f, direction, t_alloc((size_t)w->data_bytes),
+                                       c->loose && l.scale_dtype != GMM_F32
+                                           ? t_alloc_aligned((size_t)w->scale_bytes, 1)
+                                           : t_alloc((size_t)w->scale_bytes), NULL);
         if (w->amaxes) r->copy[k].amax = (float *)t_alloc((size_t)w->amaxes * 4);
         r->copy[k].ld = ld == l.data_cols ? 0 : ld;
         r->copy[k].group_stride = c->grouped || ld == l.data_cols ? 0 : stride;
@@ -400,10 +403,14 @@ static void check_copy(const quant_run *r, int k) {
 
 static void run_case(const quant_case *c) {
     quant_run r;
-    build(&r, c);
-    T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
-    check_copy(&r, 0);
-    check_copy(&r, 1);
+    quant_case one = *c;
+    const int bytes = c->f.scaling == GMM_SCALING_MX32 || c->f.scaling == GMM_SCALING_NV16; /* as scales */
+    for (one.loose = 0; one.loose <= bytes; one.loose++) {
+        build(&r, &one);
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        check_copy(&r, 0);
+        check_copy(&r, 1);
+    }
 }
 
 static const gmm_dtype floats[] = { GMM_BF16, GMM_F32, GMM_F16 };

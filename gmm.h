@@ -7424,6 +7424,18 @@ static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, g
     return 1;
 }
 
+/* Whether a kernel's groups of threads have room for whole tiles of D, which go by TMA then. */
+static int gmm__wgmma_held(const gmm_sm90_kernel *k) { return 128 * k->out * k->teams >= k->cols * k->units; }
+
+/* Clocks of a tile of wgrad, whose products take `sum`; `size`: its 128 columns by 16 rows. Products and the bytes of D
+   draw on the same L2, so what takes less time is hidden in part only. Tiles whose D goes by TMA have fewer stages. */
+static double gmm__wgmma_wgrad_tile(const gmm_sm90_kernel *k, double sum, double size, int f32) {
+    const int held = gmm__wgmma_held(k);
+    const double products = held ? 1.25 * sum : sum;
+    const double out = size * (f32 ? (held ? 1025.0 : 1820.0) : held ? 280.0 : 320.0);
+    return products > out ? products + 0.4 * out : out + 0.4 * products;
+}
+
 /* Of the kernels for `kernel` the one that is likely to be fastest for groups of equal size, or -1. All give the same
    bits. A stage costs the clocks of its products or of its shared memory, whichever are more; a tile also costs
    its way out. Weights as codes are taken by kernels for `factor`, or cost their conversion. */
@@ -7450,12 +7462,14 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
             /* alone, half the columns share a row of A: more bytes, which show in low tiles and in deep sums; groups
                are seldom of equal size, and what the tallest tile leaves over is the lowest */
-            const double more = both ? (op != gmm_gemm_wgrad && k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
+            const double more = both ? (k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
                                      : (height < 10.5 ? 1.05 : 1.0) + (double)depths / 4000.0;
-            const double sum = (double)depths * (multiply > move ? multiply : move) * more;
+            const double sum = (double)depths * (multiply > move ? multiply : move);
             /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
             const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->out : both ? 195.0 : 660.0);
-            const double tile = both ? sum + out + 400.0 : (sum > 0.5 * out ? sum : 0.5 * out) + 200.0;
+            const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, sum, wide * height, f32)
+                              : both ? sum * more + out + 400.0
+                                     : (sum * more > 0.5 * out ? sum * more : 0.5 * out) + 200.0;
             const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 600.0 : 0.0;
             const double rounds = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors * k->blocks);
             const double cost = rounds * tile * (k->blocks > 1 ? 1.2 : 1.0) + convert;
@@ -7647,10 +7661,11 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
     plan->grid[1] = gmm__grid(gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount), call->options.sm_limit,
                               128, blocks);
-    (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, tile %d x %d, %d blocks",
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, tile %d x %d%s, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
                    (long long)(elements >> 19), (int)gmm_sm90_kernels[plan->kernel].units * 16,
-                   (int)gmm_sm90_kernels[plan->kernel].cols, (int)plan->grid[0]);
+                   (int)gmm_sm90_kernels[plan->kernel].cols,
+                   gmm__wgmma_held(&gmm_sm90_kernels[plan->kernel]) ? " held" : "", (int)plan->grid[0]);
     return 1;
 }
 
@@ -7666,9 +7681,9 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         !gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
         !gmm__wgmma_takes(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
         return 0;
-    (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks",
+    (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d%s, %d blocks",
                    (int)gmm_sm90_kernels[plan->kernel].units * 16, (int)gmm_sm90_kernels[plan->kernel].cols,
-                   (int)plan->grid[0]);
+                   gmm__wgmma_held(&gmm_sm90_kernels[plan->kernel]) ? " held" : "", (int)plan->grid[0]);
     return 1;
 }
 

@@ -1162,8 +1162,8 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
    moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
    they take turns at tiles, so that one multiplies while the other takes its sums to D. Each has its own rooms in
-   shared memory and never waits for the other. The producer places tiles and tells them through a ring; it runs as far
-   ahead as the stages allow.
+   shared memory and never waits for the other; where these hold a tile of wgrad, a warp beside the producer moves D by
+   TMA. The producer places tiles and tells them through a ring; it runs as far ahead as the stages allow.
 
    Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
    bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
@@ -1171,7 +1171,7 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    Weights are read through maps whose last two dimensions address memory itself in steps of 16 and 2^18 bytes, so that
    one map serves weights wherever they stand. */
 typedef struct gmm_sm90_args {
-    CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (wgrad: D 64 rows, fp32), B half the columns or 64 */
+    CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (wgrad: D 64 rows), B half the columns or 64 */
     gmm_gemm_args p;          /* offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
@@ -1206,6 +1206,7 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(128x192, 1, 2, 12, 5, 2, 256, plain, 1) \
     X(128x128, 1, 2, 8, 3, 16, 256, plain, 1) \
     X(256x128, 2, 2, 8, 3, 8, 256, plain, 1) \
+    X(128x192_held, 1, 2, 12, 3, 12, 256, plain, 1) \
     X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1) \
     X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1) \
     X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1) \
@@ -1226,7 +1227,7 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(wgrad, GMM_BF16, bf16, 128x192) X(wgrad, GMM_F16, f16, 128x192) \
     X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128) \
     X(wgrad, GMM_BF16, bf16, 256x128) X(wgrad, GMM_F16, f16, 256x128) \
-    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_F16, f16, 128x256)
+    X(wgrad, GMM_BF16, bf16, 128x192_held) X(wgrad, GMM_F16, f16, 128x192_held)
 
 /* A ring of tiles holds those that are being multiplied or on their way out (at most a tile per stage and two more)
    and a batch that is placed at once. */
@@ -1263,7 +1264,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING + 16,
+    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING + 32,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_shared_, tag) = \
@@ -1962,19 +1963,69 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
     if (o->both && (box & 1) != (int)rank) o->live = 0;
 }
 
-/* Boxes of a tile of D, 64 rows by 32 columns of fp32, between D and `room`, where those of 32 columns take `apart`
-   bytes: to the room, told to `bar`, or (bar 0) from there. One thread. */
-GMM__DEVICE void gmm_sm90_pass(const gmm_sm90_args *args, const gmm_sm90_tile *t, int32_t rows, uint32_t room,
-                               uint32_t apart, uint32_t bar) {
+/* Boxes of D, 64 rows by 128 bytes, of columns `first` to `end` of a tile: to `room`, told to `bar`, or (bar 0) from
+   there. Those of the same columns take `apart` bytes. One thread. */
+GMM__DEVICE void gmm_sm90_pass(const gmm_sm90_args *args, const gmm_sm90_tile *t, int32_t first, int32_t end,
+                               int32_t wide, uint32_t room, uint32_t apart, uint32_t bar) {
     const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
-    const int32_t end = (int32_t)(from >> 4 & 0x3FFF), wrap = (int32_t)(from >> 18);
     int32_t c, r;
 #pragma unroll 1
-    for (c = 0; c < t->cols; c += 32, room += apart)
+    for (c = first; c < t->cols && c < end; c += wide, room += apart)
 #pragma unroll 1
-        for (r = 0; r < rows; r += 64)
-            if (bar) gmm_tma_load(room + 128 * (uint32_t)r, &args->a16, bar, 0, t->n0 + c, t->m0 + r, end, wrap);
-            else gmm_tma_store(&args->a16, room + 128 * (uint32_t)r, 0, t->n0 + c, t->m0 + r, end, wrap);
+        for (r = 0; r < t->rows; r += 64)
+            if (bar)
+                gmm_tma_load(room + 128 * (uint32_t)r, &args->a16, bar, 0, t->n0 + c, t->m0 + r,
+                             (int32_t)(from >> 4 & 0x3FFF), (int32_t)(from >> 18));
+            else
+                gmm_tma_store(&args->a16, room + 128 * (uint32_t)r, 0, t->n0 + c, t->m0 + r,
+                              (int32_t)(from >> 4 & 0x3FFF), (int32_t)(from >> 18));
+}
+
+/* Whether D of a tile goes by TMA: rows at multiples of 16 bytes, and 16-bit D only if nothing is added to. */
+GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
+    const int size = gmm_kmat_size(&p->d);
+    return (((uint64_t)(uintptr_t)gmm_kmat_at(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
+           (size == 4 || beta == 0.0f);
+}
+
+/* Brings what is added to, and takes D away, between D and the rooms of a group of 128 threads: one thread, which goes
+   through the tiles as they do. A tile goes in parts: whole, or 64 columns of fp32 at a time. For each part the group
+   hears (bars[0]) that a room is free and holds what is added to, and tells (bars[1]) that it has written there; a tile
+   that it takes out itself is a part as well. `first`, `cols`: the group's columns; `held`: GMM__HELD. */
+GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const int turns, const int held, int32_t first, int32_t cols,
+                               uint32_t units, const gmm_sm90_tile *ring, uint32_t told, int team, uint32_t rooms) {
+    const uint32_t bars = told + 8 * GMM_SM90_RING + 16 * (uint32_t)team, apart = 2048 * units;
+    const int size = gmm_kmat_size(&args->p.d);
+    const int32_t step = size == 4 && held == 1 ? 64 : cols, wide = 128 / size;
+    uint32_t tile, turn = 0;
+    for (tile = 0;; tile++) {
+        const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING]; /* stands until the next one of the group */
+        int32_t c = first, end;
+        float beta;
+        int passes;
+        gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+        if (t->units == 0) break;
+        if (turns && (int)(tile & 1) != team) continue;
+        beta = gmm_gemm_beta(&args->p, t->g);
+        passes = t->cols > first && gmm_sm90_passes(&args->p, t->g, beta);
+        do {
+            const uint32_t room = rooms + (size == 2 && held == 2 ? (turn & 1) * cols * units * 32 : 0);
+            end = passes ? c + step : first + cols;
+            if (passes && size == 2 && held == 2) asm volatile("cp.async.bulk.wait_group.read 1;" : : : "memory");
+            else asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+            if (passes && beta != 0.0f) {
+                const int32_t live = (t->cols < end ? t->cols : end) - c;
+                gmm_bar_expect(bars, (uint32_t)((live + wide - 1) / wide * ((t->rows + 63) / 64)) * 8192);
+                gmm_sm90_pass(args, t, c, end, wide, room, apart, bars);
+            } else gmm_bar_arrive_here(bars);
+            gmm_bar_wait(bars + 8, turn++ & 1);
+            if (passes) {
+                gmm_sm90_pass(args, t, c, end, wide, room, apart, 0);
+                asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+            }
+        } while ((c = end) < first + cols && c < t->cols);
+    }
+    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
 }
 
 #define GMM__BODY 9
@@ -2015,7 +2066,7 @@ GMM__DEVICE void gmm_sm90_pass(const gmm_sm90_args *args, const gmm_sm90_tile *t
 #include GMM_KERNELS_FILE
 #define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x256
+#define GMM__TILE 128x192_held
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -2045,7 +2096,7 @@ GMM__DEVICE void gmm_sm90_pass(const gmm_sm90_args *args, const gmm_sm90_tile *t
 #include GMM_KERNELS_FILE
 #define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x256
+#define GMM__TILE 128x192_held
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -2168,7 +2219,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_ragged(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_ragged(encode, &args->b, &p->b, p->n, 64) &&
-                 (p->d.dtype != GMM_F32 || p->d.ld % 4 != 0 || /* then the kernel does without */
+                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* then the kernel does without */
                   gmm_fp8_map_memory(encode, &args->a16, &p->d, p->n, p->m, 64));
     else if (row->factor != gmm9_factor_plain)
         mapped = gmm_sm90_map_codes(encode, &args->b, &args->codes, p->k, p->n, row->cols / 2);
@@ -6531,9 +6582,11 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
-/* whether a group's rooms hold a tile of sums: fp32 D then comes and goes by TMA, in boxes of 64 rows and 32 columns */
-#define GMM__THROUGH (GMM__RAGGED && GMM__OF(teams) == 1 && GMM__OF(out) == GMM__OF(mb) * GMM__OF(units))
-#define GMM__LOT (GMM__THROUGH ? 32 : GMM__OF(out) / 2 * 16) /* rows of sums that go out at once otherwise */
+/* Tiles of 16-bit D that a group's rooms hold: if any, D goes by TMA (gmm_sm90_move) while the next tile is multiplied,
+   fp32 in so many parts. Else, rows of sums go out so many at once. */
+#define GMM__HELD (GMM__RAGGED ? 2 * GMM__OF(out) / (GMM__OF(mb) * GMM__OF(units)) : 0)
+#define GMM__PARTS (GMM__HELD == 1 ? GMM__OF(mb) : 1)
+#define GMM__LOT (GMM__OF(out) >= 4 && GMM__OF(mb) * GMM__OF(units) < 24 ? 32 : 16)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `eights` times 8 rows for a group of 128 threads: `depths` stages from number *at on. `columns`
@@ -6587,7 +6640,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             gmm_bar_init(bars + 16 * i, GMM__OF(of) ? 33 : 1); /* the producer, and threads that bring scales */
             gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
         }
-        for (i = 0; i < GMM_SM90_RING + 2; i++) gmm_bar_init(told + 8 * i, 1); /* the last two: D has come */
+        for (i = 0; i < GMM_SM90_RING + 4; i++) /* the last: rooms of D may be written to, have been written to */
+            gmm_bar_init(told + 8 * i, i > GMM_SM90_RING && i % 2 ? 128 : 1);
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
@@ -6624,7 +6678,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                         to->k = to->cols = to->units = 0; /* no more */
                         if (to->g < args.p.groups)
                             gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__OF(cols), 16, most,
-                                           GMM__THROUGH ? 64 : GMM__RAGGED ? 16 : 8, (int32_t)pair, (int32_t)rank, to);
+                                           GMM__HELD ? 64 : GMM__RAGGED ? 16 : 8, (int32_t)pair, (int32_t)rank, to);
                     }
                     __syncwarp();
                 }
@@ -6651,6 +6705,11 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 }
             }
         }
+        if (GMM__HELD && warp >= 10 && lane == 0) { /* moves D of group warp - 10 */
+            const int team = warp - 10, first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * team;
+            gmm_sm90_move(&args, GMM__OF(teams) == 1, GMM__HELD, first, 64 * GMM__OF(mb), GMM__OF(units), ring, told,
+                          team, base + GMM__OF(rooms) + 2 * GMM__OF(room) * (uint32_t)team);
+        }
         if (GMM__OF(of) && warp == 9)
             gmm_sm90_scales(&args, GMM__OF(of), GMM__OF(width), GMM__OF(stages), GMM__OF(stage),
                             base + GMM__OF(scales), bars, ring, told);
@@ -6664,7 +6723,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         const int size = gmm_kmat_size(&args.p.d);
         const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-        uint32_t at = 0, turn = 0, tile = 0, fetched = 0;
+        const uint32_t written = told + 8 * GMM_SM90_RING + 16 * (uint32_t)wg + 8;
+        uint32_t at = 0, turn = 0, tile = 0;
         int j, u, e, x;
         if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
@@ -6672,9 +6732,6 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING];
             uint32_t depths, here = base;
             uint64_t columns, lines;
-            int rows, whole;
-            float beta;
-            char *d;
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
             depths = gmm_sm90_depths(t->k);
@@ -6688,20 +6745,11 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
                     if (lane < (int)pair) gmm_bar_arrive(bars + 16 * s + 8, (uint32_t)lane);
                 }
-                continue;
-            }
-            rows = t->rows;
-            beta = gmm_gemm_beta(&args.p, t->g);
-            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
-            whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__THROUGH && tid == 0 && size == 4) {
-                const uint32_t come = told + 8 * (uint32_t)(GMM_SM90_RING + wg);
-                asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory"); /* the rooms are free */
-                if (whole && beta != 0.0f) { /* what is added to comes while products run */
-                    gmm_bar_expect(come, (uint32_t)((t->cols + 31) / 32 * ((rows + 63) / 64)) * 8192);
-                    gmm_sm90_pass(&args, t, rows, base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg, 2048 * GMM__OF(units),
-                                  come);
+                if (GMM__HELD) { /* nothing to take away either */
+                    gmm_bar_wait(written - 8, turn++ & 1);
+                    gmm_bar_arrive_here(written);
                 }
+                continue;
             }
             if (!GMM__OF(of)) asm volatile("" : "+r"(here)); /* descriptors are not kept while sums go out */
             columns = gmm_wgmma_desc(here + 128 * first, GMM__TB);
@@ -6710,7 +6758,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
-            switch (gmm_sm90_eights(rows)) {
+            switch (gmm_sm90_eights(t->rows)) {
 #define GMM__PLAIN(e) GMM__PART(gmm9_sum_)(e, sum, depths, columns, lines, bars, pair, &at)
 #define GMM__CODES(u) gmm_sm90_sum_codes(GMM__OF(of), u, GMM__OF(stages), GMM__OF(stage), sum[0], depths, codes, \
                                          scales, lines, bars, pair, &at)
@@ -6732,7 +6780,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
                 const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                       : gmm_kmat_at(&args.p.bias, t->g);
-                const int units = t->units;
+                const int units = t->units, rows = t->rows;
                 if (alpha != 1.0f) {
 #pragma unroll
                     for (j = 0; j < GMM__OF(mb); j++)
@@ -6764,7 +6812,31 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                         }
                     }
                 }
-                if (size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
+                const float beta = gmm_gemm_beta(&args.p, t->g);
+                const int passes = GMM__HELD && gmm_sm90_passes(&args.p, t->g, beta);
+                char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
+                const int whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+                if (passes && size == 2) { /* rooms hold boxes of 16-bit D */
+                    const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
+                    const uint32_t put = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg +
+                                         (GMM__HELD == 2 ? (turn & 1) * GMM__OF(room) : 0) +
+                                         (lane / 16 * 8 + lane % 8) * 128 +
+                                         (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                    gmm_bar_wait(written - 8, turn++ & 1);
+#pragma unroll
+                    for (u = 0; u < GMM__OF(units); u++) {
+                        if (u >= units) break;
+#pragma unroll
+                        for (j = 0; j < GMM__OF(mb); j++) {
+                            const float *const f = &sum[j][8 * u];
+                            gmm_stmatrix_t(put + j * (2048 * GMM__OF(units)) + u * 2048,
+                                           gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                           gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                        }
+                    }
+                    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+                    gmm_bar_arrive_here(written);
+                } else if (!GMM__HELD && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
                     const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
                     const int wide = 128 * GMM__OF(mb), chunk = tid % (8 * GMM__OF(mb)), line = tid / (8 * GMM__OF(mb));
                     const int left = t->cols - first - 8 * chunk;
@@ -6806,44 +6878,40 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                                     ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
                         }
                     }
-                } else if (GMM__THROUGH && size == 4 && whole) { /* rooms hold boxes of D */
+                } else if (passes) { /* rooms hold boxes of fp32 */
                     const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
-                    uint32_t to[4]; /* of columns lane / 4 and 8 more, in rows 2 (lane % 4) and 1 more */
+                    /* of column lane / 4 and row 2 (lane % 4); 8 columns and a row more are other bits of it */
+                    const uint32_t to = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg + w / 2 * 2048 * GMM__OF(units) +
+                                        lane % 4 * 256 + lane / 4 % 4 * 4 +
+                                        (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
-                    for (e = 0; e < 4; e++)
-                        to[e] = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg + w / 2 * 2048 * GMM__OF(units) +
-                                lane % 4 * 256 + e % 2 * 128 + lane / 4 % 4 * 4 +
-                                (((w % 2 * 4 + e / 2 * 2 + lane / 16) ^ (lane % 4 * 2 + e % 2)) << 4);
-                    if (beta != 0.0f) gmm_bar_wait(told + 8 * (uint32_t)(GMM_SM90_RING + wg), fetched++ & 1);
-                    else gmm_bar_half(wg); /* the first thread has waited for the rooms */
+                    for (j = 0; j < GMM__OF(mb); j++) {
+                        if (GMM__PARTS > 1 && first + 64 * j >= t->cols) break;
+                        if (j % (GMM__OF(mb) / GMM__PARTS) == 0) gmm_bar_wait(written - 8, turn++ & 1);
 #pragma unroll
-                    for (j = 0; j < GMM__OF(mb); j++)
-#pragma unroll
-                        for (u = 0; u < GMM__OF(units); u++) {
-                            float old[8];
-                            if (u >= units) break;
+                        for (u = 0; u < 2 * GMM__OF(units); u++) {
+                            const int part = j % (GMM__OF(mb) / GMM__PARTS) * (4096 * GMM__OF(units)) + u * 1024;
+                            float old[4];
+                            if (u >= 2 * units) break;
                             if (beta != 0.0f) {
 #pragma unroll
-                                for (e = 0; e < 8; e++)
-                                    old[e] = gmm_shared_read(to[e % 4] + j * GMM__OF(room) + u * 2048 + e / 4 * 1024);
+                                for (e = 0; e < 4; e++)
+                                    old[e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part);
 #pragma unroll
-                                for (e = 0; e < 8; e++)
-                                    sum[j][8 * u + e] = __fmaf_rn(beta, old[e], sum[j][8 * u + e]);
+                                for (e = 0; e < 4; e++) sum[j][4 * u + e] = __fmaf_rn(beta, old[e], sum[j][4 * u + e]);
                             }
 #pragma unroll
-                            for (e = 0; e < 8; e++)
-                                gmm_shared_write(to[e % 4] + j * GMM__OF(room) + u * 2048 + e / 4 * 1024,
-                                                 sum[j][8 * u + e]);
+                            for (e = 0; e < 4; e++)
+                                gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part, sum[j][4 * u + e]);
                         }
-                    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-                    gmm_bar_half(wg);
-                    if (tid == 0) {
-                        gmm_sm90_pass(&args, t, rows, base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg,
-                                      2048 * GMM__OF(units), 0);
-                        asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+                        if ((j + 1) % (GMM__OF(mb) / GMM__PARTS) == 0) {
+                            asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+                            gmm_bar_arrive_here(written);
+                        }
                     }
                 } else { /* rooms hold sums */
-                    if (GMM__THROUGH) gmm_bar_half(wg); /* TMA has left them, */
+                    uint32_t lot = turn; /* none may use the last one's room again */
+                    if (GMM__HELD) gmm_bar_wait(written - 8, turn++ & 1);
 #pragma unroll
                     for (j = 0; j < GMM__OF(mb); j++) {
                         const int c0 = first + 64 * j;
@@ -6852,16 +6920,16 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                         char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
                         for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
-                            const int room = (turn & 1) * GMM__OF(room);
+                            const int room = (lot & 1) * GMM__OF(room);
                             const char *const get = mine + room + tid / 16 * 256 +
                                                     (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
                             uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
                             if (u >= units || c0 >= t->cols) break;
-                            turn++;
+                            lot++;
 #pragma unroll
                             for (x = 0; x < GMM__LOT / 8; x++) {
                                 old[x] = make_uint4(0, 0, 0, 0);
-                                if (plain && beta != 0.0f && 16 * u + 8 * x < below)
+                                if (plain && beta != 0.0f && !GMM__HELD && 16 * u + 8 * x < below)
                                     old[x] = gmm_sm90_peek(size, to + 8 * x * pitch);
                             }
 #pragma unroll
@@ -6880,6 +6948,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                                     const float4 f = *(const float4 *)(get + x * 2048);
                                     float v[4];
                                     v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                                    if (GMM__HELD && beta != 0.0f && 16 * u + 8 * x < below)
+                                        old[x] = gmm_sm90_peek(size, to);
                                     if (beta != 0.0f)
 #pragma unroll
                                         for (e = 0; e < 4; e++)
@@ -6901,14 +6971,13 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                             }
                         }
                     }
-                    if (GMM__THROUGH) { /* and nobody uses what TMA may write next */
+                    if (GMM__HELD) {
                         asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-                        gmm_bar_half(wg);
-                    }
+                        gmm_bar_arrive_here(written);
+                    } else turn = lot;
                 }
             }
         }
-        if (GMM__THROUGH) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
     }
     /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
     __syncwarp();
@@ -6916,7 +6985,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
-#undef GMM__THROUGH
+#undef GMM__HELD
+#undef GMM__PARTS
 #undef GMM__LOT
 #undef GMM__RAGGED
 #undef GMM__TB

@@ -7427,13 +7427,15 @@ static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, g
 /* Whether a kernel's groups of threads have room for whole tiles of D, which go by TMA then. */
 static int gmm__wgmma_held(const gmm_sm90_kernel *k) { return 128 * k->out * k->teams >= k->cols * k->units; }
 
-/* Clocks of a tile of wgrad, whose products take `sum`; `size`: its 128 columns by 16 rows. Products and the bytes of D
-   draw on the same L2, so what takes less time is hidden in part only. Tiles whose D goes by TMA have fewer stages. */
-static double gmm__wgmma_wgrad_tile(const gmm_sm90_kernel *k, double sum, double size, int f32) {
-    const int held = gmm__wgmma_held(k);
-    const double products = held ? 1.25 * sum : sum;
-    const double out = size * (f32 ? (held ? 1025.0 : 1820.0) : held ? 280.0 : 320.0);
-    return products > out ? products + 0.4 * out : out + 0.4 * products;
+/* Clocks of a tile of wgrad, whose stages take `stage` each; `size`: its 128 columns by 16 rows. Products and the bytes
+   of D draw on the same L2, so what takes less time is hidden in part only. Tiles whose D goes by TMA have but three
+   stages, and wait for memory where products are short. */
+static double gmm__wgmma_wgrad_tile(const gmm_sm90_kernel *k, double deep, double stage, double size, int f32) {
+    const int held = gmm__wgmma_held(k), both = k->teams == 2;
+    const double half = !held ? 380.0 : both ? 300.0 : k->units > 8 ? 320.0 : 280.0;
+    const double out = size * (!f32 ? half : held ? 1040.0 : 1820.0);
+    const double sum = deep * (!held ? stage : 1.25 * stage > 1000.0 ? 1.25 * stage : 1000.0);
+    return sum > out ? sum + 0.4 * out : out + 0.4 * sum;
 }
 
 /* Of the kernels for `kernel` the one that is likely to be fastest for groups of equal size, or -1. All give the same
@@ -7464,10 +7466,10 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                are seldom of equal size, and what the tallest tile leaves over is the lowest */
             const double more = both ? (k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
                                      : (height < 10.5 ? 1.05 : 1.0) + (double)depths / 4000.0;
-            const double sum = (double)depths * (multiply > move ? multiply : move);
+            const double stage = multiply > move ? multiply : move, deep = (double)depths, sum = deep * stage;
             /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
             const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->out : both ? 195.0 : 660.0);
-            const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, sum, wide * height, f32)
+            const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, deep, stage, wide * height, f32)
                               : both ? sum * more + out + 400.0
                                      : (sum * more > 0.5 * out ? sum * more : 0.5 * out) + 200.0;
             const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 600.0 : 0.0;

@@ -6732,6 +6732,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING];
             uint32_t depths, here = base;
             uint64_t columns, lines;
+            __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
             depths = gmm_sm90_depths(t->k);

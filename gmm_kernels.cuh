@@ -2029,6 +2029,7 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const int turns, const
 }
 
 #define GMM__BODY 9
+#define GMM__ARGS gmm_sm90_args
 #define GMM__TAG bf16
 #define GMM__DTYPE GMM_BF16
 #define GMM__OP fwd
@@ -2101,6 +2102,7 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const int turns, const
 #undef GMM__OP
 #undef GMM__TAG
 #undef GMM__DTYPE
+#undef GMM__ARGS
 #undef GMM__BODY
 
 typedef struct gmm_sm90_kernel {
@@ -6623,7 +6625,7 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8
 }
 #endif
 
-GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ gmm_sm90_args args) {
+GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__OF(ring));
@@ -6865,6 +6867,10 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                                                    gmm_pack2(GMM__DTYPE, f[6], f[7]));
                                 }
                         gmm_bar_half(wg);
+#ifdef GMM__EPILOGUE /* of an instance: takes the rows of D that stand in the room; whether D gets them, too */
+                        if (!GMM__EPILOGUE(&args, t, mine + room, wide, 16 * u, GMM__OF(out) * 2048 / wide, first))
+                            continue;
+#endif
                         if (plain) {
 #pragma unroll
                             for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);

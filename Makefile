@@ -57,6 +57,8 @@ APP_SRC := $(wildcard examples/apps/*.c)
 EXAMPLE_CXX := $(wildcard examples/*.cpp)
 C_SRC := $(TEST_SRC) $(COMMON_SRC) $(EXAMPLE_SRC) $(APP_SRC) tests/bench/cpu_gemm.c
 
+EMPTY := $(addprefix $(B)/empty/,gmm.h gmm_quant.h gmm_kernels.cuh)
+
 TEST_OBJ := $(TEST_SRC:%.c=$(B)/obj/%.o)
 COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
@@ -112,10 +114,12 @@ bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(P)/matplotlib
 CPU_ARGS := --json --size=% --rounds=% --threads=%
 BENCH_JSON := $(or $(patsubst --json=%,%,$(filter --json=%,$(ARGS))),$(B)/gpu_bench.json)
 
-##   probes                 what this GPU's memory, launches and tensor cores do, beside what was predicted of an H200
-probes: $(B)/probes
+##   probes                 what this GPU's memory, launches and tensor cores do, beside what was predicted of an H200;
+##                          on Hopper, what a gated epilogue in the products' kernel would give
+probes: $(B)/probes $(B)/gated
 	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }
 	$(Q)$<
+	$(Q)test ! -s $(B)/gated || $(B)/gated
 ##   recipes                trains with every recipe and draws their held-out losses (build/recipes.svg); ARGS go to train_moe
 RECIPES := bf16 fp8-delayed fp8-current fp8-block mxfp8 nvfp4
 recipes: $(B)/train_moe $(B)/loss_curves
@@ -162,7 +166,7 @@ REPORT_PARTS := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 REPORT_ARGS := --ms=50 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad
 
 ##   check                  header and build checks, then the tests under ASan and UBSan
-check: all $(P)/nvcc $(P)/cublaslt compile_commands.json
+check: all $(P)/nvcc $(P)/cublaslt $(EMPTY) compile_commands.json
 	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc $(P)/cublaslt | tr '\n' ' ')" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
 	sh tests/headers/check.sh
 	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test-parts
@@ -350,6 +354,17 @@ $(B)/probes: tests/bench/probes.cu $(CUDA_LINK)
 	@mkdir -p $(@D); : > $@; if test -s $(CUDA_LINK); then printf '  %-5s  %s\n' NVCC $<; fi
 	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); \
 	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g -o $@ $<; fi
+# A kernel that the library does not have: its body from the header itself, all other kernels empty.
+$(B)/empty/%.h: %.h
+	@mkdir -p $(@D) && cp $< $@
+$(B)/empty/gmm_kernels.cuh: gmm_kernels.cuh tests/bench/empty.awk
+	@mkdir -p $(@D) && awk -f tests/bench/empty.awk $< > $@
+$(B)/gated: tests/bench/gated.cu tests/bench/gated_kernel.cu tests/bench/gated.h $(EMPTY) $(B)/gmm.o $(P)/gpu
+	@: > $@; if grep -q sm_90a $(P)/gpu; then printf '  %-5s  %s\n' NVCC $<; fi
+	$(Q)if grep -q sm_90a $(P)/gpu; then n="$$(cat $(P)/nvcc) $(NVCC_FLAGS) $$(cat $(P)/cublaslt)"; \
+	n="$$n -gencode arch=compute_90a,code=sm_90a"; $$n -I. -c -o $@.o $< && \
+	$$n -I$(B)/empty -c -o $@_kernel.o tests/bench/gated_kernel.cu && \
+	$(CC) $(LDFLAGS) -o $@ $@.o $@_kernel.o $(B)/gmm.o @$(P)/openmp @$(P)/cuda.link -lm; fi
 $(B)/gtp_bench: tests/bench/gtp_bench.cu $(B)/gmm.o $(P)/nccl
 	@: > $@; if test -s $(P)/nccl; then printf '  %-5s  %s\n' NVCC $<; fi
 	$(Q)if test -s $(P)/nccl; then g=$$(cat $(P)/gpu); $$(cat $(P)/nvcc) $(NVCC_FLAGS) $$(cat $(P)/nccl.cflags) \

@@ -204,11 +204,11 @@ check "GMM_STATIC without the implementation is a worded error" static_alone
 # ---- CUDA
 
 # What ptxas said: a kernel for sm_90a that spills, or whose wgmma instructions wait for one another (C75xx)
-cuda_spills() {
+cuda_spills() { # FILE
     awk '/Compiling entry function/ { name = $7 " " $9; kernels++ }
          /bytes spill stores/ && name ~ /sm_90a/ && !/ 0 bytes spill stores, 0 bytes spill loads/ { print name ": " $0 }
-         END { if (!kernels) print "ptxas named no kernel" }' "$W/ptxas"
-    grep -E 'C75[0-9][0-9]' "$W/ptxas"
+         END { if (!kernels) print "ptxas named no kernel" }' "$1"
+    grep -E 'C75[0-9][0-9]' "$1"
 }
 # Every kernel of the Hopper section multiplies by wgmma.
 cuda_hgmma() {
@@ -220,6 +220,13 @@ cuda_hgmma() {
 cuda_symbols() {
     nm -g --defined-only "$W/cuda.o" | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
     nm -f sysv "$W/cuda.o" | grep -E '\|\.t?(data|bss) *$' | grep -vE '__nv|__cuda|__fat|device_stub' # nvcc's own
+}
+# An epilogue that the library does not have, in the body of its Hopper products.
+cuda_gated() {
+    $NVCC -std=c++17 -I$B/empty $cuda -Xptxas -v -gencode arch=compute_90a,code=sm_90a -c -o "$W/gated.o" \
+        tests/bench/gated_kernel.cu > "$W/ptxas_gated" 2>&1 ||
+        { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas_gated" || echo 'does not compile'; return 1; }
+    cuda_spills "$W/ptxas_gated"
 }
 cuda_torch() {
     $NVCC -std=c++20 $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
@@ -235,7 +242,7 @@ cuda_units() {
 }
 if [ -n "$NVCC" ]; then
     check "CUDA: sm_80, sm_90a, sm_100a, warnings are errors" cuda_archs_done
-    check "CUDA: no kernel for sm_90a spills, no wgmma is serialized" empty cuda_spills
+    check "CUDA: no kernel for sm_90a spills, no wgmma is serialized" empty cuda_spills "$W/ptxas"
     cuobjdump=
     for c in cuobjdump "$(dirname "$(command -v ${NVCC%% *})")/cuobjdump"; do works $c && cuobjdump=$c && break; done
     if [ -n "$cuobjdump" ]; then check "CUDA: HGMMA in every kernel for sm_90a" empty cuda_hgmma
@@ -244,6 +251,7 @@ if [ -n "$NVCC" ]; then
     cuda_torch > "$W/torch" 2>&1 & torch=$! # the next needs one core
     check "CUDA: two units with -rdc=true" cuda_units rdc -rdc=true -DGMM_IMPLEMENTATION ""
     check "CUDA: C++20, with the flags of PyTorch extensions" cuda_torch_done
+    check "CUDA: a gated epilogue in the Hopper products' body, no spills" empty cuda_gated
     check "CUDA: GMM_STATIC in two units" cuda_units cs "" "-DGMM_STATIC -DGMM_IMPLEMENTATION" \
         "-DGMM_STATIC -DGMM_IMPLEMENTATION"
 else

@@ -1,0 +1,220 @@
+/* gated_kernel - proves that the body of Hopper's 16-bit products takes the epilogues of a gated MLP, which the library
+   does not have: SwiGLU behind FC1, its derivative behind FC2's dgrad. They take the rows of D in their room on the way
+   out, in 16 bits: so h is what the activation makes of z to the bit, whether z is kept or not. Gate and linear part
+   stand in blocks of 8 columns by turns: in neighbouring pieces of 16 bytes. gated.cu runs it. */
+#define GMM_IMPLEMENTATION
+#define GMM_STATIC
+#include "gmm.h" /* from a folder where kernels are empty: empty.awk */
+
+#include "gated.h"
+
+/* What instances with these epilogues take: data NULL = not wanted; of p.d, too. */
+typedef struct gated_args : gmm_sm90_args {
+    gmm_kmat e, h, z;
+    const float *prob;
+    gmm_act_coef coef;
+} gated_args;
+
+/* Where a thread's pieces of eight columns go: rows line, line + hop, ... of those in the room. */
+typedef struct gated_place {
+    int piece, line, hop;
+    int64_t row, col; /* of the tile's first row; of the piece, in h */
+    int live;         /* rows of the tile, 0 where the matrix has no such column */
+} gated_place;
+
+GMM__DEVICE gated_place gated_at(const gated_args *args, const gmm_sm90_tile *t, const int bytes, const int fold,
+                                 int row, int first) {
+    const int tid = gmm_tid() & 127;
+    gated_place at;
+    at.piece = tid % (bytes / 16);
+    at.line = tid / (bytes / 16);
+    at.hop = 128 / (bytes / 16);
+    at.row = t->row + t->m0;
+    at.col = (t->n0 + first) / fold + 8 * at.piece;
+    at.live = (t->cols - first) / fold > 8 * at.piece ? t->rows : 0;
+    if (args->prob && row == 0 && 32 * (tid % 8) < t->rows) /* each warp those of the whole tile */
+        asm volatile("prefetch.global.L1 [%0];"
+                     : : "l"(__cvta_generic_to_global(args->prob + at.row + 32 * (tid % 8))));
+    return at;
+}
+GMM__DEVICE uint4 *gated_to(const gmm_kmat *m, int64_t row, int64_t col) {
+    return (uint4 *)((char *)m->data + (row * m->ld + col) * 2);
+}
+GMM__DEVICE void gated_decode(uint4 v, float f[8]) {
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+    int i;
+#pragma unroll
+    for (i = 0; i < 8; i++) f[i] = gmm_widen(GMM_BF16, (uint16_t)(w[i / 2] >> 16 * (i % 2)));
+}
+GMM__DEVICE uint4 gated_encode(const float f[8]) {
+    return make_uint4(gmm_pack2(GMM_BF16, f[0], f[1]), gmm_pack2(GMM_BF16, f[2], f[3]),
+                      gmm_pack2(GMM_BF16, f[4], f[5]), gmm_pack2(GMM_BF16, f[6], f[7]));
+}
+
+/* Epilogues: `count` rows of D, from row `row` of the tile on, stand in the room at `d`, in lines of `wide` bytes whose
+   16-byte pieces are swizzled by the line, from the tile's column `first` on. They return whether D is wanted, too. */
+GMM__DEVICE int gated_forward(const gated_args *args, const gmm_sm90_tile *t, const char *d, const int wide, int row,
+                              const int count, int first) {
+    const gated_place at = gated_at(args, t, wide / 2, 2, row, first);
+    int x, i;
+    if (!args->e.data) return 1;
+#pragma unroll
+    for (x = 0; x < count; x += at.hop) {
+        const int line = at.line + x, live = row + line < at.live;
+        const float p = args->prob && live ? args->prob[at.row + row + line] : 1.0f;
+        float a[8], b[8], da, db;
+        gated_decode(*(const uint4 *)(d + line * wide + (((2 * at.piece) ^ (line & 7)) << 4)), a);
+        gated_decode(*(const uint4 *)(d + line * wide + (((2 * at.piece + 1) ^ (line & 7)) << 4)), b);
+#pragma unroll
+        for (i = 0; i < 8; i++) a[i] = p * gmm_act_point(GMM_GATE_SILU, 1, args->coef, a[i], b[i], &da, &db);
+        if (live) *gated_to(&args->e, at.row + row + line, at.col) = gated_encode(a);
+    }
+    return args->p.d.data != NULL;
+}
+GMM__DEVICE int gated_backward(const gated_args *args, const gmm_sm90_tile *t, const char *d, const int wide, int row,
+                               const int count, int first) {
+    const gated_place at = gated_at(args, t, wide, 1, row, first);
+    uint4 gate[4], linear[4]; /* all asked for at once */
+    int x, i;
+    if (!args->e.data) return 1;
+    if (row == 0) /* the tile's z, in lines of 128 bytes, on its way to the L2 */
+        for (i = gmm_tid() & 127; i < t->rows * (wide / 64); i += 128)
+            if (i % (wide / 64) * 32 < t->cols - first)
+                asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(
+                    gated_to(&args->z, at.row + i / (wide / 64), 2 * (t->n0 + first) + i % (wide / 64) * 64))));
+#pragma unroll
+    for (x = 0; x < count; x += at.hop) {
+        gate[x / at.hop] = linear[x / at.hop] = make_uint4(0, 0, 0, 0);
+        if (row + at.line + x < at.live) {
+            const uint4 *const z = gated_to(&args->z, at.row + row + at.line + x, 2 * at.col);
+            gate[x / at.hop] = z[0];
+            linear[x / at.hop] = z[1];
+        }
+    }
+#pragma unroll
+    for (x = 0; x < count; x += at.hop) {
+        const int line = at.line + x;
+        const int64_t to = at.row + row + line;
+        if (row + line < at.live) {
+            const float p = args->prob ? args->prob[to] : 1.0f;
+            float a[8], b[8], g[8], f[8];
+            gated_decode(gate[x / at.hop], a);
+            gated_decode(linear[x / at.hop], b);
+            gated_decode(*(const uint4 *)(d + line * wide + ((at.piece ^ (line & 7)) << 4)), g);
+#pragma unroll
+            for (i = 0; i < 8; i++) {
+                float da, db;
+                f[i] = p * gmm_act_point(GMM_GATE_SILU, 1, args->coef, a[i], b[i], &da, &db);
+                a[i] = da * (p * g[i]);
+                b[i] = db * (p * g[i]);
+            }
+            gated_to(&args->e, to, 2 * at.col)[0] = gated_encode(a);
+            gated_to(&args->e, to, 2 * at.col)[1] = gated_encode(b);
+            if (args->h.data) *gated_to(&args->h, to, at.col) = gated_encode(f);
+        }
+    }
+    return args->p.d.data != NULL;
+}
+
+/* The operations as rows of the tables: operands as in fwd and dgrad. */
+enum { gmm_ta_swiglu = gmm_ta_fwd, gmm_tb_swiglu = gmm_tb_fwd, gmm_ragged_k_swiglu = gmm_ragged_k_fwd };
+enum { gmm_ta_dswiglu = gmm_ta_dgrad, gmm_tb_dswiglu = gmm_tb_dgrad, gmm_ragged_k_dswiglu = gmm_ragged_k_dgrad };
+#define gmm_wgmma_bf16_swiglu gmm_wgmma_bf16_fwd
+#define gmm_wgmma_bf16_dswiglu gmm_wgmma_bf16_dgrad
+#define GMM__BODY 9
+#define GMM__TAG bf16
+#define GMM__DTYPE GMM_BF16
+#define GMM__ARGS gated_args
+#define GMM__OP swiglu
+#define GMM__EPILOGUE gated_forward
+#define GMM__TILE 256x160
+#include "../../gmm_kernels.cuh"
+#define GMM__TILE 128x256
+#include "../../gmm_kernels.cuh"
+#define GMM__TILE 128x176
+#include "../../gmm_kernels.cuh"
+#undef GMM__OP
+#undef GMM__EPILOGUE
+#define GMM__OP dswiglu
+#define GMM__EPILOGUE gated_backward
+#define GMM__TILE 256x160
+#include "../../gmm_kernels.cuh"
+#define GMM__TILE 128x256
+#include "../../gmm_kernels.cuh"
+#define GMM__TILE 128x176
+#include "../../gmm_kernels.cuh"
+
+#define TILE(tag) \
+    {#tag, GMM__CAT(gmm9_cols_, tag), GMM__CAT(gmm9_shared_, tag), \
+     {(const void *)gmm_linear_swiglu_bf16_##tag##_sm90, (const void *)gmm_linear_dswiglu_bf16_##tag##_sm90}}
+static const struct {
+    const char *name;
+    int32_t cols, shared;
+    const void *function[2]; /* forward, backward */
+} TILES[gated_tiles] = {TILE(256x160), TILE(128x256), TILE(128x176)};
+
+const char *gated_tile(int tile) { return TILES[tile].name; }
+
+static gmm_kmat kmat(const void *data, int64_t ld, int64_t stride) {
+    gmm_kmat m = GMM_ZERO;
+    m.data = (void *)(uintptr_t)data;
+    m.dtype = GMM_BF16;
+    m.ld = ld;
+    m.stride = stride * 2;
+    return m;
+}
+
+/* As gmm_launch_sm90 does. */
+cudaError_t gated_run(const gated_call *call, cudaStream_t stream) {
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    const int32_t ffn = call->ffn, k = call->k, n = call->backward ? ffn : 2 * ffn, cols = TILES[call->tile].cols;
+    const void *const function = TILES[call->tile].function[call->backward != 0];
+    cudaLaunchConfig_t config = GMM_ZERO;
+    cudaLaunchAttribute attributes[2];
+    PFN_cuTensorMapEncodeTiled_v12000 map;
+    int processors = 0, device = 0;
+    gated_args args;
+    void *encode = NULL, *params[1] = {&args};
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault,
+                                                     &found);
+    if (e == cudaSuccess && !encode) e = cudaErrorNotSupported;
+    if (e == cudaSuccess) e = cudaGetDevice(&device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    if (e != cudaSuccess) return e;
+    map = (PFN_cuTensorMapEncodeTiled_v12000)encode;
+    memset(&args, 0, sizeof args);
+    memset(attributes, 0, sizeof attributes);
+    args.groups = call->groups;
+    args.p.a = kmat(call->x, k, 0);
+    args.p.b = kmat(call->w, call->backward ? n : k, (int64_t)n * k);
+    args.p.bias = kmat(call->bias, n, n);
+    if (!call->bias) args.p.bias.dtype = GMM_NONE;
+    args.p.d = kmat(call->d, n, 0);
+    args.p.groups = call->groups.count;
+    args.p.capacity = call->groups.capacity;
+    args.p.m = (int32_t)call->groups.capacity;
+    args.p.n = n;
+    args.p.k = k;
+    args.e = kmat(call->e, call->backward ? 2 * ffn : ffn, 0);
+    args.h = kmat(call->h, ffn, 0);
+    args.z = kmat(call->z, 2 * ffn, 0);
+    args.prob = call->prob;
+    args.coef = gmm_act_coefficients(&call->act);
+    if (!(call->backward ? gmm_sm90_map_memory(map, &args.b, &args.p.b, n, k, 64)
+                         : gmm_sm90_map_memory(map, &args.b, &args.p.b, k, n, cols / 2)) ||
+        !gmm_sm90_map_ragged(map, &args.a, &args.p.a, k, 64) || !gmm_sm90_map_ragged(map, &args.a16, &args.p.a, k, 16))
+        return cudaErrorInvalidValue;
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = 2;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)(processors / 2 * 2));
+    config.blockDim = dim3(GMM_SM90_THREADS);
+    config.dynamicSmemBytes = (size_t)TILES[call->tile].shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    e = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, TILES[call->tile].shared);
+    return e == cudaSuccess ? cudaLaunchKernelExC(&config, function, params) : e;
+}

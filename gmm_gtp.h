@@ -436,14 +436,17 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm);
    cudaMalloc, cudaFree, synchronous copies, and the first launch of a kernel unless CUDA_MODULE_LOADING is EAGER,
    belong where the GPU has nothing left to do.
    A rank that is gone leaves the others' streams waiting until give_up, which gmm_gtp_poll calls: it lets go, for three
-   seconds, whatever waits or comes to wait. */
+   seconds, whatever waits or comes to wait. What is enqueued then runs, copies to slower ranks too, of what may never
+   have been received. So give_up first tells the peers, whose poll is GMM_E_COMM from there on: where the host has
+   waited for a stream, and poll then finds nothing wrong, what that stream received is good. */
 typedef struct gmm_peers_config {
     uint32_t struct_size;
     int32_t rank, size;    /* size at most 64 */
     int32_t processes;     /* 1: every rank is a process of its own; 0: all are threads of this one */
     gmm_context *ctx;      /* of the rank's device: its memory, its messages */
-    /* The host's all-gather: all [size][bytes] = what every rank gives as mine. Collective, waits; open, window_add and
-       window_remove call it. Other than GMM_OK: GMM_E_COMM. */
+    /* The host's all-gather: all [size][bytes] = what every rank gives as mine, at most 128 bytes. Collective, waits;
+       open, window_add and window_remove call it, also to say that they fail: then they fail on all ranks. Other than
+       GMM_OK: GMM_E_COMM. */
     gmm_status (*exchange)(void *user, const void *mine, void *all, size_t bytes);
     void *user;
 } gmm_peers_config;
@@ -452,7 +455,8 @@ typedef struct gmm_peers_config {
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (such as a GPU that cannot reach another's
        memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
 GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error);
-/* Frees what open made; the work of all ranks must be done. NULL and a zeroed one are allowed. */
+/* Frees what open made; the work of all ranks must be done, and none may give up behind. NULL and a zeroed one are
+   allowed. */
 GMMDEF void gmm_peers_close(gmm_comm *comm);
 
 /* --------------------------------------------------------------------------------------------------- 10 Runtime --- */
@@ -3034,7 +3038,7 @@ enum {
     GMM__PEERS_BOX = 1024,      /* values of all_reduce_max at a time */
     GMM__PEERS_BLOCK = 2 << 20, /* bytes that an allocation shares with no other: IPC opens whole blocks */
     GMM__PEERS_PUSHES = 64,     /* of an operation that are enqueued together */
-    GMM__PEERS_CAME = 0, GMM__PEERS_DONE = 1, GMM__PEERS_WORDS = 2
+    GMM__PEERS_CAME = 0, GMM__PEERS_DONE = 1, GMM__PEERS_GONE = 2, GMM__PEERS_WORDS = 3
 };
 
 /* Device memory of every rank that a communicator reaches. */
@@ -3052,10 +3056,11 @@ typedef struct gmm__peers_push {
     int32_t parts, reserved;
 } gmm__peers_push;
 
-/* A rank's own memory begins with words [CAME, DONE][rank] that its peers set to 1 and its stream sets back to 0; its
-   box comes behind, [rank][GMM__PEERS_BOX] values. An operation: tell the peers that this rank has come, wait until
-   they have; copy into their windows; tell them that it is done, wait until they are. A word is set again only in the
-   operation after the one in which it was set back, so that words need no count, and a graph may be replayed. */
+/* A rank's own memory begins with words [CAME, DONE, GONE][rank] that its peers set to 1; its stream sets the first two
+   back to 0. Its box comes behind, [rank][GMM__PEERS_BOX] values. An operation: tell the peers that this rank has come,
+   wait until they have; copy into their windows; tell them that it is done, wait until they are. A word is set again
+   only in the operation after the one in which it was set back, so that words need no count, and a graph may be
+   replayed. */
 typedef struct gmm__peers {
     gmm__wire wire;
     gmm_peers_config config;
@@ -3065,19 +3070,19 @@ typedef struct gmm__peers {
     gmm_stream side;            /* copies within the device, beside those to peers */
     gmm_stream aid;             /* for when a peer is missing; of a priority that few use, so that it shares no queue of
                                    the device with a stream that waits */
-    uint32_t *seen;             /* [ranks] page-locked */
+    uint32_t *seen;             /* [CAME, DONE, GONE][rank] page-locked */
     cudaEvent_t fork, join, last;
     gmm_stream stream;          /* of the open operation */
-    int32_t begun, pushes;
+    int32_t begun, pushes, told, reserved; /* told: by a peer that has given up, as all were */
     gmm__peers_push push[GMM__PEERS_PUSHES]; /* not enqueued yet */
 } gmm__peers;
 
-/* What a rank tells of its window, or that it has none. */
+/* What a rank tells of its window. */
 typedef struct gmm__peers_offer {
     cudaIpcMemHandle_t handle;
     size_t offset, bytes;
     char *base;
-    int32_t device, bad;
+    int32_t device, reserved;
 } gmm__peers_offer;
 
 static uint32_t *gmm__peers_word(const gmm__peers *p, int32_t owner, int kind, int32_t writer) {
@@ -3351,26 +3356,32 @@ static gmm_status gmm__peers_end(void *self) {
     return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
 }
 
-/* Looks for who is missing without a wait that could itself go on for ever. */
+/* Looks for who is gone or missing without a wait that could itself go on for ever. */
 static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
     gmm__peers *p = (gmm__peers *)self;
-    const gmm_status s = gmm__wire_poll(&p->wire, error);
+    gmm_status s = gmm__wire_poll(&p->wire, error);
     const double begin = gmm__gtp_now();
-    int32_t i, missing = -1, current, n = 0;
+    const int32_t size = p->config.size, rank = p->config.rank;
+    int32_t i, missing = -1, gone = -1, current, n = 0;
+    char text[96];
     cudaError_t e;
-    if (s || !error || gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return s;
-    if (cudaEventQuery(p->last) == cudaErrorNotReady) {
-        e = cudaMemcpyAsync(p->seen, gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0),
-                            (size_t)p->config.size * sizeof *p->seen, cudaMemcpyDeviceToHost, p->aid);
-        if (e == cudaSuccess)
-            while ((e = cudaStreamQuery(p->aid)) == cudaErrorNotReady && gmm__gtp_now() - begin < 0.1) { }
-        for (i = 0; i < p->config.size && e == cudaSuccess; i++)
-            if (i != p->config.rank && !p->seen[i]) missing = i, n++;
+    if (s || size == 1 || gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return s;
+    e = cudaMemcpyAsync(p->seen, gmm__peers_word(p, rank, GMM__PEERS_CAME, 0),
+                        (size_t)(GMM__PEERS_WORDS * size) * sizeof *p->seen, cudaMemcpyDeviceToHost, p->aid);
+    if (e == cudaSuccess)
+        while ((e = cudaStreamQuery(p->aid)) == cudaErrorNotReady && gmm__gtp_now() - begin < 0.1) { }
+    for (i = 0; i < size && e == cudaSuccess; i++) {
+        if (i != rank && p->seen[GMM__PEERS_GONE * size + i]) gone = i;
+        if (i != rank && !p->seen[GMM__PEERS_CAME * size + i]) missing = i, n++;
     }
+    if (gone >= 0) {
+        (void)snprintf(text, sizeof text, "rank %d of %d has given up: what came since is void", (int)gone, (int)size);
+        s = gmm__wire_fail(&p->wire, "peer copies", text);
+        p->told = 1;
+        (void)gmm__wire_poll(&p->wire, error);
+    } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) /* for whoever finds it too long */
+        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)missing, (int)size);
     (void)cudaGetLastError();
-    if (n == 1) /* for whoever finds that it has been too long */
-        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)missing,
-                       (int)p->config.size);
     return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
 }
 /* Lets go the streams that wait for a peer, and those that come to such a wait within a while. */
@@ -3385,14 +3396,25 @@ static __global__ void gmm_peers_release(volatile uint32_t *words, int count, un
 }
 static void gmm__peers_give_up(void *self, const char *why) {
     gmm__peers *p = (gmm__peers *)self;
+    CUstreamBatchMemOpParams op[GMM__PEERS_MOST];
+    const int32_t size = p->config.size, rank = p->config.rank;
+    int32_t i;
     int current;
     if (p->wire.given_up) return;
     p->wire.given_up = 1;
     (void)gmm__wire_fail(&p->wire, "given up", why);
     if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return;
-    gmm_peers_release<<<1, GMM__PEERS_WORDS * GMM__PEERS_MOST, 0, p->aid>>>(
-        gmm__peers_word(p, p->config.rank, GMM__PEERS_CAME, 0), (int)(GMM__PEERS_WORDS * p->config.size),
-        3000000000ull);
+    memset(op, 0, sizeof op);
+    for (i = 0; i < size; i++) { /* its own word comes last, behind the fence of that write */
+        uint32_t *word = gmm__peers_word(p, (rank + 1 + i) % size, GMM__PEERS_GONE, rank);
+        op[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+        op[i].writeValue.address = (CUdeviceptr)(uintptr_t)word;
+        op[i].writeValue.value = 1;
+        op[i].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+    }
+    if (!p->told) (void)p->batch((CUstream)p->aid, (unsigned)size, op, 0);
+    gmm_peers_release<<<1, GMM__PEERS_GONE * GMM__PEERS_MOST, 0, p->aid>>>(
+        gmm__peers_word(p, rank, GMM__PEERS_CAME, 0), (int)(GMM__PEERS_GONE * size), 3000000000ull);
     (void)cudaGetLastError();
     (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
 }
@@ -3404,32 +3426,45 @@ static void gmm__peers_shut(gmm__peers *p, gmm__peers_window *w) {
         if (w->opened[i]) (void)cudaIpcCloseMemHandle(w->opened[i]);
     memset(w, 0, sizeof *w);
 }
-static gmm_status gmm__peers_share(gmm__peers *p, gmm__peers_window *w, void *base, size_t bytes, int bad) {
+/* Whether all ranks are well so far: what fails on one fails on all. */
+static gmm_status gmm__peers_agree(gmm__peers *p, const char *call, const char *bad) {
+    char mine = bad != NULL, all[GMM__PEERS_MOST], text[64];
+    int32_t i;
+    if (p->config.exchange(p->config.user, &mine, all, 1) != GMM_OK)
+        return gmm__wire_fail(&p->wire, call, bad ? bad : "the exchange failed");
+    if (bad) return gmm__wire_fail(&p->wire, call, bad);
+    for (i = 0; i < p->config.size && !all[i]; i++) { }
+    if (i == p->config.size) return GMM_OK;
+    (void)snprintf(text, sizeof text, "it failed on rank %d of %d", (int)i, (int)p->config.size);
+    return gmm__wire_fail(&p->wire, call, text);
+}
+/* `bad`: why this rank has none; w may be NULL then. */
+static gmm_status gmm__peers_share(gmm__peers *p, gmm__peers_window *w, void *base, size_t bytes, const char *bad) {
+    static const char call[] = "window";
     gmm__peers_offer mine, all[GMM__PEERS_MOST];
     cudaError_t e = cudaSuccess;
+    gmm_status s;
     int32_t i;
     memset(&mine, 0, sizeof mine);
     mine.base = (char *)base;
     mine.bytes = bytes;
     mine.device = p->wire.ctx->config.device;
-    mine.bad = bad;
     if (p->config.processes && !bad) {
         CUdeviceptr start = 0;
         e = cudaIpcGetMemHandle(&mine.handle, base);
         if (e == cudaSuccess && p->range(&start, NULL, (CUdeviceptr)(uintptr_t)base) != CUDA_SUCCESS)
             e = cudaErrorInvalidValue;
         mine.offset = (size_t)((uintptr_t)base - (uintptr_t)start);
-        mine.bad = e != cudaSuccess;
+        if (e != cudaSuccess) bad = cudaGetErrorString(e);
     }
-    if (p->config.exchange(p->config.user, &mine, all, sizeof mine) != GMM_OK)
-        return gmm__wire_fail(&p->wire, "window", "the exchange failed");
-    for (i = 0; i < p->config.size; i++)
-        if (all[i].bad || all[i].bytes != bytes)
-            return gmm__wire_fail(&p->wire, "window", mine.bad ? cudaGetErrorString(e)
-                                                               : "a peer has none, or one of another size");
-    for (i = 0; i < p->config.size && e == cudaSuccess; i++) {
-        w->base[i] = all[i].base;
-        if (i == p->config.rank) continue;
+    s = gmm__peers_agree(p, call, bad);
+    if (!s && p->config.exchange(p->config.user, &mine, all, sizeof mine) != GMM_OK)
+        s = gmm__wire_fail(&p->wire, call, "the exchange failed");
+    if (s) return s;
+    for (i = 0; i < p->config.size && !bad; i++) {
+        if (all[i].bytes != bytes) bad = "that of a peer has another size";
+        else w->base[i] = all[i].base;
+        if (bad || i == p->config.rank) continue;
         if (p->config.processes) {
             e = cudaIpcOpenMemHandle(&w->opened[i], all[i].handle, cudaIpcMemLazyEnablePeerAccess);
             if (e == cudaSuccess) w->base[i] = (char *)w->opened[i] + all[i].offset;
@@ -3438,22 +3473,32 @@ static gmm_status gmm__peers_share(gmm__peers *p, gmm__peers_window *w, void *ba
             if (e == cudaErrorPeerAccessAlreadyEnabled) e = cudaSuccess;
             (void)cudaGetLastError();
         }
+        if (e != cudaSuccess) bad = cudaGetErrorString(e);
     }
     w->bytes = bytes;
-    if (e != cudaSuccess) gmm__peers_shut(p, w);
-    return gmm__peers_cuda(p, "window", e);
+    s = gmm__peers_agree(p, call, bad);
+    if (!s) return GMM_OK;
+    gmm__peers_shut(p, w);
+    (void)cudaGetLastError();
+    (void)gmm__peers_agree(p, call, NULL); /* nobody has it open any more: it may be freed */
+    return s;
 }
 static gmm_status gmm__peers_window_add(void *self, void *base, size_t bytes, void **window) {
     gmm__peers *p = (gmm__peers *)self;
-    int current, i;
-    gmm_status s = gmm__wire_poll(&p->wire, NULL);
+    gmm__peers_window *w = NULL;
+    const char *bad = gmm__wire_poll(&p->wire, NULL) != GMM_OK ? "the communicator has failed" : NULL;
+    int i, current = 0;
+    const int entered = gmm__cuda_enter(p->wire.ctx, &current) == cudaSuccess;
+    gmm_status s;
     *window = NULL;
-    if (s || gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return s ? s : GMM_E_CUDA;
-    for (i = 0; i < GMM__PEERS_WINDOWS && p->windows[i].bytes; i++) { }
-    if (i == GMM__PEERS_WINDOWS) s = gmm__wire_fail(&p->wire, "window", "there are 16 already");
-    if (!s) s = gmm__peers_share(p, &p->windows[i], base, bytes, 0);
-    if (!s) *window = &p->windows[i];
-    return gmm__cuda_leave(p->wire.ctx, "window", current, cudaSuccess), s;
+    for (i = 0; i < GMM__PEERS_WINDOWS && !w; i++)
+        if (!p->windows[i].bytes) w = &p->windows[i];
+    if (!bad && !entered) bad = gmm_last_error(p->wire.ctx);
+    if (!bad && !w) bad = "there are 16 already";
+    s = gmm__peers_share(p, w, base, bytes, bad);
+    if (!s) *window = w;
+    if (entered) (void)gmm__cuda_leave(p->wire.ctx, "window", current, cudaSuccess);
+    return s;
 }
 static gmm_status gmm__peers_window_remove(void *self, void *window) {
     gmm__peers *p = (gmm__peers *)self;
@@ -3485,6 +3530,13 @@ static void gmm__peers_free(gmm__peers *p) {
     gmm__wire_free(p->wire.ctx, p);
 }
 
+/* Tells the others, who may have begun to wait, that this rank has failed before it came to them. */
+static gmm_status gmm__peers_refuse(const gmm_peers_config *c, gmm_status status) {
+    char mine = 1, all[GMM__PEERS_MOST];
+    if (c->exchange && c->size >= 1 && c->size <= GMM__PEERS_MOST && c->rank >= 0 && c->rank < c->size)
+        (void)c->exchange(c->user, &mine, all, 1);
+    return status;
+}
 GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error) {
     static const char fn[] = "gmm_peers_open";
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -3499,20 +3551,22 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     memset(out, 0, sizeof *out);
     if ((s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error)) != GMM_OK) return s;
     if (!c.ctx || !c.exchange)
-        return gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn, c.ctx ? "exchange" : "ctx");
+        return gmm__peers_refuse(&c, gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn,
+                                               c.ctx ? "exchange" : "ctx"));
     if (c.size < 1 || c.size > GMM__PEERS_MOST || c.rank < 0 || c.rank >= c.size || c.processes < 0 ||
         c.processes > 1 || c.ctx->config.space != GMM_SPACE_CUDA)
-        return gmm__fail(error, GMM_E_ARG, "%s: rank %d of %d, processes %d, ctx on %s: must be a rank of 1 to %d, 0 "
-                         "or 1, and on a GPU", fn, (int)c.rank, (int)c.size, (int)c.processes,
-                         c.ctx->config.space == GMM_SPACE_CUDA ? "a GPU" : "the CPU", (int)GMM__PEERS_MOST);
+        return gmm__peers_refuse(&c, gmm__fail(
+            error, GMM_E_ARG, "%s: rank %d of %d, processes %d, ctx on %s: must be a rank of 1 to %d, 0 or 1, and on a "
+            "GPU", fn, (int)c.rank, (int)c.size, (int)c.processes,
+            c.ctx->config.space == GMM_SPACE_CUDA ? "a GPU" : "the CPU", (int)GMM__PEERS_MOST));
     p = (gmm__peers *)gmm__wire_alloc(c.ctx, sizeof *p);
-    if (!p) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
+    if (!p) return gmm__peers_refuse(&c, gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn));
     p->wire.ctx = c.ctx;
     p->config = c;
     e = gmm__cuda_enter(c.ctx, &current);
     if (e != cudaSuccess) {
         gmm__wire_free(c.ctx, p);
-        return gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e));
+        return gmm__peers_refuse(&c, gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e)));
     }
     e = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &batch, 11070, cudaEnableDefault, &found);
     p->batch = (PFN_cuStreamBatchMemOp_v11070)batch;
@@ -3529,17 +3583,17 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->last, cudaEventDisableTiming);
     bytes = gmm__peers_bytes(c.size);
     if (bytes < GMM__PEERS_BLOCK) bytes = GMM__PEERS_BLOCK;
-    if (e == cudaSuccess) e = cudaMallocHost(&seen, GMM__PEERS_MOST * sizeof *p->seen);
+    if (e == cudaSuccess) e = cudaMallocHost(&seen, GMM__PEERS_WORDS * GMM__PEERS_MOST * sizeof *p->seen);
     if (e == cudaSuccess) e = cudaMalloc(&own, bytes);
     if (e == cudaSuccess) e = cudaMemset(own, 0, bytes);
     p->seen = (uint32_t *)seen;
     if (e == cudaSuccess) { /* loaded now: that may wait for the device, which then waits for a peer */
-        gmm_peers_release<<<1, GMM__PEERS_WORDS * GMM__PEERS_MOST, 0, p->aid>>>((uint32_t *)own, 0, 0);
+        gmm_peers_release<<<1, GMM__PEERS_GONE * GMM__PEERS_MOST, 0, p->aid>>>((uint32_t *)own, 0, 0);
         gmm_peers_max<<<1, 1, 0, p->aid>>>((float *)own, (const float *)own, 0, 0, 0);
         e = cudaGetLastError();
     }
     if (e == cudaSuccess) e = cudaDeviceSynchronize(); /* before a peer writes there */
-    s = gmm__peers_share(p, &p->own, own, bytes, e != cudaSuccess);
+    s = gmm__peers_share(p, &p->own, own, bytes, e != cudaSuccess ? cudaGetErrorString(e) : NULL);
     (void)gmm__cuda_leave(c.ctx, fn, current, cudaSuccess);
     if (e != cudaSuccess || s) {
         s = e != cudaSuccess ? gmm__fail(error, GMM_E_CUDA, "%s: %s", fn, cudaGetErrorString(e))

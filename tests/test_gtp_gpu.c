@@ -134,6 +134,7 @@ static void leaves(int arg) {
 enum { RANKS = 8, LAYERS = 6, EXPERTS = 4, CAST_BYTES = 8 << 20, BLOCKS = 256 };
 /* ALONE: one GPU without a communicator. */
 typedef enum via { ALONE, NCCL, NCCL_WINDOWS, NCCL_ENGINES, PEERS, VIAS } via;
+enum fault { NO_FAULT, NO_MEMORY, FAILED_WINDOW, OTHER_SIZE, GIVEN_UP };
 static const char *const via_name[] = {"alone", "nccl", "nccl windows", "nccl copy engines", "peers"};
 
 typedef struct gpu_case {
@@ -149,6 +150,7 @@ typedef struct gpu_case {
     int poison;             /* what gathers and reductions use is NaN again before every step */
     int formats;            /* no training: a gather of quantized weights and a maximum, byte by byte */
     int sums;               /* no training: a reduction of random gradients */
+    int fault;              /* no training: one of enum fault happens to communicators */
     int cast;               /* no training: 1 + the format that weights are quantized to, for both passes */
     const unsigned char *want; /* what the views then hold; NULL = the result keeps it */
     float scale;            /* of gradients; 0 = 1 */
@@ -236,6 +238,7 @@ typedef struct rank {
     int32_t graph_id[2];
     const void *place[GMM_GTP_PASSES + 1][LAYERS]; /* of views and gradient buffers: they never move */
     long allocations;       /* of the context */
+    int starved;            /* 1: there are none any more */
     gmm_status status;
     char text[512];
     double seconds;
@@ -275,7 +278,7 @@ static int failed(rank *r, gmm_status s, const char *call, const char *text) {
 static void *counted(void *user, size_t bytes) {
     rank *r = (rank *)user;
     r->allocations++;
-    return malloc(bytes);
+    return r->starved ? NULL : malloc(bytes);
 }
 static void release(void *user, void *memory) {
     (void)user;
@@ -1048,12 +1051,53 @@ static int connect_ranks(rank *r) {
     return s ? failed(r, s, "communicator", error.text) : 0;
 }
 
+/* One rank's communicator fails, or gives up beside a slow rank: all ranks learn it, and no stream hangs. */
+enum { FAULT_BYTES = 4 << 20 };
+static int drained(rank *r) {
+    const double begin = now();
+    cudaError_t e;
+    while ((e = cudaStreamQuery(r->compute)) == cudaErrorNotReady && now() - begin < 8) { }
+    return e == cudaSuccess ? 0 : failed(r, GMM_E_CUDA, "a stream hangs", cudaGetErrorString(e));
+}
+static int learns(rank *r, gmm_status status, const char *text) {
+    gmm_error error = GMM_ZERO;
+    const gmm_status s = r->comm[0].poll(r->comm[0].self, &error);
+    if (s == status && strstr(error.text, text)) return 0;
+    return failed(r, GMM_E_STATE, "poll", error.text[0] ? error.text : gmm_status_name(s));
+}
+static int faults(rank *r) {
+    const int late = r->index == 1;
+    const struct timespec pause = {0, 300000000};
+    gmm_comm *c = &r->comm[0];
+    char mine = 0, all[RANKS], *recv = (char *)take(r, FAULT_BYTES, 0), *send = (char *)take(r, FAULT_BYTES, r->index);
+    void *window = NULL;
+    gmm_status s;
+    if (r->status) return 1;
+    if (late && r->c->fault == FAILED_WINDOW) c->give_up(c->self, "on trial");
+    s = c->window_add(c->self, recv, FAULT_BYTES - (late && r->c->fault == OTHER_SIZE ? 4096 : 0), &window);
+    if (r->c->fault != GIVEN_UP) {
+        if (s != GMM_E_COMM || window) return failed(r, GMM_E_STATE, "window_add", gmm_status_name(s));
+        return learns(r, GMM_E_COMM, r->c->fault == OTHER_SIZE ? "size" : late ? "on trial" : "rank 1 of");
+    }
+    if (s) return failed(r, s, "window_add", "failed");
+    for (int i = 0; i < 4 && late; i++) (void)nanosleep(&pause, NULL);
+    if (c->all_gather(c->self, send, recv, FAULT_BYTES / RANKS, r->compute)) return failed(r, GMM_E_COMM, "gather", "");
+    if (r->index == 0) {
+        (void)nanosleep(&pause, NULL);
+        if (learns(r, GMM_OK, "")) return 1;
+        c->give_up(c->self, "on trial");
+    }
+    if (drained(r) || learns(r, GMM_E_COMM, r->index ? "rank 0 of" : "on trial")) return 1;
+    return meet(&r->seat, &mine, all, 1) ? failed(r, GMM_E_COMM, "meet", "") : 0;
+}
+
 /* The rank that stops in a case of a silent one. */
 static int stops(const rank *r) { return r->c->silent && r->index == 1; }
 static int program(rank *r) {
     if (r->c->formats) return formats(r);
     if (r->c->sums) return sums(r);
     if (r->c->cast) return cast(r);
+    if (r->c->fault) return faults(r);
     return declare(r) || train(r) || (!stops(r) && report(r));
 }
 
@@ -1075,13 +1119,17 @@ static void *thread_main(void *argument) {
                  r->rt.stream_create(r->rt.self, -5, &r->side[1])))
         bad = failed(r, GMM_E_CUDA, "streams", gmm_last_error(r->ctx));
     if (meet(&r->seat, &mine, all, 1)) bad = failed(r, GMM_E_COMM, "meet", "a rank is missing");
+    r->starved = r->c->fault == NO_MEMORY && r->index == 1;
     if (!bad) bad = connect_ranks(r) || program(r);
     if (bad && r->gtp && !r->c->silent) (void)fprintf(stderr, "        rank %d: %s\n", r->index, r->text);
     (void)cudaDeviceSynchronize(); /* whatever has failed: nothing may hang */
     (void)meet(&r->seat, &mine, all, 1);
-    if (stops(r)) /* the rank that left looks after itself at the end */
+    if (stops(r)) { /* the rank that left looks after itself at the end */
         for (int k = 0; k < 2; k++)
             if (r->comm[k].give_up) r->comm[k].give_up(r->comm[k].self, "gone");
+        (void)cudaDeviceSynchronize();
+    }
+    if (r->c->silent) (void)meet(&r->seat, &mine, all, 1); /* it tells the others, whose communicators must be there */
     for (int i = 0; i < 2; i++)
         if (r->graph[i]) (void)cudaGraphExecDestroy(r->graph[i]);
     if (r->window[0] && !r->status) (void)r->comm[0].window_remove(r->comm[0].self, r->window[0]);
@@ -1491,6 +1539,24 @@ static void casts(int arg) {
         for (int k = 0; k < n; k++) T_CHECK(got.status[k] == GMM_OK, "%s, rank %d: %s", cast_name[i], k, got.text[k]);
     }
 }
+static void one_fails(int arg) { /* what fails on one rank fails on all, at once */
+    static const int kinds[] = {NO_MEMORY, FAILED_WINDOW, OTHER_SIZE, GIVEN_UP};
+    for (int k = 0; k < (int)T_COUNT(kinds); k++) {
+        gpu_case c = plain();
+        gpu_result out;
+        const double begin = now();
+        const int n = need_gpus((via)arg);
+        c.via = (via)arg;
+        c.fault = kinds[k];
+        run_case(&c, n, n, &out);
+        for (int i = 0; i < n; i++) {
+            const gmm_status want = c.fault != NO_MEMORY ? GMM_OK : i == 1 ? GMM_E_MEMORY : GMM_E_COMM;
+            T_CHECK(out.status[i] == want, "case %d, rank %d: %s", c.fault, i, out.text[i]);
+            T_CHECK(c.fault != NO_MEMORY || i == 1 || strstr(out.text[i], "rank 1 of"), "%s", out.text[i]);
+        }
+        T_CHECK(now() - begin < 10, "case %d took %.1f s", c.fault, now() - begin);
+    }
+}
 static void silence(int arg) {
     gpu_case c = plain();
     gpu_result out;
@@ -1532,6 +1598,7 @@ void tests_gtp_gpu(void) {
         t_add_gpu_once(two_domains, v, "row59 gtp on GPUs: %s, two domains", via_name[v]);
     for (int v = PEERS; v >= NCCL; v--)
         t_add_gpu_once(many_steps, v, "row58 gtp on GPUs: %s, 10000 steps", via_name[v]);
+    t_add_gpu_once(one_fails, PEERS, "row70 gtp on GPUs: peers, one rank fails");
     t_add_gpu_once(silence, PEERS, "row70 gtp on GPUs: peers, a rank is gone");
     t_add_gpu_once(silence, NCCL, "row70 gtp on GPUs: nccl, a rank is gone");
 }

@@ -345,17 +345,18 @@ static void *cuda_alloc_host(size_t bytes) { /* page-locked: copies run at the s
 static void cuda_release(void *address) { cuda_check(cudaFree(address)); }
 static _Thread_local gmm_gtp *watched; /* whose collectives are looked after while a rank waits */
 /* Waits for the work so far outside of CUDA: a copy that waits keeps other threads from enqueuing what it waits for. A
-   rank that is gone ends the program. */
+   rank that is gone ends the program; the look behind the work tells whether what came is good. */
 static void cuda_wait(void) {
     const struct timespec pause = {0, 20000};
-    cudaError_t e;
-    if (!watched) return;
-    while ((e = cudaStreamQuery(NULL)) == cudaErrorNotReady) {
-        const gmm_status s = gmm_gtp_poll(watched);
+    cudaError_t e = cudaErrorNotReady;
+    while (watched && e == cudaErrorNotReady) {
+        gmm_status s;
+        e = cudaStreamQuery(NULL);
+        s = gmm_gtp_poll(watched);
         if (s) die("%s: %s", gmm_status_name(s), gmm_gtp_last_error(watched));
-        (void)nanosleep(&pause, NULL);
+        if (e == cudaErrorNotReady) (void)nanosleep(&pause, NULL);
     }
-    cuda_check(e);
+    if (watched) cuda_check(e);
 }
 static void cuda_upload(void *to, const void *from, size_t bytes) {
     cuda_wait();

@@ -6431,6 +6431,7 @@ static gmm__room gmm__mma_room(const gmm__call *call, int32_t blocks) {
     gmm__room room;
     room.most = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
     room.early = gmm__mma_early(call);
+    room.limit = call->options.sm_limit;
     return room;
 }
 /* What kernels may take, and those that stream rows. */

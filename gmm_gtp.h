@@ -4321,6 +4321,7 @@ static void gmm__gtp_take_wslot(gmm_gtp *g, gmm__gtp_bundle *b) {
 typedef struct gmm__gtp_sum {
     gmm_context *ctx;
     gmm_accumulation d;
+    gmm_options options;
     gmm_mat x, y;
     void *workspace;
     size_t workspace_bytes;
@@ -4341,6 +4342,7 @@ static gmm__gtp_sum gmm__gtp_sum_of(gmm_gtp *g, const gmm__gtp_domain *d, const 
 /* Its pointers, once it stands where it is used. */
 static void gmm__gtp_sum_point(gmm__gtp_sum *s) {
     if (s->d.count > 1) s->x = gmm_mat_table(s->x.dtype, s->part, (uint32_t)GMM_MAT_TABLE_ON_HOST);
+    s->d.options = &s->options;
     s->d.x = &s->x;
     s->d.y = &s->y;
 }
@@ -5343,6 +5345,13 @@ static gmm_status gmm__gtp_fill_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, c
     return s;
 }
 
+/* Multiprocessors that sums take: those that the GEMMs of the backward chain leave, 0 = all behind its last one. */
+static int32_t gmm__gtp_sums_take(gmm_gtp *g, const gmm__gtp_bundle *b) {
+    gmm_gtp_pass pass = GMM_GTP_FORWARD;
+    const int32_t chain = b->chain[GMM_GTP_BACKWARD];
+    if (chain < 0 || !gmm__gtp_behind(g, chain, b->place[GMM_GTP_BACKWARD], 1, &pass)) return 0;
+    return pass == GMM_GTP_BACKWARD ? GMM__GTP_SUM_PROCESSORS : 0;
+}
 /* Everything of a submit that the reduce stream does. */
 static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_gtp_add add) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
@@ -5384,6 +5393,7 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
         for (r = 0; r < sum.d.count && sum.d.count > 1; r++)
             sum.part[r] = r == d->rank ? own : from + (size_t)r * part * size;
         sum.x.data = own;
+        sum.options.sm_limit = gmm__gtp_sums_take(g, b);
         sum.d.scale = scale;
         sum.d.beta = add == GMM_GTP_SET ? 0.0f : 1.0f;
         sum.workspace = d->reduce_base + d->work_at;

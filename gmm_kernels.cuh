@@ -3021,6 +3021,7 @@ enum {
                                 one that stays, but blocks that find no row cost time as well */
     GMM__ELEM_SPAN = 256,    /* columns a warp handles at a time: 8 per lane */
     GMM__ELEM_RUN = 128,     /* units a warp copies at a time: 4 per lane */
+    GMM__SUM_BLOCK = 1024,   /* threads of a block that has a multiprocessor for its sums */
     GMM__ELEM_ADDENDS = 256, /* matrices that one launch adds up: their addresses are kernel parameters */
     GMM__MAP_CHUNK = 1024,   /* slots whose ranks one warp counts */
     GMM__ROUTE_CHUNK = 8,    /* tokens whose loss terms are added first */
@@ -3137,10 +3138,11 @@ typedef struct gmm__copy_args {
     int64_t rows, cols, src_ld, dst_ld;
 } gmm__copy_args;
 
-/* What a call leaves its kernels: blocks of a grid at most, and whether they may be launched early. */
+/* What a call leaves its kernels: blocks of a grid at most, whether they may be launched early, and how many
+   multiprocessors; 0 = all. */
 typedef struct gmm__room {
     int64_t most;
-    int32_t early;
+    int32_t early, limit;
 } gmm__room;
 
 /* ..................................................................................................... Elements ... */
@@ -4764,6 +4766,65 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
     }
 }
 
+/* Adds 16 bytes of each of n addends, n a constant, so that all are on their way at once. Nobody reads them again. */
+GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t at,
+                                  float *sum) {
+    uint4 v[4];
+    int k, c;
+#pragma unroll
+    for (k = 0; k < n; k++) v[k] = __ldcs((const uint4 *)(const void *)a->addends[first + k] + at);
+#pragma unroll
+    for (k = 0; k < n; k++) {
+        const uint32_t w[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
+#pragma unroll
+        for (c = 0; c < (wide ? 4 : 8); c++) {
+            const float x = __uint_as_float(wide ? w[c & 3] : c & 1 ? w[c / 2] & 0xFFFF0000u : w[c / 2] << 16);
+            sum[c] = first + k > 0 ? gmm__add_rn(sum[c], x) : x;
+        }
+    }
+}
+/* The same sum for one row of whole vectors, F32 or BF16 into F32, by few blocks: each takes a multiprocessor and has
+   enough under way for it, so that a GEMM beside it keeps those that it has. */
+GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a) {
+    const int quads = wide ? 1 : 2; /* of y that a thread has at a time */
+    const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
+    int64_t at;
+    for (at = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; at < count; at += step) {
+        float4 *const y = (float4 *)a->y.data + at * quads;
+        float4 old[2];
+        float sum[8];
+        int32_t i;
+        int j;
+#pragma unroll
+        for (j = 0; j < quads; j++) old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
+        for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, at, sum);
+        if (a->count & 2) gmm__add_addends(wide, 2, a, i, at, sum), i += 2;
+        if (a->count & 1) gmm__add_addends(wide, 1, a, i, at, sum);
+#pragma unroll
+        for (j = 0; j < 4 * quads; j++) sum[j] = gmm__mul_rn(a->scale, sum[j]);
+#pragma unroll
+        for (j = 0; j < quads && a->beta != 0.0f; j++) {
+            sum[4 * j] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].x), sum[4 * j]);
+            sum[4 * j + 1] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].y), sum[4 * j + 1]);
+            sum[4 * j + 2] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].z), sum[4 * j + 2]);
+            sum[4 * j + 3] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].w), sum[4 * j + 3]);
+        }
+#pragma unroll
+        for (j = 0; j < quads; j++)
+            __stcs(y + j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
+    }
+}
+GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
+gmm_accumulate_beside_f32(const __grid_constant__ gmm__accumulate_args a) {
+    gmm_early();
+    gmm__accumulate_beside(1, &a);
+}
+GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
+gmm_accumulate_beside_bf16(const __grid_constant__ gmm__accumulate_args a) {
+    gmm_early();
+    gmm__accumulate_beside(0, &a);
+}
+
 /* dst = src in another float dtype. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
     gmm_early();
@@ -5448,13 +5509,21 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t left;
-    int32_t j;
+    int32_t j, beside;
     gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
+    beside = room.limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
+             a.y.dtype == GMM_F32 && (a.x.dtype == GMM_F32 || a.x.dtype == GMM_BF16);
+    if (beside && room.most > room.limit) room.most = room.limit;
     for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
         if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
         if (a.cols > left) a.cols = left;
-        status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room, &a,
-                                    stream);
+        if (beside)
+            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_beside_f32
+                                                        : (const void *)gmm_accumulate_beside_bf16,
+                                   (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, room, GMM__SUM_BLOCK, 0, &a, stream);
+        else
+            status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room,
+                                        &a, stream);
         for (j = 0; j < a.count; j++) a.addends[j] += a.cols * gmm__k_bytes(a.x.dtype);
         a.y.data = gmm__k_column(&a.y, a.cols);
         if (a.start.data) a.start.data = gmm__k_column(&a.start, a.cols);

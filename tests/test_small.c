@@ -88,6 +88,33 @@ static void accumulates(int arg) {
             }
 }
 
+/* Few multiprocessors leave every bit: the stated order, over several rounds of few blocks, with and without what the
+   kernel for them takes: whole vectors, rows without gaps, addresses at 16 bytes. */
+static void accumulate_limited(int arg) {
+    static const int64_t shape[][4] = { { 1, 70004, 0, 0 }, { 1, 70003, 0, 0 }, { 40, 300, 0, 0 }, { 40, 300, 4, 0 },
+                                        { 2, 4096, 0, 0 }, { 1, 4, 0, 0 } };
+    static const int counts[] = { 1, 3, 4, 5, 9, 257 };
+    const gmm_dtype from = floats[arg / 3], to = floats[arg % 3];
+    for (int k = 0; k < (int)T_COUNT(shape); k++)
+        for (int c = 0; c < (int)T_COUNT(counts); c++) {
+            const int64_t rows = shape[k][0], cols = shape[k][1], n = rows * cols;
+            if (counts[c] * n > 700000) continue;
+            for (int off = 0; off < 2; off++) {
+                const t_mat x = t_mat_make(from, counts[c], rows, cols, shape[k][2], off ? 4 : 0,
+                                           (k + c) % 2 ? T_TABLE_HOST : T_PACKED, T_REALS);
+                const t_mat y = filled(to, rows, cols, shape[k][3], T_REALS);
+                gmm_accumulation d = accumulation(&x, &y, 1.0f / 3.0f, c % 3 ? 0.9f : 0.0f);
+                gmm_options options = GMM_ZERO;
+                double *want = (double *)t_host((size_t)n * sizeof *want);
+                options.sm_limit = 1 + 2 * (k % 2);
+                d.options = &options;
+                for (int64_t i = 0; i < n; i++) want[i] = stated(&x, &y, i, d.scale, d.beta);
+                T_OK(accumulate(&d));
+                t_exact("y", to, t_mat_get(&y), want, n);
+            }
+        }
+}
+
 /* beta 0 does not read y; a NaN in an addend arrives, also through a scale of 0; a NaN in y arrives at beta 1 */
 static void accumulate_nan(int arg) {
     enum { R = 3, C = 20 };
@@ -333,6 +360,7 @@ void tests_small(void) {
     for (int i = 0; i < 9; i++) {
         const char *from = gmm_dtype_name(floats[i / 3]), *to = gmm_dtype_name(floats[i % 3]);
         t_add(accumulates, i, "small accumulate %s into %s", from, to);
+        t_add(accumulate_limited, i, "small accumulate %s into %s by few multiprocessors", from, to);
         t_add(converts, i, "small convert %s to %s", from, to);
     }
     for (int i = 0; i < 3; i++) {

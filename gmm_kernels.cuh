@@ -2279,13 +2279,12 @@ typedef struct gmm_fp8_args {
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 44 }; /* rows of a tile per group of threads */
+enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group of threads */
 
 /* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit) */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256) \
-    X(128x192, 2, 192, 4, 3, 256) \
-    X(128x256, 2, 256, 3, 4, 256)
+    X(128x192, 2, 192, 4, 3, 256)
 
 /* What a block's sum is multiplied by: X(tag, value, bytes of scales per stage: per group of threads, besides, per
    column) */
@@ -2300,8 +2299,7 @@ enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
     X(GMM_E4M3, e4m3, rows, 192x128) X(GMM_E5M2, e5m2, rows, 192x128) \
     X(GMM_E4M3, e4m3, rows, 128x192) X(GMM_E5M2, e5m2, rows, 128x192) \
     X(GMM_E4M3, e4m3, both, 128x192) X(GMM_E5M2, e5m2, both, 128x192) \
-    X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192) \
-    X(GMM_E4M3, e4m3, fast, 128x256) X(GMM_E5M2, e5m2, fast, 128x256)
+    X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
 
 /* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
    a tile's columns per group of threads, scales of stages. */
@@ -2351,10 +2349,16 @@ GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
 
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
 GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
-/* A tile, and where its group's rows start in padded copies. */
+/* How a tile's sums go out: as 16-bit elements, by TMA, added to what is there. */
+enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4 };
+
+/* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole, how they go out,
+   and for TMA the last three coordinates of its first row in D. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
     int32_t start;
+    float all;
+    int32_t out, y, z, w;
 } gmm_fp8_tile;
 
 /* Stages of a tile. An empty sum takes one, of nothing: stages are what keeps the ring of tiles from being overrun. */
@@ -2410,6 +2414,19 @@ GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t
     return all;
 }
 
+/* Fills in how a tile goes out. */
+GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
+    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_BASE;
+    const int size = gmm_kmat_size(&args->p.d);
+    const float beta = gmm_gemm_beta(&args->p, f->t.g);
+    f->out = size == 2 && beta == 0.0f ? GMM_FP8_NARROW : size == 4 && beta == 1.0f ? GMM_FP8_ADDED : 0;
+    if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (f->out || (size == 4 && beta == 0.0f)))
+        f->out |= GMM_FP8_WHOLE;
+    f->y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED - (f->t.end - f->t.row));
+    f->z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
+    f->w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED;
+}
+
 #define GMM__BODY 11
 #define GMM__TAG e4m3
 #define GMM__SUMS rows
@@ -2428,10 +2445,6 @@ GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t
 #define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
-#define GMM__SUMS fast
-#define GMM__FAST 1
-#define GMM__TILE 128x256
-#include GMM_KERNELS_FILE
 #undef GMM__TAG
 #define GMM__TAG e5m2
 #define GMM__SUMS rows
@@ -2449,10 +2462,6 @@ GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t
 #define GMM__SUMS fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
-#include GMM_KERNELS_FILE
-#define GMM__SUMS fast
-#define GMM__FAST 1
-#define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__BODY
@@ -7104,7 +7113,8 @@ GMM__DEVICE void GMM__PART(gmm11_send_)(float *to, uint32_t lines, uint32_t colu
 
 /* The sums of 64 rows of a tile for a group of 128 threads: `depths` stages from number *at on. `lines` and `columns`
    are the descriptors of its rows and of the tile's columns in stage 0; `factors` is where the scale of the thread's
-   first row stands there; `odd`: the second block of columns begins with the tile's 64th, else with its 128th. */
+   first row stands there, 0: all are 1; `odd`: the second block of columns begins with the tile's 64th, else with its
+   128th. */
 GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uint32_t lines, uint32_t columns,
                                        uint32_t bars, uint32_t pair, uint32_t factors, int odd, uint32_t *at) {
     const uint32_t lane = threadIdx.x & 31, end = *at + depths;
@@ -7129,13 +7139,16 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uin
     int u, e;
 #pragma unroll 1
     for (; q != end; q++) {
-        float f[GMM__OF(cols) == 128 ? 1 : 3][2], by[4][4], a[2], b[2];
+        float f[GMM__OF(cols) == 128 ? 1 : 3][2], by[4][4], a[2] = { 1.0f, 1.0f }, b[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
         gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
         GMM__PART(gmm11_send_)(part, lines, columns, s);
-        a[0] = gmm_shared_read(factors + s * GMM__FACTORS);
-        a[1] = gmm_shared_read(factors + s * GMM__FACTORS + 32);
-        if (GMM__KIND == GMM_FP8_ROWS) gmm_shared_read2(blocks + s * GMM__FACTORS, b);
+        GMM__WGMMA_WAIT(1); /* of one: or ptxas has products wait for scales that are asked for between them */
+        if (factors) {
+            a[0] = gmm_shared_read(factors + s * GMM__FACTORS);
+            a[1] = gmm_shared_read(factors + s * GMM__FACTORS + 32);
+            if (GMM__KIND == GMM_FP8_ROWS) gmm_shared_read2(blocks + s * GMM__FACTORS, b);
+        }
         if (GMM__KIND == GMM_FP8_BOTH) {
 #pragma unroll
             for (u = 0; u < 4; u++) gmm_shared_read4(blocks + s * GMM__FACTORS + 64 * u, by[u]);
@@ -7185,13 +7198,16 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring: written, */
     const uint32_t taken = told + 8 * GMM_SM90_RING;        /* read by the warp that moves operands */
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
+    const int scaled = GMM__FACTORS && args.a_scale.scaling == GMM_SCALING_1X128; /* block by block */
     uint32_t pair, rank, i;
 
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    for (i = threadIdx.x; i < GMM__LINES / 4 * GMM__OF(teams); i += blockDim.x) /* what is not by line stays 1 */
+        ((float *)(gmm_shared + GMM__OF(lines)))[i] = 1.0f;
     if (threadIdx.x == 0) {
         for (i = 0; i < GMM__OF(stages); i++) {
-            gmm_bar_init(bars + 16 * i, GMM__FACTORS ? 33 : 1); /* the producer, and lanes that bring scales */
+            gmm_bar_init(bars + 16 * i, scaled ? 33 : 1); /* the producer, and lanes that bring scales */
             gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
         }
         for (i = 0; i < 2 * GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
@@ -7227,6 +7243,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     gmm_sm90_place(&args.p, args.wgrad, ends, items, item, GMM__OF(cols), GMM_FP8_UNIT, GMM__OF(teams),
                                    GMM_FP8_UNIT, (int32_t)pair, (int32_t)rank, &f.t);
                     f.start = starts[f.t.g];
+                    f.all = gmm_fp8_outer(&args, &f.t);
+                    gmm_fp8_way_out(&args, &f);
                 }
                 if (tile >= GMM_SM90_RING / 2)
                     gmm_bar_wait(taken + 8 * (before % GMM_SM90_RING), before / GMM_SM90_RING & 1);
@@ -7286,42 +7304,33 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     x += 128;
                 }
             }
-        } else if (warp == 4 * GMM__OF(teams) + 1 && GMM__FACTORS) { /* brings scales, columns' as sums stand */
+        } else if (warp == 4 * GMM__OF(teams) + 1 && scaled) { /* brings scales, columns' as sums stand */
             const uint32_t factors = base + GMM__OF(factors);
-            const int plain = args.a_scale.scaling != GMM_SCALING_1X128;
             uint32_t at = 0, tile = 0;
             int32_t x;
-            for (x = lane; plain && x < GMM__OF(stages) * GMM__FACTORS / 4; x += 32)
-                ((float *)(gmm_shared + GMM__OF(factors)))[x] = 1.0f;
             for (;; tile++) {
                 const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
-                const float *rows = NULL, *cols = NULL;
-                int64_t step = 0, block = 0;
+                const float *rows, *cols;
+                int64_t step, block;
                 uint32_t depths;
-                int32_t left, right, next_row = 0, next_col = 0;
+                int32_t left, right, next_row, next_col;
                 gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
                 if (f->t.units == 0) break;
                 depths = gmm_fp8_depths(f->t.k);
                 left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
                 right = f->t.k > 0 ? f->t.cols - lane : 0;
-                if (!plain) {
-                    rows = gmm_fp8_scales_a(&args, f, &step) + f->t.m0 + lane;
-                    next_row = (int32_t)step;
-                    cols = gmm_fp8_scales_b(&args, f, &step, &block);
-                    next_col = (int32_t)step;
-                    if (GMM__KIND == GMM_FP8_BOTH) cols += f->t.n0 + lane;
-                    else { /* lane 1: of the columns behind the next multiple of 128, if there are */
-                        const int32_t near = 128 - f->t.n0 % 128;
-                        cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > near)) * block;
-                    }
+                rows = gmm_fp8_scales_a(&args, f, &step) + f->t.m0 + lane;
+                next_row = (int32_t)step;
+                cols = gmm_fp8_scales_b(&args, f, &step, &block);
+                next_col = (int32_t)step;
+                if (GMM__KIND == GMM_FP8_BOTH) cols += f->t.n0 + lane;
+                else { /* lane 1: of the columns behind the next multiple of 128, if there are */
+                    const int32_t near = 128 - f->t.n0 % 128;
+                    cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > near)) * block;
                 }
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s, to = factors + s * GMM__FACTORS;
                     gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
-                    if (plain) {
-                        gmm_bar_arrive_here(full);
-                        continue;
-                    }
 #pragma unroll
                     for (x = 0; x < 2 * GMM__OF(teams); x++)
                         gmm_fetch4(to + 4 * (uint32_t)lane + 128 * x, rows + 32 * x, 32 * x < left);
@@ -7353,14 +7362,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0);
             const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(a) + 8192 * wg, 0);
             const uint32_t columns = (uint32_t)gmm_wgmma_desc(base, 0);
-            uint32_t bits, room;
-            int rows, whole, size, tid, row, a_scaling, b_scaling, bias_dtype, wgrad, narrow, added, per;
-            int64_t pitch;
-            float beta, all;
-            char *d;
+            uint32_t room;
+            int rows, tid, row, out, per;
+            float all;
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
-            all = gmm_fp8_outer(&args, t);
             if (t->cols <= 0 || t->units <= wg || t->k == 0) { /* nothing to multiply: hands the stages back */
                 uint32_t depths = gmm_fp8_depths(t->k);
                 for (; depths > 0; depths--, at++) {
@@ -7389,51 +7395,45 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 tid = gmm_tid();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
                 GMM__PART(gmm11_sum_)(sum, gmm_fp8_depths(t->k), lines, columns, bars, pair,
-                                      base + GMM__OF(factors) + 4 * (uint32_t)row, t->n0 % 128 != 0, &at);
+                                      scaled ? base + GMM__OF(factors) + 4 * (uint32_t)row : 0, t->n0 % 128 != 0, &at);
             }
 #pragma unroll
             for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(sum[u]) : : "memory");
             tid = gmm_tid() & 127;
-            size = gmm_kmat_size(&args.p.d);
-            a_scaling = (int)args.a_scale.scaling;
-            b_scaling = (int)args.b_scale.scaling;
-            bias_dtype = (int)args.p.bias.dtype;
-            wgrad = args.wgrad;
-            asm volatile("" : "+r"(size), "+r"(a_scaling), "+r"(b_scaling), "+r"(bias_dtype), "+r"(wgrad));
             row = tid / 32 * 16 + tid % 32 / 4; /* of the group's; and 8 below */
             rows = t->rows - 64 * wg;
-            pitch = args.p.d.ld * size;
-            beta = gmm_gemm_beta(&args.p, t->g);
-            d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + 64 * wg + (wgrad ? 0 : (int64_t)t->row)) * pitch;
-            bits = (uint32_t)(uintptr_t)d | (uint32_t)pitch;
-            whole = (bits & 15) == 0;
+            all = f->all;
+            out = f->out;
             { /* scales of matrices and lines, bias */
                 const uint32_t scales = base + GMM__OF(lines) + GMM__LINES * wg;
-                const char *const bias = wgrad || bias_dtype == GMM_NONE ? NULL : gmm_kmat_at(&args.p.bias, t->g);
-                const int left = t->cols;
-                const int by_row = a_scaling == GMM_SCALING_ROW, by_col = b_scaling == GMM_SCALING_ROW;
+                const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
+                const int by_col = args.b_scale.scaling == GMM_SCALING_ROW;
                 if (by_row || by_col) {
                     asm volatile("cp.async.wait_all;" : : : "memory");
                     gmm_bar_team(wg);
                 }
-                if (by_row || by_col || all != 1.0f) {
-                    const float s0 = by_row ? gmm_shared_read(scales + 4 * row) : 1.0f;
-                    const float s1 = by_row ? gmm_shared_read(scales + 4 * row + 32) : 1.0f;
+                if (by_row || by_col) {
+                    const float s0 = gmm_shared_read(scales + 4 * row), s1 = gmm_shared_read(scales + 4 * row + 32);
 #pragma unroll
                     for (u = 0; u < GMM__SUM; u += 4) {
-                        float c[2] = { 1.0f, 1.0f };
-                        if (by_col) gmm_shared_read2(scales + 256 + 8 * u + tid % 4 * 8, c);
-                        c[0] = by_col ? __fmul_rn(all, c[0]) : all;
-                        c[1] = by_col ? __fmul_rn(all, c[1]) : all;
+                        float c[2];
+                        gmm_shared_read2(scales + 256 + 8 * u + tid % 4 * 8, c);
+                        c[0] = __fmul_rn(all, c[0]);
+                        c[1] = __fmul_rn(all, c[1]);
                         sum[u] = __fmul_rn(__fmul_rn(sum[u], s0), c[0]);
                         sum[u + 1] = __fmul_rn(__fmul_rn(sum[u + 1], s0), c[1]);
                         sum[u + 2] = __fmul_rn(__fmul_rn(sum[u + 2], s1), c[0]);
                         sum[u + 3] = __fmul_rn(__fmul_rn(sum[u + 3], s1), c[1]);
                     }
+                } else if (all != 1.0f) {
+#pragma unroll
+                    for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], all);
                 }
-                if (bias) {
+                if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
+                    const char *const bias = gmm_kmat_at(&args.p.bias, t->g);
                     const float *const row_scale = args.p.row_scale + t->row + t->m0 + 64 * wg;
                     const int given = args.p.row_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
+                    const int left = t->cols;
                     const float s0 = row < given ? row_scale[row] : 1.0f;
                     const float s1 = row + 8 < given ? row_scale[row + 8] : 1.0f;
 #pragma unroll
@@ -7451,18 +7451,15 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 }
             }
             /* from registers to the room, box by box, as 16-bit elements or as sums, and from there to D */
-            narrow = size == 2 && beta == 0.0f;
-            added = size == 4 && beta == 1.0f;
-            whole = whole && (narrow || (size == 4 && (beta == 0.0f || added)));
             room = base + GMM__OF(rooms) + 8192 * GMM__OF(boxes) * wg;
-            per = narrow ? 64 : 32; /* columns of a box */
+            per = out & GMM_FP8_NARROW ? 64 : 32; /* columns of a box */
 #pragma unroll
             for (i = 0; i < GMM__OF(cols) / 32; i += GMM__OF(boxes)) { /* first box */
                 const int c0 = (int)i * per;
                 if (c0 >= t->cols || c0 >= GMM__OF(cols)) break;
                 if (tid == 0) asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
                 gmm_bar_team(wg);
-                if (narrow) {
+                if (out & GMM_FP8_NARROW) {
                     const gmm_dtype dtype = args.p.d.dtype;
                     const uint32_t put = room + (tid / 32 * 16 + tid % 16) * 128;
 #pragma unroll
@@ -7482,28 +7479,29 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                                          (((u % 4 * 2 + tid % 4 / 2) ^ (row % 8)) << 4)), "f"(sum[16 * i + 4 * u + e]),
                                          "f"(sum[16 * i + 4 * u + e + 1]) : "memory");
                 }
-                if (whole) asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+                if (out & GMM_FP8_WHOLE) asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
                 gmm_bar_team(wg);
-                if (whole && tid == 0) {
-                    const int32_t y = t->m0 + 64 * wg;
-                    const uint64_t to = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.d, t->g) - GMM_SM90_BASE;
+                if ((out & GMM_FP8_WHOLE) && tid == 0) {
                     for (x = 0; x < GMM__OF(boxes) && c0 + per * x < t->cols; x++)
-                        gmm_tma_store(&args.d, room + 8192 * x, added, t->n0 + c0 + per * x,
-                                      wgrad ? y : y + GMM_SM90_RAGGED - (t->end - t->row),
-                                      wgrad ? (int32_t)(to >> 4 & 0x3FFF) : t->end,
-                                      wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED);
+                        gmm_tma_store(&args.d, room + 8192 * x, out & GMM_FP8_ADDED, t->n0 + c0 + per * x,
+                                      f->y + 64 * wg, f->z, f->w);
                     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
                 }
-                if (!whole) { /* a thread per row and 16 bytes of it */
+                if (!(out & GMM_FP8_WHOLE)) { /* a thread per row and 16 bytes of it */
                     const char *const from = gmm_shared + GMM__OF(rooms) + 8192 * GMM__OF(boxes) * wg;
-                    const int near = (bits & (size == 2 ? 7 : 15)) == 0;
+                    const int size = gmm_kmat_size(&args.p.d);
+                    const int64_t pitch = args.p.d.ld * size;
+                    const float beta = gmm_gemm_beta(&args.p, t->g);
+                    char *const d = gmm_kmat_at(&args.p.d, t->g) +
+                                    (t->m0 + 64 * wg + (args.wgrad ? 0 : (int64_t)t->row)) * pitch;
+                    const int near = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
                     for (x = tid; x < 512 * GMM__OF(boxes); x += 128) {
                         const int r = x / 8 % 64, c = c0 + x / 512 * per + x % 8 * (per / 8), left = t->cols - c;
                         const char *const get = from + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
                         char *const to = d + r * pitch + (int64_t)(t->n0 + c) * size;
                         if (r >= rows) continue;
-                        if (narrow) {
+                        if (out & GMM_FP8_NARROW) {
                             for (e = 0; e < 8 && e < left; e++) ((uint16_t *)to)[e] = ((const uint16_t *)get)[e];
                         } else {
                             const float4 w = *(const float4 *)get;

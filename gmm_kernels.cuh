@@ -7365,6 +7365,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             uint32_t room;
             int rows, tid, row, out, per;
             float all;
+            __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
             if (t->cols <= 0 || t->units <= wg || t->k == 0) { /* nothing to multiply: hands the stages back */

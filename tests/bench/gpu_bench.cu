@@ -1016,7 +1016,7 @@ static void count_in(mean *m, double ratio, const char *name) {
 }
 
 static struct {
-    const char *rows; /* substrings, separated by commas; any of them selects a row */
+    const char *rows; /* substrings, separated by commas: any of them selects a row, or leaves it out (-) */
     FILE *json;
     int csv, entries, limits, quantized;
     double ms;
@@ -1026,14 +1026,19 @@ static int now(int when) { return when == ALWAYS || (when == ASKED && *R.rows); 
 static int wanted(const char *name) {
     const char *at = R.rows;
     char one[64];
-    if (!*at) return 1;
+    int named = 0, yes = 0;
     while (*at) {
         const size_t n = strcspn(at, ",");
         snprintf(one, sizeof one, "%.*s", (int)(n < sizeof one ? n : sizeof one - 1), at);
-        if (n && strstr(name, one)) return 1;
+        if (n && *one == '-') {
+            if (strstr(name, one + 1)) return 0;
+        } else if (n) {
+            named = 1;
+            if (strstr(name, one)) yes = 1;
+        }
         at += n + (at[n] == ',');
     }
-    return 0;
+    return yes || !named;
 }
 
 static void print_mean(const mean *m) {
@@ -1502,8 +1507,8 @@ static const char USAGE[] =
     "usage: gpu_bench [--rows=LIST] [--ms=20] [--csv] [--json=FILE] [--engine=mma]\n"
     "--rows: parts of names, any of which selects a row: dsv3/512/fc1f/bf16 (shape, tokens per expert, operation,\n"
     "        output), dsv3/4096/fc1f/bf16/sm_limit, dsv3/512/fc1f/bf16/qlinear, dense/8192/fc1f/bf16, dsv3/permute,\n"
-    "        dense/dsv3/4096/fc1, quantize/mxfp8/both;\n"
-    "        --rows=/64/,/zipf512/; rows of 130 and 256 tokens, and qlinear of 128 and 192, run only if named\n"
+    "        dense/dsv3/4096/fc1, quantize/mxfp8/both; with - before it, leaves them out;\n"
+    "        --rows=/64/,/zipf512/,-qlinear; rows of 130 and 256 tokens, and qlinear of 128 and 192, run only if named\n"
     "--ms:   time of a contender in a row, by turns in 10 blocks (20 from 200 ms on); a claim needs 200\n"
     "--kernels: with torch: the kernels that contenders launch, as torch's profiler sees them, to stderr\n";
 

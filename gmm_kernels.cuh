@@ -7,11 +7,11 @@
  *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
  *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
  *                             accumulate, convert)
- *     Bodies 1 to 15          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
+ *     Bodies 1 to 16          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
  *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
  *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
  *                             instruction, 9 product on Hopper, 10 product of quantized operands, 11 FP8 product on
- *                             Hopper, 12 amax, 13 to 15 casts of whole vectors. So a profiler and a debugger
+ *                             Hopper, 12 amax, 13 to 16 casts of whole vectors. So a profiler and a debugger
  *                             see every line of a kernel.
  *
  * CONFIGURATION (before gmm.h)
@@ -3535,7 +3535,7 @@ typedef struct gmm__quant_args {
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    int32_t swift;                    /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 those turned, too */
+    int32_t swift;                    /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 body 16, too */
     int32_t record;                   /* swift and delayed: the casts raise the amaxes of the copies */
     int32_t backward;                 /* swift: tiles from the last to the first, which the caches still hold */
     int64_t step[3], scale_step[2];   /* swift: bytes from matrix to matrix of copies and source; of their scales */
@@ -4009,21 +4009,25 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
 
 /* --- whole vectors: what serves usual shapes at the speed of memory --- */
 
-/* A block takes tiles of 128 x 128, a warp 32 rows by 64 columns of one: lane 8 q + c rows 8 q to 8 q + 7 and columns
-   8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a
-   lane has 8 codes of every line of a copy. Transposed codes are turned in shared memory. */
+/* A block takes tiles of 128 rows, whose values stay in registers as they are stored. A lane has eight rows of eight
+   columns, of 32 rows by 64 columns of a warp (amaxes, body 16) or of 16 by 128 (body 13), or sixteen rows of sixteen
+   bytes (bodies 14 and 15). What counts in the choice: how few lanes share a block of a row or column, and how long the
+   pieces of rows are that a warp writes; lines of memory in parts cost a fifth. Transposed codes are turned in shared
+   memory. */
 enum {
     GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
     GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
     GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
-    GMM__SWIFT_TILES = 2,                                     /* of a strip, that a block of MX32 or NV16 takes */
+    GMM__SWIFT_TILES = 2,                                     /* of a strip, that a block of body 16 takes */
     GMM__NV_COLUMN = GMM_TILE / 2,
-    GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
+    GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16,
+    GMM__SWIFT_ROOM = 16 * 16 * GMM__QUANT_BLOCK /* where tiles come in advance */
 };
 
 /* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
    counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
 enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
+enum { gmm__wide_bf16 = 8, gmm__wide_f16 = 8, gmm__wide_f32 = 4 }; /* elements of sixteen bytes */
 GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
     return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
 }
@@ -4070,15 +4074,88 @@ GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
     return most;
 }
 
+/* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
+   NaNs one is left. gmm__word_size_* makes magnitudes of what a chain leaves, zero of NaNs. */
+GMM__DEVICE uint32_t gmm__word_far_bf16(uint32_t most, uint32_t w) {
+#if __CUDA_ARCH__ >= 860
+    asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
+    return most;
+#else
+    return gmm__word_max_bf16(most & 0x7FFF7FFFu, w);
+#endif
+}
+GMM__DEVICE uint32_t gmm__word_far_f16(uint32_t most, uint32_t w) {
+#if __CUDA_ARCH__ >= 860
+    asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
+    return most;
+#else
+    return gmm__word_max_f16(most & 0x7FFF7FFFu, w);
+#endif
+}
+GMM__DEVICE uint32_t gmm__word_far_f32(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 s, t;\nabs.f32 s, %0;\nabs.f32 t, %1;\nmax.f32 %0, s, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+/* The same where a NaN counts as more than all others; whether it is among the words. */
+GMM__DEVICE uint32_t gmm__word_high_bf16(uint32_t most, uint32_t w) {
+#if __CUDA_ARCH__ >= 860
+    asm("max.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
+    return most;
+#else
+    return gmm__word_top_bf16(most & 0x7FFF7FFFu, w);
+#endif
+}
+GMM__DEVICE uint32_t gmm__word_high_f16(uint32_t most, uint32_t w) {
+#if __CUDA_ARCH__ >= 860
+    asm("max.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
+    return most;
+#else
+    return gmm__word_top_f16(most & 0x7FFF7FFFu, w);
+#endif
+}
+GMM__DEVICE uint32_t gmm__word_high_f32(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 s, t;\nabs.f32 s, %0;\nabs.f32 t, %1;\nmax.NaN.f32 %0, s, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+GMM__DEVICE uint32_t gmm__word_odd_bf16(uint32_t w) { return ((w & 0x7FFF7FFFu) + 0x007F007Fu) & 0x80008000u; }
+GMM__DEVICE uint32_t gmm__word_odd_f16(uint32_t w) { return ((w & 0x7FFF7FFFu) + 0x03FF03FFu) & 0x80008000u; }
+GMM__DEVICE uint32_t gmm__word_odd_f32(uint32_t w) { return (w & 0x7FFFFFFFu) > 0x7F800000u; }
+GMM__DEVICE uint32_t gmm__word_size_bf16(uint32_t most) { return gmm__word_max_bf16(0, most); }
+GMM__DEVICE uint32_t gmm__word_size_f16(uint32_t most) { return gmm__word_max_f16(0, most); }
+GMM__DEVICE uint32_t gmm__word_size_f32(uint32_t most) { return gmm__word_max_f32(0, most); }
+
 /* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
    each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. Products are
    `capped` at 6, or none of them may be a NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__swift_signs(const float v[8]) {
-    const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
-                                     __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
-    const uint32_t even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
-                                      __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
+/* Signs as the codes have them: from bytes of elements 0, 2, 4, 6 and of 1, 3, 5, 7; from words of two elements. */
+GMM__DEVICE uint32_t gmm__swift_signs2(uint32_t even, uint32_t odd) {
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
+}
+GMM__DEVICE uint32_t gmm__swift_signs(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint32_t low = __byte_perm(a, b, 0x7531), high = __byte_perm(c, d, 0x7531);
+    return gmm__swift_signs2(__byte_perm(low, high, 0x6420), __byte_perm(low, high, 0x7531));
+}
+GMM__DEVICE uint32_t gmm__swift_row_signs_bf16(const uint32_t x[4]) { return gmm__swift_signs(x[0], x[1], x[2], x[3]); }
+GMM__DEVICE uint32_t gmm__swift_row_signs_f16(const uint32_t x[4]) { return gmm__swift_signs(x[0], x[1], x[2], x[3]); }
+GMM__DEVICE uint32_t gmm__swift_row_signs_f32(const uint32_t x[4]) {
+    return gmm__swift_signs2(__byte_perm(x[0], x[2], 0x0073) & 0xFFFFu, __byte_perm(x[1], x[3], 0x0073) & 0xFFFFu);
+}
+/* Those of column j of eight rows; bytes of four words of one column, or of two, as `select` says. */
+GMM__DEVICE uint32_t gmm__swift_signs4(uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t pair, uint32_t select) {
+    return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), select);
+}
+GMM__DEVICE uint32_t gmm__swift_col_signs_bf16(const uint32_t (*x)[4], int32_t j) {
+    const int32_t k = j / 2;
+    const uint32_t half = j & 1 ? 0x7531 : 0x6420;
+    return gmm__swift_signs2(gmm__swift_signs4(x[0][k], x[2][k], x[4][k], x[6][k], 0x7531, half),
+                             gmm__swift_signs4(x[1][k], x[3][k], x[5][k], x[7][k], 0x7531, half));
+}
+GMM__DEVICE uint32_t gmm__swift_col_signs_f16(const uint32_t (*x)[4], int32_t j) {
+    return gmm__swift_col_signs_bf16(x, j);
+}
+GMM__DEVICE uint32_t gmm__swift_col_signs_f32(const uint32_t (*x)[4], int32_t j) {
+    return gmm__swift_signs2(gmm__swift_signs4(x[0][j], x[2][j], x[4][j], x[6][j], 0x0073, 0x5410),
+                             gmm__swift_signs4(x[1][j], x[3][j], x[5][j], x[7][j], 0x0073, 0x5410));
 }
 /* |v by|; capped: 6 if it is more, or a NaN. */
 GMM__DEVICE float gmm__swift_product(float v, float by, int capped) {
@@ -4087,25 +4164,27 @@ GMM__DEVICE float gmm__swift_product(float v, float by, int capped) {
     if (capped) asm("min.f32 %0, %0, 0f40C00000;" : "+f"(m));
     return m;
 }
-GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by, int capped) {
+/* 0x4B000000 and the code of one magnitude. */
+GMM__DEVICE uint32_t gmm__swift_magnitude(float v, float by, int capped) {
+    uint32_t low, middle, high;
+    asm("{\n.reg .f32 t;\nfma.rn.f32 t, %3, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
+        "add.rn.f32 t, %3, 0f4B000002;\nmov.b32 %1, t;\n"
+        "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
+        : "=r"(low), "=r"(middle), "=r"(high) : "f"(gmm__swift_product(v, by, capped)));
+    low = low < middle ? low : middle;
+    return low < high ? low : high;
+}
+enum { gmm__swift_magic = (int)0xFB000000u }; /* 0x4B000000 times 1 + 16 + ..., for two and more magnitudes */
+GMM__DEVICE uint32_t gmm__swift_e2m1(const float v[8], float by, int capped) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
-    for (j = 7; j >= 0; j--) {
-        uint32_t low, middle, high;
-        asm("{\n.reg .f32 t;\nfma.rn.f32 t, %3, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
-            "add.rn.f32 t, %3, 0f4B000002;\nmov.b32 %1, t;\n"
-            "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
-            : "=r"(low), "=r"(middle), "=r"(high) : "f"(gmm__swift_product(v[j], by, capped)));
-        low = low < middle ? low : middle;
-        codes = codes * 16 + (low < high ? low : high);
-    }
-    codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
-    return codes | gmm__swift_signs(v);
+    for (j = 7; j >= 0; j--) codes = codes * 16 + gmm__swift_magnitude(v[j], by, capped);
+    return codes - (uint32_t)gmm__swift_magic;
 }
 /* The same by gmm_f32_to_e2m1_random, element j with byte j % 4 of word j / 4. A product rises by its share of a step
    and is cut: at 2^-126 times it, bits 22 and up are the code. */
-GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const uint32_t random[2]) {
+GMM__DEVICE uint32_t gmm__swift_e2m1_random(const float v[8], float by, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
@@ -4120,32 +4199,8 @@ GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const 
             : "=r"(bits) : "f"(m), "f"(share));
         codes = codes * 16 + (bits >> 22);
     }
-    return codes | gmm__swift_signs(v);
+    return codes;
 }
-/* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
-GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 8; i += 2) {
-        const uint32_t low = (w[i] & 0x0F0F0F0Fu) | ((w[i + 1] << 4) & 0xF0F0F0F0u);
-        w[i + 1] = ((w[i] >> 4) & 0x0F0F0F0Fu) | (w[i + 1] & 0xF0F0F0F0u);
-        w[i] = low;
-    }
-#pragma unroll
-    for (i = 0; i < 8; i++)
-        if (!(i & 2)) {
-            const uint32_t low = __byte_perm(w[i], w[i + 2], 0x6240);
-            w[i + 2] = __byte_perm(w[i], w[i + 2], 0x7351);
-            w[i] = low;
-        }
-#pragma unroll
-    for (i = 0; i < 4; i++) {
-        const uint32_t low = __byte_perm(w[i], w[i + 4], 0x5410);
-        w[i + 4] = __byte_perm(w[i], w[i + 4], 0x7632);
-        w[i] = low;
-    }
-}
-
 /* The strips of a call. All threads. */
 GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
@@ -4155,12 +4210,8 @@ GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
 }
 /* Where strip `at` is, and the first column of the `tiles` that the block takes of it. */
 typedef struct gmm__swift_place { int32_t unit, row, m, rows, first, start; } gmm__swift_place;
-GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
-                                              int32_t tiles, int32_t *c0) {
-    const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    const int32_t strip = a->backward ? w->total - 1 - at : at;
+GMM__DEVICE gmm__swift_place gmm__swift_strip(const gmm__quant_args *a, const gmm_warp_split *w, int32_t strip) {
     gmm__swift_place p;
-    *c0 = tile * tiles * GMM_TILE;
     if (a->few) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
@@ -4182,8 +4233,38 @@ GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gm
     }
     return p;
 }
+GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
+                                              int32_t tiles, int32_t *c0) {
+    const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
+    *c0 = tile * tiles * GMM_TILE;
+    return gmm__swift_strip(a, w, a->backward ? w->total - 1 - at : at);
+}
+/* The tiles that a block which stays takes: every gridDim.x-th one, `across` of them in a strip. */
+typedef struct gmm__swift_walk { int32_t strip, tile, across, down, over; } gmm__swift_walk;
+GMM__DEVICE gmm__swift_walk gmm__swift_begin(int32_t across) {
+    gmm__swift_walk walk;
+    walk.across = across;
+    walk.strip = (int32_t)blockIdx.x / across;
+    walk.tile = (int32_t)blockIdx.x % across;
+    walk.down = (int32_t)gridDim.x / across;
+    walk.over = (int32_t)gridDim.x % across;
+    return walk;
+}
+GMM__DEVICE void gmm__swift_next(gmm__swift_walk *walk) {
+    walk->strip += walk->down;
+    walk->tile += walk->over;
+    if (walk->tile < walk->across) return;
+    walk->tile -= walk->across;
+    walk->strip++;
+}
+/* Where the tile is; *tile: its place in the strip. */
+GMM__DEVICE gmm__swift_place gmm__swift_here(const gmm__quant_args *a, const gmm_warp_split *w,
+                                             const gmm__swift_walk *walk, int32_t *tile) {
+    *tile = a->backward ? walk->across - 1 - walk->tile : walk->tile;
+    return gmm__swift_strip(a, w, a->backward ? w->total - 1 - walk->strip : walk->strip);
+}
 GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
-    return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
+    return (uint8_t *)m->data + unit * step; /* calls with tables of them are not served */
 }
 GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
@@ -4198,6 +4279,14 @@ GMM__DEVICE void gmm__swift_put4(uint8_t *to, uint4 v) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                  : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+/* Codes of a row of a lane. */
+GMM__DEVICE void gmm__swift_put_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
+    gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+}
+GMM__DEVICE void gmm__swift_put_f16(uint8_t *to, int32_t e5m2, const float v[8]) { gmm__swift_put_bf16(to, e5m2, v); }
+GMM__DEVICE void gmm__swift_put_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
+    gmm__swift_put1(to, gmm__quant_codes8(e5m2, v));
+}
 /* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
 GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
     const float amax[2] = { first, second };
@@ -4210,33 +4299,27 @@ GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
     }
     return bytes;
 }
-/* Two bytes of four lanes each become eight of all: those of lanes `near` apart stand side by side, then those of lanes
-   `far` apart. upper, behind: whether the lane's are the second ones. */
-GMM__DEVICE void gmm__swift_mx_share(uint32_t two, int32_t upper, int32_t near, int32_t behind, int32_t far,
-                                     uint32_t eight[2]) {
-    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, two, near);
-    const uint32_t mine = upper ? other | two << 16 : two | other << 16;
-    const uint32_t rest = __shfl_xor_sync(0xFFFFFFFFu, mine, far);
-    eight[0] = behind ? rest : mine;
-    eight[1] = behind ? mine : rest;
-}
-/* gmm_e8m0_reciprocal of scale byte i of eight. */
-GMM__DEVICE float gmm__swift_mx_factor(const uint32_t eight[2], int32_t i) {
-    const uint32_t by = (254u - ((eight[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
+/* gmm_e8m0_reciprocal of scale byte i of words. */
+GMM__DEVICE float gmm__swift_mx_factor(const uint32_t *four, int32_t i) {
+    const uint32_t by = (254u - ((four[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
     return gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
 }
 
-/* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
-   the tile begins with line `line` and block `block`, and a line has `along` scales. */
-GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
-                                   int32_t l, int32_t quad, uint32_t four) {
-    if (order == GMM_SCALES_SWIZZLED)
-        to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
-    else to += (int64_t)line * along + block + (l * along + quad);
-    if (block + quad < along) gmm__swift_put1(to, four);
+/* Where the scale bytes of line l of a tile begin, from block `block`, a multiple of four, on; `to`: the scales of the
+   copy, where the tile begins with line `line` and a line has `along` scales. Four bytes stand together; a line is
+   gmm__swift_line() from the next, but for swizzled ones of 32, and four blocks gmm__swift_four() from the next. */
+GMM__DEVICE uint8_t *gmm__swift_scale_at(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block,
+                                         int32_t along, int32_t l) {
+    to += (int64_t)line * along;
+    return to + (order == GMM_SCALES_SWIZZLED ? block * 128 + (l & 31) * 16 + (l >> 5) * 4 : l * along + block);
 }
+GMM__DEVICE int32_t gmm__swift_line(gmm_scale_order order, int32_t along) {
+    return order == GMM_SCALES_SWIZZLED ? 16 : along;
+}
+GMM__DEVICE int32_t gmm__swift_four(gmm_scale_order order) { return order == GMM_SCALES_SWIZZLED ? 512 : 4; }
 
-/* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
+/* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7; none can where the
+   byte is a normal number below the largest. */
 GMM__DEVICE uint32_t gmm__swift_nv4(const float amax[4], const float *encodes, int check) {
     float v[4], most = 0.0f;
     uint32_t four;
@@ -4244,17 +4327,31 @@ GMM__DEVICE uint32_t gmm__swift_nv4(const float amax[4], const float *encodes, i
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]); /* infinity too becomes the largest code */
     four = gmm__quant_codes8(0, v);
+    /* ptxas 13.0, which joins the halves in the conversion, takes parts of them from a register that was never set */
+    asm volatile("" : "+r"(four));
+    if (check && ((~((four & 0x78787878u) + 0x78787878u) | (four + 0x02020202u)) & 0x80808080u)) {
 #pragma unroll
-    for (i = 0; i < 4 && check; i++) {
-        const float m = gmm__fmul(amax[i], encodes[(four >> 8 * i) & 0x7Fu]);
-        most = m > most ? m : most;
+        for (i = 0; i < 4; i++) {
+            const float m = gmm__fmul(amax[i], encodes[(four >> 8 * i) & 0x7Fu]);
+            most = m > most || !(m == m) ? m : most;
+        }
+        if (!(most < 6.75f)) four |= 0x80u;
     }
-    return check && !(most < 6.75f) ? four | 0x80u : four;
+    return four;
 }
-/* What the elements of block i of eight multiply by; words of four scale bytes. */
-GMM__DEVICE float gmm__swift_encode(const float *encodes, const uint32_t four[2], int32_t i) {
-    return encodes[((i & 4 ? four[1] : four[0]) >> 8 * (i & 3)) & 0x7Fu];
+/* What the elements of block i multiply by; words of four scale bytes. */
+GMM__DEVICE float gmm__swift_encode(const float *encodes, const uint32_t *four, int32_t i) {
+    return encodes[(four[i >> 2] >> 8 * (i & 3)) & 0x7Fu];
 }
+/* Where the eight bytes stand that a warp's sixteen rows have of a lane's column j: sixteen lanes meet in no bank. */
+GMM__DEVICE int32_t gmm__swift_spot(int32_t lane, int32_t wide, int32_t j, int32_t warp) {
+    const int32_t swap = lane >> 3 & 1; /* of the columns of a pair */
+    return (lane * wide + (j & ~1)) * GMM__NV_COLUMN + (warp ^ (lane & 7)) * 8 +
+           (j & 1 ? 1 - swap : swap) * GMM__NV_COLUMN;
+}
+GMM__DEVICE void gmm__swift_put4bit_bf16(uint8_t *to, uint32_t codes) { gmm__swift_put1(to, codes); }
+GMM__DEVICE void gmm__swift_put4bit_f16(uint8_t *to, uint32_t codes) { gmm__swift_put1(to, codes); }
+GMM__DEVICE void gmm__swift_put4bit_f32(uint8_t *to, uint32_t codes) { *(uint16_t *)(void *)to = (uint16_t)codes; }
 
 /* BF16: NaNs lose their signs. */
 GMM__DEVICE uint32_t gmm__swift_unsigned_nan(uint32_t w) {
@@ -4262,17 +4359,18 @@ GMM__DEVICE uint32_t gmm__swift_unsigned_nan(uint32_t w) {
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
-/* BF16: signs of rows flipped by bits of `signs`. Then the words of a lane's 8 rows by 8 columns become 16 rows by 4
-   columns: of the lanes of 16 rows the one above keeps its left columns, the one below its right ones. */
-GMM__DEVICE void gmm__swift_signed(uint32_t x[8][4], uint32_t signs) {
+/* BF16: signs of rows flipped by bits of `signs`. */
+GMM__DEVICE void gmm__swift_signed(uint32_t (*x)[4], int32_t rows, uint32_t signs) {
     int32_t i, k;
 #pragma unroll
-    for (i = 0; i < 8; i++) {
+    for (i = 0; i < rows; i++) {
         const uint32_t flip = ((signs >> i) & 1u) * 0x80008000u;
 #pragma unroll
         for (k = 0; k < 4; k++) x[i][k] ^= flip;
     }
 }
+/* The words of a lane's 8 rows by 8 columns become 16 rows by 4 columns: of the lanes of 16 rows the one above keeps
+   its left columns, the one below its right ones. */
 GMM__DEVICE void gmm__swift_take16(const uint32_t x[8][4], int32_t below, uint32_t to[16][2]) {
     int32_t i, k;
 #pragma unroll
@@ -4600,7 +4698,6 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 
 /* NV16; turned: BF16, whose columnwise copy is transformed or whose codes are rounded at random. */
 #define GMM__BODY 14
-#define GMM__TURNED 0
 #define GMM__TAG nv16_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
@@ -4610,12 +4707,11 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__TAG nv16_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
-#define GMM__TURNED 1
+#undef GMM__BODY
+#define GMM__BODY 16
 #define GMM__TAG nv16_turned_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
 #undef GMM__BODY
 
 /* The first row that fits a call serves it; scaling NONE fits all. */
@@ -4652,10 +4748,16 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
     const int apart = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
-    const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
     const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
-    const int several = a->format.scaling == GMM_SCALING_MX32 || a->format.scaling == GMM_SCALING_NV16;
-    const int64_t wide = several ? (int64_t)GMM__SWIFT_TILES : 1;
+    const int nv = a->format.scaling == GMM_SCALING_NV16 && a->swift == 1, mx = a->format.scaling == GMM_SCALING_MX32;
+    const int32_t cast_room = a->swift ? nv ? GMM__SWIFT_ROOM : 0
+                                       : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int64_t wide = dtype == GMM_F32 ? 128 : 256; /* columns of a tile of MX32 and NV16 */
+    const int64_t columns = a->swift > 1 ? GMM__SWIFT_TILES * GMM_TILE : nv || mx ? wide : (int64_t)GMM_TILE;
+    const int64_t across = (a->cols + columns - 1) / columns, tiles = strips * across;
+    /* NV16 and, from 16 bits, all but whole tensors are faster by blocks that stay, the others by one for each tile */
+    const int stays = nv || (dtype != GMM_F32 && a->format.scaling != GMM_SCALING_TENSOR);
+    const int64_t stay = stays ? most / GMM__QUANT_PER_SM * (nv && dtype == GMM_F32 ? 1 : 2) : INT32_MAX;
     const int64_t items = strips * a->col_tiles;
     dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
@@ -4663,7 +4765,8 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     void *params[1];
     if (a->swift) {
         grid = gmm__swift_grid(a->col_tiles, strips, stream_most);
-        cast_grid = gmm__swift_grid((a->col_tiles + wide - 1) / wide, strips, stream_most);
+        cast_grid = mx || a->swift > 1 ? gmm__swift_grid(across, strips, stream_most)
+                                       : dim3((unsigned)(tiles < 1 ? 1 : tiles < stay ? tiles : stay));
     }
     while (row->dtype != dtype || row->swift > a->swift ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
@@ -4681,7 +4784,8 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     params[0] = (void *)(uintptr_t)a;
     if (e == cudaSuccess && cast) {
         if (cast_room)
-            e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
+            e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     a->swift ? GMM__SWIFT_ROOM : GMM__QUANT_SHARED);
         if (e == cudaSuccess)
             e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_room, stream);
     }
@@ -7723,6 +7827,87 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm_
         }
 }
 
+/* The same of sixteen rows of sixteen bytes, from column `col` of the matrix on. */
+GMM__DEVICE void GMM__NAME(gmm__swift_load16)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
+                                              int32_t col, uint32_t x[16][4]) {
+    const int64_t size = 16 / GMM__NAME(gmm__wide), pitch = a->src.ld * size;
+    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+                          col * size;
+    const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
+    int32_t i;
+    if (__all_sync(0xFFFFFFFFu, rows >= 16)) {
+#pragma unroll
+        for (i = 0; i < 16; i++, from += pitch) {
+            const uint4 v = __ldg((const uint4 *)(const void *)from);
+            x[i][0] = v.x;
+            x[i][1] = v.y;
+            x[i][2] = v.z;
+            x[i][3] = v.w;
+        }
+        return;
+    }
+#pragma unroll
+    for (i = 0; i < 16; i++, from += pitch) {
+        uint4 v = make_uint4(0u, 0u, 0u, 0u);
+        if (i < rows) v = __ldg((const uint4 *)(const void *)from);
+        x[i][0] = v.x;
+        x[i][1] = v.y;
+        x[i][2] = v.z;
+        x[i][3] = v.w;
+    }
+}
+
+/* A lane's part of a tile, from column `col` of the matrix on, asked for in advance and waited for: sixteen rows of
+   sixteen bytes, zeros where rows or columns end. They come into the lane's places of a room in shared
+   memory, which no other lane reads. */
+GMM__DEVICE void GMM__NAME(gmm__swift_ask)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
+                                           int32_t col, uint8_t *room) {
+    const int64_t size = 16 / GMM__NAME(gmm__wide), pitch = a->src.ld * size;
+    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+                          col * size;
+    const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(room + threadIdx.x * 16);
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 16; i++, from += pitch)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     : : "r"(to + (uint32_t)i * 16 * GMM__QUANT_BLOCK), "l"(__cvta_generic_to_global(from)),
+                         "r"(i < rows ? 16 : 0) : "memory");
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+GMM__DEVICE void GMM__NAME(gmm__swift_take)(const uint8_t *room, uint32_t x[16][4]) {
+    int32_t i;
+    asm volatile("cp.async.wait_group 0;" : : : "memory");
+#pragma unroll
+    for (i = 0; i < 16; i++) {
+        const uint4 v = *(const uint4 *)(const void *)(room + (i * GMM__QUANT_BLOCK + (int32_t)threadIdx.x) * 16);
+        x[i][0] = v.x;
+        x[i][1] = v.y;
+        x[i][2] = v.z;
+        x[i][3] = v.w;
+    }
+}
+
+/* A word of the maxima of sixteen rows where all have the same; zero of those that are not there. */
+GMM__DEVICE uint32_t GMM__NAME(gmm__swift_rows_of)(uint32_t most, int32_t word, int32_t rows) {
+    if (GMM__NAME(gmm__wide) == 4) return word < rows ? most : 0;
+    return 2 * word + 1 < rows ? most : 2 * word < rows ? most & 0xFFFFu : 0;
+}
+/* Maxima of sixteen rows as gmm__word_high has them; two rows in a word where elements have 16 bits. */
+GMM__DEVICE void GMM__NAME(gmm__swift_rows_top)(const uint32_t x[16][4], uint32_t row[64 / GMM__NAME(gmm__wide)]) {
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 16; i++) {
+        uint32_t most = x[i][0];
+#pragma unroll
+        for (k = 1; k < 4; k++) most = GMM__NAME(gmm__word_high)(most, x[i][k]);
+        if (GMM__NAME(gmm__wide) == 4) row[i % (64 / GMM__NAME(gmm__wide))] = most;
+        else if (!(i & 1)) row[i / 2] = most;
+        else row[i / 2] = GMM__NAME(gmm__word_high)(__byte_perm(row[i / 2], most, 0x5410),
+                                                    __byte_perm(row[i / 2], most, 0x7632));
+    }
+}
+
 /* An element of a tile from memory. */
 GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row,
                                               int32_t col) {
@@ -7807,7 +7992,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
         if (lane == 0) most[0][warp] = all;
 #if GMM__TURNED
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
-            gmm__swift_signed(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
+            gmm__swift_signed(x, 8, (uint32_t)a.format.hadamard >> 8 * (q & 1));
             all = __reduce_max_sync(0xFFFFFFFFu, gmm__swift_hadamard_amax(x, q & 1));
         }
         if (lane == 0) most[1][warp] = all;
@@ -7838,54 +8023,89 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__WIDE (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
-#define GMM__ROW_STEP 3 /* maxima or factors of a row of the tile, of two halves; one apart, so that banks differ */
-#define GMM__COL_STEP 5 /* of a column, of four quarters */
 
-/* Both copies of a tile that is loaded once. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 2 : 1)
+/* Both copies of tiles that are loaded once, which blocks that stay take by turns. A warp takes sixteen rows, so that
+   sixteen lanes write whole lines of memory at once. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float factors[2][GMM__COL_STEP * GMM_TILE];
-    __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
-    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
+    __shared__ float row_factor[GMM_TILE]; /* maxima of rows, then factors; or of warps */
+    __shared__ __align__(16) float col_factor[GMM__WIDE ? GMM__QUANT_WARPS : 1][GMM_TILE];
+    __shared__ __align__(16) uint8_t codes[2][GMM__SWIFT_CODES]; /* of this tile and of the one before */
+    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
+    const int32_t row0 = 16 * warp + 8 * q, col0 = 8 * c;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
     const float qmax = e5m2 ? 57344.0f : 448.0f;
     const gmm_warp_split split = gmm__swift_split(&a);
-    int32_t strip;
+    gmm__swift_walk walk = gmm__swift_begin((int32_t)a.col_tiles);
+    const int32_t chunk = thread % (GMM__SWIFT_COLUMN / 16), first = thread / (GMM__SWIFT_COLUMN / 16); /* a column's */
+    const int32_t step = GMM__QUANT_BLOCK / (GMM__SWIFT_COLUMN / 16);
+    int32_t c0 = 0, unit = -1, buffer = 0, begun = 0;
+    gmm__swift_place p = { 0, 0, 0, 0, 0, 0 };
+    uint32_t largest = 0; /* of the unit, as far as the lane has seen it */
+    float whole = 1.0f;
     if (a.skip && *a.skip) return;
     if (!GMM__WIDE)
-        gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
-                          (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
-    for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__OF(gmm__words)], odd = 0;
-        float whole = 1.0f;
-        int32_t c0, i, j, k;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, 1, &c0);
-        const int32_t n = (int32_t)a.cols - c0;
-        const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
-        const int32_t live = p.m - row0;
-        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
-
-        if (GMM__SCALING == GMM_SCALING_TENSOR) {
-            whole = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
-                               : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
-                                                     f->pow2);
-            if (a.record) {
+        gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + thread, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
+                          0);
+    for (;; gmm__swift_next(&walk)) {
+        const gmm__swift_place old = p;
+        const int32_t left = c0, more = walk.strip < split.total;
+        uint32_t x[8][GMM__OF(gmm__words)];
+        int32_t n, reach, live, i, j, k;
+        if (more) {
+            p = gmm__swift_here(&a, &split, &walk, &c0);
+            c0 *= GMM_TILE;
+            GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, (int32_t)a.cols - c0, x);
+        }
+        if (begun && (columnwise || GMM__SCALING != GMM_SCALING_TENSOR)) __syncthreads();
+        if (columnwise && begun) { /* codes of the tile before leave while this one comes */
+            const int64_t pitch = a.columnwise.ld, begin = (a.grouped ? old.start : 0) + old.row;
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], old.unit) + begin + (left + first) * pitch +
+                          chunk * 16;
+            if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : old.m))
 #pragma unroll
-                for (i = 0; i < 8; i++)
-#pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) odd = GMM__OF(gmm__word_max)(odd, x[i][k]);
-                odd = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(odd));
-                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(odd);
+                for (i = 0; i < GMM_TILE / step; i++, to += step * pitch) {
+                    const uint4 v = *(const uint4 *)(const void *)(codes[buffer] +
+                                                                   (first + i * step) * GMM__SWIFT_COLUMN +
+                                                                   (first + i * step) / 8 * 16 + chunk * 16);
+                    if (first + i * step < (int32_t)a.cols - left)
+                        gmm__swift_put4(to, i * step < GMM_TILE / 2 ? v : make_uint4(v.z, v.w, v.x, v.y));
+                }
+            buffer ^= 1;
+        }
+        if (GMM__SCALING == GMM_SCALING_TENSOR && (!more || p.unit != unit)) {
+            if (a.record && unit >= 0) {
+                largest = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(largest));
+                for (k = 0; k < 2; k++) {
+                    uint32_t *to = (uint32_t *)(k ? a.columnwise.amax : a.rowwise.amax);
+                    if (lane == 0 && (k ? columnwise : rowwise) && to && largest > *(volatile uint32_t *)(to + unit))
+                        atomicMax(to + unit, largest);
+                }
+                largest = 0;
             }
+            unit = p.unit;
+            whole = f->delayed ? a.scale ? a.scale[unit] : 1.0f
+                               : gmm_scale_from_amax(a.amax[0][unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
+                                                     f->pow2);
+        }
+        if (!more) break;
+        begun = 1;
+        n = (int32_t)a.cols - c0;
+        reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        live = p.m - row0;
+        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) {
+#pragma unroll
+            for (i = 0; i < 8; i++)
+#pragma unroll
+                for (k = 0; k < GMM__OF(gmm__words); k++) largest = GMM__OF(gmm__word_max)(largest, x[i][k]);
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
             const int64_t line = (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + thread;
             const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
-            factors[0][thread * GMM__ROW_STEP] = scale;
+            row_factor[thread] = scale;
             if (c0 == 0 && thread < p.m) {
                 uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit);
                 ((float *)(void *)to)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
@@ -7893,51 +8113,57 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
             const int32_t l = thread - GMM_TILE;
-            factors[1][l * GMM__COL_STEP] =
+            col_factor[0][l] =
                 gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
         if (GMM__WIDE) { /* maxima of parts of blocks */
-            uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
-#pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) col[k] = 0;
+            uint32_t row[8], most = 0;
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                row[i] = 0;
+                row[i] = x[i][0];
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) {
-                    row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                    if (GMM__OF(gmm__words) == 4) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
-                }
-                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                for (k = 1; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_far)(row[i], x[i][k]);
             }
             if (GMM__SCALING == GMM_SCALING_128X128) {
 #pragma unroll
-                for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
-                most = __reduce_max_sync(0xFFFFFFFFu, most);
-                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(most);
+                for (i = 0; i < 8; i++) most = GMM__OF(gmm__word_max)(most, row[i]);
+                most = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(most));
+                if (lane == 0) row_factor[warp] = gmm_f32_from_bits(most);
             } else {
-                if (rowwise) {
+                if (rowwise) { /* lane 16 q + c keeps row c % 8 of its eight */
 #pragma unroll
-                    for (i = 0; i < 8; i++) {
-                        const uint32_t bits = gmm__quant_block_max(row[i], 8);
-                        if (c == 0) factors[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
-                    }
+                    for (k = 4; k >= 1; k >>= 1)
+#pragma unroll
+                        for (i = 0; i < k; i++) {
+                            const uint32_t keep = c & k ? row[i + k] : row[i], give = c & k ? row[i] : row[i + k];
+                            row[i] = GMM__OF(gmm__word_far)(keep, __shfl_xor_sync(0xFFFFFFFFu, give, k));
+                        }
+                    row[0] = GMM__OF(gmm__word_far)(row[0], __shfl_xor_sync(0xFFFFFFFFu, row[0], 8));
+                    if (c < 8)
+                        row_factor[row0 + c] = gmm_f32_from_bits(GMM__OF(gmm__word_fold)(
+                            GMM__OF(gmm__word_max)(0, row[0])));
                 }
-                if (columnwise) {
+                if (columnwise) { /* a lane keeps four columns */
+                    uint32_t col[GMM__OF(gmm__words)];
+                    float four[4];
 #pragma unroll
                     for (k = 0; k < GMM__OF(gmm__words); k++) {
+                        col[k] = x[0][k];
 #pragma unroll
-                        for (i = 0; i < 8 && GMM__OF(gmm__words) != 4; i++) /* no registers for them before */
-                            col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
-#pragma unroll
-                        for (i = 8; i < 32; i <<= 1)
-                            col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                        for (i = 1; i < 8; i++) col[k] = GMM__OF(gmm__word_far)(col[k], x[i][k]);
                     }
-                    if (q == 0)
 #pragma unroll
-                        for (j = 0; j < 8; j++)
-                            factors[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__OF(gmm__word_value)(col, j);
+                    for (k = 0; k < GMM__OF(gmm__words) / 2; k++) {
+                        const uint32_t keep = q ? col[k + GMM__OF(gmm__words) / 2] : col[k];
+                        const uint32_t give = q ? col[k] : col[k + GMM__OF(gmm__words) / 2];
+                        col[k] = GMM__OF(gmm__word_max)(
+                            0, GMM__OF(gmm__word_far)(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 16)));
+                    }
+#pragma unroll
+                    for (j = 0; j < 4; j++) four[j] = GMM__OF(gmm__word_value)(col, j);
+                    *(float4 *)(void *)&col_factor[warp % (GMM__WIDE ? GMM__QUANT_WARPS : 1)][col0 + 4 * q] =
+                        make_float4(four[0], four[1], four[2], four[3]);
                 }
             }
         }
@@ -7947,7 +8173,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         if (GMM__SCALING == GMM_SCALING_128X128) {
             uint32_t most = 0;
             for (i = 0; i < GMM__QUANT_WARPS; i++) {
-                const uint32_t bits = gmm_f32_bits(factors[0][i]);
+                const uint32_t bits = gmm_f32_bits(row_factor[i]);
                 most = most > bits ? most : bits;
             }
             whole = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
@@ -7968,13 +8194,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((reach + 3) & ~3);
                 const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
                 uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
-                float *at = factors[side] + l * (side ? GMM__COL_STEP : GMM__ROW_STEP), scale;
-                uint32_t most = 0;
-                for (i = 0; i < (side ? 4 : 2); i++)
-                    most = most > gmm_f32_bits(at[i]) ? most : gmm_f32_bits(at[i]);
+                float *at = side ? &col_factor[0][l] : &row_factor[l], scale;
+                uint32_t most = gmm_f32_bits(*at);
+                for (i = 1; i < GMM__QUANT_WARPS && side; i++) {
+                    const uint32_t bits = gmm_f32_bits(at[i * GMM_TILE]);
+                    most = most > bits ? most : bits;
+                }
                 scale = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps,
                                             f->pow2);
-                at[0] = scale;
+                *at = scale;
                 if (a.grouped)
                     to += (int64_t)(side ? p.start >> 7 : p.start) * (side ? lines : (a.cols + 127) >> 7) * 4;
                 if (line < lines) ((float *)(void *)to)[block * lines + line] = live ? gmm_scale_inverse(scale) : 0.0f;
@@ -7984,59 +8212,41 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         if (rowwise && col0 < n) {
             const int64_t pitch = a.rowwise.ld;
             uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
-            const float *by = factors[0] + row0 * GMM__ROW_STEP;
 #pragma unroll
             for (i = 0; i < 8; i++, to += pitch) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    whole = by[i * GMM__ROW_STEP];
+                    whole = row_factor[row0 + i];
 #pragma unroll
                 for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
                 if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
         if (columnwise) { /* turned */
-            const int32_t bytes = GMM__SWIFT_COLUMN, chunks = bytes / 16;
-            const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
-            const int64_t pitch = a.columnwise.ld;
-            const int64_t begin = (a.grouped ? p.start : 0) + p.row;
-            uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
-            const float *by = factors[1] + col0 * GMM__COL_STEP;
+            uint8_t *at = codes[buffer] + col0 * GMM__SWIFT_COLUMN + c * 16 + (row0 ^ (c & 8)); /* banks apart */
+            float by[8];
+#pragma unroll
+            for (j = 0; j < 8 && GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128; j += 4) {
+                const float4 four = *(const float4 *)(const void *)&col_factor[0][col0 + j];
+                by[j] = four.x;
+                by[j + 1] = four.y;
+                by[j + 2] = four.z;
+                by[j + 3] = four.w;
+            }
 #pragma unroll
             for (j = 0; j < 8; j++) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    whole = by[j * GMM__COL_STEP];
+                    whole = by[j];
 #pragma unroll
                 for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
-                *(uint2 *)(void *)(at + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
-                                                                gmm__quant_codes8(e5m2, v + 4));
-            }
-            __syncthreads();
-            if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : p.m))
-#pragma unroll
-                for (k = first; k < GMM_TILE; k += step, to += step * pitch)
-                    if (k < n)
-                        gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
-                                                                           chunk * 16));
-        }
-        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* behind all stores */
-            __syncthreads();
-            if (thread < 2) {
-                uint32_t *to = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
-                for (i = 0; i < GMM__QUANT_WARPS; i++)
-                    odd = odd > gmm_f32_bits(factors[0][i]) ? odd : gmm_f32_bits(factors[0][i]);
-                if ((thread ? columnwise : rowwise) && to && odd > *(volatile uint32_t *)(to + p.unit))
-                    atomicMax(to + p.unit, odd);
+                *(uint2 *)(void *)(at + j * GMM__SWIFT_COLUMN) = make_uint2(gmm__quant_codes8(e5m2, v),
+                                                                            gmm__quant_codes8(e5m2, v + 4));
             }
         }
-        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 
-#undef GMM__COL_STEP
-#undef GMM__ROW_STEP
 #undef GMM__WIDE
 #undef GMM__OF
 #undef GMM__NAME
@@ -8046,15 +8256,312 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 /* ======================================================================= Bodies per source: NV16, whole vectors === */
 
 #elif GMM__BODY == 14
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__TURNED)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE)
+#error "gmm: this body needs GMM__TAG and GMM__SOURCE"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__HALF_WORDS (GMM__OF(gmm__words) / 2)
+#define GMM__WIDE GMM__OF(gmm__wide)
+#define GMM__ROW_WORDS (64 / GMM__WIDE) /* maxima of sixteen rows; two in a word where elements have 16 bits */
+#define GMM__ACROSS (32 * GMM__WIDE)    /* columns of a tile */
 
-/* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
-   bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
+/* Both copies of tiles of 128 rows by 32 GMM__WIDE columns, which blocks that stay take by turns; a warp takes sixteen
+   rows, a lane all of them, so that blocks of columns are one lane's and warps write whole lines of memory. The lanes
+   that share a block of a row make the scales of a part of its rows each: bytes, which find factors in a table of all
+   that the unit can have. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__WIDE == 8 ? 2 : 1)
+GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
+    __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
+    __shared__ __align__(16) uint8_t codes[GMM__ACROSS * GMM__NV_COLUMN]; /* of columns */
+    __shared__ __align__(8) uint8_t scales[GMM__QUANT_WARPS][GMM__ACROSS];
+    extern __shared__ __align__(16) uint8_t gmm__swift_room[];
+    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), row0 = 16 * warp;
+    const int32_t right = lane & 1; /* the second lane of a block */
+    const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
+    const int32_t apart = columnwise && a.amax[1] != a.amax[0];
+    const float *const col_encodes = encodes[apart];
+    const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
+    const gmm_format *f = &a.format;
+    const gmm_warp_split split = gmm__swift_split(&a);
+    const int32_t cols = (int32_t)a.cols;
+    gmm__swift_walk walk = gmm__swift_begin((cols + GMM__ACROSS - 1) / GMM__ACROSS);
+    int32_t c0 = 0, next = 0, unit = -1, begun, i, j, k;
+    gmm__swift_place p = { 0, 0, 0, 0, 0, 0 }, behind = p;
+    if (a.skip && *a.skip) return;
+    gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + thread, (int64_t)gridDim.x * GMM__QUANT_BLOCK, 0);
+    if (walk.strip < split.total) {
+        behind = gmm__swift_here(&a, &split, &walk, &next);
+        GMM__OF(gmm__swift_ask)(&a, &behind, row0, next * GMM__ACROSS + GMM__WIDE * lane, gmm__swift_room);
+    }
+    for (begun = 0;; begun = 1) {
+        const gmm__swift_place old = p;
+        const int32_t left = c0;
+        int32_t col, live, row_along;
+        uint32_t x[16][4], four[4], in_col[2], most = 0, odd = 0;
+        p = behind;
+        c0 = next * GMM__ACROSS;
+        if (columnwise && begun) { /* codes of the tile before leave while this one comes */
+            const int32_t chunk = thread & 3, first = thread >> 2, lines = (cols + 127) & ~127;
+            const int32_t col_along = (((a.grouped ? (old.rows + 127) & ~127 : old.rows) + 63) >> 6) * 4;
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], old.unit) +
+                          ((a.grouped ? old.start : 0) + old.row) / 2 + chunk * 16 + (left + first) * col_pitch;
+            const int32_t l = thread % GMM__ACROSS, begin = thread / GMM__ACROSS * 4, block = old.row / 16 + begin;
+            const gmm_scale_order order = a.columnwise.scale_order;
+            uint8_t *scale = gmm__swift_scale_at(gmm__swift_scales(&a.columnwise, a.scale_step[1], old.unit) +
+                                                     (a.grouped ? (int64_t)(old.start / 16) * lines : 0),
+                                                 order, left + (l & ~127), block, col_along, l & 127);
+            __syncthreads();
+#pragma unroll
+            for (k = 0; k < GMM__ACROSS / 128 * 4; k += 4) {
+                const uint8_t *from = &scales[begin + k][l];
+                const uint32_t word = (uint32_t)from[0] | (uint32_t)from[GMM__ACROSS] << 8 |
+                                      (uint32_t)from[2 * GMM__ACROSS] << 16 | (uint32_t)from[3 * GMM__ACROSS] << 24;
+                if (left + l < lines && block + k < col_along)
+                    gmm__swift_put1(scale + k / 4 * gmm__swift_four(order), word);
+            }
+            if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : old.m))
+#pragma unroll
+                for (k = 0; k < GMM__ACROSS; k += 64, to += 64 * col_pitch) {
+                    const int32_t at = first + k;
+                    const uint2 v = *(const uint2 *)(const void *)(codes + gmm__swift_spot(
+                                        at / GMM__WIDE, GMM__WIDE, at % GMM__WIDE, 2 * chunk));
+                    const uint2 w = *(const uint2 *)(const void *)(codes + gmm__swift_spot(
+                                        at / GMM__WIDE, GMM__WIDE, at % GMM__WIDE, 2 * chunk + 1));
+                    if (left + at < cols) gmm__swift_put4(to, make_uint4(v.x, v.y, w.x, w.y));
+                }
+            __syncthreads();
+        }
+        if (walk.strip >= split.total) break;
+        GMM__OF(gmm__swift_take)(gmm__swift_room, x);
+        gmm__swift_next(&walk);
+        col = c0 + GMM__WIDE * lane;
+        live = col < cols ? p.m - row0 : 0;
+        row_along = ((cols + 63) >> 6) * 4;
+        if (p.unit != unit) {
+            unit = p.unit;
+            __syncthreads();
+            for (k = 0; k <= apart; k++) {
+                const gmm_nv_global g = gmm_nv_global_of(a.amax[k][unit], f->e4m3_256 ? 256.0f : 448.0f);
+                if (thread < GMM_TILE) encodes[k][thread] = thread < 127 ? gmm_nv_encode(&g, (uint8_t)thread) : g.mult;
+            }
+            __syncthreads();
+        }
+        { /* maxima of rows */
+            uint32_t row[GMM__ROW_WORDS], other;
+            float amax[4];
+            GMM__OF(gmm__swift_rows_top)(x, row);
+            odd = row[0];
+#pragma unroll
+            for (i = 1; i < GMM__ROW_WORDS; i++) odd = GMM__OF(gmm__word_high)(odd, row[i]);
+            odd = GMM__OF(gmm__word_odd)(odd); /* a NaN among the values */
+            if (odd) {
+#pragma unroll
+                for (i = 0; i < 16; i++) {
+                    uint32_t size = 0;
+#pragma unroll
+                    for (k = 0; k < 4; k++) {
+                        size = GMM__OF(gmm__word_max)(size, x[i][k]);
+                    }
+                    if (GMM__WIDE == 4) row[i % GMM__ROW_WORDS] = size;
+                    else {
+                        size = GMM__OF(gmm__word_max)(size, __byte_perm(size, 0, 0x1032));
+                        row[i / 2 % GMM__ROW_WORDS] = i & 1 ? __byte_perm(row[i / 2 % GMM__ROW_WORDS], size, 0x5410)
+                                                            : size;
+                    }
+                }
+            }
+            if (f->square) {
+                most = row[0];
+#pragma unroll
+                for (i = 1; i < GMM__ROW_WORDS; i++) most = GMM__OF(gmm__word_far)(most, row[i]);
+                if (GMM__WIDE == 8) most = GMM__OF(gmm__word_far)(most, __byte_perm(most, 0, 0x1032));
+#pragma unroll
+                for (i = 1; i < 16 / GMM__WIDE; i *= 2)
+                    most = GMM__OF(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
+                most = GMM__OF(gmm__word_size)(most);
+#pragma unroll
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__OF(gmm__swift_rows_of)(most, i, p.m - row0);
+            }
+            /* lanes keep halves until they have four words */
+#pragma unroll
+            for (k = GMM__ROW_WORDS / 2; k >= 4; k >>= 1)
+#pragma unroll
+                for (i = 0; i < GMM__ROW_WORDS / 2; i++)
+                    if (i < k) {
+                        const int32_t near = GMM__ROW_WORDS / 2 / k, second = lane & near;
+                        const uint32_t keep = second ? row[i + k] : row[i];
+                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], near);
+                        row[i] = GMM__OF(gmm__word_far)(keep, other);
+                    }
+#pragma unroll
+            for (i = 0; i < 4; i++) row[i] = GMM__OF(gmm__word_size)(row[i]);
+#pragma unroll
+            for (k = 0; k < GMM__WIDE / 4; k++) {
+#pragma unroll
+                for (i = 0; i < 4; i++) amax[i] = GMM__OF(gmm__word_value)(row, 4 * k + i);
+                four[k] = gmm__swift_nv4(amax, encodes[0], 1);
+            }
+            if (rowwise) { /* bytes of four blocks of a row come together: two rows of a lane, or one */
+                uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                              (a.grouped ? (int64_t)p.start * row_along : 0);
+                const int32_t l = row0 + 8 * right + 2 * (lane & 2) + (lane >> 1 & 2);
+                const int32_t block = c0 / 16 + (GMM__WIDE == 8 ? lane >> 3 : lane >> 4) * 4;
+                uint32_t mine = four[0], next;
+                if (GMM__WIDE == 8) {
+                    mine = lane & 2 ? four[1] : four[0];
+                    other = __shfl_xor_sync(0xFFFFFFFFu, lane & 2 ? four[0] : four[1], 2);
+                    next = __byte_perm(mine, other, lane & 2 ? 0x3726 : 0x7362);
+                    mine = __byte_perm(mine, other, lane & 2 ? 0x1504 : 0x5140);
+                    other = __shfl_xor_sync(0xFFFFFFFFu, lane & 4 ? mine : next, 4);
+                    mine = lane & 4 ? next : mine;
+                    next = __byte_perm(mine, other, lane & 4 ? 0x3276 : 0x7632) & 0x7F7F7F7Fu;
+                    mine = __byte_perm(mine, other, lane & 4 ? 0x1054 : 0x5410) & 0x7F7F7F7Fu;
+                    to = gmm__swift_scale_at(to, a.rowwise.scale_order, p.row, block, row_along, l);
+                    if (block < row_along) {
+                        gmm__swift_put1(to, mine);
+                        gmm__swift_put1(to + gmm__swift_line(a.rowwise.scale_order, row_along), next);
+                    }
+                } else {
+                    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
+                    mine = __byte_perm(mine, other, lane & 4 ? 0x3726 : 0x5140);
+                    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
+                    mine = __byte_perm(mine, other, lane & 8 ? 0x3276 : 0x5410) & 0x7F7F7F7Fu;
+                    to = gmm__swift_scale_at(to, a.rowwise.scale_order, p.row, block, row_along, l + (lane >> 3 & 1));
+                    if (block < row_along) gmm__swift_put1(to, mine);
+                }
+            }
+            if (GMM__WIDE == 4) {
+                other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 2);
+                four[1] = lane & 2 ? four[0] : other;
+                four[0] = lane & 2 ? other : four[0];
+            }
+#pragma unroll
+            for (k = 0; k < 2; k++) {
+                other = __shfl_xor_sync(0xFFFFFFFFu, four[k], 1);
+                four[k + 2] = right ? four[k] : other;
+                four[k] = right ? other : four[k];
+            }
+        }
+        if (walk.strip < split.total) {
+            behind = gmm__swift_here(&a, &split, &walk, &next);
+            GMM__OF(gmm__swift_ask)(&a, &behind, row0, next * GMM__ACROSS + GMM__WIDE * lane, gmm__swift_room);
+        }
+        { /* both copies of a row at once; those of squares hold the same codes */
+            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + col / 2 +
+                          (p.first + p.row + row0 + 15) * row_pitch;
+            float by[GMM__WIDE];
+            uint32_t column[GMM__WIDE];
+            if (columnwise) {
+                uint32_t far[4];
+                float amax[4];
+#pragma unroll
+                for (k = 0; k < 4; k++) {
+                    far[k] = x[0][k];
+#pragma unroll
+                    for (i = 1; i < 16; i++) far[k] = GMM__OF(gmm__word_far)(far[k], x[i][k]);
+                    far[k] = f->square ? col < cols ? most : 0 : GMM__OF(gmm__word_size)(far[k]);
+                }
+#pragma unroll
+                for (k = 0; k < GMM__WIDE / 4; k++) {
+#pragma unroll
+                    for (j = 0; j < 4; j++) amax[j] = GMM__OF(gmm__word_value)(far, 4 * k + j);
+                    in_col[k] = gmm__swift_nv4(amax, col_encodes, 1);
+                }
+#pragma unroll
+                for (j = 0; j < GMM__WIDE; j++) by[j] = gmm__swift_encode(col_encodes, in_col, j);
+            }
+#pragma unroll
+            for (i = 15; i >= 0; i--, to -= row_pitch) {
+                uint32_t code[GMM__WIDE], all;
+                float v[GMM__WIDE];
+#pragma unroll
+                for (j = 0; j < GMM__WIDE; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                if (rowwise || f->square) {
+                    const float factor = gmm__swift_encode(encodes[0], four, i);
+#pragma unroll
+                    for (j = 0; j < GMM__WIDE; j++) code[j] = gmm__swift_magnitude(v[j], factor, 0);
+                }
+                if (rowwise) {
+                    all = code[GMM__WIDE - 1];
+#pragma unroll
+                    for (j = GMM__WIDE - 2; j >= 0; j--) all = all * 16 + code[j];
+                    all = (all - (uint32_t)gmm__swift_magic) | GMM__OF(gmm__swift_row_signs)(x[i]);
+                    if (i < live) GMM__OF(gmm__swift_put4bit)(to, all);
+                }
+                if (columnwise && !f->square) {
+#pragma unroll
+                    for (j = 0; j < GMM__WIDE; j++) code[j] = gmm__swift_magnitude(v[j], by[j], 0);
+                }
+                if (columnwise) {
+#pragma unroll
+                    for (j = 0; j < GMM__WIDE; j++)
+                        column[j] = i % 8 == 7 ? code[j] : column[j] * 16 + code[j];
+                }
+                if (columnwise && i % 8 == 0) {
+#pragma unroll
+                    for (j = 0; j < GMM__WIDE; j++)
+                        *(uint32_t *)(void *)(codes + gmm__swift_spot(lane, GMM__WIDE, j, warp) + i / 2) =
+                            (column[j] - (uint32_t)gmm__swift_magic) | GMM__OF(gmm__swift_col_signs)(x + i, j);
+                }
+            }
+            to += row_pitch;
+            /* once more by the codec, from memory */
+            if (rowwise && (odd | ((four[0] | four[1] | four[2] | four[3]) & 0x80u)))
+#pragma unroll 1
+                for (k = 0; k < 16 * GMM__WIDE && k / GMM__WIDE < live; k += 2) {
+                    const int32_t row = k / GMM__WIDE;
+                    const uint32_t word = row & 8 ? row & 4 ? four[3] : four[2] : row & 4 ? four[1] : four[0];
+                    const float factor = gmm__swift_encode(encodes[0], &word, row & 3);
+                    uint32_t pair = 0;
+#pragma unroll 1
+                    for (j = 0; j < 2; j++)
+                        pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                    &a, &p, row0 + row, col + k % GMM__WIDE + j), factor)) << 4 * j;
+                    to[row * row_pitch + k % GMM__WIDE / 2] = (uint8_t)pair;
+                }
+            if (columnwise && (odd | ((in_col[0] | in_col[GMM__WIDE / 4 - 1]) & 0x80u)))
+#pragma unroll 1
+                for (k = 0; k < 16 * GMM__WIDE; k += 2) {
+                    const uint32_t word = k & 64 ? in_col[1] : in_col[0];
+                    const float factor = gmm__swift_encode(col_encodes, &word, k >> 4 & 3);
+                    uint32_t pair = 0;
+#pragma unroll 1
+                    for (j = 0; j < 2; j++)
+                        if ((k & 15) + j < live)
+                            pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                        &a, &p, row0 + (k & 15) + j, col + (k >> 4)), factor)) << 4 * j;
+                    codes[gmm__swift_spot(lane, GMM__WIDE, k >> 4, warp) + (k & 15) / 2] = (uint8_t)pair;
+                }
+        }
+        if (columnwise) {
+            if (GMM__WIDE == 8)
+                *(uint2 *)(void *)&scales[warp][8 * lane] = make_uint2(in_col[0] & 0x7F7F7F7Fu,
+                                                                               in_col[1] & 0x7F7F7F7Fu);
+            else *(uint32_t *)(void *)&scales[warp][4 * lane] = in_col[0] & 0x7F7F7F7Fu;
+        }
+    }
+}
+
+#undef GMM__ACROSS
+#undef GMM__ROW_WORDS
+#undef GMM__WIDE
+#undef GMM__OF
+#undef GMM__NAME
+#undef GMM__TAG
+#undef GMM__SOURCE
+
+/* ============================================================ Body: NV16, transformed or rounded at random === */
+
+#elif GMM__BODY == 16
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE)
+#error "gmm: this body needs GMM__TAG and GMM__SOURCE"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+
+/* Both copies of tiles that are loaded once. Two lanes share a block of a row, and each makes the scales of half of
+   theirs: bytes, which find factors in a table of all that the unit can have. Of columns the two exchange halves, so
+   that a block is one lane's. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 2 : 1)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
@@ -8090,10 +8597,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             const int32_t inside = col0 < cols - c0;
             const float *const col_encodes = encodes[apart];
             uint32_t odd = 0;
-#if !GMM__TURNED
-            uint32_t nibbles[8], most = 0;
-#endif
-            if (rowwise || !GMM__TURNED) { /* maxima of rows */
+            if (rowwise) { /* maxima of rows */
                 uint32_t row[8], four[2], mine, other;
                 float amax[4];
 #pragma unroll
@@ -8112,45 +8616,20 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                         for (k = 0; k < GMM__OF(gmm__words); k++) {
                             row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-#if GMM__TURNED
                             x[i][k] = gmm__swift_unsigned_nan(x[i][k]);
-#endif
                         }
                         row[i] = GMM__OF(gmm__word_fold)(row[i]);
                     }
-#if !GMM__TURNED
-                if (f->square) {
-#pragma unroll
-                    for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
-                    most = gmm__quant_block_max(most, 2);
-                    other = __shfl_xor_sync(0xFFFFFFFFu, most, 8);
-                    most = most > other ? most : other;
-#pragma unroll
-                    for (i = 0; i < 8; i++) row[i] = i < live ? most : 0; /* no scales of rows that are not there */
-                }
-#endif
 #pragma unroll
                 for (i = 0; i < 4; i++) {
                     const uint32_t keep = right ? row[i + 4] : row[i];
                     other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
                     amax[i] = gmm_f32_from_bits(keep > other ? keep : other);
                 }
-                mine = gmm__swift_nv4(amax, encodes[0], !GMM__TURNED);
+                mine = gmm__swift_nv4(amax, encodes[0], 0);
                 other = __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
                 four[0] = right ? other : mine;
                 four[1] = right ? mine : other;
-#if !GMM__TURNED
-                if (f->square) { /* both copies hold the same codes */
-                    const float by = gmm__swift_encode(encodes[0], four, 0);
-#pragma unroll
-                    for (i = 0; i < 8; i++) {
-                        float v[8];
-#pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                        nibbles[i] = gmm__swift_e2m1x8(v, by, 0);
-                    }
-                }
-#endif
                 if (rowwise) { /* bytes of four blocks of a row come together */
                     uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
                                   (a.grouped ? (int64_t)p.start * row_along : 0);
@@ -8159,10 +8638,10 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     mine = __byte_perm(mine, other, c & 2 ? 0x3715 : 0x6240);
                     other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
                     mine = __byte_perm(mine, other, c & 4 ? 0x3276 : 0x5410);
-                    gmm__swift_scale4(to, a.rowwise.scale_order, p.row, c0 / 16, row_along,
-                                      row0 + 4 * right + (c >> 1), col0 >> 6 << 2, mine);
+                    to = gmm__swift_scale_at(to, a.rowwise.scale_order, p.row, (c0 + col0) / 64 * 4, row_along,
+                                             row0 + 4 * right + (c >> 1));
+                    if ((c0 + col0) / 64 * 4 < row_along) gmm__swift_put1(to, mine);
                 }
-#if GMM__TURNED
                 if (rowwise) { /* rows i and i + 4 at once: a lane draws for one of them, for both lanes of the block */
                     uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
@@ -8188,51 +8667,20 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                             float v[8];
 #pragma unroll
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
-                            code = f->stochastic ? gmm__swift_e2m1x8_random(v, by, random[k])
-                                                 : gmm__swift_e2m1x8(v, by, 1);
+                            code = f->stochastic ? gmm__swift_e2m1_random(v, by, random[k])
+                                                 : gmm__swift_e2m1(v, by, 1);
+                            code |= gmm__swift_row_signs_bf16(x[i + 4 * k]);
                             if (inside && i + 4 * k < live) gmm__swift_put1(to + 4 * k * row_pitch, code);
                         }
                     }
                 }
-#else
-                if (rowwise && inside) {
-                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
-                                  (p.first + p.row + row0) * row_pitch;
-#pragma unroll
-                    for (i = 0; i < 8; i++, to += row_pitch) {
-                        const float by = gmm__swift_encode(encodes[0], four, i);
-                        float v[8];
-                        if (f->square) {
-                            if (i < live) gmm__swift_put1(to, nibbles[i]);
-                            continue;
-                        }
-#pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                        if (i < live) gmm__swift_put1(to, gmm__swift_e2m1x8(v, by, 0));
-                    }
-                    if (odd | ((four[0] | four[1]) & 0x80u)) { /* once more by the codec, from memory */
-                        to -= 8 * row_pitch;
-#pragma unroll 1
-                        for (k = 0; k < 64 && k >> 3 < live; k += 2) {
-                            const float by = gmm__swift_encode(encodes[0], four, k >> 3);
-                            uint32_t pair = 0;
-#pragma unroll 1
-                            for (j = 0; j < 2; j++)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
-                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), by)) << 4 * j;
-                            to[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
-                        }
-                    }
-                }
-#endif
             }
             if (columnwise) {
                 uint8_t *at = codes + col0 * GMM__NV_COLUMN + (col0 >> 3) * 16;
                 uint32_t mine;
                 float amax[4];
-#if GMM__TURNED
                 uint32_t y[16][2];
-                if (f->hadamard) gmm__swift_signed(x, (uint32_t)f->hadamard >> 8 * below);
+                if (f->hadamard) gmm__swift_signed(x, 8, (uint32_t)f->hadamard >> 8 * below);
                 gmm__swift_take16(x, below, y);
                 at += 4 * below * GMM__NV_COLUMN + (row0 & ~15) / 2;
                 mine = 0;
@@ -8257,60 +8705,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         float v[8];
 #pragma unroll
                         for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
-                        to[k] = f->stochastic ? gmm__swift_e2m1x8_random(v, by, draw + 2 * k)
-                                              : gmm__swift_e2m1x8(v, by, 1);
+                        to[k] = f->stochastic ? gmm__swift_e2m1_random(v, by, draw + 2 * k)
+                                              : gmm__swift_e2m1(v, by, 1);
+                        to[k] |= gmm__swift_row_signs_bf16(column + 4 * k);
                     }
                     *(uint2 *)(void *)(at + j * GMM__NV_COLUMN) = make_uint2(to[0], to[1]);
                 }
-#else
-                uint32_t col[GMM__OF(gmm__words)], four[2], other;
-#pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) {
-                    col[k] = 0;
-#pragma unroll
-                    for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
-                }
-#pragma unroll
-                for (k = 0; k < GMM__HALF_WORDS; k++) {
-                    const uint32_t give = below ? col[k] : col[k + GMM__HALF_WORDS];
-                    col[k] = GMM__OF(gmm__word_max)(below ? col[k + GMM__HALF_WORDS] : col[k],
-                                                    __shfl_xor_sync(0xFFFFFFFFu, give, 8));
-                }
-#pragma unroll
-                for (j = 0; j < 4; j++)
-                    amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__OF(gmm__word_value)(col, j);
-                mine = gmm__swift_nv4(amax, col_encodes, 1);
-                other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
-                four[0] = below ? other : mine;
-                four[1] = below ? mine : other;
-                at += row0 / 2;
-                if (f->square) gmm__swift_turn(nibbles);
-#pragma unroll
-                for (j = 0; j < 8; j++) {
-                    const float by = gmm__swift_encode(col_encodes, four, j);
-                    float v[8];
-                    if (f->square) {
-                        *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = nibbles[j];
-                        continue;
-                    }
-#pragma unroll
-                    for (i = 0; i < 8; i++) v[i] = GMM__OF(gmm__word_value)(x[i], j);
-                    *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__swift_e2m1x8(v, by, 0);
-                }
-                if (odd | ((four[0] | four[1]) & 0x80u))
-#pragma unroll 1
-                    for (k = 0; k < 64; k += 2) {
-                        const float by = gmm__swift_encode(col_encodes, four, k >> 3);
-                        uint32_t pair = 0;
-#pragma unroll 1
-                        for (j = 0; j < 2; j++)
-                            if ((k & 7) + j < live && inside)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
-                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), by)) << 4 * j;
-                        at[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
-                    }
-                mine &= 0x7F7F7F7Fu;
-#endif
 #pragma unroll
                 for (j = 0; j < 4; j++)
                     scales[(col0 + 4 * below + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(mine >> 8 * j);
@@ -8327,8 +8727,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
                                  (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
                 __syncthreads();
-                gmm__swift_scale4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
-                                  *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
+                scale = gmm__swift_scale_at(scale, a.columnwise.scale_order, c0, p.row / 16 + quad, col_along, l);
+                if (p.row / 16 + quad < col_along)
+                    gmm__swift_put1(scale, *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
@@ -8343,7 +8744,6 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     }
 }
 
-#undef GMM__HALF_WORDS
 #undef GMM__OF
 #undef GMM__NAME
 #undef GMM__TAG
@@ -8357,14 +8757,16 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__WORDS GMM__OF(gmm__words)
+#define GMM__WIDE GMM__OF(gmm__wide)
+#define GMM__ROW_WORDS (64 / GMM__WIDE) /* maxima of sixteen rows; two in a word where elements have 16 bits */
 
-/* Both copies of 128 rows by 256 columns. A warp takes 32 rows by 128 columns in two steps, and waits for no other:
-   four lanes share a block, and each makes the scales of a quarter of theirs. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__WORDS == 4 ? 3 : 2)
+/* Both copies of 128 rows by 32 GMM__WIDE columns. A warp takes 32 rows by 16 GMM__WIDE columns and waits for no other:
+   a lane has sixteen rows, so that sixteen lanes write whole lines of memory at once. 32 / GMM__WIDE lanes share a
+   block of a row, two lanes one of a column, and each makes the scales of its part of them. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t top = warp % 4 * GMM__SWIFT_WARP_ROWS, row0 = top + 8 * q;
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
+    const int32_t top = warp % 4 * 32, row0 = top + 16 * q;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
     const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* of the largest */
@@ -8372,128 +8774,156 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
-        uint32_t x[8][GMM__WORDS], both = 0, other;
-        int32_t c0, i, j, k, step;
+        uint32_t x[16][4], most = 0, mine, other, four[4];
+        int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__SWIFT_TILES, &c0);
+        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__WIDE / 4, &c0);
         const int32_t cols = (int32_t)a.cols, live = p.m - row0, reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (reach + 127) / 128 * 4;
-        const int32_t lines = (cols + 127) & ~127, block = (p.row + top) / 32;
-        c0 += warp / 4 * GMM_TILE;
-        GMM__OF(gmm__swift_load)(&a, &p, row0, 8 * c, c0, cols - c0, x);
-#pragma unroll 1
-        for (step = 0; step < 2; step++) {
-            const int32_t col = c0 + step * GMM__SWIFT_WARP_COLS + 8 * c;
-            uint32_t row[8], most = 0, four[2], mine;
-            if (rowwise || square) {
+        const int32_t lines = (cols + 127) & ~127, left = c0 + warp / 4 * 16 * GMM__WIDE, col = left + GMM__WIDE * c;
+        GMM__OF(gmm__swift_load16)(&a, &p, row0, col, x);
+        if (rowwise || square) {
+            uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
-                for (i = 0; i < 8; i++) {
-                    row[i] = 0;
+            for (i = 0; i < 16; i += 16 / GMM__ROW_WORDS) {
+                uint32_t far = x[i][0];
 #pragma unroll
-                    for (k = 0; k < GMM__WORDS; k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
-                    most = most > row[i] ? most : row[i];
+                for (k = 1; k < 4; k++) far = GMM__OF(gmm__word_far)(far, x[i][k]);
+                if (GMM__WIDE == 8) {
+                    uint32_t next = x[i + 1][0];
+#pragma unroll
+                    for (k = 1; k < 4; k++) next = GMM__OF(gmm__word_far)(next, x[i + 1][k]);
+                    far = GMM__OF(gmm__word_far)(__byte_perm(far, next, 0x5410), __byte_perm(far, next, 0x7632));
                 }
+                row[i * GMM__ROW_WORDS / 16] = far;
             }
             if (square) {
+                most = row[0];
 #pragma unroll
-                for (i = 1; i < 32; i = i == 2 ? 8 : 2 * i) { /* lanes 1, 2, 8 and 16 apart */
-                    other = __shfl_xor_sync(0xFFFFFFFFu, most, i);
-                    most = most > other ? most : other;
-                }
+                for (i = 1; i < GMM__ROW_WORDS; i++) most = GMM__OF(gmm__word_far)(most, row[i]);
+                if (GMM__WIDE == 8) most = GMM__OF(gmm__word_far)(most, __byte_perm(most, 0, 0x1032));
 #pragma unroll
-                for (i = 0; i < 8; i++) row[i] = i < live ? most : 0; /* no scales of rows that are not there */
+                for (i = 1; i < 32; i = i == 16 / GMM__WIDE ? 16 : 2 * i)
+                    most = GMM__OF(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
+                most = GMM__OF(gmm__word_size)(most);
+#pragma unroll
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__OF(gmm__swift_rows_of)(most, i, p.m - row0);
             }
-            if (rowwise) { /* of eight rows a lane keeps four, then two */
+            /* lanes keep halves until they have two words */
 #pragma unroll
-                for (k = 4; k >= 2; k >>= 1)
+            for (k = GMM__ROW_WORDS / 2; k >= 2; k >>= 1)
 #pragma unroll
-                    for (i = 0; i < k; i++) {
-                        const int32_t second = c & (k == 4 ? 1 : 2);
+                for (i = 0; i < GMM__ROW_WORDS / 2; i++)
+                    if (i < k) {
+                        const int32_t near = GMM__ROW_WORDS / 2 / k, second = c & near;
                         const uint32_t keep = second ? row[i + k] : row[i];
-                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], k == 4 ? 1 : 2);
-                        row[i] = keep > other ? keep : other;
+                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], near);
+                        row[i] = GMM__OF(gmm__word_far)(keep, other);
                     }
-                mine = gmm__swift_mx2(gmm_f32_from_bits(row[0]), gmm_f32_from_bits(row[1]), inverse);
-                both |= mine << 16 * step;
-                gmm__swift_mx_share(mine, c & 2, 2, c & 1, 1, four);
-            }
-            if (rowwise && col < cols) {
-                uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
-                              (p.first + p.row + row0) * a.rowwise.ld + col;
-#pragma unroll
-                for (i = 0; i < 8; i++, to += a.rowwise.ld) {
-                    const float by = gmm__swift_mx_factor(four, i);
-                    float v[8];
-#pragma unroll
-                    for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
-                    if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
-                }
-            }
-            if (columnwise) {
-                const int32_t line = col + 4 * (q & 1) + 2 * (q >> 1); /* of the two that the lane keeps */
-                uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                                 (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
-                uint32_t top_of[GMM__WORDS];
-                float amax[2];
-#pragma unroll
-                for (k = 0; k < GMM__WORDS; k++) {
-                    top_of[k] = 0;
-#pragma unroll
-                    for (i = 0; i < 8; i++) top_of[k] = GMM__OF(gmm__word_max)(top_of[k], x[i][k]);
-                }
-#pragma unroll
-                for (k = GMM__WORDS / 2; k >= GMM__WORDS / 4; k >>= 1)
-#pragma unroll
-                    for (i = 0; i < k; i++) {
-                        const int32_t second = q & (k == GMM__WORDS / 2 ? 1 : 2);
-                        const uint32_t keep = second ? top_of[i + k] : top_of[i];
-                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? top_of[i] : top_of[i + k],
-                                                k == GMM__WORDS / 2 ? 8 : 16);
-                        top_of[i] = GMM__OF(gmm__word_max)(keep, other);
-                    }
-#pragma unroll
-                for (j = 0; j < 2; j++)
-                    amax[j] = square ? gmm_f32_from_bits(col < cols ? most : 0) : GMM__OF(gmm__word_value)(top_of, j);
-                mine = gmm__swift_mx2(amax[0], amax[1], inverse);
-                if (line < lines && a.columnwise.scale_order != GMM_SCALES_SWIZZLED)
-                    *(uint16_t *)(void *)(scale + (int64_t)block * lines + line) = (uint16_t)mine;
-                else if (line < lines) {
-                    scale[gmm_swizzle_offset(line, block, col_along)] = (uint8_t)mine;
-                    scale[gmm_swizzle_offset(line + 1, block, col_along)] = (uint8_t)(mine >> 8);
-                }
-                gmm__swift_mx_share(mine, q & 2, 16, q & 1, 8, four);
-            }
-            if (columnwise && col < cols) { /* in the order of the source */
-                uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
-                              (p.first + p.row + row0) * a.columnwise.ld + col;
-                float by[8];
-#pragma unroll
-                for (j = 0; j < 8; j++) by[j] = gmm__swift_mx_factor(four, j);
-#pragma unroll
-                for (i = 0; i < 8; i++, to += a.columnwise.ld) {
-                    float v[8];
-#pragma unroll
-                    for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
-                    if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
-                }
-            }
-            if (step == 0)
-                GMM__OF(gmm__swift_load)(&a, &p, row0, GMM__SWIFT_WARP_COLS + 8 * c, c0, cols - c0, x);
+            row[0] = GMM__OF(gmm__word_size)(row[0]);
+            row[1] = GMM__OF(gmm__word_size)(row[1]);
+            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 0), GMM__OF(gmm__word_value)(row, 1), inverse);
+            if (GMM__WIDE == 8)
+                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 2), GMM__OF(gmm__word_value)(row, 3),
+                                       inverse) << 16;
         }
-        if (rowwise) { /* bytes of two rows and two blocks, c / 4 and 2 + c / 4, become four of one row */
-            const uint32_t first = __byte_perm(both, 0, 0x4420), second = __byte_perm(both, 0, 0x4431);
+        if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
             uint8_t *scale = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
                              (a.grouped ? (int64_t)p.start * row_along : 0);
-            other = __shfl_xor_sync(0xFFFFFFFFu, c & 4 ? first : second, 4);
-            both = c & 4 ? __byte_perm(other, second, 0x5140) : __byte_perm(first, other, 0x5140);
-            gmm__swift_scale4(scale, a.rowwise.scale_order, p.row, c0 / 32, row_along,
-                              row0 + 4 * (c & 1) + (c & 2) + (c >> 2), 0, both);
+            const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
+            uint32_t next;
+            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
+            four[0] = GMM__WIDE == 8 ? mine : c & 4 ? other | mine << 16 : mine | other << 16;
+            /* bytes of rows become those of blocks: four of one row, or two */
+            if (GMM__WIDE == 8) mine = __byte_perm(mine, other, c & 4 ? 0x3726 : 0x5140);
+            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
+            if (GMM__WIDE == 8)
+                mine = __byte_perm(mine, other, c & 8 ? 0x3276 : 0x5410);
+            if (GMM__WIDE == 8 && left / 32 < row_along)
+                gmm__swift_put1(gmm__swift_scale_at(scale, a.rowwise.scale_order, p.row, left / 32, row_along, l),
+                                mine);
+            else if (GMM__WIDE == 4 && left / 32 < row_along)
+                *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
+                                                   ? gmm_swizzle_offset(p.row + l, left / 32, row_along)
+                                                   : (int64_t)(p.row + l) * row_along + left / 32)) =
+                    (uint16_t)__byte_perm(mine, other, c & 8 ? 0x4415 : 0x4440);
+            other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 2);
+            four[1] = c & 2 ? four[0] : other;
+            four[0] = c & 2 ? other : four[0];
+            other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 1);
+            next = __shfl_xor_sync(0xFFFFFFFFu, four[1], 1);
+            four[2] = c & 1 ? four[0] : other;
+            four[3] = c & 1 ? four[1] : next;
+            four[0] = c & 1 ? other : four[0];
+            four[1] = c & 1 ? next : four[1];
+        }
+        if (rowwise && col < cols) {
+            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
+                          (p.first + p.row + row0) * a.rowwise.ld + col;
+#pragma unroll
+            for (i = 0; i < 16; i++, to += a.rowwise.ld) {
+                const float by = gmm__swift_mx_factor(four, i);
+                float v[GMM__WIDE];
+#pragma unroll
+                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
+                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+            }
+        }
+        if (columnwise) {
+            const int32_t line = col + GMM__WIDE / 2 * q, block = (p.row + top) / 32; /* of the lane's half */
+            uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                             (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
+            uint32_t far[4];
+#pragma unroll
+            for (k = 0; k < 4; k++) {
+                far[k] = x[0][k];
+#pragma unroll
+                for (i = 1; i < 16; i++) far[k] = GMM__OF(gmm__word_far)(far[k], x[i][k]);
+            }
+#pragma unroll
+            for (k = 0; k < 2; k++) {
+                const uint32_t keep = q ? far[k + 2] : far[k];
+                other = __shfl_xor_sync(0xFFFFFFFFu, q ? far[k] : far[k + 2], 16);
+                other = GMM__OF(gmm__word_size)(GMM__OF(gmm__word_far)(keep, other));
+                far[k] = square ? col < cols ? most : 0 : other;
+            }
+            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 0), GMM__OF(gmm__word_value)(far, 1), inverse);
+            if (GMM__WIDE == 8)
+                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 2), GMM__OF(gmm__word_value)(far, 3),
+                                       inverse) << 16;
+            if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
+                scale += gmm_swizzle_offset(line, block, col_along);
+#pragma unroll
+                for (j = 0; j < GMM__WIDE / 2; j++) scale[16 * j] = (uint8_t)(mine >> 8 * j);
+            } else if (line < lines) {
+                scale += (int64_t)block * lines + line;
+                if (GMM__WIDE == 8) gmm__swift_put1(scale, mine);
+                else *(uint16_t *)(void *)scale = (uint16_t)mine;
+            }
+            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
+            four[0] = q ? other : mine;
+            four[1] = q ? mine : other;
+            if (GMM__WIDE == 4) four[0] |= four[1] << 16;
+        }
+        if (columnwise && col < cols) { /* in the order of the source */
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
+                          (p.first + p.row + row0) * a.columnwise.ld + col;
+            float by[GMM__WIDE];
+#pragma unroll
+            for (j = 0; j < GMM__WIDE; j++) by[j] = gmm__swift_mx_factor(four, j);
+#pragma unroll
+            for (i = 0; i < 16; i++, to += a.columnwise.ld) {
+                float v[GMM__WIDE];
+#pragma unroll
+                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
+                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+            }
         }
     }
 }
 
-#undef GMM__WORDS
+#undef GMM__ROW_WORDS
+#undef GMM__WIDE
 #undef GMM__OF
 #undef GMM__NAME
 #undef GMM__TAG

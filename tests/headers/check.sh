@@ -228,7 +228,7 @@ cuda_gated() {
         { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas_gated" || echo 'does not compile'; return 1; }
     cuda_spills "$W/ptxas_gated"
 }
-cuda_gated_done() { wait $gated || echo 'failed'; cat "$W/gated"; }
+cuda_gated_done() { wait $gated; cat "$W/gated"; } # what it finds it prints
 cuda_torch() {
     $NVCC -std=c++20 $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
         -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -ptx -o "$W/cuda_torch.ptx" $UNIT.cu

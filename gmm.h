@@ -7454,9 +7454,10 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     int32_t choice = -1, nth = 0, i, u;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
+        const int32_t least = op == gmm_gemm_wgrad ? k->units : k->units / 2 + 1; /* tiles of wgrad are all as tall */
         if (k->op != kernel || k->dtype != dtype || (k->factor && k->factor != factor)) continue;
         if (++nth == call->options.tile) return i;
-        for (u = k->units; u > k->units / 2; u--) { /* the heights that the device chooses among */
+        for (u = k->units; u >= least; u--) { /* the heights that the device chooses among */
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
             const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
             const int both = k->teams == 2;
@@ -7479,7 +7480,6 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             if (choice >= 0 && cost >= 0.99 * best) continue;
             best = cost;
             choice = i;
-            if (op == gmm_gemm_wgrad) break; /* tiles of wgrad are as tall as they go */
         }
     }
     return choice;

@@ -5345,10 +5345,15 @@ static gmm_status gmm__gtp_fill_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, c
     return s;
 }
 
-/* Multiprocessors that sums take: those that the GEMMs of the backward chain leave, 0 = all behind its last one. */
-static int32_t gmm__gtp_sums_take(gmm_gtp *g, const gmm__gtp_bundle *b) {
+/* Multiprocessors that the sum of a weight takes: those that the GEMMs of the backward chain leave, 0 = all behind its
+   last one, and where gmm_accumulate needs all to keep up: main_grad not fp32, or not in whole vectors. */
+static int32_t gmm__gtp_sums_take(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_weight *w) {
     gmm_gtp_pass pass = GMM_GTP_FORWARD;
     const int32_t chain = b->chain[GMM_GTP_BACKWARD];
+    const int64_t part = w->plan.shard_rows * w->plan.local_cols;
+    if (g->domains[b->domain].size == 1 || w->desc.main_grad_dtype != GMM_F32 || part % 8 ||
+        (uintptr_t)w->desc.main_grad % 16)
+        return 0;
     if (chain < 0 || !gmm__gtp_behind(g, chain, b->place[GMM_GTP_BACKWARD], 1, &pass)) return 0;
     return pass == GMM_GTP_BACKWARD ? GMM__GTP_SUM_PROCESSORS : 0;
 }
@@ -5393,7 +5398,7 @@ static gmm_status gmm__gtp_reduce(gmm_gtp *g, int32_t bundle, float scale, gmm_g
         for (r = 0; r < sum.d.count && sum.d.count > 1; r++)
             sum.part[r] = r == d->rank ? own : from + (size_t)r * part * size;
         sum.x.data = own;
-        sum.options.sm_limit = gmm__gtp_sums_take(g, b);
+        sum.options.sm_limit = gmm__gtp_sums_take(g, b, w);
         sum.d.scale = scale;
         sum.d.beta = add == GMM_GTP_SET ? 0.0f : 1.0f;
         sum.workspace = d->reduce_base + d->work_at;

@@ -1508,7 +1508,7 @@ static const char USAGE[] =
     "--rows: parts of names, any of which selects a row: dsv3/512/fc1f/bf16 (shape, tokens per expert, operation,\n"
     "        output), dsv3/4096/fc1f/bf16/sm_limit, dsv3/512/fc1f/bf16/qlinear, dense/8192/fc1f/bf16, dsv3/permute,\n"
     "        dense/dsv3/4096/fc1, quantize/mxfp8/both; with - before it, leaves them out;\n"
-    "        --rows=/64/,/zipf512/,-qlinear; rows of 130 and 256 tokens, and qlinear of 128 and 192, run only if named\n"
+    "        --rows=/64/,/zipf512/,-qlinear; rows of 130 and 256 tokens, qlinear of 128 and 192 run only if named\n"
     "--ms:   time of a contender in a row, by turns in 10 blocks (20 from 200 ms on); a claim needs 200\n"
     "--kernels: with torch: the kernels that contenders launch, as torch's profiler sees them, to stderr\n";
 

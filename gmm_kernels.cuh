@@ -1229,10 +1229,9 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(wgrad, GMM_BF16, bf16, 256x128) X(wgrad, GMM_F16, f16, 256x128) \
     X(wgrad, GMM_BF16, bf16, 128x192_held) X(wgrad, GMM_F16, f16, 128x192_held)
 
-/* A ring of tiles holds those that are being multiplied or on their way out (at most a tile per stage and two more)
-   and a batch that is placed at once. */
+/* A ring of tiles holds a batch that is placed at once and batches before it, each until all who read it say so. */
 enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
-       GMM_SM90_BATCH = 6 };
+       GMM_SM90_BATCH = 4, GMM_SM90_BATCHES = GMM_SM90_RING / GMM_SM90_BATCH };
 
 /* Elsewhere than on sm_90a the kernels are empty, and known by this. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -1264,7 +1263,8 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + 8 * GMM_SM90_RING + 32,
+    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
+    8 * (GMM_SM90_RING + 4 + GMM_SM90_BATCHES),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_shared_, tag) = \
@@ -1862,6 +1862,12 @@ GMM__DEVICE void gmm_sm90_sum_codes(const int factor, const int units, const uin
     *at += depths;
 }
 
+/* Says, before tile number `tile`, that this warp has read the batch before it, if that was its last tile. */
+GMM__DEVICE void gmm_sm90_tile_read(uint32_t told, uint32_t tile) {
+    if (tile > 0 && tile % GMM_SM90_BATCH == 0)
+        gmm_bar_arrive_here(told + 8 * (GMM_SM90_RING + 4 + (tile / GMM_SM90_BATCH - 1) % GMM_SM90_BATCHES));
+}
+
 /* Brings the scales of every stage to shared memory: one warp, lane by lane four columns. `scales`: in stage 0. */
 GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, const int width, const uint32_t stages,
                                  const uint32_t stage, uint32_t scales, uint32_t bars, const gmm_sm90_tile *ring,
@@ -1875,6 +1881,8 @@ GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, co
         const uint8_t *line[4];
         uint32_t q, depths;
         int32_t blocks, step, whole;
+        __syncwarp();
+        if (lane == 0) gmm_sm90_tile_read(told, turn);
         gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
         if (t->units == 0) break;
         depths = gmm_sm90_depths(t->k);
@@ -1999,10 +2007,11 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const int turns, const
     const int32_t step = size == 4 && held == 1 ? 64 : cols, wide = 128 / size;
     uint32_t tile, turn = 0;
     for (tile = 0;; tile++) {
-        const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING]; /* stands until the next one of the group */
+        const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
         int32_t c = first, end;
         float beta;
         int passes;
+        gmm_sm90_tile_read(told, tile);
         gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
         if (t->units == 0) break;
         if (turns && (int)(tile & 1) != team) continue;
@@ -6722,6 +6731,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         }
         for (i = 0; i < GMM_SM90_RING + 4; i++) /* the last: rooms of D may be written to, have been written to */
             gmm_bar_init(told + 8 * i, i > GMM_SM90_RING && i % 2 ? 128 : 1);
+        for (; i < GMM_SM90_RING + 4 + GMM_SM90_BATCHES; i++) /* read by who multiply, move D, bring scales */
+            gmm_bar_init(told + 8 * i, 8 + (GMM__HELD ? 2 : 0) + (GMM__OF(of) ? 1 : 0));
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
@@ -6750,6 +6761,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     const int32_t hop = (int32_t)(gridDim.x / pair);
                     int32_t item = (int32_t)(blockIdx.x / pair + turn * hop), mine = 0, n;
                     gmm_sm90_tile *const to = &ring[(turn + (uint32_t)lane) % GMM_SM90_RING];
+                    if (turn >= GMM_SM90_RING)
+                        gmm_bar_wait(told + 8 * (GMM_SM90_RING + 4 + turn / GMM_SM90_BATCH % GMM_SM90_BATCHES),
+                                     (turn / GMM_SM90_RING & 1) ^ 1);
                     for (n = 0; n < GMM_SM90_BATCH; n++, item += hop) {
                         gmm_find_group32(items, args.p.groups, item, &g);
                         if (lane == n) mine = item, to->g = g;
@@ -6812,7 +6826,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING];
             uint32_t depths, here = base;
             uint64_t columns, lines;
-            __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
+            __syncwarp();
+            if (lane == 0) gmm_sm90_tile_read(told, tile);
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
             depths = gmm_sm90_depths(t->k);

@@ -4020,12 +4020,14 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
 
 /* A block takes tiles of 128 x 128, a warp 32 rows by 64 columns of one: lane 8 q + c rows 8 q to 8 q + 7 and columns
    8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a
-   lane has 8 codes of every line of a copy. Transposed codes are turned in shared memory. */
+   lane has 8 codes of every line of a copy. Transposed codes are turned in shared memory. Where both copies of MX32
+   keep the order of the source, a lane has sixteen rows of sixteen bytes, so that sixteen lanes write whole lines of
+   memory: half lines cost a fifth. */
 enum {
     GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
     GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
     GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
-    GMM__SWIFT_TILES = 2,                                     /* of a strip, that a block of MX32 or NV16 takes */
+    GMM__SWIFT_TILES = 2,                    /* of a strip, that a block of NV16 takes, or of MX32 from 16 bits */
     GMM__NV_COLUMN = GMM_TILE / 2,
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
@@ -4033,6 +4035,7 @@ enum {
 /* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
    counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
 enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
+enum { gmm__wide_bf16 = 8, gmm__wide_f16 = 8, gmm__wide_f32 = 4 }; /* elements of sixteen bytes */
 GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
     return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
 }
@@ -4076,6 +4079,29 @@ GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
 }
 GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
     asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
+    return most;
+}
+
+/* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
+   NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
+GMM__DEVICE uint32_t gmm__word_far_bf16(uint32_t most, uint32_t w) {
+#if __CUDA_ARCH__ >= 860
+    asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
+    return most;
+#else
+    return gmm__word_max_bf16(most & 0x7FFF7FFFu, w);
+#endif
+}
+GMM__DEVICE uint32_t gmm__word_far_f16(uint32_t most, uint32_t w) {
+#if __CUDA_ARCH__ >= 860
+    asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
+    return most;
+#else
+    return gmm__word_max_f16(most & 0x7FFF7FFFu, w);
+#endif
+}
+GMM__DEVICE uint32_t gmm__word_far_f32(uint32_t most, uint32_t w) {
+    asm("{\n.reg .b32 s, t;\nabs.f32 s, %0;\nabs.f32 t, %1;\nmax.f32 %0, s, t;\n}" : "+r"(most) : "r"(w));
     return most;
 }
 
@@ -4207,6 +4233,14 @@ GMM__DEVICE void gmm__swift_put4(uint8_t *to, uint4 v) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                  : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+/* Codes of a row of a lane. */
+GMM__DEVICE void gmm__swift_put_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
+    gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+}
+GMM__DEVICE void gmm__swift_put_f16(uint8_t *to, int32_t e5m2, const float v[8]) { gmm__swift_put_bf16(to, e5m2, v); }
+GMM__DEVICE void gmm__swift_put_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
+    gmm__swift_put1(to, gmm__quant_codes8(e5m2, v));
+}
 /* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
 GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
     const float amax[2] = { first, second };
@@ -4219,19 +4253,9 @@ GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
     }
     return bytes;
 }
-/* Two bytes of four lanes each become eight of all: those of lanes `near` apart stand side by side, then those of lanes
-   `far` apart. upper, behind: whether the lane's are the second ones. */
-GMM__DEVICE void gmm__swift_mx_share(uint32_t two, int32_t upper, int32_t near, int32_t behind, int32_t far,
-                                     uint32_t eight[2]) {
-    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, two, near);
-    const uint32_t mine = upper ? other | two << 16 : two | other << 16;
-    const uint32_t rest = __shfl_xor_sync(0xFFFFFFFFu, mine, far);
-    eight[0] = behind ? rest : mine;
-    eight[1] = behind ? mine : rest;
-}
-/* gmm_e8m0_reciprocal of scale byte i of eight. */
-GMM__DEVICE float gmm__swift_mx_factor(const uint32_t eight[2], int32_t i) {
-    const uint32_t by = (254u - ((eight[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
+/* gmm_e8m0_reciprocal of scale byte i of words. */
+GMM__DEVICE float gmm__swift_mx_factor(const uint32_t *four, int32_t i) {
+    const uint32_t by = (254u - ((four[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
     return gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
 }
 
@@ -4663,7 +4687,8 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int errors = a->format.square && a->format.four_over_six;
     const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
     const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
-    const int several = a->format.scaling == GMM_SCALING_MX32 || a->format.scaling == GMM_SCALING_NV16;
+    const int several = a->format.scaling == GMM_SCALING_NV16 ||
+                        (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
     const int64_t wide = several ? (int64_t)GMM__SWIFT_TILES : 1;
     const int64_t items = strips * a->col_tiles;
     dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most)), cast_grid = grid;
@@ -7738,6 +7763,31 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm_
         }
 }
 
+/* The same of sixteen rows of sixteen bytes, from column `col` of the matrix on. */
+GMM__DEVICE void GMM__NAME(gmm__swift_load16)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
+                                              int32_t col, uint32_t x[16][4]) {
+    const int64_t size = 16 / GMM__NAME(gmm__wide), pitch = a->src.ld * size;
+    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+                          col * size;
+    const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 16; i++, from += pitch) {
+        uint4 v = make_uint4(0u, 0u, 0u, 0u);
+        if (i < rows) v = __ldg((const uint4 *)(const void *)from);
+        x[i][0] = v.x;
+        x[i][1] = v.y;
+        x[i][2] = v.z;
+        x[i][3] = v.w;
+    }
+}
+
+/* A word of the maxima of sixteen rows where all have the same; zero of those that are not there. */
+GMM__DEVICE uint32_t GMM__NAME(gmm__swift_rows_of)(uint32_t most, int32_t word, int32_t rows) {
+    if (GMM__NAME(gmm__wide) == 4) return word < rows ? most : 0;
+    return 2 * word + 1 < rows ? most : 2 * word < rows ? most & 0xFFFFu : 0;
+}
+
 /* An element of a tile from memory. */
 GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row,
                                               int32_t col) {
@@ -7857,7 +7907,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #define GMM__COL_STEP 5 /* of a column, of four quarters */
 
 /* Both copies of a tile that is loaded once. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 2 : 1)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float factors[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
@@ -8070,12 +8120,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
 /* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
    bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 2 : 1)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 && !GMM__TURNED ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* of columns */
-    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
     const int32_t right = c & 1, below = q & 1; /* the second lane of a block */
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
@@ -8083,7 +8133,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     const gmm_format *f = &a.format;
     int32_t strip;
     if (a.skip && *a.skip) return;
-    gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
+    gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
@@ -8098,6 +8148,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
         for (k = 0; k <= apart; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
+            const int32_t thread = gmm_tid();
             if (thread < GMM_TILE) encodes[k][thread] = thread < 127 ? gmm_nv_encode(&g, (uint8_t)thread) : g.mult;
         }
         __syncthreads();
@@ -8333,8 +8384,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (c0 + GMM_TILE < end) /* comes while codes leave */
                 GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
-                const int32_t chunks = GMM__NV_COLUMN / 16, chunk = thread % chunks, first = thread / chunks;
-                const int32_t l = thread >> 1, quad = 4 * (thread & 1);
+                const int32_t thread = gmm_tid(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
+                const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
+                const int32_t quad = 4 * (thread & 1);
                 const int64_t begin = (a.grouped ? p.start : 0) + p.row;
                 const int64_t lines = (cols + 127) & ~127;
                 uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
@@ -8372,14 +8424,16 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__WORDS GMM__OF(gmm__words)
+#define GMM__WIDE GMM__OF(gmm__wide)
+#define GMM__ROW_WORDS (64 / GMM__WIDE) /* maxima of sixteen rows; two in a word where elements have 16 bits */
 
-/* Both copies of 128 rows by 256 columns. A warp takes 32 rows by 128 columns in two steps, and waits for no other:
-   four lanes share a block, and each makes the scales of a quarter of theirs. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__WORDS == 4 ? 3 : 2)
+/* Both copies of 128 rows by 32 GMM__WIDE columns. A warp takes 32 rows by 16 GMM__WIDE columns and waits for no other:
+   a lane has sixteen rows, so that sixteen lanes write whole lines of memory at once. 32 / GMM__WIDE lanes share a
+   block of a row, two lanes one of a column, and each makes the scales of its part of them. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t top = warp % 4 * GMM__SWIFT_WARP_ROWS, row0 = top + 8 * q;
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
+    const int32_t top = warp % 4 * 32, row0 = top + 16 * q;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
     const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* of the largest */
@@ -8387,128 +8441,155 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
-        uint32_t x[8][GMM__WORDS], both = 0, other;
-        int32_t c0, i, j, k, step;
+        uint32_t x[16][4], most = 0, mine, other, four[4];
+        int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__SWIFT_TILES, &c0);
+        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__WIDE / 4, &c0);
         const int32_t cols = (int32_t)a.cols, live = p.m - row0, reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (reach + 127) / 128 * 4;
-        const int32_t lines = (cols + 127) & ~127, block = (p.row + top) / 32;
-        c0 += warp / 4 * GMM_TILE;
-        GMM__OF(gmm__swift_load)(&a, &p, row0, 8 * c, c0, cols - c0, x);
-#pragma unroll 1
-        for (step = 0; step < 2; step++) {
-            const int32_t col = c0 + step * GMM__SWIFT_WARP_COLS + 8 * c;
-            uint32_t row[8], most = 0, four[2], mine;
-            if (rowwise || square) {
+        const int32_t lines = (cols + 127) & ~127, left = c0 + warp / 4 * 16 * GMM__WIDE, col = left + GMM__WIDE * c;
+        GMM__OF(gmm__swift_load16)(&a, &p, row0, col, x);
+        if (rowwise || square) {
+            uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
-                for (i = 0; i < 8; i++) {
-                    row[i] = 0;
+            for (i = 0; i < 16; i += 16 / GMM__ROW_WORDS) {
+                uint32_t far = x[i][0];
 #pragma unroll
-                    for (k = 0; k < GMM__WORDS; k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
-                    most = most > row[i] ? most : row[i];
+                for (k = 1; k < 4; k++) far = GMM__OF(gmm__word_far)(far, x[i][k]);
+                if (GMM__WIDE == 8) {
+                    uint32_t next = x[i + 1][0];
+#pragma unroll
+                    for (k = 1; k < 4; k++) next = GMM__OF(gmm__word_far)(next, x[i + 1][k]);
+                    far = GMM__OF(gmm__word_far)(__byte_perm(far, next, 0x5410), __byte_perm(far, next, 0x7632));
                 }
+                row[i * GMM__ROW_WORDS / 16] = far;
             }
             if (square) {
+                most = row[0];
 #pragma unroll
-                for (i = 1; i < 32; i = i == 2 ? 8 : 2 * i) { /* lanes 1, 2, 8 and 16 apart */
-                    other = __shfl_xor_sync(0xFFFFFFFFu, most, i);
-                    most = most > other ? most : other;
-                }
+                for (i = 1; i < GMM__ROW_WORDS; i++) most = GMM__OF(gmm__word_far)(most, row[i]);
+                if (GMM__WIDE == 8) most = GMM__OF(gmm__word_far)(most, __byte_perm(most, 0, 0x1032));
 #pragma unroll
-                for (i = 0; i < 8; i++) row[i] = i < live ? most : 0; /* no scales of rows that are not there */
+                for (i = 1; i < 32; i = i == 16 / GMM__WIDE ? 16 : 2 * i)
+                    most = GMM__OF(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
+                most = GMM__OF(gmm__word_max)(0, most);
+#pragma unroll
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__OF(gmm__swift_rows_of)(most, i, p.m - row0);
             }
-            if (rowwise) { /* of eight rows a lane keeps four, then two */
+            /* lanes keep halves until they have two words */
 #pragma unroll
-                for (k = 4; k >= 2; k >>= 1)
+            for (k = GMM__ROW_WORDS / 2; k >= 2; k >>= 1)
 #pragma unroll
-                    for (i = 0; i < k; i++) {
-                        const int32_t second = c & (k == 4 ? 1 : 2);
+                for (i = 0; i < GMM__ROW_WORDS / 2; i++)
+                    if (i < k) {
+                        const int32_t near = GMM__ROW_WORDS / 2 / k, second = c & near;
                         const uint32_t keep = second ? row[i + k] : row[i];
-                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], k == 4 ? 1 : 2);
-                        row[i] = keep > other ? keep : other;
+                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], near);
+                        row[i] = GMM__OF(gmm__word_far)(keep, other);
                     }
-                mine = gmm__swift_mx2(gmm_f32_from_bits(row[0]), gmm_f32_from_bits(row[1]), inverse);
-                both |= mine << 16 * step;
-                gmm__swift_mx_share(mine, c & 2, 2, c & 1, 1, four);
-            }
-            if (rowwise && col < cols) {
-                uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
-                              (p.first + p.row + row0) * a.rowwise.ld + col;
-#pragma unroll
-                for (i = 0; i < 8; i++, to += a.rowwise.ld) {
-                    const float by = gmm__swift_mx_factor(four, i);
-                    float v[8];
-#pragma unroll
-                    for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
-                    if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
-                }
-            }
-            if (columnwise) {
-                const int32_t line = col + 4 * (q & 1) + 2 * (q >> 1); /* of the two that the lane keeps */
-                uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                                 (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
-                uint32_t top_of[GMM__WORDS];
-                float amax[2];
-#pragma unroll
-                for (k = 0; k < GMM__WORDS; k++) {
-                    top_of[k] = 0;
-#pragma unroll
-                    for (i = 0; i < 8; i++) top_of[k] = GMM__OF(gmm__word_max)(top_of[k], x[i][k]);
-                }
-#pragma unroll
-                for (k = GMM__WORDS / 2; k >= GMM__WORDS / 4; k >>= 1)
-#pragma unroll
-                    for (i = 0; i < k; i++) {
-                        const int32_t second = q & (k == GMM__WORDS / 2 ? 1 : 2);
-                        const uint32_t keep = second ? top_of[i + k] : top_of[i];
-                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? top_of[i] : top_of[i + k],
-                                                k == GMM__WORDS / 2 ? 8 : 16);
-                        top_of[i] = GMM__OF(gmm__word_max)(keep, other);
-                    }
-#pragma unroll
-                for (j = 0; j < 2; j++)
-                    amax[j] = square ? gmm_f32_from_bits(col < cols ? most : 0) : GMM__OF(gmm__word_value)(top_of, j);
-                mine = gmm__swift_mx2(amax[0], amax[1], inverse);
-                if (line < lines && a.columnwise.scale_order != GMM_SCALES_SWIZZLED)
-                    *(uint16_t *)(void *)(scale + (int64_t)block * lines + line) = (uint16_t)mine;
-                else if (line < lines) {
-                    scale[gmm_swizzle_offset(line, block, col_along)] = (uint8_t)mine;
-                    scale[gmm_swizzle_offset(line + 1, block, col_along)] = (uint8_t)(mine >> 8);
-                }
-                gmm__swift_mx_share(mine, q & 2, 16, q & 1, 8, four);
-            }
-            if (columnwise && col < cols) { /* in the order of the source */
-                uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
-                              (p.first + p.row + row0) * a.columnwise.ld + col;
-                float by[8];
-#pragma unroll
-                for (j = 0; j < 8; j++) by[j] = gmm__swift_mx_factor(four, j);
-#pragma unroll
-                for (i = 0; i < 8; i++, to += a.columnwise.ld) {
-                    float v[8];
-#pragma unroll
-                    for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
-                    if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
-                }
-            }
-            if (step == 0)
-                GMM__OF(gmm__swift_load)(&a, &p, row0, GMM__SWIFT_WARP_COLS + 8 * c, c0, cols - c0, x);
+            row[0] = GMM__OF(gmm__word_max)(0, row[0]);
+            row[1] = GMM__OF(gmm__word_max)(0, row[1]);
+            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 0), GMM__OF(gmm__word_value)(row, 1), inverse);
+            if (GMM__WIDE == 8)
+                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 2), GMM__OF(gmm__word_value)(row, 3),
+                                       inverse) << 16;
         }
-        if (rowwise) { /* bytes of two rows and two blocks, c / 4 and 2 + c / 4, become four of one row */
-            const uint32_t first = __byte_perm(both, 0, 0x4420), second = __byte_perm(both, 0, 0x4431);
+        if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
             uint8_t *scale = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
                              (a.grouped ? (int64_t)p.start * row_along : 0);
-            other = __shfl_xor_sync(0xFFFFFFFFu, c & 4 ? first : second, 4);
-            both = c & 4 ? __byte_perm(other, second, 0x5140) : __byte_perm(first, other, 0x5140);
-            gmm__swift_scale4(scale, a.rowwise.scale_order, p.row, c0 / 32, row_along,
-                              row0 + 4 * (c & 1) + (c & 2) + (c >> 2), 0, both);
+            const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
+            uint32_t next;
+            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
+            four[0] = GMM__WIDE == 8 ? mine : c & 4 ? other | mine << 16 : mine | other << 16;
+            /* bytes of rows become those of blocks: four of one row, or two */
+            if (GMM__WIDE == 8) mine = __byte_perm(mine, other, c & 4 ? 0x3726 : 0x5140);
+            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
+            if (GMM__WIDE == 8)
+                mine = __byte_perm(mine, other, c & 8 ? 0x3276 : 0x5410);
+            if (GMM__WIDE == 8)
+                gmm__swift_scale4(scale, a.rowwise.scale_order, p.row, left / 32, row_along, l, 0, mine);
+            else if (left / 32 < row_along)
+                *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
+                                                   ? gmm_swizzle_offset(p.row + l, left / 32, row_along)
+                                                   : (int64_t)(p.row + l) * row_along + left / 32)) =
+                    (uint16_t)__byte_perm(mine, other, c & 8 ? 0x4415 : 0x4440);
+            other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 2);
+            four[1] = c & 2 ? four[0] : other;
+            four[0] = c & 2 ? other : four[0];
+            other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 1);
+            next = __shfl_xor_sync(0xFFFFFFFFu, four[1], 1);
+            four[2] = c & 1 ? four[0] : other;
+            four[3] = c & 1 ? four[1] : next;
+            four[0] = c & 1 ? other : four[0];
+            four[1] = c & 1 ? next : four[1];
+        }
+        if (rowwise && col < cols) {
+            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
+                          (p.first + p.row + row0) * a.rowwise.ld + col;
+#pragma unroll
+            for (i = 0; i < 16; i++, to += a.rowwise.ld) {
+                const float by = gmm__swift_mx_factor(four, i);
+                float v[GMM__WIDE];
+#pragma unroll
+                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
+                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+            }
+        }
+        if (columnwise) {
+            const int32_t line = col + GMM__WIDE / 2 * q, block = (p.row + top) / 32; /* of the lane's half */
+            uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                             (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
+            uint32_t far[4];
+#pragma unroll
+            for (k = 0; k < 4; k++) {
+                far[k] = x[0][k];
+#pragma unroll
+                for (i = 1; i < 16; i++) far[k] = GMM__OF(gmm__word_far)(far[k], x[i][k]);
+            }
+#pragma unroll
+            for (k = 0; k < 2; k++) {
+                const uint32_t keep = q ? far[k + 2] : far[k];
+                other = __shfl_xor_sync(0xFFFFFFFFu, q ? far[k] : far[k + 2], 16);
+                other = GMM__OF(gmm__word_max)(0, GMM__OF(gmm__word_far)(keep, other));
+                far[k] = square ? col < cols ? most : 0 : other;
+            }
+            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 0), GMM__OF(gmm__word_value)(far, 1), inverse);
+            if (GMM__WIDE == 8)
+                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 2), GMM__OF(gmm__word_value)(far, 3),
+                                       inverse) << 16;
+            if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
+                scale += gmm_swizzle_offset(line, block, col_along);
+#pragma unroll
+                for (j = 0; j < GMM__WIDE / 2; j++) scale[16 * j] = (uint8_t)(mine >> 8 * j);
+            } else if (line < lines) {
+                scale += (int64_t)block * lines + line;
+                if (GMM__WIDE == 8) gmm__swift_put1(scale, mine);
+                else *(uint16_t *)(void *)scale = (uint16_t)mine;
+            }
+            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
+            four[0] = q ? other : mine;
+            four[1] = q ? mine : other;
+            if (GMM__WIDE == 4) four[0] |= four[1] << 16;
+        }
+        if (columnwise && col < cols) { /* in the order of the source */
+            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
+                          (p.first + p.row + row0) * a.columnwise.ld + col;
+            float by[GMM__WIDE];
+#pragma unroll
+            for (j = 0; j < GMM__WIDE; j++) by[j] = gmm__swift_mx_factor(four, j);
+#pragma unroll
+            for (i = 0; i < 16; i++, to += a.columnwise.ld) {
+                float v[GMM__WIDE];
+#pragma unroll
+                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
+                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+            }
         }
     }
 }
 
-#undef GMM__WORDS
+#undef GMM__ROW_WORDS
+#undef GMM__WIDE
 #undef GMM__OF
 #undef GMM__NAME
 #undef GMM__TAG

@@ -167,7 +167,7 @@ REPORT_ARGS := --ms=50 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pa
 
 ##   check                  header and build checks, then the tests under ASan and UBSan
 check: all $(P)/nvcc $(P)/cublaslt $(EMPTY) compile_commands.json
-	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc $(P)/cublaslt | tr '\n' ' ')" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
+	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc $(P)/nvcc.flags $(P)/cublaslt | tr '\n' ' ')" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
 	sh tests/headers/check.sh
 	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test-parts
 
@@ -249,10 +249,11 @@ $(P)/cudaheaders: $(P)/tools $(P)/nvcc
 $(P)/openblas.cflags: $(P)/openblas
 	@if test -s $<; then echo '-DHAVE_OPENBLAS'; fi > $@
 $(P)/nvcc: $(P)/tools
-	@: > $@; mkdir -p $@.try; echo '__global__ void probe() {}' > $@.try/probe.cu; \
+	@: > $@; : > $@.flags; mkdir -p $@.try; echo '__global__ void probe() {}' > $@.try/probe.cu; \
 	for n in "$(NVCC)" "$(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)" nvcc /usr/local/cuda/bin/nvcc; do \
 	if test -n "$$n" && "$$n" -c -o $@.try/probe.o $@.try/probe.cu >/dev/null 2>&1; \
-	then echo "$$n" > $@; break; fi; done; rm -rf $@.try; \
+	then echo "$$n" > $@; "$$n" --split-compile=0 -c -o $@.try/probe.o $@.try/probe.cu >/dev/null 2>&1 && \
+	echo --split-compile=0 > $@.flags; break; fi; done; rm -rf $@.try; \
 	if test -s $@; then echo "  probe  CUDA compiler: $$(cat $@)"; else echo '  probe  CUDA compiler: no'; fi
 
 # The GPU of this machine as an nvcc architecture; GPU=none builds the CPU engine alone, GPU=sm_90a names one.
@@ -320,7 +321,8 @@ $(B)/gmm.o: examples/vendoring/gmm.c examples/vendoring/gmm.cu $(B)/flags $(RESP
 	@if test -s $(CUDA_LINK); then printf '  %-5s  %s for %s\n' NVCC examples/vendoring/gmm.cu $$(cat $(P)/gpu); \
 	else printf '  %-5s  %s\n' CC $<; fi
 	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); o=$$(cat $(P)/openmp); \
-	$$(cat $(P)/nvcc) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I. -MMD -MP -MF $(@:.o=.d) \
+	$$(cat $(P)/nvcc $(P)/nvcc.flags) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I. \
+	-MMD -MP -MF $(@:.o=.d) \
 	$$(cat $(P)/cublaslt $(P)/pthread.cflags) $$(sed 's/HAVE_NCCL/GMM_WITH_NCCL/' $(P)/nccl.cflags) \
 	-c -o $@ examples/vendoring/gmm.cu; \
 	else $(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<; fi

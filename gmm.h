@@ -7464,13 +7464,14 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             /* codes wait for instructions */
             const double multiply = k->factor ? 1000.0 + 36.0 * height : 64.0 * wide * height;
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
-            /* alone, half the columns share a row of A: more bytes, which show in low tiles and in deep sums; groups
-               are seldom of equal size, and what the tallest tile leaves over is the lowest */
-            const double more = both ? (k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
-                                     : (height < 10.5 ? 1.05 : 1.0) + (double)depths / 4000.0;
+            /* half the columns share a row of A: more bytes, which show alone, in low tiles and in deep sums most */
+            const double more = both ? (k->later ? 1.04 : 1.0)
+                                     : (height < 10.5 ? 1.1 : 1.05) + (double)depths / 4000.0;
             const double stage = multiply > move ? multiply : move, deep = (double)depths, sum = deep * stage;
-            /* out to D: behind the products, or beside those of the other group of threads, which goes out as well */
-            const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->out : both ? 195.0 : 660.0);
+            /* out to D: behind the products, or beside those of the next tile, or beside those of the other group of
+               threads, which goes out as well */
+            const double half = k->later ? 20.0 : both ? 195.0 : 660.0;
+            const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->out : half);
             const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, deep, stage, wide * height, f32)
                               : both ? sum * more + out + 400.0
                                      : (sum * more > 0.5 * out ? sum * more : 0.5 * out) + 200.0;

@@ -1163,7 +1163,9 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
    they take turns at tiles, so that one multiplies while the other takes its sums to D. Each has its own rooms in
    shared memory and never waits for the other; where these hold a tile of wgrad, a warp beside the producer moves D by
-   TMA. The producer places tiles and tells them through a ring; it runs as far ahead as the stages allow.
+   TMA. Or a group keeps its sums in registers, packed to 16 bits, and sends a lot of them to D in each stage of its
+   next tile: so the way out, which takes as long as three stages, is hidden without rooms for a tile. The producer
+   places tiles and tells them through a ring; it runs as far ahead as the stages allow.
 
    Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
    bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
@@ -1172,6 +1174,7 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    one map serves weights wherever they stand. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (wgrad: D 64 rows), B half the columns or 64 */
+    CUtensorMap d;            /* boxes of what goes out at once beside products, if D's rows are at 16 bytes */
     gmm_gemm_args p;          /* offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
@@ -1198,21 +1201,22 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
 
 /* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
    of depth 64, units by 64 columns of 16-bit elements that go out at once, groups that fit, B, blocks per
-   multiprocessor). All blocks of a unit go out together. */
+   multiprocessor, units of 16-bit D that go out per stage of the next tile's products: 0 = it goes out before these).
+   All blocks of a unit go out together. */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 2, 10, 4, 2, 256, plain, 1) \
-    X(128x256, 2, 1, 16, 4, 4, 256, plain, 1) \
-    X(128x176, 1, 2, 11, 5, 4, 256, plain, 1) \
-    X(128x192, 1, 2, 12, 5, 2, 256, plain, 1) \
-    X(128x128, 1, 2, 8, 3, 16, 256, plain, 1) \
-    X(256x128, 2, 2, 8, 3, 8, 256, plain, 1) \
-    X(128x192_held, 1, 2, 12, 3, 12, 256, plain, 1) \
-    X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1) \
-    X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1) \
-    X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1) \
-    X(mx8_128x48, 2, 1, 3, 6, 2, 256, mx8, 2) \
-    X(mx4_128x64, 2, 1, 4, 7, 2, 256, mx4, 2) \
-    X(nv4_128x64, 2, 1, 4, 7, 2, 256, nv4, 2)
+    X(256x160, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
+    X(128x256, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
+    X(128x176, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
+    X(128x192, 1, 2, 12, 5, 2, 256, plain, 1, 0) \
+    X(128x128, 1, 2, 8, 3, 16, 256, plain, 1, 0) \
+    X(256x128, 2, 2, 8, 3, 8, 256, plain, 1, 0) \
+    X(128x192_held, 1, 2, 12, 3, 12, 256, plain, 1, 0) \
+    X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
+    X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
+    X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
+    X(mx8_128x48, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
+    X(mx4_128x64, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
+    X(nv4_128x64, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
@@ -1243,39 +1247,42 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #endif
 
 /* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, groups. */
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
-    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_blocks_, tag) = blocks,
+    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_blocks_, tag) = blocks, \
+    GMM__CAT(gmm9_later_, tag) = later,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
     GMM__CAT(gmm9_of_, tag) = GMM__CAT(gmm9_factor_, factor), GMM__CAT(gmm9_box_, tag) = GMM__CAT(gmm9_box_, factor), \
     GMM__CAT(gmm9_width_, tag) = GMM__CAT(gmm9_width_, factor), \
     GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor), \
     GMM__CAT(gmm9_scales_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor) + (units) * 2048,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_operands_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_stage_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_stage_, tag) = \
     GMM__CAT(gmm9_scales_, tag) + GMM__CAT(gmm9_scales_, factor),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_room_, tag) = (out) * 2048, \
-    GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
+    GMM__CAT(gmm9_room_, tag) = (out) * 2048, GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
     GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
     8 * (GMM_SM90_RING + 6 + GMM_SM90_BATCHES),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_shared_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_shared_, tag) = \
     GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 1),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_fits_, tag) = \
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_fits_, tag) = \
     1 / (GMM__CAT(gmm9_shared_, tag) <= 233472 / (blocks) - 1024),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) + 1 / ((out) % (mb) == 0 && (out) % 2 == 0)
+#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
+    + 1 / ((out) % (mb) == 0 && (out) % 2 == 0 && (!(later) || ((teams) == 2 && (mb) == 1)) && \
+           (units) % ((later) ? (later) : 1) == 0 && 2 * (out) % ((later) ? (later) : 1) == 0)
 enum { gmm9_lots_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
 /* where A comes in boxes of 64 columns, a stage has room for whole boxes */
@@ -1359,6 +1366,13 @@ GMM__DEVICE void gmm_stmatrix_t(uint32_t to, uint32_t a, uint32_t b, uint32_t c,
                  : : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+/* The same, if `wanted`, which the warp agrees on. */
+GMM__DEVICE void gmm_stmatrix_t_if(int wanted, uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %0, 0;\n"
+                 " @p stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%1], {%2, %3, %4, %5};\n}"
+                 : : "r"(wanted), "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 /* The same, not transposed. */
 GMM__DEVICE void gmm_stmatrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};"
@@ -1426,25 +1440,25 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__V9h GMM__V9, GMM__H(72)
 #define GMM__V10h GMM__V10, GMM__H(80)
 #define GMM_WGMMA_LIST(X) \
-    X(2, 1, "16", "%8", "%9") \
-    X(4, 2, "32", "%16", "%17") \
-    X(6, 3, "48", "%24", "%25") \
-    X(8, 4, "64", "%32", "%33") \
-    X(10, 5, "80", "%40", "%41") \
-    X(12, 6, "96", "%48", "%49") \
-    X(14, 7, "112", "%56", "%57") \
-    X(16, 8, "128", "%64", "%65") \
-    X(17, 8h, "136", "%68", "%69") \
-    X(18, 9, "144", "%72", "%73") \
-    X(19, 9h, "152", "%76", "%77") \
-    X(20, 10, "160", "%80", "%81") \
-    X(21, 10h, "168", "%84", "%85") \
-    X(22, 11, "176", "%88", "%89") \
-    X(24, 12, "192", "%96", "%97") \
-    X(26, 13, "208", "%104", "%105") \
-    X(28, 14, "224", "%112", "%113") \
-    X(30, 15, "240", "%120", "%121") \
-    X(32, 16, "256", "%128", "%129")
+    X(2, 1, "16", "%8", "%9", "%10") \
+    X(4, 2, "32", "%16", "%17", "%18") \
+    X(6, 3, "48", "%24", "%25", "%26") \
+    X(8, 4, "64", "%32", "%33", "%34") \
+    X(10, 5, "80", "%40", "%41", "%42") \
+    X(12, 6, "96", "%48", "%49", "%50") \
+    X(14, 7, "112", "%56", "%57", "%58") \
+    X(16, 8, "128", "%64", "%65", "%66") \
+    X(17, 8h, "136", "%68", "%69", "%70") \
+    X(18, 9, "144", "%72", "%73", "%74") \
+    X(19, 9h, "152", "%76", "%77", "%78") \
+    X(20, 10, "160", "%80", "%81", "%82") \
+    X(21, 10h, "168", "%84", "%85", "%86") \
+    X(22, 11, "176", "%88", "%89", "%90") \
+    X(24, 12, "192", "%96", "%97", "%98") \
+    X(26, 13, "208", "%104", "%105", "%106") \
+    X(28, 14, "224", "%112", "%113", "%114") \
+    X(30, 15, "240", "%120", "%121", "%122") \
+    X(32, 16, "256", "%128", "%129", "%130")
 
 /* X(units, n, four registers, the descriptor behind 8 sums per unit) */
 #define GMM_WGMMA_HELD_LIST(X) \
@@ -1467,7 +1481,7 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 
 #define GMM__BODY 8
 #define GMM__WGMMA_TO "+"
-#define GMM__WGMMA_ADD "1"
+#define GMM__WGMMA_ADD(c) c
 #define GMM__TAG bf16
 #define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
 #define GMM__OP fwd
@@ -1525,7 +1539,7 @@ GMM__DEVICE void gmm_wgmma_held(const int units, float *d, const uint32_t b[4], 
 #undef GMM__WGMMA_TO
 #undef GMM__WGMMA_ADD
 #define GMM__WGMMA_TO "="
-#define GMM__WGMMA_ADD "0"
+#define GMM__WGMMA_ADD(c) "0"
 #define GMM__WGMMA_MAJOR ""
 #define GMM__TAG e4m3
 #define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
@@ -2117,7 +2131,7 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const int turns, const
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t teams, cols, units, out, shared, groups, factor, blocks;
+    int32_t teams, cols, units, out, shared, groups, factor, blocks, later;
     const void *function;
 } gmm_sm90_kernel;
 
@@ -2126,7 +2140,7 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), \
       GMM__CAT(gmm9_units_, tile), GMM__CAT(gmm9_out_, tile), GMM__CAT(gmm9_shared_, tile), \
       GMM__CAT(gmm9_groups_, tile), GMM__CAT(gmm9_of_, tile), GMM__CAT(gmm9_blocks_, tile), \
-      (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
+      GMM__CAT(gmm9_later_, tile), (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -2240,7 +2254,9 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
         mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->n, p->k, 64);
     if (row->op != gmm_gemm_wgrad)
         mapped = mapped && gmm_sm90_map_ragged(encode, &args->a, &p->a, p->k, 64) &&
-                 gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16);
+                 gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16) &&
+                 (!row->later || (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2)) & 15) || p->d.dtype == GMM_F32 ||
+                  gmm_sm90_map_ragged(encode, &args->d, &p->d, p->n, 16 * row->later));
     if (!mapped) return cudaErrorInvalidValue;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -6671,15 +6687,17 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n (in eights) by 32 bytes of k, or d = it: 64 lines at `first` by n lines at `second`. */
+/* d += the product of m64 by n (in eights) by 32 bytes of k, or (`add` 0) d = it: 64 lines at `first` by n lines at
+   `second`. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int eights, float *d,
-                                                                                  uint64_t first, uint64_t second) {
+                                                                                  uint64_t first, uint64_t second,
+                                                                                  const int add = 1) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (eights) {
-#define GMM__X(e, u, n, b, a) \
-    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD ", 0;\n wgmma.mma_async.sync.aligned" \
+#define GMM__X(e, u, n, b, a, c) \
+    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD(c) ", 0;\n wgmma.mma_async.sync.aligned" \
                          ".m64n" n GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
-                         : GMM__V##u : "l"(first), "l"(second)); break;
+                         : GMM__V##u : "l"(first), "l"(second), "r"(add)); break;
     GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
     default: break;
@@ -6702,18 +6720,68 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__PARTS (GMM__HELD == 1 ? GMM__OF(mb) : 1)
 #define GMM__LOT (GMM__OF(out) >= 4 && GMM__OF(mb) * GMM__OF(units) < 24 ? 32 : 16)
 
+/* Words of D that wait in registers, those that go out at once, and a group's rooms for these. An instance with an
+   epilogue has no registers left for them. */
+#ifdef GMM__EPILOGUE
+#define GMM__LATER 0
+#else
+#define GMM__LATER GMM__OF(later)
+#endif
+#define GMM__WAITS (GMM__LATER ? 4 * GMM__OF(units) : 1)
+#define GMM__GOES (GMM__LATER ? 4 * GMM__OF(later) : 1)
+#define GMM__ROOMS (GMM__LATER ? 2 * GMM__OF(out) / GMM__OF(later) : 2)
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Of tile `t`, whose 16-bit D waits in registers, the next rows go out through one of the group's rooms, by TMA where
+   rows are at multiples of 16 bytes: 3 stages until a room is needed again, so that nobody waits. `kept`: units that
+   wait. The registers are picked by predicates, since moving the others up would take as many again. */
+GMM__DEVICE void GMM__PART(gmm9_send_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *mine,
+                                       const uint32_t waits[GMM__WAITS], int *kept, uint32_t *turn) {
+    const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->units - *kept);
+    char *const room = mine + *turn % GMM__ROOMS * (512 * GMM__GOES);
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(room);
+    const uint32_t put = at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const gmm_kmat *const d = &args->p.d;
+    int x, e;
+#pragma unroll
+    for (x = 0; x + 3 < GMM__WAITS; x += 4)
+        gmm_stmatrix_t_if(x / GMM__GOES * GMM__OF(later) == row / 16, put + x % GMM__GOES * 512, waits[x],
+                          waits[x + 1], waits[x + 2], waits[x + 3]);
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+    if (tid == 0) /* the next room is free */
+        asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(GMM__ROOMS - 2) : "memory");
+    gmm_bar_half(wg);
+    if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2)) & 15) == 0) {
+        if (tid == 0) {
+            gmm_tma_store(&args->d, at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED - t->rows + row, t->row + t->m0 + t->rows,
+                          GMM_SM90_RAGGED);
+            asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+        }
+    } else {
+        const int c = 64 * wg + 8 * (tid % 8);
+        char *to = (char *)d->data + (((int64_t)t->row + t->m0 + row + tid / 8) * d->ld + t->n0 + c) * 2;
+#pragma unroll 1
+        for (x = tid / 8; x < 4 * GMM__GOES && row + x < t->rows; x += 16, to += 32 * d->ld)
+#pragma unroll 1
+            for (e = 0; e < 8 && c + e < t->cols; e++)
+                ((uint16_t *)to)[e] = ((const uint16_t *)(room + x * 128 + (((tid % 8) ^ (x & 7)) << 4)))[e];
+    }
+    *kept -= GMM__OF(later);
+    (*turn)++;
+}
+
 /* The sums of a tile of `eights` times 8 rows for a group of 128 threads: `depths` stages from number *at on. `columns`
    is the descriptor of the group's columns in stage 0; `come`: tells the other group, if they take turns, that the last
-   stage has come. */
+   stage has come. What waits of the tile before goes out by the way. */
 GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
                                       uint64_t columns, uint64_t rows, uint32_t bars, uint32_t come, uint32_t pair,
-                                      uint32_t *at) {
+                                      uint32_t *at, const GMM__ARGS *args, const gmm_sm90_tile *before, int wg,
+                                      char *mine, const uint32_t waits[GMM__WAITS], int *kept, uint32_t *turn) {
     const uint32_t lane = threadIdx.x & 31;
     uint32_t q, s = *at % GMM__OF(stages), parity = *at / GMM__OF(stages) & 1, last = 0;
     int kk, j;
 #pragma unroll 1
-    for (q = 0; q < depths; q++) {
+    for (q = 0;; q++) {
         const uint64_t b = columns + s * (GMM__OF(stage) >> 4), a = rows + s * (GMM__OF(stage) >> 4);
         gmm_bar_wait(bars + 16 * s, parity);
         if (GMM__OF(teams) == 1 && q == depths - 1 && lane == 0) gmm_bar_arrive_here(come);
@@ -6724,11 +6792,13 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8
             for (j = 0; j < GMM__OF(mb); j++)
                 GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
                     eights, sum[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
-                    a + kk * ((GMM__TA ? 2048 : 32) >> 4));
+                    a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__LATER || q > 0 || kk > 0);
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(1);
         if (q > 0 && lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
+        if (GMM__LATER && *kept > 0) GMM__PART(gmm9_send_)(args, before, wg, mine, waits, kept, turn);
         last = s;
+        if (q + 1 == depths) break;
         if (++s == GMM__OF(stages)) {
             s = 0;
             parity ^= 1;
@@ -6843,17 +6913,22 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
         const uint32_t written = told + 8 * GMM_SM90_RING + 16 * (uint32_t)wg + 8;
         const uint32_t come = told + 8 * (GMM_SM90_RING + 4 + GMM_SM90_BATCHES); /* the last stages of groups' tiles */
-        uint32_t at = 0, turn = 0, tile = 0;
-        int j, u, e, x;
+        uint32_t at = 0, turn = 0, tile = 0, waits[GMM__WAITS];
+        int j, u, e, x, kept = 0;
         if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
+#pragma unroll
+        for (u = 0; u < GMM__WAITS; u++) waits[u] = 0;
         for (;; tile++) {
-            const gmm_sm90_tile *t = &ring[tile % GMM_SM90_RING];
+            const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
+            const gmm_sm90_tile *const before = &ring[(tile - 1) % GMM_SM90_RING];
             uint32_t depths, here = base;
             uint64_t columns, lines;
             __syncwarp();
-            if (lane == 0) gmm_sm90_tile_read(told, tile);
+            if (lane == 0) gmm_sm90_tile_read(told, tile - (GMM__LATER != 0)); /* D that waits is not there yet */
             gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+            while (GMM__LATER && kept > 0 && t->cols <= first) /* no products to go out beside */
+                GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
             if (t->units == 0) break;
             depths = gmm_sm90_depths(t->k);
             if (GMM__OF(teams) == 1 && (int)(tile & 1) != wg) { /* the other's turn */
@@ -6879,14 +6954,15 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             columns = gmm_wgmma_desc(here + 128 * first, GMM__TB);
             lines = gmm_wgmma_desc(here + GMM__OF(b), GMM__TA);
 #pragma unroll
-            for (j = 0; j < GMM__OF(mb); j++)
+            for (j = 0; j < (GMM__LATER ? 0 : GMM__OF(mb)); j++) /* 0: the first products set the sums */
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
             switch (gmm_sm90_eights(t->rows)) {
-#define GMM__PLAIN(e) GMM__PART(gmm9_sum_)(e, sum, depths, columns, lines, bars, come + 8 * wg, pair, &at)
+#define GMM__PLAIN(e) GMM__PART(gmm9_sum_)(e, sum, depths, columns, lines, bars, come + 8 * wg, pair, &at, &args, \
+                                           before, wg, mine, waits, &kept, &turn)
 #define GMM__CODES(u) gmm_sm90_sum_codes(GMM__OF(of), u, GMM__OF(stages), GMM__OF(stage), sum[0], depths, codes, \
                                          scales, lines, bars, pair, &at)
-#define GMM__X(e, u, n, b, a) \
+#define GMM__X(e, u, n, b, a, c) \
     case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(units) ? (e + 1) / 2 : 1); \
             else if (e <= 2 * GMM__OF(units)) GMM__PLAIN(e <= 2 * GMM__OF(units) ? e : 2); \
             break;
@@ -6900,6 +6976,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
+            while (GMM__LATER && kept > 0) GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
+#pragma unroll
+            for (u = 0; u < GMM__WAITS; u++) waits[u] = 0; /* no longer kept */
             { /* from registers to D, transposed in shared memory */
                 const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
                 const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
@@ -6960,7 +7039,12 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     }
                     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
                     gmm_bar_arrive_here(written);
-                } else if (!GMM__HELD && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
+                } else if (GMM__LATER && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
+#pragma unroll
+                    for (u = 0; u < GMM__WAITS; u++)
+                        waits[u] = gmm_pack2(GMM__DTYPE, sum[0][2 * u], sum[0][2 * u + 1]);
+                    kept = units;
+                } else if (!GMM__HELD && !GMM__LATER && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
                     const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
                     const int wide = 128 * GMM__OF(mb), chunk = tid % (8 * GMM__OF(mb)), line = tid / (8 * GMM__OF(mb));
                     const int left = t->cols - first - 8 * chunk;
@@ -7039,6 +7123,10 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     }
                 } else { /* rooms hold sums */
                     uint32_t lot = turn; /* none may use the last one's room again */
+                    if (GMM__LATER) { /* what still goes out of there */
+                        if (tid == 0) asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+                        gmm_bar_half(wg);
+                    }
                     if (GMM__HELD) gmm_bar_wait(written - 8, turn++ & 1);
 #pragma unroll
                     for (j = 0; j < GMM__OF(mb); j++) {
@@ -7106,6 +7194,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 }
             }
         }
+        if (GMM__LATER && tid == 0) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
     }
     /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
     __syncwarp();
@@ -7113,6 +7202,10 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
+#undef GMM__LATER
+#undef GMM__WAITS
+#undef GMM__GOES
+#undef GMM__ROOMS
 #undef GMM__HELD
 #undef GMM__PARTS
 #undef GMM__LOT

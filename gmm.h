@@ -7485,7 +7485,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double sums = (double)rounds * tile * (k->blocks > 1 ? 1.2 : 1.0) + convert;
             /* weights come at 18 bytes a clock, and the faster, the more bytes are under way; low tiles become so narrow
                that their last round is full */
-            const int64_t full = tiles == 1 ? rounds * processors / G / 2 * 2 : 0, across = full > least ? full : least;
+            const int64_t full = tiles == 1 ? rounds * processors / G / 2 * 2 : 0;
+            const int64_t across = full > least ? full : least;
             const double ahead = 128.0 * k->stages * (double)n / (double)across;
             const double weights = 2.0 * (double)(G * call->in) * (double)call->out / (18.0 * processors);
             const double read = op == gmm_gemm_wgrad || factor ? 0.0 : weights * (1.0 + 11000.0 / ahead);

@@ -1658,7 +1658,9 @@ GMM__DEVICE int gmm_sm90_split(const gmm_groups *s, int32_t *ends) {
         changed |= ends[g + 1] != end;
         ends[g + 1] = end;
     }
-    return __any_sync(0xFFFFFFFFu, changed);
+    changed = __any_sync(0xFFFFFFFFu, changed);
+    __syncwarp();
+    return changed;
 }
 /* Reports faults of the split that `ends` come from, and of the table of weights. One warp. */
 GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
@@ -2203,8 +2205,8 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 };
 enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernels[0]) };
 
-/* One tensor map, whose last two dimensions serve to address; boxes are 128 bytes wide. Weights, which stand
-   in memory, come faster if the L2 asks for 128 bytes at once. */
+/* One tensor map, whose last two dimensions serve to address; boxes are 128 bytes wide. Weights come faster
+   if the L2 asks memory for 128 bytes at once. */
 static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                     void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                     int32_t box_lines) {
@@ -6846,7 +6848,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 gmm_sm90_box o;
                 uint32_t depths, bytes;
                 int stands = 0;
-                if (turn == 0) { /* first by what the split says before it is waited for; that mostly stands then */
+                if (turn == 0) { /* first by what the split says before it is waited for, into shared memory only */
                     if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
                     stands = !gmm_sm90_split(&args.groups, ends) && !early && !GMM__RAGGED && !args.tables;
                     if (!stands) {

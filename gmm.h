@@ -7439,15 +7439,20 @@ static double gmm__wgmma_wgrad_tile(const gmm_sm90_kernel *k, double deep, doubl
     return sum > out ? sum + 0.4 * out : out + 0.4 * sum;
 }
 
+/* Tokens per group, as far as the host knows. */
+static int64_t gmm__wgmma_rows(const gmm__call *call) {
+    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
+                                                                                            : call->rows;
+    return gmm__ceil_div(hint, call->groups.count);
+}
+
 /* Of the kernels for `kernel` the one that is likely to be fastest for groups of equal size, or -1. All give the same
    bits. A stage costs the clocks of its products or of its shared memory, whichever are more; a tile also costs
    its way out. Weights as codes are taken by kernels for `factor`, or cost their conversion. */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel, gmm_dtype dtype,
                                  int32_t factor, int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
-                                                                                            : call->rows;
-    const int64_t rows = gmm__ceil_div(hint, G), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t rows = gmm__wgmma_rows(call), m = op == gmm_gemm_wgrad ? call->out : rows;
     const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
     double best = 0.0;
@@ -7476,8 +7481,17 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                               : both ? sum * more + out + 400.0
                                      : (sum * more > 0.5 * out ? sum * more : 0.5 * out) + 200.0;
             const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 600.0 : 0.0;
-            const double rounds = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors * k->blocks);
-            const double cost = rounds * tile * (k->blocks > 1 ? 1.2 : 1.0) + convert;
+            const int64_t columns = gmm__ceil_div(n, k->cols);
+            const int64_t rounds = gmm__ceil_div(G * tiles * columns, processors * k->blocks);
+            const double sums = (double)rounds * tile * (k->blocks > 1 ? 1.2 : 1.0) + convert;
+            /* weights come at 18 bytes a clock, and the faster, the more bytes are under way; low tiles become so
+               narrow that their last round is full */
+            const int64_t full = tiles == 1 ? rounds * processors / G / 2 * 2 : 0;
+            const int64_t across = full > columns ? full : columns;
+            const double ahead = 128.0 * k->stages * (double)n / (double)across;
+            const double weights = 2.0 * (double)(G * call->in) * (double)call->out / (18.0 * processors);
+            const double read = op == gmm_gemm_wgrad || factor ? 0.0 : weights * (1.0 + 11000.0 / ahead);
+            const double cost = sums > read ? sums : read;
             if (choice >= 0 && cost >= 0.99 * best) continue;
             best = cost;
             choice = i;
@@ -7495,9 +7509,7 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
 static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t sums,
                                      int32_t processors) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
-                                                                                            : call->rows;
-    const int64_t rows = gmm__ceil_div(hint, G), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t rows = gmm__wgmma_rows(call), m = op == gmm_gemm_wgrad ? call->out : rows;
     const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
     const int64_t units = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_UNIT);
     double best = 0.0;
@@ -7506,11 +7518,16 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
         const int64_t tiles = gmm__ceil_div(units, k->teams);
         const double height = (double)units / (double)tiles;
+        const int64_t least = gmm__ceil_div(n, k->cols), rounds = gmm__ceil_div(G * tiles * least, processors);
+        /* low tiles of 192 columns become so narrow that their last round is full */
+        const int64_t full = op != gmm_gemm_wgrad && tiles == 1 && k->cols == 192 ? rounds * processors / G / 2 * 2 : 0;
+        const int64_t across = full > least ? full : least;
+        const double cols = (double)n / (double)across;
         /* a group of threads alone takes half as long again for what it waits for */
         const double multiply = 2.0 * k->cols * height * (height < 1.5 ? 1.5 : k->teams == 3 ? 1.2 : 1.3);
-        const double move = 5.0 * k->cols / (double)tiles; /* weights from device memory; tiles below find them in L2 */
+        const double move = 5.0 * cols / (double)tiles; /* weights from device memory; tiles below find them in L2 */
         const double sum = (double)depths * (multiply > move ? multiply : move);
-        const double cost = (double)gmm__ceil_div(G * tiles * gmm__ceil_div(n, k->cols), processors) * (sum + 2000.0);
+        const double cost = (double)rounds * (sum + 2000.0);
         if (k->dtype != dtype || k->sums != sums) continue;
         if (++nth == call->options.tile) return i;
         if (choice >= 0 && cost >= 0.99 * best) continue;

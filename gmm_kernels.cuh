@@ -1173,7 +1173,7 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    Weights are read through maps whose last two dimensions address memory itself in steps of 16 and 2^18 bytes, so that
    one map serves weights wherever they stand. */
 typedef struct gmm_sm90_args {
-    CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (wgrad: D 64 rows), B half the columns or 64 */
+    CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (wgrad: D 64 rows), B 64 lines */
     CUtensorMap d;            /* boxes of what goes out at once beside products, if D's rows are at 16 bytes */
     gmm_gemm_args p;          /* offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
@@ -1336,6 +1336,18 @@ GMM__DEVICE int gmm_tid(void) {
     int tid;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
     return tid;
+}
+
+/* The block's number in its cluster, and their number, read anew. */
+GMM__DEVICE uint32_t gmm_cluster_rank(void) {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+GMM__DEVICE uint32_t gmm_cluster_size(void) {
+    uint32_t size;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
 }
 
 /* Waits for the other threads of this group of 128. */
@@ -1603,68 +1615,129 @@ GMM__DEVICE int32_t gmm_sm90_items(int32_t tiles_m, int32_t tiles_n, int32_t pai
     return pair == 1 ? tiles_m * tiles_n : along / 2 * across + along % 2 * ((across + 1) / 2);
 }
 
-/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. `report`: this warp
-   reports faults. */
-GMM__DEVICE void gmm_sm90_split(const gmm_groups *s, const gmm_gemm_args *p, int report, int32_t *ends) {
-    const int64_t capacity = s->capacity;
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
-    int64_t rows = 0, value = lane < s->count ? gmm_split_value(s, lane + by_offsets) : 0;
-    uint32_t fault = 0;
-    int32_t first, i;
-    if (by_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
-    if (lane == 0) ends[0] = 0;
-    for (first = 0; first < s->count; first += 32) {
-        const int32_t g = first + lane;
-        const int64_t next = g + 32 < s->count ? gmm_split_value(s, g + 32 + by_offsets) : 0;
-        int64_t end = value < 0 ? 0 : value > capacity ? capacity : value, before;
-        if (lane == 0) end = by_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
-        for (i = 1; i < 32; i *= 2) {
-            const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)end, (unsigned)i);
-            if (lane >= i) end = by_offsets ? (end > other ? end : other)
-                                            : (end > capacity - other ? capacity : end + other);
-        }
-        before = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)end, 1);
-        if (lane == 0) before = rows;
-        if (g < s->count) ends[g + 1] = (int32_t)gmm_split_end(before, value, s->form, capacity, s->row_align, &fault);
-        rows = (int64_t)__shfl_sync(0xFFFFFFFFu, (long long)end, 31);
-        value = next;
+/* The groups of a lane where a warp shares them out in runs: from *first to the one before the last. */
+GMM__DEVICE int32_t gmm_sm90_run(int32_t groups, int32_t *first) {
+    const int32_t each = (groups + 31) / 32;
+    *first = ((int32_t)threadIdx.x & 31) * each;
+    return *first + each < groups ? *first + each : groups;
+}
+/* Makes prefix sums [G + 1] of those that each lane has written of its own run, whose last is `total`. One warp. */
+GMM__DEVICE void gmm_sm90_prefix(int32_t groups, int32_t total, int32_t *sums) {
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t before = total, g, i;
+    const int32_t end = gmm_sm90_run(groups, &g);
+    for (i = 1; i < 32; i *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, before, (unsigned)i);
+        if (lane >= i) before += other;
     }
-    for (i = lane; report && p->b.table && i < s->count; i += 32)
-        if ((uintptr_t)p->b.table[i] & 15) fault |= (uint32_t)GMM_FAULT_ADDRESS;
-    if (report && fault && s->fault) atomicOr(s->fault, fault);
+    before -= total;
+    if (lane == 0) sums[0] = 0;
+#pragma unroll 1
+    for (; g < end; g++) sums[g + 1] += before;
     __syncwarp();
 }
 
-/* Writes the prefix sums of the groups' items [G + 1], for tiles of at most `most` units of `unit` rows. One warp. */
-GMM__DEVICE void gmm_sm90_count(const gmm_gemm_args *p, int ragged_k, int32_t cols, int32_t unit, int32_t most,
-                                int32_t pair, const int32_t *ends, int32_t *items) {
-    const int32_t tiles_n = (p->n + cols - 1) / cols, G = p->groups, lane = (int32_t)threadIdx.x & 31;
-    int32_t first, total = 0, i;
-    if (lane == 0) items[0] = 0;
-    for (first = 0; first < G; first += 32) {
-        const int32_t g = first + lane, m = g < G ? ends[g + 1] - ends[g] : 0;
-        int32_t count = 0;
-        if (g < G) {
-            if (!ragged_k) count = gmm_sm90_items(gmm_sm90_tiles(m, unit, most), tiles_n, pair, cols == 128);
-            else if (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f))
-                count = gmm_sm90_items(gmm_sm90_tiles(p->m, unit, most), tiles_n, pair, cols == 128);
-        }
-        for (i = 1; i < 32; i *= 2) {
-            const int32_t other = __shfl_up_sync(0xFFFFFFFFu, count, (unsigned)i);
-            if (lane >= i) count += other;
-        }
-        if (g < G) items[g + 1] = total + count;
-        total += __shfl_sync(0xFFFFFFFFu, count, 31);
+/* An entry of the split, at least 0 and at most the capacity, which fits. From the L2: it may be read before it is
+   waited for, and again. */
+GMM__DEVICE int32_t gmm_sm90_entry(const gmm_groups *s, int32_t i) {
+    const int64_t v = s->dtype == GMM_I64 ? (int64_t)__ldcg((const long long *)s->splits + i)
+                                          : __ldcg((const int *)s->splits + i);
+    return v < 0 ? 0 : v > s->capacity ? (int32_t)s->capacity : (int32_t)v;
+}
+/* Where rows end behind `end` of them, by the rule of gmm_split_end. */
+GMM__DEVICE int32_t gmm_sm90_after(const gmm_groups *s, int32_t end, int32_t entry) {
+    if (s->form == GMM_SPLIT_OFFSETS) return entry > end ? entry : end;
+    return entry > (int32_t)s->capacity - end ? (int32_t)s->capacity : end + entry;
+}
+/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. Returns whether they were others
+   before. One warp. */
+GMM__DEVICE int gmm_sm90_split(const gmm_groups *s, int32_t *ends) {
+    const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
+    int32_t end = 0, first, g, i;
+    const int32_t last = gmm_sm90_run(s->count, &first);
+    const int32_t head = first < last ? gmm_sm90_entry(s, first + by_offsets) : 0;
+    int changed = 0;
+#pragma unroll 1
+    for (g = first; g < last; g++)
+        end = gmm_sm90_after(s, end, g == first ? head : gmm_sm90_entry(s, g + by_offsets));
+    for (i = 1; i < 32; i *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
+        if (lane >= i) end = gmm_sm90_after(s, other, end);
     }
+    end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
+    if (lane == 0) end = ends[0] = 0;
+#pragma unroll 1
+    for (g = first; g < last; g++) {
+        end = gmm_sm90_after(s, end, g == first ? head : gmm_sm90_entry(s, g + by_offsets));
+        changed |= ends[g + 1] != end;
+        ends[g + 1] = end;
+    }
+    changed = __any_sync(0xFFFFFFFFu, changed);
     __syncwarp();
+    return changed;
+}
+/* Reports faults of the split that `ends` come from, and of the table of weights. One warp. */
+GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
+    const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    uint32_t fault = by_offsets && gmm_split_value(s, 0) != 0 ? (uint32_t)GMM_FAULT_MONOTONIC : 0;
+    int32_t g;
+    if (!s->fault) return;
+#pragma unroll 1
+    for (g = (int32_t)threadIdx.x & 31; g < s->count; g += 32) {
+        (void)gmm_split_end(ends[g], gmm_split_value(s, g + by_offsets), s->form, s->capacity, s->row_align, &fault);
+        if (p->b.table && ((uintptr_t)p->b.table[g] & 15)) fault |= (uint32_t)GMM_FAULT_ADDRESS;
+    }
+    if (fault) atomicOr(s->fault, fault);
+}
+
+/* Tiles across D's columns, if tiles are up to `high` rows high: as few as there can be, or, where no group has more
+   than a tile's rows, so many as fill the last round. Their widths are nearly equal numbers of `step` columns. One
+   warp. */
+GMM__DEVICE int32_t gmm_sm90_across(const gmm_gemm_args *p, int32_t cols, int32_t step, int32_t high, int32_t pair,
+                                    const int32_t *ends) {
+    const int32_t least = (p->n + cols - 1) / cols, most = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
+    int32_t tall = 0, live = 0, full, g;
+#pragma unroll 1
+    for (g = (int32_t)threadIdx.x & 31; g < p->groups; g += 32) {
+        tall |= ends[g + 1] - ends[g] > high;
+        live += ends[g + 1] > ends[g];
+    }
+    live = __reduce_add_sync(0xFFFFFFFFu, live);
+    if (__any_sync(0xFFFFFFFFu, tall) || live == 0) return least;
+    full = (live * least + grid - 1) / grid * grid / live / pair * pair;
+    return full < least ? least : full < most ? full : most;
+}
+/* Where tile `nth` of `tiles` begins, that share out `count` units nearly equally. */
+GMM__DEVICE int32_t gmm_sm90_begin(int32_t count, int32_t tiles, int32_t nth) {
+    return nth * (count / tiles) + (nth < count % tiles ? nth : count % tiles);
+}
+
+/* Writes the prefix sums of the groups' items [G + 1], for tiles of at most `most` units of `unit` rows, `tiles_n` of
+   them across. One warp. */
+GMM__DEVICE void gmm_sm90_count(const gmm_gemm_args *p, int ragged_k, int flat, int32_t tiles_n, int32_t unit,
+                                int32_t most, int32_t pair, const int32_t *ends, int32_t *items) {
+    const int32_t G = p->groups;
+    int32_t total = 0, g;
+    const int32_t last = gmm_sm90_run(G, &g);
+#pragma unroll 1
+    for (; g < last; g++) {
+        const int32_t m = ends[g + 1] - ends[g];
+        if (!ragged_k || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
+            total += gmm_sm90_items(gmm_sm90_tiles(ragged_k ? p->m : m, unit, most), tiles_n, pair, flat);
+        items[g + 1] = total;
+    }
+    gmm_sm90_prefix(G, total, items);
 }
 
 /* Chooses the tiles' height in units of 16 rows, unless it is given (`most`): the one whose rounds take the least time;
-   bits do not depend on it. Writes the items as gmm_sm90_count does. One warp. */
-GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_t cols, int32_t units, int32_t pair,
-                                    int32_t most, const int32_t *ends, int32_t *items) {
+   bits do not depend on it. One warp. */
+GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int32_t cols, int32_t units, int32_t most,
+                                    const int32_t *ends) {
     const int32_t tiles_n = (p->n + cols - 1) / cols, G = p->groups, lane = (int32_t)threadIdx.x & 31;
-    int32_t i;
+    int32_t tallest = 0, i;
+#pragma unroll 1
+    for (i = lane; i < G; i += 32) tallest = ends[i + 1] - ends[i] > tallest ? ends[i + 1] - ends[i] : tallest;
+    if (most == 0 && !__any_sync(0xFFFFFFFFu, tallest > 16 * (units / 2 + 1))) most = units; /* a tile each anyway */
     if (most == 0) { /* clocks of all tiles, as the host counts them, times what rounds leave idle */
         const float depths = (float)gmm_sm90_depths(p->k), share = (float)tiles_n / (float)gridDim.x;
         float best = 3.0e38f;
@@ -1674,6 +1747,7 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_
         for (u = units; u > units / 2; u--) {
             const float inverse = 1.0f / (float)u;
             float work = 0.0f, count = 0.0f;
+#pragma unroll 1
             for (i = lane; i < G; i += 32) {
                 const float m = (float)(ends[i + 1] - ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
                 const float h = __fdividef(m, t);
@@ -1694,24 +1768,22 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int ragged_k, int32_
             }
         }
     }
-    gmm_sm90_count(p, ragged_k, cols, 16, most, pair, ends, items);
     return most;
 }
 
 /* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
-   of `step` rows on. Inside a group rows go first, in bands of 8 pairs, so that the tiles in flight share operands. */
+   of `step` rows on; `tiles_n` tiles across, from multiples of `step_n` columns on. Inside a group rows go first, in
+   bands of 8 pairs, so that the tiles in flight share operands. */
 GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
-                                int32_t i, int32_t bn, int32_t unit, int32_t most, int32_t step, int32_t pair,
-                                int32_t rank, gmm_sm90_tile *t) {
-    const int32_t tiles_n = (p->n + bn - 1) / bn;
-    int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn, flat;
+                                int32_t i, int flat, int32_t tiles_n, int32_t step_n, int32_t unit, int32_t most,
+                                int32_t step, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
+    int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn;
     t->row = ends[t->g];
     t->end = ends[t->g + 1];
     m = ragged_k ? p->m : t->end - t->row;
     t->k = ragged_k ? t->end - t->row : p->k;
     i -= items[t->g];
     tiles_m = gmm_sm90_tiles(m, unit, most);
-    flat = bn == 128;
     pairs_m = flat ? tiles_m : tiles_m / pair;
     pairs_n = flat ? tiles_n / pair : tiles_n;
     t->share = pair == 1 ? 0 : flat ? 2 : 1;
@@ -1733,12 +1805,14 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
         }
     }
     steps = (m + step - 1) / step;
-    t->m0 = step * (tm * (steps / tiles_m) + (tm < steps % tiles_m ? tm : steps % tiles_m));
-    t->rows = step * (steps / tiles_m + (tm < steps % tiles_m));
+    t->m0 = step * gmm_sm90_begin(steps, tiles_m, tm);
+    t->rows = step * gmm_sm90_begin(steps, tiles_m, tm + 1) - t->m0;
     if (t->rows > m - t->m0) t->rows = m - t->m0;
     t->units = (t->rows + unit - 1) / unit;
-    t->n0 = tn * bn;
-    t->cols = p->n - t->n0 < bn ? p->n - t->n0 : bn;
+    steps = (p->n + step_n - 1) / step_n;
+    t->n0 = step_n * gmm_sm90_begin(steps, tiles_n, tn);
+    t->cols = step_n * gmm_sm90_begin(steps, tiles_n, tn + 1) - t->n0;
+    if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
 
 /* Weights as codes: a stage holds boxes of 64 columns, 64 codes of each, FP8 swizzled by 64 bytes, then A, then four
@@ -1949,13 +2023,11 @@ typedef struct gmm_sm90_box {
 } gmm_sm90_box;
 
 /* Boxes of B of a tile. */
-GMM__DEVICE int32_t gmm_sm90_boxes_b(const gmm_sm90_tile *t, int tb, int cols) {
-    return tb ? (t->cols + 63) / 64 : (t->cols + cols / 2 - 1) / (cols / 2);
-}
-/* Box `box` of a tile for block `rank`: those of B, then those of A. A stage begins with `bytes_b` of B. */
+GMM__DEVICE int32_t gmm_sm90_boxes_b(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
+/* Box `box` of a tile for block `rank`: those of B, then those of A. A stage begins with B, `bytes_b` for each box. */
 GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, int tb, int cols, uint32_t bytes_b,
                               int32_t box, uint32_t rank, const gmm_sm90_tile *t, gmm_sm90_box *o) {
-    const int32_t boxes_b = gmm_sm90_boxes_b(t, tb, cols), tall = t->units / 4;
+    const int32_t boxes_b = gmm_sm90_boxes_b(t), tall = t->units / 4;
     const int32_t boxes_a = ta ? (t->units + 3) / 4 : tall + t->units % 4;
     o->live = t->cols > 0 && box < boxes_b + boxes_a;
     o->of_b = box < boxes_b;
@@ -1964,9 +2036,9 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
     if (o->of_b) {
         o->both = t->share == 1;
         o->map = &args->b;
-        o->to = (uint32_t)box * (tb ? 8192 : bytes_b / 2);
+        o->to = (uint32_t)box * bytes_b;
         o->x = tb ? t->n0 + 64 * box : 0;
-        o->y = ragged_k ? GMM_SM90_RAGGED - t->k : tb ? 0 : t->n0 + cols / 2 * box;
+        o->y = ragged_k ? GMM_SM90_RAGGED - t->k : tb ? 0 : t->n0 + 64 * box;
         if (!ragged_k) {
             const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.b, t->g) - GMM_SM90_BASE;
             o->end = (int32_t)(from >> 4 & 0x3FFF);
@@ -1978,7 +2050,7 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
         first = ta || box < tall ? 64 * box : 16 * box + 48 * tall;
         o->both = t->share == 2;
         o->map = ta || box < tall ? &args->a : &args->a16;
-        o->to = bytes_b + 128 * (uint32_t)first;
+        o->to = bytes_b * (uint32_t)(cols / 64) + 128 * (uint32_t)first;
         o->x = ta ? t->m0 + first : 0;
         o->y = ta ? GMM_SM90_RAGGED - t->k : GMM_SM90_RAGGED - (t->end - t->row) + t->m0 + first;
     }
@@ -2131,14 +2203,15 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const int turns, const
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t teams, cols, units, out, shared, groups, factor, blocks, later;
+    int32_t teams, cols, units, stages, out, shared, groups, factor, blocks, later;
     const void *function;
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), \
-      GMM__CAT(gmm9_units_, tile), GMM__CAT(gmm9_out_, tile), GMM__CAT(gmm9_shared_, tile), \
+      GMM__CAT(gmm9_units_, tile), GMM__CAT(gmm9_stages_, tile), GMM__CAT(gmm9_out_, tile), \
+      GMM__CAT(gmm9_shared_, tile), \
       GMM__CAT(gmm9_groups_, tile), GMM__CAT(gmm9_of_, tile), GMM__CAT(gmm9_blocks_, tile), \
       GMM__CAT(gmm9_later_, tile), (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
@@ -2146,18 +2219,20 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 };
 enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernels[0]) };
 
-/* One tensor map, whose last two dimensions serve to address; boxes are 128 bytes wide. */
+/* One tensor map, whose last two dimensions serve to address; boxes are 128 bytes wide. Weights come faster
+   if the L2 asks memory for 128 bytes at once. */
 static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                     void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                     int32_t box_lines) {
     const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const CUtensorMapL2promotion least = base == (void *)(uintptr_t)GMM_SM90_BASE
+                                       ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 64, 0, 1, 1 };
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_SWIZZLE_128B, least, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 /* Rows of a token matrix. */
 static GMM__UNUSED int gmm_sm90_map_ragged(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
@@ -2192,7 +2267,7 @@ static GMM__UNUSED int gmm_sm90_map_codes(PFN_cuTensorMapEncodeTiled_v12000 enco
     box[1] = (cuuint32_t)box_lines;
     return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box, one,
                   CU_TENSOR_MAP_INTERLEAVE_NONE, fp4 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_64B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* One map: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
@@ -2202,13 +2277,14 @@ static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUt
     const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    const CUtensorMapL2promotion least = base == (void *)(uintptr_t)GMM_SM90_BASE && gmm_dtype_bits(dtype) == 8
+                                       ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 0, 0, 1, 1 };
     box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_SWIZZLE_128B, least, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 /* A matrix per group wherever it stands. */
 static GMM__UNUSED int gmm_fp8_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
@@ -2247,9 +2323,9 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                  (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* then the kernel does without */
                   gmm_fp8_map_memory(encode, &args->a16, &p->d, p->n, p->m, 64));
     else if (row->factor != gmm9_factor_plain)
-        mapped = gmm_sm90_map_codes(encode, &args->b, &args->codes, p->k, p->n, row->cols / 2);
+        mapped = gmm_sm90_map_codes(encode, &args->b, &args->codes, p->k, p->n, 64);
     else if (row->op == gmm_gemm_fwd)
-        mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->k, p->n, row->cols / 2);
+        mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->k, p->n, 64);
     else
         mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->n, p->k, 64);
     if (row->op != gmm_gemm_wgrad)
@@ -2295,7 +2371,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    to D, while the next tile is multiplied. What TMA cannot do (D where rows are not at multiples of 16 bytes, other
    beta, adding to 16 bits) threads do. */
 typedef struct gmm_fp8_args {
-    CUtensorMap a, b, d;      /* boxes: A 64 lines, B half the columns of a tile, D 64 rows of 128 bytes */
+    CUtensorMap a, b, d;      /* boxes: A 64 lines, B 64 lines, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
     gmm_groups groups;        /* splits in device memory */
     gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
@@ -2391,20 +2467,12 @@ GMM__DEVICE uint32_t gmm_fp8_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 1
 
 /* Prefix sums of the groups' rows in padded copies [G + 1]. One warp. */
 GMM__DEVICE void gmm_fp8_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
-    const int32_t lane = (int32_t)threadIdx.x & 31;
-    int32_t first, total = 0, i;
-    if (lane == 0) starts[0] = 0;
-    for (first = 0; first < groups; first += 32) {
-        const int32_t g = first + lane;
-        int32_t rows = g < groups ? (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS : 0;
-        for (i = 1; i < 32; i *= 2) {
-            const int32_t other = __shfl_up_sync(0xFFFFFFFFu, rows, (unsigned)i);
-            if (lane >= i) rows += other;
-        }
-        if (g < groups) starts[g + 1] = total + rows;
-        total += __shfl_sync(0xFFFFFFFFu, rows, 31);
-    }
-    __syncwarp();
+    int32_t total = 0, g;
+    const int32_t last = gmm_sm90_run(groups, &g);
+#pragma unroll 1
+    for (; g < last; g++)
+        starts[g + 1] = total += (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
+    gmm_sm90_prefix(groups, total, starts);
 }
 
 /* The first scale of a tile's group. Lines of A are rows, or in wgrad D's rows; lines of B are D's columns. */
@@ -2542,10 +2610,10 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     int mapped, device = 0, processors = 0;
     if (args->wgrad)
         mapped = gmm_fp8_map_columns(encode, &args->a, &p->a, padded, p->m, GMM_FP8_UNIT) &&
-                 gmm_fp8_map_columns(encode, &args->b, &p->b, padded, p->n, row->cols / 2);
+                 gmm_fp8_map_columns(encode, &args->b, &p->b, padded, p->n, 64);
     else
         mapped = gmm_fp8_map_rows(encode, &args->a, &p->a, p->k, GMM_FP8_UNIT) &&
-                 gmm_fp8_map_memory(encode, &args->b, &p->b, p->k, p->n, row->cols / 2);
+                 gmm_fp8_map_memory(encode, &args->b, &p->b, p->k, p->n, 64);
     /* D whose rows do not stand at multiples of 16 bytes has no map, and the kernel finds that out for itself */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
         if (args->wgrad) mapped = gmm_fp8_map_memory(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_UNIT);
@@ -6838,7 +6906,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
     }
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-    asm volatile("griddepcontrol.wait;" : : : "memory");
+    if (GMM__RAGGED || warp != 8) asm volatile("griddepcontrol.wait;" : : : "memory");
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 
     if (warp >= 8) {
@@ -6847,41 +6915,61 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_RING);
             int32_t *const items = ends + args.p.groups + 1;
-            int32_t most, g = 0;
+            int32_t most = 0, across = 0, g = 0, early = !GMM__RAGGED && !args.tables;
             uint32_t at = 0, turn;
-            gmm_sm90_split(&args.groups, &args.p, blockIdx.x == 0, ends);
-            most = gmm_sm90_height(&args.p, GMM__RAGGED, GMM__OF(cols), GMM__OF(units), (int32_t)pair, args.units_max,
-                                   ends, items);
             for (turn = 0;; turn++) {
                 const gmm_sm90_tile *const t = &ring[turn % GMM_SM90_RING];
                 gmm_sm90_box o;
                 uint32_t depths, bytes;
-                if (turn % GMM_SM90_BATCH == 0) { /* several at once, a lane each */
+                int stands = 0;
+                if (turn == 0) { /* first by what the split says before it is waited for, into shared memory only */
+                    if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
+                    stands = !gmm_sm90_split(&args.groups, ends) && !early && !GMM__RAGGED && !args.tables;
+                    if (!stands) {
+                        most = gmm_sm90_height(&args.p, GMM__OF(cols), GMM__OF(units), args.units_max, ends);
+                        across = GMM__RAGGED ? (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols)
+                                             : gmm_sm90_across(&args.p, GMM__OF(cols), 64, 16 * most,
+                                                               (int32_t)gmm_cluster_size(), ends);
+                        gmm_sm90_count(&args.p, GMM__RAGGED, GMM__OF(cols) == 128, across, 16, most, (int32_t)pair,
+                                       ends, items);
+                        g = 0;
+                    }
+                }
+                if (!stands && (turn % GMM_SM90_BATCH == 0 || turn == 1)) { /* several at once, a lane each */
                     const int32_t hop = (int32_t)(gridDim.x / pair);
+                    const int32_t count = turn == 0 ? 1 : turn == 1 ? GMM_SM90_BATCH - 1 : GMM_SM90_BATCH;
                     int32_t item = (int32_t)(blockIdx.x / pair + turn * hop), mine = 0, n;
                     gmm_sm90_tile *const to = &ring[(turn + (uint32_t)lane) % GMM_SM90_RING];
                     if (turn >= GMM_SM90_RING)
                         gmm_bar_wait(told + 8 * (GMM_SM90_RING + 4 + turn / GMM_SM90_BATCH % GMM_SM90_BATCHES),
                                      (turn / GMM_SM90_RING & 1) ^ 1);
-                    for (n = 0; n < GMM_SM90_BATCH; n++, item += hop) {
+                    for (n = 0; n < count; n++, item += hop) {
                         gmm_find_group32(items, args.p.groups, item, &g);
                         if (lane == n) mine = item, to->g = g;
                     }
-                    if (lane < GMM_SM90_BATCH) {
+                    if (lane < count) {
                         to->k = to->cols = to->units = 0; /* no more */
                         if (to->g < args.p.groups)
-                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__OF(cols), 16, most,
-                                           GMM__HELD ? 64 : GMM__RAGGED ? 16 : 8, (int32_t)pair, (int32_t)rank, to);
+                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__OF(cols) == 128, across,
+                                           GMM__RAGGED ? GMM__OF(cols) : 64, 16, most,
+                                           GMM__HELD ? 64 : GMM__RAGGED ? 16 : 8, (int32_t)gmm_cluster_size(),
+                                           (int32_t)gmm_cluster_rank(), to);
                     }
                     __syncwarp();
+                }
+                if (early) {
+                    early = 0;
+                    turn--;
+                    continue;
                 }
                 depths = gmm_sm90_depths(t->k);
                 if (lane == 0) gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
                 if (t->units == 0) break;
                 bytes = GMM__TA ? (uint32_t)(t->units + 3) / 4 * 8192 : (uint32_t)t->units * 2048;
-                bytes += (uint32_t)gmm_sm90_boxes_b(t, GMM__TB, GMM__OF(cols)) * (GMM__TB ? 8192 : GMM__OF(b) / 2);
+                bytes += (uint32_t)gmm_sm90_boxes_b(t) * (GMM__OF(b) / (GMM__OF(cols) / 64));
                 if (t->cols <= 0) bytes = 0;
-                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__OF(cols), GMM__OF(b), lane, rank, t, &o);
+                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__OF(cols), GMM__OF(b) / (GMM__OF(cols) / 64),
+                             lane, rank, t, &o);
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
                     gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
@@ -6892,6 +6980,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     else o.x += o.of_b ? GMM__OF(box) : 64;
                 }
             }
+            if (blockIdx.x == 0) gmm_sm90_judge(&args.groups, &args.p, ends);
         }
         if (GMM__HELD && warp >= 10 && lane == 0) { /* moves D of group warp - 10 */
             const int team = warp - 10, first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * team;
@@ -7229,6 +7318,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #define GMM__FACTORS (GMM__ROWS_FACTORS + (int)GMM__CAT(gmm11_all_, GMM__SUMS) + \
                       (int)GMM__CAT(gmm11_col_, GMM__SUMS) * GMM__OF(cols)) /* and of all of a stage */
 #define GMM__LINES (256 + 4 * GMM__OF(cols)) /* bytes of lines' scales */
+#define GMM__STEP (GMM__OF(cols) == 128 ? 128 : 64) /* of tiles: scales change at multiples of 128, and not in all */
 #define GMM__SUM (GMM__OF(cols) / 2)       /* sums per thread: 64 rows by the tile's columns */
 #define GMM__MULTIPLY(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
@@ -7353,7 +7443,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     }
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-    asm volatile("griddepcontrol.wait;" : : : "memory");
+    if (warp != 4 * GMM__OF(teams) + 2) asm volatile("griddepcontrol.wait;" : : : "memory");
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 
     if (warp >= 4 * GMM__OF(teams)) {
@@ -7362,22 +7452,30 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_RING);
             int32_t *const items = ends + args.p.groups + 1, *const starts = items + args.p.groups + 1;
-            const int32_t hop = (int32_t)(gridDim.x / pair);
-            int32_t item = (int32_t)(blockIdx.x / pair);
+            int32_t item = (int32_t)(blockIdx.x / pair), across, early;
             uint32_t tile = 0;
             gmm_fp8_tile f;
-            gmm_sm90_split(&args.groups, &args.p, blockIdx.x == 0, ends);
-            gmm_sm90_count(&args.p, args.wgrad, GMM__OF(cols), GMM_FP8_UNIT, GMM__OF(teams), (int32_t)pair, ends,
-                           items);
-            gmm_fp8_starts(args.p.groups, ends, starts);
+            /* What the split says is read before it is waited for, and again if that was old. Only shared memory may be
+               written to then. */
+            for (early = !args.wgrad && !args.tables; early >= 0; early--) {
+                if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
+                if (!gmm_sm90_split(&args.groups, ends) && !early && !args.wgrad && !args.tables) break;
+                across = args.wgrad ? (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols)
+                                    : gmm_sm90_across(&args.p, GMM__OF(cols), GMM__STEP, GMM_FP8_UNIT * GMM__OF(teams),
+                                                      (int32_t)gmm_cluster_size(), ends);
+                gmm_sm90_count(&args.p, args.wgrad, GMM__OF(cols) == 128, across, GMM_FP8_UNIT, GMM__OF(teams),
+                               (int32_t)gmm_cluster_size(), ends, items);
+                gmm_fp8_starts(args.p.groups, ends, starts);
+            }
             f.t.g = 0;
-            for (;; item += hop, tile++) {
+            for (;; item += (int32_t)(gridDim.x / gmm_cluster_size()), tile++) {
                 const uint32_t before = tile - GMM_SM90_RING / 2;
                 f.t.units = 0; /* no more */
                 if (item < items[args.p.groups]) {
                     gmm_find_group32(items, args.p.groups, item, &f.t.g);
-                    gmm_sm90_place(&args.p, args.wgrad, ends, items, item, GMM__OF(cols), GMM_FP8_UNIT, GMM__OF(teams),
-                                   GMM_FP8_UNIT, (int32_t)pair, (int32_t)rank, &f.t);
+                    gmm_sm90_place(&args.p, args.wgrad, ends, items, item, GMM__OF(cols) == 128, across,
+                                   args.wgrad ? GMM__OF(cols) : GMM__STEP, GMM_FP8_UNIT, GMM__OF(teams), GMM_FP8_UNIT,
+                                   (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f.t);
                     f.start = starts[f.t.g];
                     f.all = gmm_fp8_outer(&args, &f.t);
                     gmm_fp8_way_out(&args, &f);
@@ -7390,6 +7488,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 }
                 if (f.t.units == 0) break;
             }
+            if (blockIdx.x == 0) gmm_sm90_judge(&args.groups, &args.p, ends);
         } else if (warp == 4 * GMM__OF(teams)) { /* moves A and B: each lane one box of every stage */
             uint32_t at = 0, tile = 0;
             for (;; tile++) {
@@ -7402,8 +7501,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 if (f->t.units == 0) break;
                 if (lane == 0) gmm_bar_arrive_here(taken + 8 * (tile % GMM_SM90_RING));
                 depths = gmm_fp8_depths(f->t.k);
-                boxes_b = (f->t.cols + GMM__OF(cols) / 2 - 1) / (GMM__OF(cols) / 2);
-                bytes = (uint32_t)boxes_b * 64 * GMM__OF(cols) + (uint32_t)f->t.units * 8192;
+                boxes_b = (f->t.cols + 63) / 64;
+                bytes = (uint32_t)(boxes_b + f->t.units) * 8192;
                 live = lane < boxes_b + f->t.units;
                 if (f->t.cols <= 0 || f->t.k == 0) live = 0, bytes = 0;
                 x = args.wgrad ? f->start : 0;
@@ -7412,8 +7511,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     box = lane;
                     both = f->t.share == 1;
                     map = &args.b;
-                    to = 64 * GMM__OF(cols) * box;
-                    y = f->t.n0 + GMM__OF(cols) / 2 * box;
+                    to = 8192 * box;
+                    y = f->t.n0 + 64 * box;
                     if (!args.wgrad) {
                         const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f->t.g) - GMM_SM90_BASE;
                         end = (int32_t)(from >> 4 & 0x3FFF);
@@ -7665,6 +7764,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 }
 #undef GMM__MULTIPLY
 #undef GMM__SUM
+#undef GMM__STEP
 #undef GMM__LINES
 #undef GMM__FACTORS
 #undef GMM__ROWS_FACTORS

@@ -1264,7 +1264,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
     GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
     GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
-    8 * (GMM_SM90_RING + 4 + GMM_SM90_BATCHES),
+    8 * (GMM_SM90_RING + 6 + GMM_SM90_BATCHES),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks) GMM__CAT(gmm9_shared_, tag) = \
@@ -6704,9 +6704,11 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* The sums of a tile of `eights` times 8 rows for a group of 128 threads: `depths` stages from number *at on. `columns`
-   is the descriptor of the group's columns in stage 0. */
+   is the descriptor of the group's columns in stage 0; `come`: tells the other group, if they take turns, that the last
+   stage has come. */
 GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
-                                      uint64_t columns, uint64_t rows, uint32_t bars, uint32_t pair, uint32_t *at) {
+                                      uint64_t columns, uint64_t rows, uint32_t bars, uint32_t come, uint32_t pair,
+                                      uint32_t *at) {
     const uint32_t lane = threadIdx.x & 31;
     uint32_t q, s = *at % GMM__OF(stages), parity = *at / GMM__OF(stages) & 1, last = 0;
     int kk, j;
@@ -6714,6 +6716,7 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8
     for (q = 0; q < depths; q++) {
         const uint64_t b = columns + s * (GMM__OF(stage) >> 4), a = rows + s * (GMM__OF(stage) >> 4);
         gmm_bar_wait(bars + 16 * s, parity);
+        if (GMM__OF(teams) == 1 && q == depths - 1 && lane == 0) gmm_bar_arrive_here(come);
         gmm_wgmma_fence();
 #pragma unroll
         for (kk = 0; kk < 4; kk++)
@@ -6758,6 +6761,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             gmm_bar_init(told + 8 * i, i > GMM_SM90_RING && i % 2 ? 128 : 1);
         for (; i < GMM_SM90_RING + 4 + GMM_SM90_BATCHES; i++) /* read by who multiply, move D, bring scales */
             gmm_bar_init(told + 8 * i, 8 + (GMM__HELD ? 2 : 0) + (GMM__OF(of) ? 1 : 0));
+        for (; i < GMM_SM90_RING + 6 + GMM_SM90_BATCHES; i++) gmm_bar_init(told + 8 * i, 4); /* warps of a group */
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
@@ -6802,11 +6806,6 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     __syncwarp();
                 }
                 depths = gmm_sm90_depths(t->k);
-                /* A group that takes turns has not followed the stages between its tiles, and a parity tells a phase
-                   only from the one before: what stood in the tile's first stages before has come when it is told. */
-                for (i = 0; GMM__OF(teams) == 1 && i < GMM__OF(stages) && i < depths; i++)
-                    if (at + i >= GMM__OF(stages))
-                        gmm_bar_wait(bars + 16 * ((at + i) % GMM__OF(stages)), ((at + i) / GMM__OF(stages) & 1) ^ 1);
                 if (lane == 0) gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
                 if (t->units == 0) break;
                 bytes = GMM__TA ? (uint32_t)(t->units + 3) / 4 * 8192 : (uint32_t)t->units * 2048;
@@ -6843,6 +6842,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
         const uint32_t written = told + 8 * GMM_SM90_RING + 16 * (uint32_t)wg + 8;
+        const uint32_t come = told + 8 * (GMM_SM90_RING + 4 + GMM_SM90_BATCHES); /* the last stages of groups' tiles */
         uint32_t at = 0, turn = 0, tile = 0;
         int j, u, e, x;
         if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -6860,12 +6860,15 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 at += depths;
                 continue;
             }
+            /* who takes turns has not followed the other, and a parity tells a phase only from the one before */
+            if (GMM__OF(teams) == 1 && tile > 0) gmm_bar_wait(come + 8 * (wg ^ 1), (tile - 1) / 2 & 1);
             if (t->cols <= first) { /* nothing to multiply: hands the stages back */
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages);
                     gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
                     if (lane < (int)pair) gmm_bar_arrive(bars + 16 * s + 8, (uint32_t)lane);
                 }
+                if (GMM__OF(teams) == 1 && lane == 0) gmm_bar_arrive_here(come + 8 * wg);
                 if (GMM__HELD) { /* nothing to take away either */
                     gmm_bar_wait(written - 8, turn++ & 1);
                     gmm_bar_arrive_here(written);
@@ -6880,7 +6883,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
             switch (gmm_sm90_eights(t->rows)) {
-#define GMM__PLAIN(e) GMM__PART(gmm9_sum_)(e, sum, depths, columns, lines, bars, pair, &at)
+#define GMM__PLAIN(e) GMM__PART(gmm9_sum_)(e, sum, depths, columns, lines, bars, come + 8 * wg, pair, &at)
 #define GMM__CODES(u) gmm_sm90_sum_codes(GMM__OF(of), u, GMM__OF(stages), GMM__OF(stage), sum[0], depths, codes, \
                                          scales, lines, bars, pair, &at)
 #define GMM__X(e, u, n, b, a) \

@@ -1365,10 +1365,22 @@ GMM__DEVICE void gmm_stmatrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, u
                  : : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-/* One box by TMA to device memory. */
-GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t from, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
-                 : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+/* One box by TMA to device memory, or added to the fp32 numbers that stand there. */
+GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t from, int added, int32_t c0, int32_t c1, int32_t c2,
+                               int32_t c3) {
+    if (added)
+        asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group"
+                     " [%0, {%2, %3, %4, %5}], [%1];" : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                     : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+/* Brings one box to the L2 by TMA. */
+GMM__DEVICE void gmm_tma_prefetch(const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+                 : : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
 /* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
@@ -1979,7 +1991,7 @@ GMM__DEVICE void gmm_sm90_pass(const gmm_sm90_args *args, const gmm_sm90_tile *t
                 gmm_tma_load(room + 128 * (uint32_t)r, &args->a16, bar, 0, t->n0 + c, t->m0 + r,
                              (int32_t)(from >> 4 & 0x3FFF), (int32_t)(from >> 18));
             else
-                gmm_tma_store(&args->a16, room + 128 * (uint32_t)r, t->n0 + c, t->m0 + r,
+                gmm_tma_store(&args->a16, room + 128 * (uint32_t)r, 0, t->n0 + c, t->m0 + r,
                               (int32_t)(from >> 4 & 0x3FFF), (int32_t)(from >> 18));
 }
 
@@ -2270,8 +2282,10 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    matrices and of lines are applied once, at the end; those of lines come to shared memory while products run.
 
    A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D while the next tile is
-   multiplied. What they are added to in fp32 TMA brings to the room before, while they are made. What TMA cannot do (D
-   where rows are not at multiples of 16 bytes, adding to 16 bits) threads do. */
+   multiplied. What they are added to in fp32 TMA brings to the room before, while they are made. A room that holds but a
+   part of a tile would be waited for between parts: where sums are deep, TMA adds the later parts to D itself, which
+   takes it longer (1.3 TB/s), but nobody waits. What TMA cannot do (D where rows are not at multiples of 16 bytes,
+   adding to 16 bits) threads do. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, b, d;      /* boxes: A 64 lines, B half the columns of a tile, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
@@ -2287,7 +2301,6 @@ enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group
 /* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit) */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256) \
-    X(192x128_held, 3, 128, 3, 4, 256) \
     X(128x192, 2, 192, 4, 3, 256) \
     X(128x192_held, 2, 192, 3, 6, 256)
 
@@ -2305,8 +2318,6 @@ enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
     X(GMM_E4M3, e4m3, rows, 128x192) X(GMM_E5M2, e5m2, rows, 128x192) \
     X(GMM_E4M3, e4m3, both, 128x192) X(GMM_E5M2, e5m2, both, 128x192) \
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192) \
-    X(GMM_E4M3, e4m3, rows, 192x128_held) X(GMM_E5M2, e5m2, rows, 192x128_held) \
-    X(GMM_E4M3, e4m3, rows, 128x192_held) X(GMM_E5M2, e5m2, rows, 128x192_held) \
     X(GMM_E4M3, e4m3, both, 128x192_held) X(GMM_E5M2, e5m2, both, 128x192_held)
 
 /* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
@@ -2357,8 +2368,10 @@ GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
 
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
 GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
-/* How a tile's sums go out: as 16-bit elements, by TMA, added to what TMA has brought. */
-enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4 };
+/* How a tile's sums go out: as 16-bit elements, by TMA, added to what TMA has brought, or but the first part added to D
+   by TMA. */
+enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8 };
+enum { GMM_FP8_DEEP = 768 }; /* from here on what TMA adds is hidden behind sums */
 
 /* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole, how they go out,
    and for TMA the last three coordinates of its first row in D. */
@@ -2426,19 +2439,21 @@ GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t
 GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_BASE;
     const int size = gmm_kmat_size(&args->p.d);
-    const int plain = gmm_gemm_beta(&args->p, f->t.g) == 0.0f;
-    f->out = size == 2 && plain ? GMM_FP8_NARROW : 0;
-    if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (plain || size == 4))
-        f->out |= GMM_FP8_WHOLE | (plain ? 0 : GMM_FP8_ADDED);
+    const float beta = gmm_gemm_beta(&args->p, f->t.g);
+    f->out = size == 2 && beta == 0.0f ? GMM_FP8_NARROW : 0;
+    if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
+        f->out |= GMM_FP8_WHOLE | (beta == 0.0f ? 0 : GMM_FP8_ADDED);
+        if (beta == 1.0f && f->t.k >= GMM_FP8_DEEP) f->out |= GMM_FP8_REDUCED;
+    }
     f->y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED - (f->t.end - f->t.row));
     f->z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
     f->w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED;
 }
 
 /* Brings what is added to, and takes D away, between D and the rooms of the groups of threads: one warp, a lane for
-   each box of each room. A tile goes in parts, as many columns as a room holds. For each part a group hears
-   (bars[0]) that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; so it
-   does once for a tile of which it has none. */
+   each box of each room. A tile goes in parts, as many columns as a room holds. For each part a group hears (bars[0])
+   that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; so it does once
+   for a tile of which it has none. */
 GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring, uint32_t told,
                               uint32_t bars, uint32_t rooms) {
     const int lane = (int)threadIdx.x & 31, team = lane / boxes, box = lane % boxes;
@@ -2446,25 +2461,29 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
     uint32_t tile, turn = 0;
     bars += 16 * (uint32_t)team;
     for (tile = 0;; tile++) {
-        const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING]; /* stands until the next tile's sums are made */
+        const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING]; /* stands until the group is two tiles further */
         int wide, cols, c = 0;
         gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
         if (f->t.units == 0) break;
         wide = f->out & GMM_FP8_NARROW ? 64 : 32;
         cols = f->t.units > team ? f->t.cols : 0;
         do {
-            const int x = c + wide * box, passes = (f->out & GMM_FP8_WHOLE) && x < cols;
+            const int x = c + wide * box, next = x + wide * boxes, passes = (f->out & GMM_FP8_WHOLE) && x < cols;
+            const int reduced = (f->out & GMM_FP8_REDUCED) && c > 0;
+            const int32_t y = f->y + 64 * team;
             asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-            if (passes && (f->out & GMM_FP8_ADDED)) {
+            if (passes && (f->out & GMM_FP8_ADDED) && !reduced) {
                 gmm_bar_expect(bars, 8192);
-                gmm_tma_load(room, &args->d, bars, 0, f->t.n0 + x, f->y + 64 * team, f->z, f->w);
+                gmm_tma_load(room, &args->d, bars, 0, f->t.n0 + x, y, f->z, f->w);
+                if (next < cols && !(f->out & GMM_FP8_REDUCED))
+                    gmm_tma_prefetch(&args->d, f->t.n0 + next, y, f->z, f->w);
             } else gmm_bar_arrive_here(bars);
             gmm_bar_wait(bars + 8, turn++ & 1);
             if (passes) {
-                gmm_tma_store(&args->d, room, f->t.n0 + x, f->y + 64 * team, f->z, f->w);
+                gmm_tma_store(&args->d, room, reduced, f->t.n0 + x, y, f->z, f->w);
                 asm volatile("cp.async.bulk.commit_group;" : : : "memory");
             }
-        } while ((c += boxes * wide) < cols);
+        } while ((c += wide * boxes) < cols);
     }
     asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
 }
@@ -2487,14 +2506,6 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
 #define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
-#define GMM__FAST 0
-#define GMM__TILE 192x128_held
-#include GMM_KERNELS_FILE
-#define GMM__SUMS rows
-#define GMM__FAST 0
-#define GMM__TILE 128x192_held
-#include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
 #define GMM__TILE 128x192_held
@@ -2516,14 +2527,6 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
 #define GMM__SUMS fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
-#include GMM_KERNELS_FILE
-#define GMM__SUMS rows
-#define GMM__FAST 0
-#define GMM__TILE 192x128_held
-#include GMM_KERNELS_FILE
-#define GMM__SUMS rows
-#define GMM__FAST 0
-#define GMM__TILE 128x192_held
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
@@ -7297,7 +7300,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring: written, */
     const uint32_t taken = told + 8 * GMM_SM90_RING;        /* read by the warp that moves operands */
-    const uint32_t vacant = taken + 8 * GMM_SM90_RING;        /* of rooms: may be written to, have been written to */
+    const uint32_t vacant = taken + 8 * GMM_SM90_RING;       /* of rooms: may be written to, have been written to */
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int scaled = GMM__FACTORS && args.a_scale.scaling == GMM_SCALING_1X128; /* block by block */
     uint32_t pair, rank, i;
@@ -7580,14 +7583,15 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 } else { /* odd rows by turns with the other half of a box: no two threads meet in a bank */
                     const int odd = row % 2;
                     const uint32_t put = room + row * 128 + tid % 2 * 8;
-                    const float beta = out & GMM_FP8_ADDED ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
+                    const int brought = (out & GMM_FP8_ADDED) && (i == 0 || !(out & GMM_FP8_REDUCED));
+                    const float beta = brought ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
 #pragma unroll
                     for (x = 0; x < GMM__OF(boxes); x++) {
                         const float *const v = &sum[16 * (i + x)];
                         float w[16], old[16];
 #pragma unroll
                         for (u = 0; u < 16; u++) w[u] = odd ? v[(u + 8) % 16] : v[u];
-                        if (out & GMM_FP8_ADDED) {
+                        if (brought) {
 #pragma unroll
                             for (u = 0; u < 16; u += 2)
                                 gmm_shared_read2(put + x * 8192 + u % 4 * 512 +

@@ -2282,10 +2282,10 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    matrices and of lines are applied once, at the end; those of lines come to shared memory while products run.
 
    A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D while the next tile is
-   multiplied. What they are added to in fp32 TMA brings to the room before, while they are made. A room that holds but a
-   part of a tile would be waited for between parts: where sums are deep, TMA adds the later parts to D itself, which
-   takes it longer (1.3 TB/s), but nobody waits. What TMA cannot do (D where rows are not at multiples of 16 bytes,
-   adding to 16 bits) threads do. */
+   multiplied. What they are added to in fp32 TMA brings to the room before, while they are made. Between the parts of a
+   tile that a room does not hold whole, that would be waited for: where sums are deep TMA adds the later parts to D
+   itself, which takes it longer (1.3 TB/s), but nobody waits. What TMA cannot do (D where rows are not at multiples of
+   16 bytes, adding to 16 bits) threads do. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, b, d;      /* boxes: A 64 lines, B half the columns of a tile, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
@@ -2298,7 +2298,8 @@ typedef struct gmm_fp8_args {
 
 enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group of threads */
 
-/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit) */
+/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit). Rooms of
+   the last hold whole tiles of fp32, for a stage. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256) \
     X(128x192, 2, 192, 4, 3, 256) \
@@ -2316,9 +2317,8 @@ enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
 #define GMM_FP8_KERNEL_LIST(X) \
     X(GMM_E4M3, e4m3, rows, 192x128) X(GMM_E5M2, e5m2, rows, 192x128) \
     X(GMM_E4M3, e4m3, rows, 128x192) X(GMM_E5M2, e5m2, rows, 128x192) \
-    X(GMM_E4M3, e4m3, both, 128x192) X(GMM_E5M2, e5m2, both, 128x192) \
-    X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192) \
-    X(GMM_E4M3, e4m3, both, 128x192_held) X(GMM_E5M2, e5m2, both, 128x192_held)
+    X(GMM_E4M3, e4m3, both, 128x192_held) X(GMM_E5M2, e5m2, both, 128x192_held) \
+    X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
 
 /* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
    a tile's columns per group of threads, scales of stages. */
@@ -2368,10 +2368,10 @@ GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
 
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
 GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
-/* How a tile's sums go out: as 16-bit elements, by TMA, added to what TMA has brought, or but the first part added to D
-   by TMA. */
+/* How a tile's sums go out: as 16-bit elements, by TMA, added to what it has brought; all parts but the first added to
+   D by TMA. */
 enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8 };
-enum { GMM_FP8_DEEP = 768 }; /* from here on what TMA adds is hidden behind sums */
+enum { GMM_FP8_DEEP = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
 
 /* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole, how they go out,
    and for TMA the last three coordinates of its first row in D. */
@@ -2452,8 +2452,8 @@ GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 
 /* Brings what is added to, and takes D away, between D and the rooms of the groups of threads: one warp, a lane for
    each box of each room. A tile goes in parts, as many columns as a room holds. For each part a group hears (bars[0])
-   that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; so it does once
-   for a tile of which it has none. */
+   that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; once, too, for
+   a tile of which it has none. */
 GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring, uint32_t told,
                               uint32_t bars, uint32_t rooms) {
     const int lane = (int)threadIdx.x & 31, team = lane / boxes, box = lane % boxes;
@@ -2500,15 +2500,11 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
-#define GMM__TILE 128x192
+#define GMM__TILE 128x192_held
 #include GMM_KERNELS_FILE
 #define GMM__SUMS fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
-#include GMM_KERNELS_FILE
-#define GMM__SUMS both
-#define GMM__FAST 0
-#define GMM__TILE 128x192_held
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #define GMM__TAG e5m2
@@ -2522,15 +2518,11 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
-#define GMM__TILE 128x192
+#define GMM__TILE 128x192_held
 #include GMM_KERNELS_FILE
 #define GMM__SUMS fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
-#include GMM_KERNELS_FILE
-#define GMM__SUMS both
-#define GMM__FAST 0
-#define GMM__TILE 128x192_held
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__BODY
@@ -7580,8 +7572,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                                      gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
                                      gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
                     }
-                } else { /* odd rows by turns with the other half of a box: no two threads meet in a bank */
-                    const int odd = row % 2;
+                } else {
+                    const int odd = row % 2; /* its halves of a box the other way round: no two threads share a bank */
                     const uint32_t put = room + row * 128 + tid % 2 * 8;
                     const int brought = (out & GMM_FP8_ADDED) && (i == 0 || !(out & GMM_FP8_REDUCED));
                     const float beta = brought ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
@@ -7600,7 +7592,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                             for (u = 0; u < 16; u++) w[u] = __fmaf_rn(beta, old[u], w[u]);
                         }
 #pragma unroll
-                        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows in four */
+                        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four numbers */
                             asm volatile("st.shared.v2.f32 [%0], {%1, %2};" : : "r"(put + x * 8192 + u % 4 * 512 +
                                          (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * odd)) << 4)),
                                          "f"(w[u]), "f"(w[u + 1]) : "memory");

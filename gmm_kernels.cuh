@@ -1403,6 +1403,12 @@ GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t from, int added,
                      : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
+/* Brings one box to the L2 by TMA. */
+GMM__DEVICE void gmm_tma_prefetch(const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+                 : : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
 /* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
    `t`, as [k][64 lines] box after box. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t at, int t) {
@@ -2367,9 +2373,11 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    or times those of D's columns (both). A warp beside the producer brings them to shared memory. Scales of whole
    matrices and of lines are applied once, at the end; those of lines come to shared memory while products run.
 
-   A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D, or adds them in fp32
-   to D, while the next tile is multiplied. What TMA cannot do (D where rows are not at multiples of 16 bytes, other
-   beta, adding to 16 bits) threads do. */
+   A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D while the next tile is
+   multiplied. What they are added to in fp32 TMA brings to the room before, while they are made. Between the parts of a
+   tile that a room does not hold whole, that would be waited for: where sums are deep TMA adds the later parts to D
+   itself, which takes it longer (1.3 TB/s), but nobody waits. What TMA cannot do (D where rows are not at multiples of
+   16 bytes, adding to 16 bits) threads do. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, b, d;      /* boxes: A 64 lines, B 64 lines, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
@@ -2382,10 +2390,12 @@ typedef struct gmm_fp8_args {
 
 enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group of threads */
 
-/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit) */
+/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit). Rooms of
+   the last hold whole tiles of fp32, for a stage. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256) \
-    X(128x192, 2, 192, 4, 3, 256)
+    X(128x192, 2, 192, 4, 3, 256) \
+    X(128x192_held, 2, 192, 3, 6, 256)
 
 /* What a block's sum is multiplied by: X(tag, value, bytes of scales per stage: per group of threads, besides, per
    column) */
@@ -2399,7 +2409,7 @@ enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
 #define GMM_FP8_KERNEL_LIST(X) \
     X(GMM_E4M3, e4m3, rows, 192x128) X(GMM_E5M2, e5m2, rows, 192x128) \
     X(GMM_E4M3, e4m3, rows, 128x192) X(GMM_E5M2, e5m2, rows, 128x192) \
-    X(GMM_E4M3, e4m3, both, 128x192) X(GMM_E5M2, e5m2, both, 128x192) \
+    X(GMM_E4M3, e4m3, both, 128x192_held) X(GMM_E5M2, e5m2, both, 128x192_held) \
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
 
 /* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
@@ -2419,7 +2429,7 @@ enum { GMM_FP8_SUM_LIST(GMM__X) gmm11_sums_end };
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_rooms_end };
 #undef GMM__X
 #define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_ring_, tag) = \
-    GMM__CAT(gmm11_bars_, tag) + 16 * (st) + 16 * GMM_SM90_RING,
+    GMM__CAT(gmm11_bars_, tag) + 16 * (st) + 16 * GMM_SM90_RING + 16 * (teams),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_ring_end };
 #undef GMM__X
 #define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_lines_, tag) = \
@@ -2450,8 +2460,10 @@ GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
 
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
 GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
-/* How a tile's sums go out: as 16-bit elements, by TMA, added to what is there. */
-enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4 };
+/* How a tile's sums go out: as 16-bit elements, by TMA, added to what it has brought; all parts but the first added to
+   D by TMA. */
+enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8 };
+enum { GMM_FP8_DEEP = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
 
 /* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole, how they go out,
    and for TMA the last three coordinates of its first row in D. */
@@ -2512,12 +2524,52 @@ GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_BASE;
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
-    f->out = size == 2 && beta == 0.0f ? GMM_FP8_NARROW : size == 4 && beta == 1.0f ? GMM_FP8_ADDED : 0;
-    if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (f->out || (size == 4 && beta == 0.0f)))
-        f->out |= GMM_FP8_WHOLE;
+    f->out = size == 2 && beta == 0.0f ? GMM_FP8_NARROW : 0;
+    if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
+        f->out |= GMM_FP8_WHOLE | (beta == 0.0f ? 0 : GMM_FP8_ADDED);
+        if (beta == 1.0f && f->t.k >= GMM_FP8_DEEP) f->out |= GMM_FP8_REDUCED;
+    }
     f->y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED - (f->t.end - f->t.row));
     f->z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
     f->w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED;
+}
+
+/* Brings what is added to, and takes D away, between D and the rooms of the groups of threads: one warp, a lane for
+   each box of each room. A tile goes in parts, as many columns as a room holds. For each part a group hears (bars[0])
+   that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; once, too, for
+   a tile of which it has none. */
+GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring, uint32_t told,
+                              uint32_t bars, uint32_t rooms) {
+    const int lane = (int)threadIdx.x & 31, team = lane / boxes, box = lane % boxes;
+    const uint32_t room = rooms + 8192 * (uint32_t)lane;
+    uint32_t tile, turn = 0;
+    bars += 16 * (uint32_t)team;
+    for (tile = 0;; tile++) {
+        const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING]; /* stands until the group is two tiles further */
+        int wide, cols, c = 0;
+        gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+        if (f->t.units == 0) break;
+        wide = f->out & GMM_FP8_NARROW ? 64 : 32;
+        cols = f->t.units > team ? f->t.cols : 0;
+        do {
+            const int x = c + wide * box, next = x + wide * boxes, passes = (f->out & GMM_FP8_WHOLE) && x < cols;
+            const int reduced = (f->out & GMM_FP8_REDUCED) && c > 0;
+            const int32_t y = f->y + 64 * team;
+            asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+            if (passes && (f->out & GMM_FP8_ADDED) && !reduced) {
+                gmm_bar_expect(bars, 8192);
+                gmm_tma_load(room, &args->d, bars, 0, f->t.n0 + x, y, f->z, f->w);
+                if (next < cols && !(f->out & GMM_FP8_REDUCED))
+                    gmm_tma_prefetch(&args->d, f->t.n0 + next, y, f->z, f->w);
+            } else gmm_bar_arrive_here(bars);
+            gmm_bar_wait(bars + 8, turn++ & 1);
+            if (passes) {
+                gmm_tma_store(&args->d, room, reduced, f->t.n0 + x, y, f->z, f->w);
+                asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+            }
+        } while ((c += wide * boxes) < cols);
+    }
+    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
 }
 
 #define GMM__BODY 11
@@ -2532,7 +2584,7 @@ GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
-#define GMM__TILE 128x192
+#define GMM__TILE 128x192_held
 #include GMM_KERNELS_FILE
 #define GMM__SUMS fast
 #define GMM__FAST 1
@@ -2550,7 +2602,7 @@ GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
-#define GMM__TILE 128x192
+#define GMM__TILE 128x192_held
 #include GMM_KERNELS_FILE
 #define GMM__SUMS fast
 #define GMM__FAST 1
@@ -7423,6 +7475,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring: written, */
     const uint32_t taken = told + 8 * GMM_SM90_RING;        /* read by the warp that moves operands */
+    const uint32_t vacant = taken + 8 * GMM_SM90_RING;       /* of rooms: may be written to, have been written to */
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int scaled = GMM__FACTORS && args.a_scale.scaling == GMM_SCALING_1X128; /* block by block */
     uint32_t pair, rank, i;
@@ -7437,6 +7490,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
         }
         for (i = 0; i < 2 * GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        for (i = 0; i < 2 * GMM__OF(teams); i++) gmm_bar_init(vacant + 8 * i, i % 2 ? 128 : GMM__OF(boxes));
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
@@ -7584,10 +7638,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 }
             }
             asm volatile("cp.async.wait_all;" : : : "memory");
-        }
+        } else if (warp == 4 * GMM__OF(teams) + 3 && lane < GMM__OF(teams) * GMM__OF(boxes))
+            gmm_fp8_move(&args, GMM__OF(boxes), ring, told, vacant, base + GMM__OF(rooms));
     } else {
         float sum[GMM__SUM];
-        uint32_t at = 0, tile = 0;
+        uint32_t at = 0, tile = 0, turn = 0;
         int u, x, e;
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(GMM__OF(teams) == 2 ? 232 : 152));
         for (;; tile++) {
@@ -7611,7 +7666,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     if ((threadIdx.x & 31) < pair) gmm_bar_arrive(bars + 16 * s + 8, threadIdx.x & 31);
                 }
                 __syncwarp();
-                if (t->cols <= 0 || t->units <= wg) continue;
+                if (t->cols <= 0 || t->units <= wg) { /* nothing to take away either */
+                    gmm_bar_wait(vacant + 16 * wg, turn++ & 1);
+                    gmm_bar_arrive_here(vacant + 16 * wg + 8);
+                    continue;
+                }
             }
             tid = gmm_tid() & 127;
             if (args.a_scale.scaling == GMM_SCALING_ROW && tid < 64)
@@ -7686,44 +7745,53 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     }
                 }
             }
-            /* from registers to the room, box by box, as 16-bit elements or as sums, and from there to D */
+            /* from registers to the room, as 16-bit elements or as sums, and from there to D */
             room = base + GMM__OF(rooms) + 8192 * GMM__OF(boxes) * wg;
             per = out & GMM_FP8_NARROW ? 64 : 32; /* columns of a box */
 #pragma unroll
             for (i = 0; i < GMM__OF(cols) / 32; i += GMM__OF(boxes)) { /* first box */
                 const int c0 = (int)i * per;
                 if (c0 >= t->cols || c0 >= GMM__OF(cols)) break;
-                if (tid == 0) asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-                gmm_bar_team(wg);
+                gmm_bar_wait(vacant + 16 * wg, turn++ & 1);
                 if (out & GMM_FP8_NARROW) {
                     const gmm_dtype dtype = args.p.d.dtype;
                     const uint32_t put = room + (tid / 32 * 16 + tid % 16) * 128;
 #pragma unroll
                     for (u = 0; u < 4 * GMM__OF(boxes); u++) { /* 16 columns */
                         const float *const v = &sum[32 * i + 8 * u < GMM__SUM ? 32 * i + 8 * u : 0];
+                        if (32 * i + 8 * u >= GMM__SUM) break;
                         gmm_stmatrix(put + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
                                      gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
                                      gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
                     }
                 } else {
+                    const int odd = row % 2; /* its halves of a box the other way round: no two threads share a bank */
                     const uint32_t put = room + row * 128 + tid % 2 * 8;
+                    const int brought = (out & GMM_FP8_ADDED) && (i == 0 || !(out & GMM_FP8_REDUCED));
+                    const float beta = brought ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
 #pragma unroll
-                    for (u = 0; u < 4 * GMM__OF(boxes); u++) /* 8 columns of the thread's two rows */
+                    for (x = 0; x < GMM__OF(boxes); x++) {
+                        const float *const v = &sum[16 * (i + x)];
+                        float w[16], old[16];
 #pragma unroll
-                        for (e = 0; e < 4; e += 2)
-                            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" : : "r"(put + u / 4 * 8192 + e * 512 +
-                                         (((u % 4 * 2 + tid % 4 / 2) ^ (row % 8)) << 4)), "f"(sum[16 * i + 4 * u + e]),
-                                         "f"(sum[16 * i + 4 * u + e + 1]) : "memory");
-                }
-                if (out & GMM_FP8_WHOLE) asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-                gmm_bar_team(wg);
-                if ((out & GMM_FP8_WHOLE) && tid == 0) {
-                    for (x = 0; x < GMM__OF(boxes) && c0 + per * x < t->cols; x++)
-                        gmm_tma_store(&args.d, room + 8192 * x, out & GMM_FP8_ADDED, t->n0 + c0 + per * x,
-                                      f->y + 64 * wg, f->z, f->w);
-                    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+                        for (u = 0; u < 16; u++) w[u] = odd ? v[(u + 8) % 16] : v[u];
+                        if (brought) {
+#pragma unroll
+                            for (u = 0; u < 16; u += 2)
+                                gmm_shared_read2(put + x * 8192 + u % 4 * 512 +
+                                                 (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * odd)) << 4), old + u);
+#pragma unroll
+                            for (u = 0; u < 16; u++) w[u] = __fmaf_rn(beta, old[u], w[u]);
+                        }
+#pragma unroll
+                        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four numbers */
+                            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" : : "r"(put + x * 8192 + u % 4 * 512 +
+                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * odd)) << 4)),
+                                         "f"(w[u]), "f"(w[u + 1]) : "memory");
+                    }
                 }
                 if (!(out & GMM_FP8_WHOLE)) { /* a thread per row and 16 bytes of it */
+                    gmm_bar_team(wg);
                     const char *const from = gmm_shared + GMM__OF(rooms) + 8192 * GMM__OF(boxes) * wg;
                     const int size = gmm_kmat_size(&args.p.d);
                     const int64_t pitch = args.p.d.ld * size;
@@ -7752,9 +7820,10 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                         }
                     }
                 }
+                asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+                gmm_bar_arrive_here(vacant + 16 * wg + 8);
             }
         }
-        asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
     }
     /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
     __syncwarp();

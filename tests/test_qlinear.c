@@ -503,6 +503,42 @@ static void idle(int arg) {
     }
 }
 
+/* beta per group, frozen groups, D of 16 bits and with rows anywhere: what the sums alone come to, added to so many
+   times what stands there, to the bit. */
+static void added(int arg) {
+    static const int64_t sizes[7] = { 800, 0, 130, 5, 0, 33, 64 };
+    static const double betas[7] = { 1.0, 1.0, -1.0, 0.0, 2.0, 4.0, 1.0 };
+    static const uint8_t frozen[7] = { 0, 0, 0, 0, 0, 0, 3 };
+    const qcase c = { .op = GMM_OP_LINEAR_WGRAD, .setup = arg, .groups = 7, .sizes = sizes, .K = 224, .N = 160,
+                      .fill = T_REALS };
+    const int64_t each = c.N * c.K, n = c.groups * each;
+    qrun r;
+    double *sums;
+    if (!has(arg, c.op)) return;
+    build(&r, &c);
+    T_OK(run(&r.d, c.op));
+    sums = t_mat_get(&r.out);
+    r.grad.beta = t_floats_in(betas, 7);
+    r.grad.frozen = (const uint8_t *)t_in(frozen, sizeof frozen);
+    for (int way = 0; way < 6; way++) {
+        const gmm_dtype dtype = way % 2 ? GMM_BF16 : GMM_F32;
+        double *want = (double *)t_host((size_t)n * sizeof *want);
+        r.out = t_mat_make(dtype, c.groups, c.N, c.K, way / 2 == 1, way / 2 == 1 ? 3 : 0, way < 4 ? T_PACKED : T_TABLE,
+                           T_POISON);
+        for (int64_t i = 0; i < n; i++)
+            r.out.v[i] = i % 5 ? (double)(i * 37 % 255 - 127) / 64.0 : i % 2 ? -0.0 : ldexp(1.0, -130);
+        t_mat_put(&r.out);
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t g = i / each;
+            const float sum = (float)sums[i], old = (float)(betas[g] * r.out.v[i]);
+            want[i] = frozen[g] || (sizes[g] == 0 && betas[g] == 1.0) ? r.out.v[i]
+                      : betas[g] == 0.0 ? sums[i] : (double)(sum + old);
+        }
+        T_OK(run(&r.d, c.op));
+        t_exact("dw", dtype, t_mat_get(&r.out), want, n);
+    }
+}
+
 static void tails(int arg) { /* rows 13 to 15: what is past the sum is NaN in sources and copies */
     EACH_OP(i, arg)
         for (int tail = 0; tail < 2; tail++) {
@@ -1157,6 +1193,7 @@ static void refusals(int arg) {
 void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(products, i, "row31 row32 row33 row34 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(empties, i, "row8 row9 row10 row11 row12 qlinear %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(added, i, "row25 row48 qlinear beta, frozen groups %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(tails, i, "row13 row14 row15 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "row16 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(faults, i, "row17 qlinear %s", setup_of(i).name);

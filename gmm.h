@@ -7777,7 +7777,8 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
     if (args.side[0].from.dtype == GMM_NONE && args.side[1].from.dtype == GMM_NONE && !args.factor) return GMM_OK;
-    return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], gmm__mma_early(call), &args, stream));
+    return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], call->options.sm_limit > 0,
+                                                    gmm__mma_early(call), &args, stream));
 }
 
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {

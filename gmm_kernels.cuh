@@ -2587,7 +2587,8 @@ typedef struct gmm_expand_args {
 } gmm_expand_args;
 
 enum {
-    GMM_EXPAND_THREADS = 512,
+    GMM_EXPAND_THREADS = 256,
+    GMM_EXPAND_MOST = 1024, /* where blocks have a multiprocessor to themselves */
     GMM_EXPAND_LINES = 4,   /* that a warp takes side by side, 256 elements of each at a time */
     GMM_EXPAND_SPAN = 1024, /* elements of each that it takes in all */
     GMM_TURN_THREADS = 256,
@@ -2867,12 +2868,12 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
         args->ends[g] = 16 * (int64_t)args->units[g];
 }
 
-GMM__KERNEL __launch_bounds__(GMM_EXPAND_THREADS, 2) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
     enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
     int32_t t, k;
     gmm_early();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
-    t = (int32_t)((blockIdx.x * GMM_EXPAND_THREADS + threadIdx.x) / 32u);
+    t = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
         const gmm_expand_side *s = &args.side[k];
@@ -2884,7 +2885,7 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_THREADS, 2) gmm_expand_rows(const __gri
         const int32_t all = QUADS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
         if (s->from.dtype == GMM_NONE) continue;
 #pragma unroll 1
-        for (; t < all; t += (int32_t)gridDim.x * (GMM_EXPAND_THREADS / 32)) {
+        for (; t < all; t += (int32_t)(gridDim.x * blockDim.x / 32u)) {
             const int32_t quad = t / spans, c = (t - quad * spans) * GMM_EXPAND_SPAN;
             int32_t strip = quad / QUADS, g = 0, line;
             if (s->grouped) {
@@ -2927,11 +2928,12 @@ GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 4) gmm_expand_columns(const __gr
     }
 }
 
-/* `columns`: the sides are columnwise NV16 tokens. */
-static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int early, const gmm_expand_args *args,
-                                                 cudaStream_t stream) {
+/* `columns`: the sides are columnwise NV16 tokens. `limited`: a block per multiprocessor, of those it may use. */
+static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int early,
+                                                 const gmm_expand_args *args, cudaStream_t stream) {
+    const int threads = columns ? GMM_TURN_THREADS : limited ? GMM_EXPAND_MOST : GMM_EXPAND_THREADS;
     return gmm_launch_early(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, early,
-                            (unsigned)grid, columns ? GMM_TURN_THREADS : GMM_EXPAND_THREADS, 0, args, stream);
+                            (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
 
 /* ......................................................................................... Bias gradient ... */

@@ -7480,7 +7480,7 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, deep, stage, wide * height, f32)
                               : both ? sum * more + out + 400.0
                                      : (sum * more > 0.5 * out ? sum * more : 0.5 * out) + 200.0;
-            const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 600.0 : 0.0;
+            const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 400.0 : 0.0;
             const int64_t columns = gmm__ceil_div(n, k->cols);
             const int64_t rounds = gmm__ceil_div(G * tiles * columns, processors * k->blocks);
             const double sums = (double)rounds * tile * (k->blocks > 1 ? 1.2 : 1.0) + convert;
@@ -7664,10 +7664,9 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
         const int64_t rows = side && gmm_sm90_kernels[plan->kernel].factor
                                  ? 0 : gmm__wgmma_expanded(call, op, side, &cols);
         if (!rows) continue;
-        if (rows > INT32_MAX / gmm__ceil_div(cols, 64)) return gmm__decline(plan, "converts no so many rows");
-        blocks += gmm__wgmma_turns(call, op)
-                      ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_GROUP_ROWS * gmm__ceil_div(cols, 64)
-                      : gmm__ceil_div(rows * gmm__ceil_div(cols, GMM_EXPAND_SPAN), GMM_EXPAND_THREADS / 32);
+        if (rows + G * GMM_GROUP_ROWS > INT32_MAX / gmm__ceil_div(cols, 64))
+            return gmm__decline(plan, "converts no so many rows");
+        blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
         gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
     }
@@ -7681,7 +7680,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
         return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
     plan->grid[1] = gmm__grid(gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount), call->options.sm_limit,
-                              128, blocks);
+                              64, blocks);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, tile %d x %d%s, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
                    (long long)(elements >> 19), (int)gmm_sm90_kernels[plan->kernel].units * 16,
@@ -7796,7 +7795,8 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
     if (args.side[0].from.dtype == GMM_NONE && args.side[1].from.dtype == GMM_NONE && !args.factor) return GMM_OK;
-    return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], gmm__mma_early(call), &args, stream));
+    return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], call->options.sm_limit > 0,
+                                                    gmm__mma_early(call), &args, stream));
 }
 
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {

@@ -853,16 +853,16 @@ GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, ui
     to[0] = gmm_q_times(dtype, to[0], lift);
     to[1] = gmm_q_times(dtype, to[1], lift);
 }
-/* Two E2M1 codes, and eight. */
-GMM__DEVICE uint32_t gmm_q_fp4_pair(gmm_dtype dtype, uint32_t pair) {
-    const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
-    const uint32_t z = pair | pair << 12; /* half bytes at bits 0 and 16 */
-    return gmm_q_times(dtype, (z & 0x00080008u) << 12 | (z & 0x00070007u) << (dtype == GMM_F16 ? 9 : 6), lift);
-}
+/* Eight E2M1 codes; sign and fields go to the upper byte of each element first. */
 GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
-    int i;
+    const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
+    const uint32_t even = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
+    uint32_t i;
 #pragma unroll
-    for (i = 0; i < 4; i++) to[i] = gmm_q_fp4_pair(dtype, codes >> (8 * i) & 0xFFu);
+    for (i = 0; i < 4; i++) {
+        const uint32_t z = gmm_q_bytes(even, codes, 0x4400u + 0x1111u * i);
+        to[i] = gmm_q_times(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), lift);
+    }
 }
 
 /* One operand of a tile as a thread moves it: chunks of 16 bytes, each some rows on. A stage holds 64 elements of each
@@ -2723,11 +2723,13 @@ typedef struct gmm_expand_args {
 } gmm_expand_args;
 
 enum {
-    GMM_EXPAND_THREADS = 512,
-    GMM_EXPAND_SPAN = 4096, /* elements of a row that a warp takes */
-    GMM_EXPAND_STEPS = 4,   /* eight elements of each lane that are asked for at once */
-    GMM_EXPAND_WIDE = 1024, /* elements of each of four rows that a warp takes */
-    GMM_TURN_THREADS = 256
+    GMM_EXPAND_THREADS = 256,
+    GMM_EXPAND_MOST = 1024, /* where blocks have a multiprocessor to themselves */
+    GMM_EXPAND_LINES = 4,   /* that a warp takes side by side, 256 elements of each at a time */
+    GMM_EXPAND_SPAN = 1024, /* elements of each that it takes in all */
+    GMM_TURN_THREADS = 256,
+    GMM_TURN_STRIPS = 2,    /* that a block turns with 64 lines at a time: 128 bytes of what is read and written */
+    GMM_TURN_LINES = 128    /* that it takes in all */
 };
 
 /* Eight codes at `from` as they stand, the first in the lowest bits. `whole`: they are aligned. */
@@ -2755,188 +2757,232 @@ GMM__DEVICE void gmm_expand_eight(gmm_dtype dtype, gmm_dtype format, int fp4, ui
     }
 }
 
-/* A scale byte as an element. */
-GMM__DEVICE uint32_t gmm_expand_scale(gmm_dtype dtype, gmm_scaling scaling, uint32_t byte) {
-    uint32_t v[2];
-    if (scaling == GMM_SCALING_MX32) return byte == 0 ? 0x0040u : byte == 255 ? 0x7FFFu : byte << 7;
-    gmm_q_fp8(dtype, GMM_E4M3, byte, v);
-    return v[0] & 0xFFFFu;
+/* Four scale bytes as elements. */
+GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t to[2]) {
+    const uint32_t low = bytes & 0x7F7F7F7Fu;
+    const uint32_t zero = ~((low + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
+    const uint32_t nan = (low + 0x01010101u) & bytes & 0x80808080u;
+    int i;
+    if (scaling == GMM_SCALING_NV16) {
+        gmm_q_fp8(dtype, GMM_E4M3, bytes, to);
+        return;
+    }
+    to[0] = gmm_q_bytes(bytes, 0u, 0x4140u) << 7;
+    to[1] = gmm_q_bytes(bytes, 0u, 0x4342u) << 7;
+    if (zero | nan)
+#pragma unroll
+        for (i = 0; i < 2; i++) /* 2^-127 is subnormal, NaN is 0x7FFF */
+            to[i] |= (gmm_q_bytes(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
+                     (gmm_q_bytes(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
 }
 
-/* Row `row` of all rows of a side whose lines they are, elements [c0, c0 + GMM_EXPAND_SPAN) of `width`. One warp.
-   `scaling` is the side's, a constant. */
-GMM__DEVICE void gmm_expand_row(const gmm_expand_args *args, const gmm_expand_side *s, gmm_scaling scaling, int32_t row,
-                                int32_t c0, int32_t width) {
-    const int mx = scaling == GMM_SCALING_MX32, fp4 = !mx || s->from.dtype == GMM_E2M1;
-    const gmm_dtype dtype = mx ? GMM_BF16 : args->dtype;
-    const int32_t end = width - c0 < GMM_EXPAND_SPAN ? width : c0 + GMM_EXPAND_SPAN;
-    int64_t from_row = 0, start = 0, rows = s->rows;
-    uint2 codes[GMM_EXPAND_STEPS];
-    uint32_t bytes[GMM_EXPAND_STEPS];
+/* What a lane holds of a step: eight codes of each line; a scale byte of each line, or of MX32 columnwise, where lines
+   share them, eight bytes. */
+typedef struct gmm_expand_step {
+    uint2 codes[GMM_EXPAND_LINES];
+    uint32_t scale[GMM_EXPAND_LINES];
+} gmm_expand_step;
+
+/* Where the lines of a warp stand. */
+typedef struct gmm_expand_place {
     const uint8_t *data, *scale;
-    int32_t g = 0, local, whole, four, i, j;
+    int64_t pitch;
+    int32_t step, four; /* bytes of scales: from line to line (apart and swizzled: 128 lines), from four blocks on */
+    int32_t count, whole, swizzled;
+} gmm_expand_place;
+
+GMM__DEVICE void gmm_expand_fetch(const gmm_expand_place *p, int mx, int fp4, int apart, int32_t c,
+                                  gmm_expand_step *to) {
+    const int32_t block = c / (mx ? 32 : 16);
+    int i;
+#pragma unroll
+    for (i = 0; i < GMM_EXPAND_LINES; i++) {
+        to->codes[i] = make_uint2(0u, 0u);
+        to->scale[i] = 0u;
+        if (i < p->count && p->whole)
+            to->codes[i] = gmm_expand_codes(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 1);
+        if (i < p->count && !apart)
+            to->scale[i] = p->scale[i * p->step + (block >> 2) * (int64_t)p->four + (block & 3)];
+    }
+    if (!p->whole)
+#pragma unroll
+        for (i = 0; i < GMM_EXPAND_LINES; i++)
+            if (i < p->count)
+                to->codes[i] = gmm_expand_codes(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 0);
+    if (apart && !p->swizzled) {
+        const uint2 bytes = gmm_expand_codes(0, p->scale + c, p->whole);
+        to->scale[0] = bytes.x;
+        to->scale[1] = bytes.y;
+    } else if (apart) {
+        const uint8_t *from = p->scale + c / 128 * (int64_t)p->step + c % 32 * 16 + c % 128 / 32 * 4;
+#pragma unroll
+        for (i = 0; i < 8; i++) to->scale[i / 4] |= (uint32_t)from[16 * i] << (8 * (i % 4));
+    }
+}
+
+/* Lines [line, line + 4) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them. One warp. dtype, mx, fp4 and
+   apart are constants; apart: MX32 columnwise, whose rows are the lines here. */
+GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_side *s, gmm_dtype dtype, int mx,
+                                  int fp4, int apart, int32_t g, int32_t line, int32_t c) {
+    const int turned = !mx && s->direction == GMM_COLUMNWISE; /* lines are the matrix's columns */
+    const int32_t width = turned ? s->rows : s->cols, end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
+    int64_t row = 0, start = 0, rows = s->rows;
+    gmm_expand_place p;
     gmm_mat from = s->from;
     gmm__qview v;
-    from.scaling = scaling;
-    if (s->grouped) {
-        gmm_find_group64(args->offsets, args->groups, row, &g);
-        from_row = args->offsets[g];
-        rows = args->offsets[g + 1] - from_row;
-        start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
-        local = row - (int32_t)from_row;
-    } else {
-        const int32_t height = s->direction == GMM_COLUMNWISE ? s->cols : s->rows;
-        g = row / height;
-        local = row - g * height;
-    }
-    v = gmm__qview_of(&from, s->direction, s->grouped, g, from_row, start, rows, s->cols);
-    four = gmm_q_steps(&from, 0, v.lines).four;
-    data = v.data + (int64_t)local * v.ld / (fp4 ? 2 : 1);
-    scale = v.scale + gmm__qview_scale(&v, local, 0);
-    whole = ((uintptr_t)data & 7) == 0;
-#pragma unroll 1
-    for (c0 += 8 * (int32_t)(threadIdx.x & 31u); c0 < end; c0 += 256 * GMM_EXPAND_STEPS) {
-#pragma unroll
-        for (i = 0; i < GMM_EXPAND_STEPS; i++) {
-            const int32_t c = c0 + 256 * i, block = c / (mx ? 32 : 16);
-            codes[i] = make_uint2(0u, 0u);
-            bytes[i] = 0;
-            if (c >= end) continue;
-            codes[i] = gmm_expand_codes(fp4, data + c / (fp4 ? 2 : 1), whole);
-            bytes[i] = scale[(block >> 2) * (int64_t)four + (block & 3)];
-        }
-#pragma unroll
-        for (i = 0; i < GMM_EXPAND_STEPS; i++) {
-            const uint32_t both = gmm_expand_scale(dtype, scaling, bytes[i]) * 0x00010001u;
-            const int32_t c = c0 + 256 * i;
-            uint32_t e[4];
-            if (c >= end) break;
-            gmm_expand_eight(dtype, from.dtype, fp4, codes[i], e);
-#pragma unroll
-            for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], both);
-            *(uint4 *)(void *)(s->to + (int64_t)row * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
-        }
-    }
-}
-
-/* Columnwise MX32: rows [row, row + 4) of a group or matrix, which share scales, elements [c0, c0 + GMM_EXPAND_WIDE) of
-   them. One warp. */
-GMM__DEVICE void gmm_expand_apart(const gmm_expand_args *args, const gmm_expand_side *s, int32_t g, int32_t row,
-                                  int32_t c0) {
-    const int fp4 = s->from.dtype == GMM_E2M1;
-    const int32_t width = s->cols, end = width - c0 < GMM_EXPAND_WIDE ? width : c0 + GMM_EXPAND_WIDE;
-    int64_t from_row = 0, start = 0, pitch, rows = s->rows;
-    const uint8_t *data, *scale;
-    int32_t count, whole, i, j;
     uint16_t *to;
-    gmm_mat from = s->from;
-    gmm__qview v;
-    from.scaling = GMM_SCALING_MX32;
+    int i, j;
+    from.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_NV16;
     if (s->grouped) {
-        from_row = args->offsets[g];
-        rows = args->offsets[g + 1] - from_row;
+        row = args->offsets[g];
+        rows = args->offsets[g + 1] - row;
         start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
     }
-    count = (int32_t)rows - row;
-    if (count <= 0) return;
-    v = gmm__qview_of(&from, GMM_COLUMNWISE, s->grouped, g, from_row, start, rows, s->cols);
-    pitch = v.ld / (fp4 ? 2 : 1);
-    data = v.data + row * pitch;
-    scale = v.scale + gmm__qview_scale(&v, 0, row / 32);
-    whole = (((uintptr_t)data | (uintptr_t)scale | (uintptr_t)pitch) & 7) == 0;
-    to = s->to + (s->grouped ? from_row + row : (int64_t)g * s->rows + row) * width;
+    p.count = (int32_t)(turned ? s->cols : rows) - line;
+    if (p.count <= 0) return;
+    v = gmm__qview_of(&from, apart ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start, rows,
+                      s->cols);
+    p.pitch = v.ld / (fp4 ? 2 : 1);
+    p.data = v.data + line * p.pitch;
+    p.scale = v.scale + (apart ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
+    p.swizzled = from.scale_order == GMM_SCALES_SWIZZLED;
+    p.step = (int32_t)gmm__qview_scale(&v, apart && p.swizzled ? 128 : 1, 0);
+    p.four = gmm_q_steps(&from, 0, v.lines).four;
+    p.whole = (((uintptr_t)p.data | (uintptr_t)p.pitch | (apart ? (uintptr_t)p.scale : 0)) & 7) == 0;
+    to = s->to + ((s->grouped ? row : (int64_t)g * (turned ? s->cols : s->rows)) + line) * width;
 #pragma unroll 1
-    for (c0 += 8 * (int32_t)(threadIdx.x & 31u); c0 < end; c0 += 256) {
+    for (c += 8 * (int32_t)(threadIdx.x & 31u); c < end; c += 256) {
+        gmm_expand_step now;
         uint32_t by[4];
-        uint2 codes[4], bytes = make_uint2(0u, 0u);
-#pragma unroll
-        for (i = 0; i < 4; i++)
-            codes[i] = i < count ? gmm_expand_codes(fp4, data + i * pitch + c0 / (fp4 ? 2 : 1), whole)
-                                 : make_uint2(0u, 0u);
-        if (from.scale_order != GMM_SCALES_SWIZZLED) bytes = gmm_expand_codes(0, scale + c0, whole);
-        else
-#pragma unroll 1
-            for (j = 7; j >= 0; j--) {
-                bytes.y = __funnelshift_l(bytes.x, bytes.y, 8);
-                bytes.x = bytes.x << 8 | v.scale[gmm__qview_scale(&v, c0 + j, row / 32)];
-            }
-#pragma unroll
-        for (j = 0; j < 4; j++) {
-            const uint32_t two = (j < 2 ? bytes.x : bytes.y) >> (16 * (j & 1));
-            by[j] = gmm_expand_scale(GMM_BF16, GMM_SCALING_MX32, two & 0xFFu) |
-                    gmm_expand_scale(GMM_BF16, GMM_SCALING_MX32, two >> 8 & 0xFFu) << 16;
+        gmm_expand_fetch(&p, mx, fp4, apart, c, &now);
+        if (apart) {
+            gmm_expand_scales(dtype, from.scaling, now.scale[0], by);
+            gmm_expand_scales(dtype, from.scaling, now.scale[1], by + 2);
+        } else {
+            gmm_expand_scales(dtype, from.scaling, gmm_q_bytes(gmm_q_bytes(now.scale[0], now.scale[1], 0x0040u),
+                              gmm_q_bytes(now.scale[2], now.scale[3], 0x0040u), 0x5410u), by);
+            by[3] = gmm_q_bytes(by[1], 0u, 0x3232u);
+            by[2] = gmm_q_bytes(by[1], 0u, 0x1010u);
+            by[1] = gmm_q_bytes(by[0], 0u, 0x3232u);
+            by[0] = gmm_q_bytes(by[0], 0u, 0x1010u);
         }
 #pragma unroll
-        for (i = 0; i < 4; i++) {
+        for (i = 0; i < GMM_EXPAND_LINES; i++) {
             uint32_t e[4];
-            if (i >= count) break;
-            gmm_expand_eight(GMM_BF16, from.dtype, fp4, codes[i], e);
+            if (i >= p.count) break;
+            gmm_expand_eight(dtype, from.dtype, fp4, now.codes[i], e);
 #pragma unroll
-            for (j = 0; j < 4; j++) e[j] = gmm_q_times(GMM_BF16, e[j], by[j]);
-            *(uint4 *)(void *)(to + (int64_t)i * width + c0) = make_uint4(e[0], e[1], e[2], e[3]);
+            for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], by[apart ? j : i]);
+            *(uint4 *)(void *)(to + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
         }
     }
 }
 
-/* Rows 128 strip to 128 strip + 127 of a group's padded rows, 64 lines from `line` on: columnwise NV16, turned in
+/* Columnwise NV16, 32 rows of a strip of tokens: where a lane reads them and writes its part of rows. */
+typedef struct gmm_turn_strip {
+    const uint8_t *data, *scale; /* of line 0 */
+    uint16_t *to;
+    int32_t step;                /* bytes of scales from line to line, or from 128 lines to the next, swizzled */
+    int32_t live, rows;          /* from the strip's first on: rows of the copy, of the result */
+} gmm_turn_strip;
+
+typedef struct gmm_turn_step {
+    uint4 codes[GMM_TURN_STRIPS];
+    uint32_t scale[GMM_TURN_STRIPS][2];
+} gmm_turn_step;
+
+GMM__DEVICE void gmm_turn_fetch(const gmm_turn_strip t[GMM_TURN_STRIPS], int64_t pitch, int whole, int swizzled,
+                                int32_t line, gmm_turn_step *to) {
+    const int32_t within = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
+    int h;
+#pragma unroll
+    for (h = 0; h < GMM_TURN_STRIPS; h++) {
+        const uint8_t *const data = t[h].data + line * pitch;
+        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].step + within;
+        to->scale[h][0] = scale[0];
+        to->scale[h][1] = scale[1];
+        if (whole) to->codes[h] = __ldcs((const uint4 *)(const void *)data);
+        else {
+            const uint2 low = gmm_expand_codes(0, data, 0), high = gmm_expand_codes(0, data + 8, 0);
+            to->codes[h] = make_uint4(low.x, low.y, high.x, high.y);
+        }
+    }
+}
+
+/* GMM_TURN_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens, GMM_TURN_LINES lines from `line` on, turned in
    shared memory. One block. */
-GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand_side *s, int32_t strip, int32_t line,
-                                   char *shared) {
+GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand_side *s, gmm_dtype dtype,
+                                   int32_t strip, int32_t line, char *shared) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    const int32_t l = line + 8 * warp + lane / 4;
-    int32_t g = 0, a0, rows, live, i, j;
-    gmm__qview v;
-    gmm_find_group32(args->tiles, args->groups, strip, &g);
-    rows = (int32_t)(args->offsets[g + 1] - args->offsets[g]);
-    live = s->from.hadamard ? (rows + 15) / 16 * 16 : rows; /* transformed rows spread */
-    strip -= args->tiles[g];
-    a0 = 128 * strip + 32 * (lane % 4);
-    v = gmm__qview_of(&s->from, GMM_COLUMNWISE, 1, g, args->offsets[g], (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows,
-                      s->cols);
-    {
-        const int there = l < s->cols && a0 < live;
-        const uint8_t *const from = v.data + ((int64_t)l * v.ld + a0) / 2;
-        const int whole = ((uintptr_t)from & 15) == 0;
-        uint4 codes = make_uint4(0u, 0u, 0u, 0u);
-        uint32_t scale[2], e[16];
+    const int swizzled = s->from.scale_order == GMM_SCALES_SWIZZLED;
+    const int32_t lines = s->cols, end = lines - line < GMM_TURN_LINES ? lines : line + GMM_TURN_LINES, first = line;
+    const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8; /* that a thread writes */
+    const int64_t pitch = s->from.ld / 2;
+    gmm_turn_strip t[GMM_TURN_STRIPS];
+    gmm_turn_step next;
+    int32_t g = 0;
+    int whole = pitch % 16 == 0, h, i, j;
+    memset(&next, 0, sizeof next);
 #pragma unroll
-        for (i = 0; i < 2; i++)
-            scale[i] = !there || a0 + 16 * i >= live ? 0u : gmm_expand_scale(args->dtype, GMM_SCALING_NV16,
-                v.scale[gmm__qview_scale(&v, l, a0 / 16 + i)]) * 0x00010001u;
-        if (there && whole) codes = __ldcs((const uint4 *)(const void *)from);
-        else if (there) {
-            codes.x = gmm_expand_codes(1, from, 0).x;
-            codes.y = gmm_expand_codes(1, from + 4, 0).x;
-            codes.z = gmm_expand_codes(1, from + 8, 0).x;
-            codes.w = gmm_expand_codes(1, from + 12, 0).x;
-        }
-        gmm_q_fp4(args->dtype, codes.x, e);
-        gmm_q_fp4(args->dtype, codes.y, e + 4);
-        gmm_q_fp4(args->dtype, codes.z, e + 8);
-        gmm_q_fp4(args->dtype, codes.w, e + 12);
-#pragma unroll
-        for (i = 0; i < 16; i++) {
-            e[i] = gmm_q_times(args->dtype, e[i], scale[i / 8]);
-            e[i] &= (a0 + 2 * i < live ? 0x0000FFFFu : 0u) | (a0 + 2 * i + 1 < live ? 0xFFFF0000u : 0u);
-        }
-#pragma unroll
-        for (i = 0; i < 4; i++) { /* of matrix j, column 2 q + h is row 32 q + 2 j + h */
-            const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
-            gmm_stmatrix_t((uint32_t)__cvta_generic_to_shared(shared) + 128 * row + (((uint32_t)warp ^ c) << 4),
-                           e[4 * i], e[4 * i + 1], e[4 * i + 2], e[4 * i + 3]);
-        }
+    for (h = 0; h < GMM_TURN_STRIPS; h++) {
+        const int there = strip + h < args->tiles[args->groups]; /* else that before, which is not written again */
+        gmm_mat from = s->from;
+        gmm__qview v;
+        int32_t rows, row;
+        gmm_find_group32(args->tiles, args->groups, strip + (there ? h : 0), &g);
+        rows = (int32_t)(args->offsets[g + 1] - args->offsets[g]);
+        row = GMM_GROUP_ROWS * (strip + (there ? h : 0) - args->tiles[g]);
+        from.scaling = GMM_SCALING_NV16;
+        v = gmm__qview_of(&from, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
+        whole &= ((uintptr_t)v.data & 15) == 0;
+        t[h].data = v.data + row / 2 + 16 * (lane % 4);
+        t[h].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
+        t[h].step = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
+        t[h].rows = there ? (rows + 15) / 16 * 16 - row : 0;
+        t[h].live = s->from.hadamard ? t[h].rows : rows - row; /* transformed rows spread */
+        t[h].to = s->to + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
     }
-    __syncthreads();
+#pragma unroll 1
+    for (line -= 64; line < end; line += 64) {
+        const gmm_turn_step now = next;
+        uint32_t by[GMM_TURN_STRIPS];
+        if (line + 64 < end) {
+            const int32_t l = line + 64 + 8 * warp + lane / 4;
+            gmm_turn_fetch(t, pitch, whole, swizzled, l < lines ? l : lines - 1, &next);
+        }
+        if (line < first) continue;
+        gmm_expand_scales(dtype, GMM_SCALING_NV16, now.scale[0][0] | now.scale[0][1] << 8 | now.scale[1][0] << 16 |
+                          now.scale[1][1] << 24, by);
 #pragma unroll
-    for (j = 0; j < 4; j++) {
-        const int32_t row = 32 * j + (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8;
-        const int32_t c = row / 32 * 2 + row % 2;
-        if (128 * strip + row < (rows + 15) / 16 * 16 && line + 8 * chunk < s->cols)
-            *(uint4 *)(void *)(s->to + (16 * (int64_t)args->units[g] + 128 * strip + row) * s->cols + line +
-                               8 * chunk) = *(const uint4 *)(const void *)(shared + 128 * row + ((chunk ^ c) << 4));
+        for (h = 0; h < GMM_TURN_STRIPS; h++)
+#pragma unroll
+            for (i = 0; i < 4; i++) { /* of matrix j, column 2 q + b is row 32 q + 2 j + b */
+                const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
+                const uint32_t scale = gmm_q_bytes(by[h], 0u, i < 2 ? 0x1010u : 0x3232u);
+                const uint4 codes = now.codes[h];
+                uint32_t e[4];
+                gmm_q_fp4(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
+#pragma unroll
+                for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], scale);
+                gmm_stmatrix_t((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
+                               (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
+            }
+        __syncthreads();
+#pragma unroll
+        for (h = 0; h < GMM_TURN_STRIPS; h++)
+#pragma unroll
+            for (j = 0; j < 4; j++) {
+                const int32_t row = 32 * j + row0;
+                uint4 v = make_uint4(0u, 0u, 0u, 0u);
+                if (row < t[h].live)
+                    v = *(const uint4 *)(const void *)(shared + 128 * (GMM_GROUP_ROWS * h + row) +
+                                                       ((chunk ^ (2 * j + row0 % 2)) << 4));
+                if (row < t[h].rows && line + 8 * chunk < lines)
+                    *(uint4 *)(void *)(t[h].to + j * 32 * (int64_t)lines + line) = v;
+            }
+        __syncthreads();
     }
-    __syncthreads();
 #endif
 }
 
@@ -2958,66 +3004,72 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
         args->ends[g] = 16 * (int64_t)args->units[g];
 }
 
-GMM__KERNEL __launch_bounds__(GMM_EXPAND_THREADS, 2) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
-    int64_t first = 0, t; /* spans of the sides before */
-    int32_t k;
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
+    enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
+    int32_t t, k;
     gmm_early();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
-    t = (int64_t)blockIdx.x * (GMM_EXPAND_THREADS / 32) + threadIdx.x / 32;
+    t = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
+#pragma unroll 1
     for (k = 0; k < 2; k++) {
         const gmm_expand_side *s = &args.side[k];
         const int mx = s->from.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
-        const int apart = mx && columnwise; /* four rows at a time, of strips of GMM_GROUP_ROWS */
-        const int32_t width = columnwise && !mx ? s->rows : s->cols, height = columnwise && !mx ? s->cols : s->rows;
-        const int32_t span = apart ? GMM_EXPAND_WIDE : GMM_EXPAND_SPAN, spans = (width + span - 1) / span;
-        const int32_t strips = (height + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS; /* of a matrix */
-        const int64_t all = !apart ? (s->grouped ? args.offsets[args.groups] : (int64_t)args.groups * height)
-                                   : (s->grouped ? (int64_t)args.tiles[args.groups] : (int64_t)args.groups * strips) *
-                                     (GMM_GROUP_ROWS / 4);
+        const int turned = columnwise && !mx, fp4 = s->from.dtype == GMM_E2M1;
+        const int32_t width = turned ? s->rows : s->cols, lines = turned ? s->cols : s->rows;
+        const int32_t spans = (width + GMM_EXPAND_SPAN - 1) / GMM_EXPAND_SPAN;
+        const int32_t strips = (lines + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS; /* of a matrix */
+        const int32_t all = QUADS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
         if (s->from.dtype == GMM_NONE) continue;
-        for (; t < first + all * spans; t += (int64_t)gridDim.x * (GMM_EXPAND_THREADS / 32)) {
-            const uint32_t i = (uint32_t)(t - first), row = i / (uint32_t)spans;
-            const int32_t c0 = (int32_t)(i - row * (uint32_t)spans) * span;
-            if (apart) {
-                int32_t strip = (int32_t)row / (GMM_GROUP_ROWS / 4), g = 0;
-                if (s->grouped) {
-                    gmm_find_group32(args.tiles, args.groups, strip, &g);
-                    strip -= args.tiles[g];
-                } else {
-                    g = strip / strips;
-                    strip -= g * strips;
-                }
-                gmm_expand_apart(&args, s, g, strip * GMM_GROUP_ROWS + (int32_t)row % (GMM_GROUP_ROWS / 4) * 4, c0);
-            } else if (mx) gmm_expand_row(&args, s, GMM_SCALING_MX32, (int32_t)row, c0, width);
-            else gmm_expand_row(&args, s, GMM_SCALING_NV16, (int32_t)row, c0, width);
+#pragma unroll 1
+        for (; t < all; t += (int32_t)(gridDim.x * blockDim.x / 32u)) {
+            const int32_t quad = t / spans, c = (t - quad * spans) * GMM_EXPAND_SPAN;
+            int32_t strip = quad / QUADS, g = 0, line;
+            if (s->grouped) {
+                gmm_find_group32(args.tiles, args.groups, strip, &g);
+                strip -= args.tiles[g];
+            } else {
+                g = strip / strips;
+                strip -= g * strips;
+            }
+            line = strip * GMM_GROUP_ROWS + quad % QUADS * GMM_EXPAND_LINES;
+            if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, GMM_F16, 0, 1, 0, g, line, c);
+            else if (!mx) gmm_expand_lines(&args, s, GMM_BF16, 0, 1, 0, g, line, c);
+            else if (columnwise && fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 1, g, line, c);
+            else if (columnwise) gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 1, g, line, c);
+            else if (fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 0, g, line, c);
+            else gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 0, g, line, c);
         }
-        first += all * spans;
+        t -= all;
     }
 }
 
-GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 3) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
-    __shared__ __align__(128) char shared[128 * 128];
-    int64_t first = 0, t = blockIdx.x;
-    int32_t strips, k;
+GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
+    __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_TURN_STRIPS];
+    int32_t t = (int32_t)blockIdx.x, pieces, k;
     gmm_early();
-    strips = args.tiles[args.groups];
+    pieces = (args.tiles[args.groups] + GMM_TURN_STRIPS - 1) / GMM_TURN_STRIPS;
     if (blockIdx.x == 0) gmm_expand_groups(&args);
+#pragma unroll 1
     for (k = 0; k < 2; k++) {
         const gmm_expand_side *s = &args.side[k];
-        const uint32_t blocks = (uint32_t)(s->cols + 63) / 64;
-        for (; t < first + (int64_t)strips * blocks; t += gridDim.x) {
-            const uint32_t i = (uint32_t)(t - first), strip = i / blocks;
-            gmm_expand_turned(&args, s, (int32_t)strip, (int32_t)(i - strip * blocks) * 64, shared);
+        const int32_t spans = (s->cols + GMM_TURN_LINES - 1) / GMM_TURN_LINES;
+        const int32_t all = pieces * spans;
+#pragma unroll 1
+        for (; t < all; t += (int32_t)gridDim.x) {
+            const int32_t strip = t / spans * GMM_TURN_STRIPS, line = t % spans * GMM_TURN_LINES;
+            if (args.dtype == GMM_F16) gmm_expand_turned(&args, s, GMM_F16, strip, line, shared);
+            else gmm_expand_turned(&args, s, GMM_BF16, strip, line, shared);
         }
-        first += (int64_t)strips * blocks;
+        t -= all;
     }
 }
 
-/* `columns`: the sides are columnwise NV16 tokens. */
-static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int early, const gmm_expand_args *args,
-                                                 cudaStream_t stream) {
+/* `columns`: the sides are columnwise NV16 tokens. `limited`: a block per multiprocessor, of those it may use. */
+static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int early,
+                                                 const gmm_expand_args *args, cudaStream_t stream) {
+    const int threads = columns ? GMM_TURN_THREADS : limited ? GMM_EXPAND_MOST : GMM_EXPAND_THREADS;
     return gmm_launch_early(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, early,
-                            (unsigned)grid, columns ? GMM_TURN_THREADS : GMM_EXPAND_THREADS, 0, args, stream);
+                            (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
 
 /* ......................................................................................... Bias gradient ... */

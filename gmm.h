@@ -7469,8 +7469,9 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             /* codes wait for instructions */
             const double multiply = k->factor ? 1000.0 + 36.0 * height : 64.0 * wide * height;
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
-            /* half the columns share a row of A: more bytes, which show alone, in low tiles and in deep sums most */
-            const double more = both ? (k->later ? 1.04 : 1.0)
+            /* half the columns share a row of A: more bytes, which show alone, in low tiles and in deep sums most;
+               groups are seldom of equal size, and what the tallest tile leaves over is the lowest */
+            const double more = both ? (k->later ? 1.04 : k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
                                      : (height < 10.5 ? 1.1 : 1.05) + (double)depths / 4000.0;
             const double stage = multiply > move ? multiply : move, deep = (double)depths, sum = deep * stage;
             /* out to D: behind the products, or beside those of the next tile, or beside those of the other group of

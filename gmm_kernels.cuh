@@ -1632,6 +1632,7 @@ GMM__DEVICE void gmm_sm90_prefix(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t before = total, g, i;
     const int32_t end = gmm_sm90_run(groups, &g);
+#pragma unroll 1
     for (i = 1; i < 32; i *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, before, (unsigned)i);
         if (lane >= i) before += other;
@@ -1666,6 +1667,7 @@ GMM__DEVICE int gmm_sm90_split(const gmm_groups *s, int32_t *ends) {
 #pragma unroll 1
     for (g = first; g < last; g++)
         end = gmm_sm90_after(s, end, g == first ? head : gmm_sm90_entry(s, g + by_offsets));
+#pragma unroll 1
     for (i = 1; i < 32; i *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
         if (lane >= i) end = gmm_sm90_after(s, other, end);

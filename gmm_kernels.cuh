@@ -7126,6 +7126,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
             if (t->units == 0) break;
             depths = gmm_sm90_depths(t->k);
+            pair = gmm_cluster_size(); /* not kept while sums go out */
             if (GMM__OF(teams) == 1 && (int)(tile & 1) != wg) { /* the other's turn */
                 at += depths;
                 continue;

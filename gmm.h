@@ -7469,10 +7469,10 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             /* codes wait for instructions */
             const double multiply = k->factor ? 1000.0 + 36.0 * height : 64.0 * wide * height;
             const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
-            /* half the columns share a row of A: more bytes, which show alone, in low tiles and in deep sums most;
+            /* half the columns share a row of A: more bytes, which show alone, in tall tiles and in deep sums most;
                groups are seldom of equal size, and what the tallest tile leaves over is the lowest */
             const double more = both ? (k->later ? 1.04 : k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
-                                     : (height < 10.5 ? 1.1 : 1.05) + (double)depths / 4000.0;
+                                     : (height < 10.5 ? 1.0 : 1.05) + (double)depths / 4000.0;
             const double stage = multiply > move ? multiply : move, deep = (double)depths, sum = deep * stage;
             /* out to D: behind the products, or beside those of the next tile, or beside those of the other group of
                threads, which goes out as well */
@@ -7485,12 +7485,12 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const int64_t columns = gmm__ceil_div(n, k->cols);
             const int64_t rounds = gmm__ceil_div(G * tiles * columns, processors * k->blocks);
             const double sums = (double)rounds * tile * (k->blocks > 1 ? 1.2 : 1.0) + convert;
-            /* weights come at 18 bytes a clock, and the faster, the more bytes are under way; low tiles become so
+            /* weights come at 26 bytes a clock, and the faster, the more bytes are under way; low tiles become so
                narrow that their last round is full */
             const int64_t full = tiles == 1 ? rounds * processors / G / 2 * 2 : 0;
             const int64_t across = full > columns ? full : columns;
             const double ahead = 128.0 * k->stages * (double)n / (double)across;
-            const double weights = 2.0 * (double)(G * call->in) * (double)call->out / (18.0 * processors);
+            const double weights = 2.0 * (double)(G * call->in) * (double)call->out / (26.0 * processors);
             const double read = op == gmm_gemm_wgrad || factor ? 0.0 : weights * (1.0 + 11000.0 / ahead);
             const double cost = sums > read ? sums : read;
             if (choice >= 0 && cost >= 0.99 * best) continue;

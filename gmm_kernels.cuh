@@ -2217,9 +2217,8 @@ typedef struct gmm_sm90_kernel {
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile) \
-    { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), \
-      GMM__CAT(gmm9_units_, tile), GMM__CAT(gmm9_stages_, tile), GMM__CAT(gmm9_out_, tile), \
-      GMM__CAT(gmm9_shared_, tile), \
+    { gmm_gemm_##op, dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), GMM__CAT(gmm9_units_, tile), \
+      GMM__CAT(gmm9_stages_, tile), GMM__CAT(gmm9_out_, tile), GMM__CAT(gmm9_shared_, tile), \
       GMM__CAT(gmm9_groups_, tile), GMM__CAT(gmm9_of_, tile), GMM__CAT(gmm9_blocks_, tile), \
       GMM__CAT(gmm9_later_, tile), (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)

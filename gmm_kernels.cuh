@@ -1161,11 +1161,12 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    A cluster of two blocks takes two tiles at a time: two row tiles of the same columns, which share B, or two column
    tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
    moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
-   they take turns at tiles, so that one multiplies while the other takes its sums to D. Each has its own rooms in
-   shared memory and never waits for the other; where these hold a tile of wgrad, a warp beside the producer moves D by
-   TMA. Or a group keeps its sums in registers, packed to 16 bits, and sends a lot of them to D in each stage of its
-   next tile: so the way out, which takes as long as three stages, is hidden without rooms for a tile. The producer
-   places tiles and tells them through a ring; it runs as far ahead as the stages allow.
+   they take turns at tiles, so that one multiplies while the other takes its sums to D; it begins when the other's last
+   stage has come. Each has its own rooms in shared memory; where these hold a tile of wgrad, a warp beside the producer
+   moves D by TMA. Or a group keeps its sums in registers, packed to 16 bits, and sends a lot of them to D in each stage
+   of its next tile: so the way out, which takes as long as three stages, is hidden without rooms for a tile. The
+   producer places tiles and tells them through a ring, the first one by what the split says before the launch before
+   has ended, and anew if that changes; it runs as far ahead as the stages and the ring's readers allow.
 
    Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
    bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie

@@ -19,6 +19,7 @@ NCCL_HOME ?=
 # NVLink multicast stays off wherever our programs call NCCL
 export NCCL_NVLS_ENABLE ?= 0
 NCCL_TESTS ?=
+JOBS ?= $(shell n=`getconf _NPROCESSORS_ONLN` && [ "$$n" -lt 4 ] && echo $$n || echo 4)
 CONFIG ?= release
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -64,7 +65,7 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test test-parts test-files test-train examples bench bench-gtp recipes probes gpu-report sanitize \
+.PHONY: all run test test-files test-train examples bench bench-gtp recipes probes gpu-report sanitize \
         check fuzz help install clean FORCE
 
 ##
@@ -79,13 +80,7 @@ run: $(B)/train_moe
 
 ##   test                   build and run the tests; ARGS="--list", "--filter NAME" and others go to build/gmm_tests
 test: $(B)/gmm_tests
-	$(Q)$(B)/gmm_tests $(ARGS)
-
-##   test-parts             the same in two processes beside one another
-test-parts: $(B)/gmm_tests
-	$(Q)status=0; pids=; for part in 1 2; do \
-	$(B)/gmm_tests --part $$part/2 $(ARGS) > $(B)/tests.$$part.log 2>&1 & pids="$$pids $$!"; done; \
-	for pid in $$pids; do wait $$pid || status=1; done; cat $(B)/tests.1.log $(B)/tests.2.log; exit $$status
+	$(Q)$(B)/gmm_tests --jobs $(JOBS) $(ARGS)
 
 ##   test-files             the programs' files beside Python's package safetensors (a folder with it: PYTHONPATH=)
 test-files: $(B)/train_moe $(B)/convert_checkpoint
@@ -147,12 +142,8 @@ gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	echo "built for $$(cat $(P)/gpu)"; \
 	nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.memory,power.limit --format=csv; \
 	} > $$file; \
-	rm -f $(B)/gpu-report.*.log; pids=; for part in $(REPORT_PARTS); do \
-	$(B)/gmm_tests --part $$part/$(words $(REPORT_PARTS)) --threads 1 --rounds 10000 > $(B)/gpu-report.$$part.log 2>&1 & pids="$$pids $$!"; done; \
-	for pid in $$pids; do wait $$pid || status=1; done; \
-	{ echo; echo 'Tests'; cat $(B)/gpu-report.*.log | grep -E '^ *FAIL|not tested'; \
-	tail -q -n 1 $(B)/gpu-report.*.log | awk '{ p += $$1; f += $$3; s += $$5; n += NF == 6 } \
-	END { print p " passed, " f " failed, " s " skipped" (n < $(words $(REPORT_PARTS)) ? "; a part did not finish" : "") }'; \
+	$(B)/gmm_tests --jobs 16 --rounds 10000 > $(B)/gpu-report.tests || status=1; \
+	{ echo; echo 'Tests'; grep -E '^ *FAIL|not tested' $(B)/gpu-report.tests; tail -n 1 $(B)/gpu-report.tests; \
 	echo; echo 'Benchmark'; } >> $$file; \
 	cat $(B)/gpu-report.bench >> $$file; cat $$file; exit $$status
 
@@ -162,14 +153,13 @@ sanitize: $(B)/gmm_tests
 	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }
 	$(Q)B=$(B) sh tests/sanitize.sh $(ARGS)
 
-REPORT_PARTS := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 REPORT_ARGS := --ms=50 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad
 
 ##   check                  header and build checks, then the tests under ASan and UBSan
 check: all $(P)/nvcc $(P)/cublaslt $(EMPTY) compile_commands.json
 	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc $(P)/nvcc.flags $(P)/cublaslt | tr '\n' ' ')" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
 	sh tests/headers/check.sh
-	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test-parts
+	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test
 
 ##   fuzz                   libFuzzer on the header reader and on checkpoint plans, with clang; ARGS="-max_total_time=600"
 fuzz: $(B)/fuzz_header $(B)/fuzz_plan
@@ -198,6 +188,7 @@ help:
 ##   CC=gcc CXX=g++         compilers            CFLAGS=, CXXFLAGS=, LDFLAGS= are added to ours
 ##   NVCC=, CUDA_HOME=      CUDA compiler; empty: the one in PATH or in /usr/local/cuda
 ##   NCCL_HOME=             folder with include/nccl.h and lib/libnccl.so; empty: where the compiler looks
+##   JOBS=                  processes of the tests, each with 4 GiB of GPU memory; empty: as many as processors, to 4
 ##   GPU=                   sm_90a, sm_80, ...: build the CUDA engines for it; none: CPU only; empty: what is here
 ##   PREFIX=/usr/local      where to install     DESTDIR=  staging folder
 ##   What the machine has is tried once and kept in build/probe; `make clean` forgets it.

@@ -1,5 +1,5 @@
 /* test_main.c - runs the cases of tests/test_*.c; see test.h */
-#define _GNU_SOURCE /* mmap's MAP_ANONYMOUS and MAP_NORESERVE, sysconf */
+#define _GNU_SOURCE /* mmap's MAP_ANONYMOUS and MAP_NORESERVE, sysconf, fork */
 #include "test.h"
 #ifdef HAVE_CUDA
 #include "device.h"
@@ -9,10 +9,12 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,12 +33,17 @@ static struct {
     jmp_buf leave;
     char message[1024];
     const char *running, *engine_name;
-    long passed, failed, skipped;
     uint64_t seed, random;
     double worst; /* largest share of a bound in the running case */
     long allocations;
-    int times;
+    int times, jobs;
+    long place, mine; /* of the next case in the order that all processes go by; of the next that this one runs */
 } H;
+
+/* What the processes of --jobs have in common. */
+static struct t_tally {
+    atomic_long taken, passed, failed, skipped;
+} *tally;
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 
@@ -635,7 +642,7 @@ static void t_register(void) {
 }
 
 static void t_total(void) {
-    printf("%ld passed, %ld failed, %ld skipped\n", H.passed, H.failed, H.skipped);
+    printf("%ld passed, %ld failed, %ld skipped\n", tally->passed, tally->failed, tally->skipped);
     fflush(stdout);
 }
 
@@ -645,9 +652,10 @@ static void t_crashed(int signal_number) {
     printf("FAIL [%s] %s: %s, after: %s\n", H.engine_name, H.running,
            signal_number == SIGSEGV ? "memory outside a buffer was touched, or an input was written" : "crashed",
            H.message[0] ? H.message : "no failed check");
-    H.failed++;
-    t_total();
-    _exit(1);
+    tally->failed++;
+    if (H.jobs == 1) t_total();
+    fflush(stdout);
+    _exit(H.jobs == 1);
 }
 #endif
 
@@ -669,12 +677,12 @@ static void t_run(const t_case *c) {
     if (left == 0) {
         c->run(c->arg);
         t_check_guards();
-        H.passed++;
+        tally->passed++;
     } else if (left == 2) {
-        H.skipped++;
+        tally->skipped++;
         printf("skip [%s] %s: %s\n", H.engine_name, c->name, H.message);
     } else {
-        H.failed++;
+        tally->failed++;
         printf("FAIL [%s] %s: %s\n", H.engine_name, c->name, H.message);
     }
     t_free_all();
@@ -725,11 +733,11 @@ static int t_gpus(void) {
 
 static const char t_usage[] =
     "usage: tests [--list] [--filter SUBSTRING]... [--seed N] [--engine NAME] [--threads N] [--cpu-level N]\n"
-    "             [--arena MIB] [--part I/N] [--verbose] [--times] [--rounds N] [--inject-failure]\n"
+    "             [--arena MIB] [--jobs N] [--verbose] [--times] [--rounds N] [--inject-failure]\n"
     "Runs the cases whose names hold SUBSTRING, or one of several, on every engine present or on the one named.\n"
-    "--part: one of N parts of them, so that N processes share the work. --times: prints the seconds of each.\n"
-    "--rounds: replays of a graph, 300 by default, of a whole layer's a tenth. --arena: GPU memory for buffers, 4096\n"
-    "by default.\n";
+    "--jobs: N processes share them, and the processors. --times: prints the seconds of each. --rounds: replays of a\n"
+    "graph, 300 by default, of a whole layer's a tenth. --arena: MiB of GPU memory for a process's buffers, 4096 by\n"
+    "default.\n";
 
 static long t_number(const char *flag, const char *text) {
     char *end = NULL;
@@ -741,57 +749,31 @@ static long t_number(const char *flag, const char *text) {
     return n;
 }
 
-static int t_wanted(const char *name, const char *const *filters, int count) {
-    for (int i = 0; i < count; i++)
-        if (strstr(name, filters[i])) return 1;
-    return count == 0;
+/* What the command line says. */
+enum { T_FILTERS = 64 };
+static struct {
+    const char *filters[T_FILTERS], *engine;
+    long cpu_level, arena;
+    int filter_count, list, inject;
+} O;
+
+static int t_wanted(const char *name) {
+    for (int i = 0; i < O.filter_count; i++)
+        if (strstr(name, O.filters[i])) return 1;
+    return O.filter_count == 0;
 }
 
-int main(int argc, char **argv) {
-    enum { FILTERS = 64 };
-    const char *filters[FILTERS], *engine = NULL;
-    long cpu_level = 0, part = 1, parts = 1, arena = 4096;
-    int filter_count = 0;
-    int list = 0, inject = 0, ran = 0, known = 0, gpu = 0;
-    (void)arena; /* for GPUs */
-    T.rounds = 300;
-    for (int i = 1; i < argc; i++) {
-        const char *flag = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
-        if (!strcmp(flag, "--list")) list = 1;
-        else if (!strcmp(flag, "--verbose")) T.verbose = 1;
-        else if (!strcmp(flag, "--times")) H.times = 1;
-        else if (!strcmp(flag, "--rounds")) T.rounds = (int)t_number(flag, value), i++;
-        else if (!strcmp(flag, "--inject-failure")) inject = 1;
-        else if (!strcmp(flag, "--filter") && value && filter_count < FILTERS) filters[filter_count++] = argv[++i];
-        else if (!strcmp(flag, "--engine") && value) engine = argv[++i];
-        else if (!strcmp(flag, "--part") && value && sscanf(value, "%ld/%ld", &part, &parts) == 2 && part >= 1 &&
-                 part <= parts)
-            i++;
-        else if (!strcmp(flag, "--seed")) H.seed = (uint64_t)t_number(flag, value), i++;
-        else if (!strcmp(flag, "--arena")) arena = t_number(flag, value), i++;
-        else if (!strcmp(flag, "--threads")) T.threads = (int)t_number(flag, value), i++;
-        else if (!strcmp(flag, "--cpu-level")) cpu_level = t_number(flag, value), i++;
-        else {
-            const int help = !strcmp(flag, "--help");
-            if (!help) fprintf(stderr, "tests: unknown or unfinished option %s\n", flag);
-            fputs(t_usage, help ? stdout : stderr);
-            return help ? 0 : 2;
-        }
-    }
-    t_register();
-    if (list) {
-        for (size_t i = 0; i < H.count; i++)
-            if (t_wanted(H.cases[i].name, filters, filter_count)) printf("%s\n", H.cases[i].name);
-        free(H.cases);
-        return 0;
-    }
-    for (size_t e = 0; engine && e < sizeof t_engines / sizeof t_engines[0]; e++)
-        known |= !strcmp(engine, gmm_engine_name(t_engines[e].name));
-    if (engine && !known) {
-        fprintf(stderr, "tests: engine %s is not in this build\n", engine);
-        free(H.cases);
-        return 2;
-    }
+/* The next case in the order: run, if it is this process's turn. */
+static void t_turn(const t_case *c) {
+    if (H.place++ != H.mine) return;
+    t_run(c);
+    H.mine = atomic_fetch_add(&tally->taken, 1);
+}
+
+/* Goes by all wanted cases on all engines, and runs its share. Returns 0, or 2 where an engine has no context. */
+static int t_process(int first) {
+    static const t_case injected = {t_injected, 1, T_HOST_ONLY, "injected failure"};
+    int gpu = 0;
 #if !defined(__SANITIZE_ADDRESS__)
     signal(SIGSEGV, t_crashed);
     signal(SIGBUS, t_crashed);
@@ -799,37 +781,32 @@ int main(int argc, char **argv) {
     signal(SIGFPE, t_crashed);
     signal(SIGABRT, t_crashed);
 #endif
+    H.mine = atomic_fetch_add(&tally->taken, 1);
     H.engine_name = "host";
-    if (inject) {
-        const t_case c = {t_injected, 1, T_HOST_ONLY, "injected failure"};
-        t_run(&c);
-        ran = 1;
-    }
+    if (O.inject) t_turn(&injected);
     for (size_t i = 0; i < H.count; i++)
-        if (H.cases[i].where == T_HOST_ONLY && (long)i % parts == part - 1 &&
-            t_wanted(H.cases[i].name, filters, filter_count))
-            t_run(&H.cases[i]), ran = 1;
+        if (H.cases[i].where == T_HOST_ONLY && t_wanted(H.cases[i].name)) t_turn(&H.cases[i]);
     for (size_t e = 0; e < sizeof t_engines / sizeof t_engines[0]; e++) {
         gmm_error error = GMM_ZERO;
         H.engine_name = gmm_engine_name(t_engines[e].name);
-        if (engine && strcmp(engine, H.engine_name)) continue;
+        if (O.engine && strcmp(O.engine, H.engine_name)) continue;
         memset(&T.config, 0, sizeof T.config);
         T.config.space = t_engines[e].space;
         T.config.engine = T.engine = t_engines[e].engine;
         T.config.threads = T.threads;
-        T.config.cpu_level = (int32_t)cpu_level;
+        T.config.cpu_level = (int32_t)O.cpu_level;
         T.config.allocator.alloc = t_counted_alloc;
         T.config.allocator.release = t_counted_release;
         T.gpu = t_engines[e].space != GMM_SPACE_CPU;
         if (T.gpu && !t_gpus()) {
-            printf("no GPU, or no CUDA engines in this build: engine %s not tested\n", H.engine_name);
+            if (first) printf("no GPU, or no CUDA engines in this build: engine %s not tested\n", H.engine_name);
             T.gpu = 0;
             continue;
         }
 #ifdef HAVE_CUDA
         if (T.gpu) {
             const char *why;
-            T.stream = device_open((size_t)arena << 20, &why);
+            T.stream = device_open((size_t)O.arena << 20, &why);
             if (!T.stream) {
                 fprintf(stderr, "tests: no GPU memory for %s: %s\n", H.engine_name, why);
                 return 2;
@@ -840,14 +817,14 @@ int main(int argc, char **argv) {
             fprintf(stderr, "tests: no %s context: %s\n", H.engine_name, error.text);
             return 2;
         }
-        if (!t_has(t_engines[e].name)) printf("engine %s not tested: %s\n", H.engine_name, gmm_last_error(T.ctx));
-        else
+        if (t_has(t_engines[e].name)) {
             for (size_t i = 0; i < H.count; i++) {
                 const int where = H.cases[i].where;
-                if ((long)i % parts == part - 1 && t_wanted(H.cases[i].name, filters, filter_count) &&
+                if (t_wanted(H.cases[i].name) &&
                     (where == T_ANY_ENGINE || (T.gpu && (where == T_GPU_ENGINE || (where == T_GPU_ONCE && !gpu)))))
-                    t_run(&H.cases[i]), ran = 1;
+                    t_turn(&H.cases[i]);
             }
+        } else if (first) printf("engine %s not tested: %s\n", H.engine_name, gmm_last_error(T.ctx));
         gpu |= T.gpu;
         gmm_destroy(T.ctx);
         T.ctx = NULL;
@@ -857,14 +834,88 @@ int main(int argc, char **argv) {
 #endif
         T.gpu = 0;
     }
-    free(H.cases);
     free(blocks.item);
     if (spare.map) (void)munmap(spare.map, spare.bytes);
-    if (!ran) {
-        fprintf(stderr, "tests: no case%s%s%s%s\n", filter_count ? " matches " : "", filter_count ? filters[0] : "",
-                engine ? " on engine " : "", engine ? engine : "");
+    fflush(stdout);
+    return 0;
+}
+
+/* The processes of --jobs: begun before anything that a fork does not keep, as CUDA and OpenMP. */
+static int t_processes(void) {
+    int status, worst = 0;
+    fflush(stdout);
+    for (int i = 0; i < H.jobs; i++) {
+        const pid_t pid = fork();
+        if (pid < 0) abort();
+        if (pid == 0) {
+            status = t_process(i == 0);
+            free(H.cases);
+            exit(status);
+        }
+    }
+    while (wait(&status) > 0)
+        if (status) {
+            printf("FAIL a process of the tests ended with status %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+            tally->failed++;
+            worst = 1;
+        }
+    return worst;
+}
+
+int main(int argc, char **argv) {
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    int known = 0, status;
+    T.rounds = 300;
+    H.jobs = 1;
+    O.arena = 4096;
+    for (int i = 1; i < argc; i++) {
+        const char *flag = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!strcmp(flag, "--list")) O.list = 1;
+        else if (!strcmp(flag, "--verbose")) T.verbose = 1;
+        else if (!strcmp(flag, "--times")) H.times = 1;
+        else if (!strcmp(flag, "--rounds")) T.rounds = (int)t_number(flag, value), i++;
+        else if (!strcmp(flag, "--inject-failure")) O.inject = 1;
+        else if (!strcmp(flag, "--filter") && value && O.filter_count < T_FILTERS)
+            O.filters[O.filter_count++] = argv[++i];
+        else if (!strcmp(flag, "--engine") && value) O.engine = argv[++i];
+        else if (!strcmp(flag, "--jobs")) H.jobs = (int)t_number(flag, value), i++;
+        else if (!strcmp(flag, "--seed")) H.seed = (uint64_t)t_number(flag, value), i++;
+        else if (!strcmp(flag, "--arena")) O.arena = t_number(flag, value), i++;
+        else if (!strcmp(flag, "--threads")) T.threads = (int)t_number(flag, value), i++;
+        else if (!strcmp(flag, "--cpu-level")) O.cpu_level = t_number(flag, value), i++;
+        else {
+            const int help = !strcmp(flag, "--help");
+            if (!help) fprintf(stderr, "tests: unknown or unfinished option %s\n", flag);
+            fputs(t_usage, help ? stdout : stderr);
+            return help ? 0 : 2;
+        }
+    }
+    if (H.jobs < 1) H.jobs = 1;
+    if (H.jobs > 1 && !T.threads) T.threads = processors > H.jobs ? (int)(processors / H.jobs) : 1;
+    t_register();
+    if (O.list) {
+        for (size_t i = 0; i < H.count; i++)
+            if (t_wanted(H.cases[i].name)) printf("%s\n", H.cases[i].name);
+        free(H.cases);
+        return 0;
+    }
+    for (size_t e = 0; O.engine && e < sizeof t_engines / sizeof t_engines[0]; e++)
+        known |= !strcmp(O.engine, gmm_engine_name(t_engines[e].name));
+    if (O.engine && !known) {
+        fprintf(stderr, "tests: engine %s is not in this build\n", O.engine);
+        free(H.cases);
+        return 2;
+    }
+    tally = (struct t_tally *)mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (tally == MAP_FAILED) abort();
+    status = H.jobs > 1 ? t_processes() : t_process(1);
+    free(H.cases);
+    if (status == 2) return 2;
+    if (tally->passed + tally->failed + tally->skipped == 0) {
+        fprintf(stderr, "tests: no case%s%s%s%s\n", O.filter_count ? " matches " : "",
+                O.filter_count ? O.filters[0] : "", O.engine ? " on engine " : "", O.engine ? O.engine : "");
         return 2;
     }
     t_total();
-    return H.failed ? 1 : 0;
+    return tally->failed ? 1 : 0;
 }

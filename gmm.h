@@ -2462,11 +2462,11 @@ static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cp
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
     const float row = alpha * gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
     int64_t j;
-    if (!B->quantized || B->view.scaling != GMM_SCALING_ROW) {
+    if (!B->quantized || (B->view.scaling != GMM_SCALING_ROW && !B->view.per_line)) {
         const float all = row * gmm__cpu_outer(B, B->line) * share;
         for (j = 0; j < n; j++) acc[j] *= all;
     } else
-        for (j = 0; j < n; j++) acc[j] *= row * gmm__cpu_outer(B, B->line + j);
+        for (j = 0; j < n; j++) acc[j] *= row * gmm__cpu_outer(B, B->line + j) * share;
 }
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */

@@ -1100,6 +1100,37 @@ static void ranges(int arg) {
 }
 #endif
 
+/* Weights with one amax per row: each column of y is that of the same codes under its row's amax alone, to the bit. */
+static void row_amaxes(int arg) {
+    const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+                      .fill = T_REALS };
+    float amax[3 * 96];
+    const float *got;
+    qrun r;
+    gmm_mat w;
+    build(&r, &c);
+    if (T.gpu) r.options.engine = GMM_ENGINE_MMA; /* WGMMA applies none */
+    for (int i = 0; i < 3 * 96; i++) amax[i] = (float)(2.0 + t_real());
+    w = r.w.rowwise;
+    w.flags |= (uint32_t)GMM_MAT_ROW_AMAX;
+    w.amax = (float *)t_in(amax, sizeof amax);
+    r.d.w = &w;
+    T_OK(run(&r.d, c.op));
+    got = (const float *)t_mat_bits(&r.out);
+    w.flags &= ~(uint32_t)GMM_MAT_ROW_AMAX;
+    for (int n = 0; n < 96; n += 19) {
+        float one[3];
+        const float *want;
+        for (int g = 0; g < 3; g++) one[g] = amax[g * 96 + n];
+        w.amax = (float *)t_in(one, sizeof one);
+        T_OK(run(&r.d, c.op));
+        want = (const float *)t_mat_bits(&r.out);
+        for (int64_t row = 0; row < r.first[3]; row++)
+            T_CHECK(got[row * 96 + n] == want[row * 96 + n], "row %d col %d: %a, want %a", (int)row, n,
+                    (double)got[row * 96 + n], (double)want[row * 96 + n]);
+    }
+}
+
 static void refusals(int arg) {
     const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = 4, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
                       .fill = T_REALS };
@@ -1211,6 +1242,8 @@ void tests_qlinear(void) {
     t_add(exact_nv, 4, "qlinear exact nvfp4");
     t_add(exact_nv, 8, "qlinear exact nvfp4 row amax, 4 over 6");
     t_add(exact_nv, 10, "qlinear exact nvfp4 weights with bf16");
+    t_add(row_amaxes, 4, "qlinear nvfp4 weights with an amax per row");
+    t_add(row_amaxes, 10, "qlinear nvfp4 weights with an amax per row, bf16 tokens");
     t_add(refusals, 0, "qlinear refusals");
 #ifdef HAVE_CUDA
     for (int i = 0; i < SETUPS; i++) {

@@ -3611,6 +3611,22 @@ static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
 }
 
+/* The arrays of quant that the call's products read: seen to here, since work is enqueued before the first product. */
+static gmm_status gmm__mlp_check_quant(gmm__call *call) {
+    const gmm_recipe *r = &call->recipe;
+    const gmm_mlp *d = &call->d.mlp;
+    const int fwd = call->op == GMM_OP_MLP_FWD;
+    const int plain = call->mat[GMM__W].scaling == GMM_SCALING_NONE || call->mat[GMM__W2].scaling == GMM_SCALING_NONE;
+    const int draws = r->input.stochastic || (r->weight.stochastic && plain) || (!fwd && r->grad.stochastic);
+    const int products = fwd || d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
+    const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, 1);
+    if (!call->query && draws && products && (!call->quant.random || (uintptr_t)call->quant.random % 8))
+        return gmm__refuse(call, call->quant.random ? GMM_E_ALIGN : GMM_E_NULL, "quant.random", "%p must be {seed, "
+                           "offset} of dy and of dz, 8-byte aligned, for stochastic rounding",
+                           (const void *)call->quant.random);
+    return s != GMM_OK ? s : gmm__check_array(call, "quant.amax", call->quant.amax, 0, 1);
+}
+
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_mlp *mlp, int query) {
     gmm_mlp *d = &call->d.mlp;
@@ -3695,7 +3711,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                                    gmm_dtype_name(call->mat[roles[i]].dtype), call->mat[GMM__W2].scaling ==
                                    GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy", gmm_dtype_name(dtype));
     }
-    return GMM_OK;
+    return gmm__mlp_check_quant(call);
 }
 
 /* Which of an MLP's matrices a plan places where. Workspace parts; `saved` and `deferred` hold their own. */

@@ -273,6 +273,32 @@ static void refusals(int arg) {
     c.quant.reserved = 1;
     T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "quant.reserved", NULL);
     c.quant.reserved = 0;
+    { /* refused before anything is enqueued: nothing of deferred is written */
+        gmm_wgrad_entry entry[1];
+        gmm_wgrad_queue queue = gmm_wgrad_queue_over(entry, 1);
+        gmm_info info = GMM_ZERO;
+        void *workspace;
+        forward(&c);
+        want_gradients(&c);
+        c.config.delay_wgrad = 1;
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info));
+        c.d.deferred = t_alloc_aligned(info.deferred_bytes, 256);
+        c.d.deferred_bytes = info.deferred_bytes;
+        c.d.queue = &queue;
+        workspace = t_workspace(info.workspace_bytes);
+        c.quant.random = NULL;
+        T_REFUSED(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &c.d, workspace, info.workspace_bytes, T.stream), "gmm_mlp_bwd",
+                  "quant.random", NULL);
+        c.quant.random = (const uint64_t *)(const void *)((const char *)c.random + 4);
+        T_REFUSED(GMM_E_ALIGN, gmm_mlp_bwd(T.ctx, &c.d, workspace, info.workspace_bytes, T.stream), "gmm_mlp_bwd",
+                  "quant.random", NULL);
+        t_bytes("deferred", t_get(c.d.deferred, info.deferred_bytes), 0xFF, info.deferred_bytes);
+        c.quant.random = c.random;
+        c.quant.scale = (const float *)(const void *)((const char *)c.scale + 2);
+        T_REFUSED(GMM_E_ALIGN, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd", "quant.scale", NULL);
+        c.quant.scale = c.scale;
+        c.config.delay_wgrad = 0;
+    }
     c.config.ffn = 40;
     {
         t_mat w1 = t_mat_in(GMM_BF16, G, 80, HIDDEN, T_REALS), w2 = t_mat_in(GMM_BF16, G, HIDDEN, 40, T_REALS);

@@ -5330,7 +5330,7 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
                    (long long)cols);
     if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", (int)count);
     if (rows < 1) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 1 without groups", (long long)rows);
-    if (!gmm__mul(gmm_group_rows(rows), count, &all))
+    if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &all))
         return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", (int)count,
                            (long long)rows);
     call->rows = rows;

@@ -1075,6 +1075,7 @@ static void refusals(int arg) {
     QREFUSED(GMM_E_ARG, d.first_group = -1, "first_group");
     QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 0), "count", "groups");
     QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 1), "rows");
+    QREFUSED(GMM_E_OVERFLOW, (d.groups = NULL, d.count = 1, d.rows = INT64_MAX), "rows");
     QREFUSED(GMM_E_VERSION, d.struct_size = 4096, "struct_size");
     QREFUSED(GMM_E_WORKSPACE, (void)0, "workspace");
     {

@@ -718,7 +718,7 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
 
 /* Reduces a gradient that `stream` was given into main_grad, on the reduce stream. May come any time after the GEMM, as
    delayed weight gradients do, and any number of times for a bundle. Collective: a rank without tokens calls it too.
-   Errors: as gmm_gtp_acquire; GMM_E_STATE (no buffer was asked for), GMM_E_DTYPE, GMM_E_STRIDE. */
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (no buffer was asked for), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN. */
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream);
 
 enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };
@@ -4044,6 +4044,17 @@ GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight,
     if (w.desc.main_grad && w.desc.main_grad_dtype != GMM_F32 && w.desc.main_grad_dtype != GMM_BF16)
         return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': main_grad_dtype is %s: must be f32 or bf16", fn,
                          w.desc.name, gmm_dtype_name(w.desc.main_grad_dtype));
+    for (d = 0; d < 2; d++) {
+        const uintptr_t element = (uintptr_t)(gmm_dtype_bits(w.shard.dtype) + 7) / 8;
+        const int bytes = w.shard.scaling == GMM_SCALING_MX32 || w.shard.scaling == GMM_SCALING_NV16;
+        if ((uintptr_t)w.desc.data[d] % element || (!bytes && (uintptr_t)w.desc.scale[d] % 4))
+            return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: '%s': data[%d] at %p and scale[%d] at %p must be aligned "
+                             "to their elements", fn, w.desc.name, d, w.desc.data[d], d, w.desc.scale[d]);
+    }
+    if ((uintptr_t)w.desc.amax % 4 ||
+        (w.desc.main_grad && (uintptr_t)w.desc.main_grad % (uintptr_t)(gmm_dtype_bits(w.desc.main_grad_dtype) / 8)))
+        return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: '%s': amax at %p and main_grad at %p must be aligned to their "
+                         "elements", fn, w.desc.name, (void *)w.desc.amax, w.desc.main_grad);
     w.bundle = -1;
     gtp->weights[gtp->weight_count] = w;
     *id = gtp->weight_count++;
@@ -5470,6 +5481,13 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
             if ((from.ld && from.ld < p->local_cols) || (from.data && b->count > 1 && !b->uniform))
                 return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed "
                                  "with different shapes", fn, b->name, (long long)from.ld, (long long)p->local_cols);
+            if (from.data && b->count > 1 && from.group_stride &&
+                from.group_stride < (p->local_rows - 1) * (from.ld ? from.ld : p->local_cols) + p->local_cols)
+                return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: group_stride %lld is less than a matrix",
+                                 fn, b->name, (long long)from.group_stride);
+            if ((uintptr_t)(from.table ? from.table[i] : from.data) % (uintptr_t)(gmm_dtype_bits(from.dtype) / 8))
+                return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: '%s': from: %p is not aligned to its %s elements", fn,
+                                 b->name, from.table ? from.table[i] : from.data, gmm_dtype_name(from.dtype));
         }
     }
     gmm__gtp_hash(gtp, 3, bundle, (int)in.add);

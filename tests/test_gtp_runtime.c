@@ -998,6 +998,12 @@ static void declarations(int arg) { /* B2, row 18 */
     w = weight_of(&s, 0, "expert 0");
     w.data[0] = NULL;
     GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_weight(r->gtp, &w, &id[0]), "'expert 0'", "data[0]", NULL);
+    w = weight_of(&s, 0, "odd data");
+    w.data[0] = (char *)w.data[0] + 1;
+    GTP_REFUSED(r, GMM_E_ALIGN, gmm_gtp_add_weight(r->gtp, &w, &id[0]), "'odd data'", "data[0]", NULL);
+    w = weight_of(&s, 0, "odd sum");
+    w.main_grad = (char *)w.main_grad + 2;
+    GTP_REFUSED(r, GMM_E_ALIGN, gmm_gtp_add_weight(r->gtp, &w, &id[0]), "'odd sum'", "main_grad", NULL);
     for (int i = 0; i < 3; i++) {
         static const char *const names[] = {"expert 0", "expert 1", "expert 2"};
         w = weight_of(&s, i, names[i]);
@@ -1097,6 +1103,8 @@ static void states(int arg) { /* row 45, B42: refused calls leave the state as i
         from = gmm_mat_packed(GMM_F32, values);
         from.ld = 4;
         GTP_REFUSED(r, GMM_E_STRIDE, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "ld 4", NULL);
+        from = gmm_mat_packed(GMM_F32, (char *)values + 2);
+        GTP_REFUSED(r, GMM_E_ALIGN, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "not aligned", NULL);
         from = gmm_mat_packed(GMM_F32, NULL);
         GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "neither", NULL);
         GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_fence(r->gtp, 8, r->compute), "0x8", NULL);
@@ -1650,6 +1658,13 @@ static void many_experts(int n) {
         GTP_OK(&W.r[i], gmm_gtp_submit(W.r[i].gtp, 0, &in, W.r[i].compute));
         T_CHECK(count[i].groups == 2 && count[i].scatters == n, "%lld groups, %lld reductions",
                 (long long)count[i].groups, (long long)count[i].scatters);
+        if (n > 1) {
+            gmm_mat from = gmm_mat_packed(GMM_F32, main_grad[i * 64]);
+            from.group_stride = 17;
+            in.from = &from;
+            GTP_REFUSED(&W.r[i], GMM_E_STRIDE, gmm_gtp_submit(W.r[i].gtp, 0, &in, W.r[i].compute), "group_stride 17",
+                        NULL);
+        }
     }
     finish();
     for (int i = 0; i < 2; i++)

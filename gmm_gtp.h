@@ -3757,7 +3757,7 @@ struct gmm_gtp {
     gmm_status broken;
     const char *calls;           /* the collective that is being called, by rank caller[0] of caller[1]; NULL = none */
     int32_t caller[2];
-    int32_t sealed, live, calling_back, dry;
+    int32_t sealed, live, ended, calling_back, dry; /* live: all memory is bound */
     int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, link_count;
     int32_t slot_count, wslot_count;
     int32_t graph;               /* the capture under way, counted from 1; 0 = none */
@@ -4681,7 +4681,8 @@ GMMDEF gmm_status gmm_gtp_fini(gmm_gtp *gtp) {
     gmm_status s = GMM_OK;
     int32_t i;
     int k, n;
-    if (!gtp || !gtp->live) return GMM_OK;
+    if (!gtp || gtp->ended) return GMM_OK;
+    gtp->ended = 1;
     gtp->live = 0;
 #define GMM__DESTROY(event) do { \
         const gmm_status t = gtp->rt.event_destroy(gtp->rt.self, event); if (!s) s = t; } while (0)
@@ -4756,8 +4757,9 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
     int32_t i;
     if (!gtp) return GMM_E_NULL;
     if (gtp->broken) return gtp->broken;
-    if (!gtp->sealed || gtp->live)
-        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: %s", fn, gtp->live ? "all memory is bound" : "seal it first");
+    if (!gtp->sealed || gtp->live || gtp->ended)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: %s", fn, gtp->live ? "all memory is bound" : gtp->ended
+                         ? "gmm_gtp_fini was called" : "seal it first");
     if (domain < 0 || domain >= gtp->domain_count || gtp->domains[domain].bound)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d: must be one of %d that is not bound yet", fn,
                          (int)domain, (int)gtp->domain_count);

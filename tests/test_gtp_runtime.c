@@ -1120,6 +1120,59 @@ static void states(int arg) { /* row 45, B42: refused calls leave the state as i
     close_world();
 }
 
+/* What was bound of an object that never came to life is given back. */
+static struct windows { int added, removed; } windows;
+static gmm_status window_add(void *self, void *base, size_t bytes, void **window) {
+    (void)self, (void)bytes;
+    windows.added++;
+    *window = base;
+    return GMM_OK;
+}
+static gmm_status window_remove(void *self, void *window) {
+    (void)self, (void)window;
+    windows.removed++;
+    return GMM_OK;
+}
+static void half_bound(int arg) {
+    rank *r;
+    gmm_gtp_config config;
+    gmm_shard s = GMM_ZERO;
+    gmm_gtp_need n = GMM_ZERO;
+    int32_t id;
+    (void)arg;
+    open_world(2, 0, 100);
+    r = &W.r[0];
+    config = config_of(r);
+    begin(r, &config);
+    s.dtype = GMM_F32;
+    s.rows = 32;
+    s.cols = 4;
+    s.gtp_size = 2;
+    memset(&windows, 0, sizeof windows);
+    for (int k = 0; k < 2; k++) {
+        gmm_gtp_domain d = domain_of(r, 0, 0);
+        gmm_comm comm = W.comm[0][0];
+        gmm_gtp_weight w = weight_of(&s, 0, "weight");
+        comm.window_add = window_add;
+        comm.window_remove = window_remove;
+        d.gather = d.reduce = &comm;
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[k]));
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id));
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[k], &id, 1, "bundle", &r->bundle[k]));
+    }
+    GTP_OK(r, gmm_gtp_seal(r->gtp));
+    GTP_OK(r, gmm_gtp_memory_need(r->gtp, 0, &n));
+    GTP_OK(r, gmm_gtp_bind(r->gtp, 0, aligned(n.gather_bytes, 0), n.gather_bytes, aligned(n.reduce_bytes, 0),
+                           n.reduce_bytes));
+    T_CHECK(windows.added == 2, "%d windows", windows.added);
+    GTP_OK(r, gmm_gtp_fini(r->gtp));
+    GTP_OK(r, gmm_gtp_fini(r->gtp));
+    T_CHECK(windows.removed == 2, "%d windows removed", windows.removed);
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_bind(r->gtp, 1, NULL, 0, NULL, 0), "gmm_gtp_fini", NULL);
+    r->gtp = NULL;
+    close_world();
+}
+
 /* A rank out of step is told from one that is late. */
 static void out_of_step(int arg) {
     float *main_grad[2][2];
@@ -2114,6 +2167,7 @@ void tests_gtp_runtime(void) {
     t_add_host(poll, 0, "gtp poll finds what hangs");
     t_add_host(declarations, 0, "gtp B2 row18 declarations");
     t_add_host(states, 0, "gtp B42 row45 states");
+    t_add_host(half_bound, 0, "gtp an object that was half bound");
     t_add_host(out_of_step, 0, "gtp ranks out of step");
     for (int i = 1; i <= 2; i++) t_add_host(operations, i, "gtp S6 row19 row20 views in operations g=%d", i);
     for (int i = 1; i <= 3; i += 2) t_add_host(acquired_only, i, "gtp B5 products read acquired views, %d experts", i);

@@ -351,7 +351,7 @@ typedef struct gmm_ranks_graph gmm_ranks_graph;
 
 typedef struct gmm_ranks_config {
     uint32_t struct_size;
-    int32_t ranks;           /* >= 1 */
+    int32_t ranks;           /* 1 to 98 */
     uint64_t seed;           /* 0: operations run as soon as they can; else in an order drawn from it, mostly late */
     int32_t timeout_ms;      /* 0 = 10000 */
     int32_t check_races;     /* 1: every access is checked */
@@ -1975,6 +1975,16 @@ static gmm_status gmm__rank_leave(gmm__cpu_rank *r, gmm_status status) {
     return status;
 }
 
+/* The same for a function that needs a pointer, and knows no flag but GMM_EVENT_EXTERNAL. */
+static gmm_status gmm__rank_open(gmm__cpu_rank *r, const char *fn, const char *argument, const void *needed,
+                                 uint32_t flags) {
+    const gmm_status s = gmm__rank_enter(r);
+    if (s) return s;
+    if (!needed) return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_NULL, "%s: %s is NULL", fn, argument));
+    if (!(flags & ~(uint32_t)GMM_EVENT_EXTERNAL)) return GMM_OK;
+    return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_ARG, "%s: flags 0x%x has unknown bits", fn, (unsigned)flags));
+}
+
 /* What hangs, in words; the communicator that does, if there is one. */
 static gmm__group *gmm__rank_blame(gmm__cpu_rank *r, char *text, size_t room) {
     int i;
@@ -2078,7 +2088,7 @@ static gmm_status gmm__rank_put(gmm__cpu_rank *r, gmm_stream stream, gmm__rank_o
 
 static gmm_status gmm__ranks_stream_create(void *self, int32_t priority, gmm_stream *out) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    gmm_status s = gmm__rank_enter(r);
+    gmm_status s = gmm__rank_open(r, "stream_create", "out", out, 0);
     int i;
     (void)priority;
     if (s) return s;
@@ -2115,7 +2125,7 @@ static gmm_status gmm__ranks_stream_destroy(void *self, gmm_stream stream) {
 static gmm_status gmm__ranks_event_create(void *self, gmm_event *out) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     gmm__rank_event *e;
-    gmm_status s = gmm__rank_enter(r);
+    gmm_status s = gmm__rank_open(r, "event_create", "out", out, 0);
     if (s) return s;
     e = (gmm__rank_event *)gmm__ranks_alloc(r->world, sizeof *e);
     if (!e) s = gmm__rank_fail(r, GMM_E_MEMORY, "event_create: no memory");
@@ -2140,7 +2150,7 @@ static gmm_status gmm__ranks_event_record(void *self, gmm_event event, gmm_strea
     gmm__rank_event *e = (gmm__rank_event *)(void *)event;
     gmm__rank_queue *q;
     gmm__rank_op op;
-    gmm_status s = gmm__rank_enter(r);
+    gmm_status s = gmm__rank_open(r, "event_record", "event", e, flags);
     if (s) return s;
     q = gmm__rank_queue_of(r, stream);
     memset(&op, 0, sizeof op);
@@ -2186,7 +2196,7 @@ static gmm_status gmm__ranks_stream_wait(void *self, gmm_stream stream, gmm_even
     gmm__rank_event *e = (gmm__rank_event *)(void *)event;
     gmm__rank_queue *q;
     gmm__rank_op op;
-    gmm_status s = gmm__rank_enter(r);
+    gmm_status s = gmm__rank_open(r, "stream_wait", "event", e, flags);
     if (s) return s;
     q = gmm__rank_queue_of(r, stream);
     memset(&op, 0, sizeof op);
@@ -2213,7 +2223,7 @@ static gmm_status gmm__ranks_stream_wait(void *self, gmm_stream stream, gmm_even
 static gmm_status gmm__ranks_event_query(void *self, gmm_event event, int32_t *done) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     const gmm__rank_event *e = (const gmm__rank_event *)(const void *)event;
-    const gmm_status s = gmm__rank_enter(r);
+    const gmm_status s = gmm__rank_open(r, "event_query", e ? "done" : "event", e ? done : NULL, 0);
     if (s) return s;
     *done = !e->last || e->last->done;
     return gmm__rank_leave(r, GMM_OK);
@@ -2221,7 +2231,7 @@ static gmm_status gmm__ranks_event_query(void *self, gmm_event event, int32_t *d
 static gmm_status gmm__ranks_event_sync(void *self, gmm_event event) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
     const gmm__rank_event *e = (const gmm__rank_event *)(const void *)event;
-    gmm_status s = gmm__rank_enter(r);
+    gmm_status s = gmm__rank_open(r, "event_sync", "event", e, 0);
     if (s) return s;
     if (e->last) s = gmm__rank_wait(r, NULL, e->last);
     if (!s && e->last) gmm__clock_join(r->queues[0]->clock, e->last->clock);
@@ -2230,10 +2240,12 @@ static gmm_status gmm__ranks_event_sync(void *self, gmm_event event) {
 
 static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stream stream) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    const size_t ranges = work->ranges ? (size_t)work->range_count * sizeof *work->ranges : 0;
+    const int whole = work && work->function;
+    gmm_status s = gmm__rank_open(r, "run", work ? "work->function" : "work", whole ? work : NULL, 0);
     gmm__rank_op op;
-    gmm_status s = gmm__rank_enter(r);
+    size_t ranges;
     if (s) return s;
+    ranges = work->ranges ? (size_t)work->range_count * sizeof *work->ranges : 0;
     memset(&op, 0, sizeof op);
     op.kind = GMM__RANK_WORK;
     op.name = work->name ? work->name : "work";
@@ -2263,9 +2275,9 @@ static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stre
 /* Copies and fills are work like any other. */
 typedef struct gmm__rank_move {
     void *dst;
-    const void *src; /* NULL: a fill */
+    const void *src;
     size_t dst_pitch, src_pitch, width, height;
-    int32_t value;
+    int32_t value, fills; /* fills: there is no src */
 } gmm__rank_move;
 
 static gmm_status gmm__rank_move_run(const void *argument, gmm_stream stream) {
@@ -2274,28 +2286,38 @@ static gmm_status gmm__rank_move_run(const void *argument, gmm_stream stream) {
     (void)stream;
     for (i = 0; i < m->height && m->width; i++) {
         char *dst = (char *)m->dst + i * m->dst_pitch;
-        if (m->src) memcpy(dst, (const char *)m->src + i * m->src_pitch, m->width);
+        if (!m->fills) memcpy(dst, (const char *)m->src + i * m->src_pitch, m->width);
         else memset(dst, (int)m->value, m->width);
     }
     return GMM_OK;
 }
 static gmm_status gmm__rank_move_put(void *self, gmm__rank_move m, gmm_stream stream) {
+    gmm__cpu_rank *r = (gmm__cpu_rank *)self;
+    const int none = !m.width || !m.height, lacks = !none && (!m.dst || (!m.fills && !m.src));
     gmm_work work;
     gmm_range ranges[2];
     memset(&work, 0, sizeof work);
     memset(ranges, 0, sizeof ranges);
-    if (!m.width || !m.height) return GMM_OK;
+    work.name = m.fills ? "fill" : "copy";
+    if (lacks || m.value < 0 || m.value > 255 ||
+        (!none && (m.dst_pitch < m.width || (!m.fills && m.src_pitch < m.width)))) {
+        const gmm_status s = gmm__rank_enter(r);
+        return s ? s : gmm__rank_leave(r, gmm__rank_fail(
+            r, lacks ? GMM_E_NULL : GMM_E_ARG, "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: must "
+            "not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
+            (unsigned long long)m.src_pitch, (unsigned long long)m.width, (int)m.value));
+    }
+    if (none) return GMM_OK;
     ranges[0].data = m.dst;
     ranges[0].bytes = (m.height - 1) * m.dst_pitch + m.width;
     ranges[0].writes = 1;
     ranges[1].data = m.src;
     ranges[1].bytes = (m.height - 1) * m.src_pitch + m.width;
-    work.name = m.src ? "copy" : "fill";
     work.function = gmm__rank_move_run;
     work.argument = &m;
     work.argument_bytes = sizeof m;
     work.ranges = ranges;
-    work.range_count = m.src ? 2 : 1;
+    work.range_count = m.fills ? 1 : 2;
     return gmm__ranks_run_work(self, &work, stream);
 }
 static gmm_status gmm__ranks_copy2d(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
@@ -2307,7 +2329,7 @@ static gmm_status gmm__ranks_copy2d(void *self, void *dst, size_t dst_pitch, con
     m.src_pitch = src_pitch;
     m.width = width;
     m.height = height;
-    m.value = 0;
+    m.value = m.fills = 0;
     return gmm__rank_move_put(self, m, stream);
 }
 static gmm_status gmm__ranks_copy(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream) {
@@ -2323,6 +2345,7 @@ static gmm_status gmm__ranks_fill2d(void *self, void *dst, size_t pitch, int32_t
     m.width = width;
     m.height = height;
     m.value = value;
+    m.fills = 1;
     return gmm__rank_move_put(self, m, stream);
 }
 static gmm_status gmm__ranks_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
@@ -2330,7 +2353,7 @@ static gmm_status gmm__ranks_fill(void *self, void *dst, int32_t value, size_t b
 }
 static gmm_status gmm__ranks_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
     gmm__cpu_rank *r = (gmm__cpu_rank *)self;
-    const gmm_status s = gmm__rank_enter(r);
+    const gmm_status s = gmm__rank_open(r, "is_capturing", "capturing", capturing, 0);
     if (s) return s;
     *capturing = gmm__rank_queue_of(r, stream)->graph != NULL;
     return gmm__rank_leave(r, GMM_OK);
@@ -2557,6 +2580,10 @@ GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_st
         r->capture->origin = stream;
         r->capture->serial = ++r->captures;
         s = gmm__graph_join(r, r->capture, gmm__rank_queue_of(r, stream));
+        if (s) {
+            gmm__ranks_free(ranks, r->capture);
+            r->capture = NULL;
+        }
     }
     return gmm__rank_leave(r, s);
 }
@@ -2564,7 +2591,7 @@ GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_st
 GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out) {
     gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
     gmm_ranks_graph *g;
-    gmm_status s = gmm__rank_enter(r);
+    gmm_status s = gmm__rank_open(r, "capture_end", "out", out, 0);
     int32_t i;
     if (s) return s;
     *out = NULL;
@@ -2598,7 +2625,6 @@ static int gmm__graph_copy(gmm_ranks_graph *g, gmm__token **tokens, const gmm__r
         op->token = from->event ? gmm__token_new(w) : gmm__token_keep(tokens[from->mark]);
         return op->token != NULL;
     }
-    if (from->kind == GMM__RANK_COLLECTIVE) op->number = from->member->given++;
     op->memory = gmm__ranks_alloc(w, from->bytes);
     if (op->memory) memcpy(op->memory, from->memory, from->bytes);
     return op->memory != NULL;
@@ -2615,6 +2641,8 @@ GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream) {
     size_t j;
     int fits;
     if (s) return s;
+    if (gmm__rank_queue_of(r, stream)->graph)
+        return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_CAPTURE, "launch: the stream is capturing"));
     w = r->world;
     memset(&op, 0, sizeof op);
     op.kind = GMM__RANK_LAUNCH;
@@ -2632,20 +2660,19 @@ GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream) {
             replay->count[i] = j + 1;
         }
     }
-    for (i = 0; fits && i < graph->queue_count; i++) /* then its own records are the last ones */
-        for (j = 0; j < graph->count[i]; j++)
-            if (replay->ops[i][j].kind == GMM__RANK_RECORD && replay->ops[i][j].event) {
-                gmm__token_drop(w, replay->ops[i][j].event->last);
-                replay->ops[i][j].event->last = gmm__token_keep(replay->ops[i][j].token);
-            }
+    for (i = 0; fits && i < graph->queue_count; i++) /* nothing fails any more: its own records are the last ones */
+        for (j = 0; j < graph->count[i]; j++) {
+            gmm__rank_op *to = &replay->ops[i][j];
+            if (to->kind == GMM__RANK_COLLECTIVE) to->number = to->member->given++;
+            if (to->kind != GMM__RANK_RECORD || !to->event) continue;
+            gmm__token_drop(w, to->event->last);
+            to->event->last = gmm__token_keep(to->token);
+        }
     for (i = 0; tokens && i < graph->marks; i++) gmm__token_drop(w, tokens[i]);
     gmm__ranks_free(w, tokens);
     if (!fits) {
         gmm__rank_op_free(w, &op);
         s = gmm__rank_fail(r, GMM_E_MEMORY, "launch: no memory");
-    } else if (gmm__rank_queue_of(r, stream)->graph) {
-        gmm__rank_op_free(w, &op);
-        s = gmm__rank_fail(r, GMM_E_CAPTURE, "launch: the stream is capturing");
     } else s = gmm__rank_put(r, stream, &op);
     return gmm__rank_leave(r, s);
 }

@@ -1120,6 +1120,83 @@ static void states(int arg) { /* row 45, B42: refused calls leave the state as i
     close_world();
 }
 
+/* What the functions of a rank's runtime refuse, they refuse alone: the rank goes on. */
+static void table_errors(int arg) {
+    unsigned char a[16] = { 0 }, b[16] = { 0 };
+    const gmm_runtime *rt;
+    gmm_work work = GMM_ZERO;
+    gmm_event event;
+    int32_t flag = 0;
+    (void)arg;
+    open_world(1, 0, 100);
+    rt = &W.r[0].rt;
+#define RANK_REFUSED(want, call, ...) T_REFUSED_TEXT(want, call, gmm_ranks_error(W.ranks, 0), __VA_ARGS__, NULL)
+    T_OK_TEXT(rt->event_create(rt->self, &event), "");
+    RANK_REFUSED(GMM_E_NULL, rt->stream_create(rt->self, 0, NULL), "stream_create", "out");
+    RANK_REFUSED(GMM_E_NULL, rt->event_create(rt->self, NULL), "event_create", "out");
+    RANK_REFUSED(GMM_E_NULL, rt->event_record(rt->self, NULL, NULL, 0), "event_record", "event");
+    RANK_REFUSED(GMM_E_ARG, rt->event_record(rt->self, event, NULL, 6), "event_record", "flags 0x6");
+    RANK_REFUSED(GMM_E_NULL, rt->stream_wait(rt->self, NULL, NULL, 0), "stream_wait", "event");
+    RANK_REFUSED(GMM_E_ARG, rt->stream_wait(rt->self, NULL, event, 2), "stream_wait", "flags 0x2");
+    RANK_REFUSED(GMM_E_NULL, rt->event_query(rt->self, NULL, &flag), "event_query", "event");
+    RANK_REFUSED(GMM_E_NULL, rt->event_query(rt->self, event, NULL), "event_query", "done");
+    RANK_REFUSED(GMM_E_NULL, rt->event_sync(rt->self, NULL), "event_sync", "event");
+    RANK_REFUSED(GMM_E_NULL, rt->is_capturing(rt->self, NULL, NULL), "is_capturing", "capturing");
+    RANK_REFUSED(GMM_E_NULL, rt->run(rt->self, NULL, NULL), "run", "work");
+    RANK_REFUSED(GMM_E_NULL, rt->run(rt->self, &work, NULL), "run", "work->function");
+    RANK_REFUSED(GMM_E_NULL, rt->copy(rt->self, NULL, b, 4, NULL), "copy", "dst");
+    RANK_REFUSED(GMM_E_NULL, rt->copy(rt->self, a, NULL, 4, NULL), "copy", "src");
+    RANK_REFUSED(GMM_E_ARG, rt->copy2d(rt->self, a, 8, b, 7, 8, 2, NULL), "copy", "pitches 8 and 7");
+    RANK_REFUSED(GMM_E_NULL, rt->fill(rt->self, NULL, 0, 4, NULL), "fill", "dst");
+    RANK_REFUSED(GMM_E_ARG, rt->fill(rt->self, a, 256, 4, NULL), "fill", "value 256");
+    RANK_REFUSED(GMM_E_ARG, rt->fill2d(rt->self, a, 7, 0, 8, 2, NULL), "fill", "pitches 7");
+#undef RANK_REFUSED
+    T_OK_TEXT(rt->copy(rt->self, NULL, NULL, 0, NULL), "");
+    T_OK_TEXT(rt->fill(rt->self, a, 3, 16, NULL), "");
+    t_bytes("filled", a, 3, 16);
+    T_OK_TEXT(rt->event_destroy(rt->self, event), "");
+    open_world(1, 0, 0);
+}
+
+/* A launch that is refused changes nothing: neither what events stand for, nor the numbers of collectives. A capture
+   that cannot begin leaves none behind. */
+static void refused_captures(int arg) {
+    float values[2] = { 1, 2 };
+    gmm_ranks_graph *graph[2], *empty;
+    gmm_event event[2];
+    gmm_stream more;
+    (void)arg;
+    open_world(2, 0, 200);
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        const gmm_comm *c = &W.comm[0][i];
+        T_OK_TEXT(r->rt.event_create(r->rt.self, &event[i]), "");
+        T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, i, r->compute), "");
+        T_OK_TEXT(c->all_reduce_max(c->self, &values[i], 1, r->compute), "");
+        T_OK_TEXT(r->rt.event_record(r->rt.self, event[i], r->compute, GMM_EVENT_EXTERNAL), "");
+        T_CHECK(gmm_ranks_capture_end(W.ranks, i, r->compute, NULL) == GMM_E_NULL, "no place for the graph");
+        T_OK_TEXT(gmm_ranks_capture_end(W.ranks, i, r->compute, &graph[i]), gmm_ranks_error(W.ranks, i));
+    }
+    T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, W.r[0].side[0]), "");
+    T_CHECK(gmm_ranks_launch(graph[0], W.r[0].side[0]) == GMM_E_CAPTURE, "a launch in a capture");
+    T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, W.r[0].side[0], &empty), gmm_ranks_error(W.ranks, 0));
+    gmm_ranks_graph_destroy(empty);
+    T_OK_TEXT(W.r[0].rt.event_sync(W.r[0].rt.self, event[0]), gmm_ranks_error(W.ranks, 0)); /* not recorded yet */
+    for (int i = 0; i < 2; i++)
+        T_OK_TEXT(gmm_ranks_launch(graph[i], W.r[i].compute), gmm_ranks_error(W.ranks, i));
+    finish();
+    T_CHECK(values[0] == 2 && values[1] == 2, "%g and %g", (double)values[0], (double)values[1]);
+    while (W.r[0].rt.stream_create(W.r[0].rt.self, 0, &more) == GMM_OK) { }
+    for (int i = 0; i < 2; i++)
+        T_CHECK(gmm_ranks_capture_begin(W.ranks, 0, W.r[0].compute) == GMM_E_MEMORY, "too many streams: %s",
+                gmm_ranks_error(W.ranks, 0));
+    for (int i = 0; i < 2; i++) {
+        gmm_ranks_graph_destroy(graph[i]);
+        T_OK_TEXT(W.r[i].rt.event_destroy(W.r[i].rt.self, event[i]), "");
+    }
+    open_world(1, 0, 0);
+}
+
 /* What was bound of an object that never came to life is given back. */
 static struct windows { int added, removed; } windows;
 static gmm_status window_add(void *self, void *base, size_t bytes, void **window) {
@@ -2167,6 +2244,8 @@ void tests_gtp_runtime(void) {
     t_add_host(poll, 0, "gtp poll finds what hangs");
     t_add_host(declarations, 0, "gtp B2 row18 declarations");
     t_add_host(states, 0, "gtp B42 row45 states");
+    t_add_host(table_errors, 0, "gtp runtime of a rank errors");
+    t_add_host(refused_captures, 0, "gtp launches and captures that are refused");
     t_add_host(half_bound, 0, "gtp an object that was half bound");
     t_add_host(out_of_step, 0, "gtp ranks out of step");
     for (int i = 1; i <= 2; i++) t_add_host(operations, i, "gtp S6 row19 row20 views in operations g=%d", i);

@@ -467,6 +467,8 @@ def keys_that_do_not_fit(t):
     refuse(lambda d: None, "3", arguments=("--glu-block", "3", "--in-glu-block", "0"))
     refuse(lambda d: d.update({"norm": filled("BF16", [4])}), "norm", arguments=("--extra", "refuse"))
     t.refused("--in", path, "--out", path, needles=["replace the input"])
+    for ranks in ("ep", "etp", "gtp"):  # the same file for every rank
+        t.refused("--in", path, "--in-" + ranks, "2", "--out", out, out=out, needles=["{%s}" % ranks])
 
 
 @case

@@ -67,9 +67,9 @@ static option options[] = {
     {"in-glu-block", OPTION_INTEGER, 0, &opt.in_glu_block, "-1", -1, 1e9, "",
      "gate and up rows of the input: blocks, 0 = halves, -1 = as it records", 0},
     {"glu-block", OPTION_INTEGER, 0, &opt.glu_block, "0", 0, 1e9, "", "and of the output", 0},
-    {"ep", OPTION_TEXT, 0, &opt.ep, "0/1", 0, 0, "", "RANK/SIZE: the part of this rank of expert parallelism", 0},
-    {"etp", OPTION_TEXT, 0, &opt.etp, "0/1", 0, 0, "", "RANK/SIZE of expert tensor parallelism", 0},
-    {"gtp", OPTION_TEXT, 0, &opt.gtp, "0/1", 0, 0, "", "RANK/SIZE of generalized tensor parallelism", 0},
+    {"ep", OPTION_TEXT, 0, &opt.ep, "0/1", 0, 0, "RANK/SIZE", "the part of this rank of expert parallelism", 0},
+    {"etp", OPTION_TEXT, 0, &opt.etp, "0/1", 0, 0, "RANK/SIZE", "of expert tensor parallelism", 0},
+    {"gtp", OPTION_TEXT, 0, &opt.gtp, "0/1", 0, 0, "RANK/SIZE", "of generalized tensor parallelism", 0},
     {"in-ep", OPTION_INTEGER, 0, &opt.in_ep, "1", 1, 65536, "", "ranks of the input: {ep} in --in counts them", 0},
     {"in-etp", OPTION_INTEGER, 0, &opt.in_etp, "1", 1, 65536, "", "the same for {etp}", 0},
     {"in-gtp", OPTION_INTEGER, 0, &opt.in_gtp, "1", 1, 65536, "", "the same for {gtp}", 0},
@@ -79,12 +79,12 @@ static option options[] = {
      "of expert weights; all but keep dequantize",
      0},
     {"bias-dtype", OPTION_CHOICE, 0, &opt.bias_dtype, "keep", 0, 0, "keep|bf16|f16|f32", "of expert biases", 0},
-    {"prefix", OPTION_TEXT, 0, &opt.prefix, "", 0, 0, "", "in front of all keys; default: found", 0},
-    {"states", OPTION_TEXT, 0, &opt.states, "optimizer.exp_avg.,optimizer.exp_avg_sq.", 0, 0, "",
+    {"prefix", OPTION_TEXT, 0, &opt.prefix, "", 0, 0, "TEXT", "in front of all keys; default: found", 0},
+    {"states", OPTION_TEXT, 0, &opt.states, "optimizer.exp_avg.,optimizer.exp_avg_sq.", 0, 0, "LIST",
      "prefixes of trees like that of the weights", 0},
     {"extra", OPTION_CHOICE, 0, &opt.extra, "keep", 0, 0, "keep|drop|refuse", "tensors of no expert layer", 0},
     {"drop-extra-state", OPTION_SWITCH, 0, &opt.drop_extra_state, "0", 0, 1, "", "leave _extra_state tensors out", 0},
-    {"shard-size", OPTION_TEXT, 0, &opt.shard_size, "0", 0, 0, "", "bytes of an output file, as 5G or 500M; 0 = one",
+    {"shard-size", OPTION_TEXT, 0, &opt.shard_size, "0", 0, 0, "BYTES", "of an output file, as 5G or 500M; 0 = one",
      0},
     {"scratch", OPTION_INTEGER, 0, &opt.scratch, "64", 1, 1 << 20, "", "MiB of memory to convert through", 0},
     {"cursor-bytes", OPTION_INTEGER, 0, &opt.cursor_bytes, "1000000000", 1, 9e18, "",
@@ -710,6 +710,9 @@ int main(int argc, char **argv) {
     rank_of("gtp", opt.gtp, &target.rank.gtp_rank, &target.rank.gtp_size);
     (void)bytes_of("shard-size", opt.shard_size);
     if (opt.in_ep * opt.in_etp * opt.in_gtp > 65536) die("--in-ep, --in-etp, --in-gtp: more than 65536 ranks");
+    if (opt.in_ep > 1 && !strstr(opt.in, "{ep}")) die("--in lacks {ep}, which --in-ep counts"); /* one file twice */
+    if (opt.in_etp > 1 && !strstr(opt.in, "{etp}")) die("--in lacks {etp}, which --in-etp counts");
+    if (opt.in_gtp > 1 && !strstr(opt.in, "{gtp}")) die("--in lacks {gtp}, which --in-gtp counts");
     in = read_input();
 
     source.parts = in.parts;

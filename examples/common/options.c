@@ -88,7 +88,8 @@ void options_print(const option *list, int count) {
     for (int i = 0; i < count; i++) {
         const option *o = &list[i];
         char left[64];
-        snprintf(left, sizeof left, "--%s%s", o->name, arguments[o->kind]);
+        const int own = o->kind == OPTION_TEXT && *o->choices;
+        snprintf(left, sizeof left, "--%s%s%s", o->name, own ? " " : arguments[o->kind], own ? o->choices : "");
         printf("  %-20s%c %s", left, o->mark ? '*' : ' ', o->help);
         if (o->kind != OPTION_SWITCH && *o->initial) printf(" [%s]", o->initial);
         if (o->kind == OPTION_CHOICE) printf("\n%24s%s", "", o->choices);

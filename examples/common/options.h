@@ -10,7 +10,7 @@ typedef enum option_kind {
     OPTION_SWITCH,
     OPTION_REAL,
     OPTION_CHOICE, /* one of choices, "a|b|c" */
-    OPTION_TEXT
+    OPTION_TEXT    /* choices: what the help calls it; "" = FILE */
 } option_kind;
 
 typedef struct option {

@@ -82,7 +82,7 @@ run: $(B)/train_moe
 test: $(B)/gmm_tests
 	$(Q)$(B)/gmm_tests --jobs $(JOBS) $(ARGS)
 
-##   test-files             the programs' files beside Python's package safetensors (a folder with it: PYTHONPATH=)
+##   test-files             the programs' files beside Python's safetensors, with numpy (a folder with both: PYTHONPATH=)
 test-files: $(B)/train_moe $(B)/convert_checkpoint
 	$(Q)python3 tests/checkpoint_files.py --build $(B) $(ARGS)
 

@@ -1911,10 +1911,14 @@ static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64
     return base + (row * m->ld + col) * size;
 }
 
+static GMM__UNUSED size_t gmm__round256(size_t bytes) {
+    return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
+}
+
 /* Adds a region to a plan's workspace and remembers where it starts. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
-    plan->workspace_bytes += (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
+    plan->workspace_bytes += gmm__round256(bytes);
 }
 static GMM__UNUSED void *gmm__part(const gmm__plan *plan, int part) {
     return (char *)plan->workspace + plan->part[part];
@@ -2054,7 +2058,8 @@ static GMM__UNUSED void gmm__cpu_tail(const gmm_mat *m, gmm_tail tail, int64_t b
     for (r = begin; r < end; r++) memset(gmm__at(m, 0, r, 0), 0, (size_t)(cols * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
-static int gmm__cpu_plan_offsets(const gmm__call *call, gmm__plan *plan) {
+/* The plan of operations that take every call, and no workspace. */
+static int gmm__plan_any(const gmm__call *call, gmm__plan *plan) {
     (void)call;
     (void)plan;
     return 1;
@@ -3109,12 +3114,13 @@ static void gmm__act_task(const void *arg, int64_t index, int32_t thread) {
 /* Rows that make one task: enough for about 16 Ki elements of `cols` per row. */
 static int64_t gmm__rows_per_task(int64_t cols) { return cols < 16384 ? 16384 / cols : 1; }
 
-static gmm_status gmm__cpu_launch_act(const gmm__plan *plan) {
+static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_activation *d = &call->d.act;
     const int backward = call->op == GMM_OP_ACT_BWD;
     gmm__act_job job;
     int64_t B = call->act.interleave, step = GMM__ACT_LANES;
+    (void)stream;
     if (B == call->out) B = 0;
     if (B > 0 && B <= GMM__ACT_LANES)
         while (step % B) step += GMM__ACT_LANES; /* at most 15 * 16 */
@@ -3132,21 +3138,6 @@ static gmm_status gmm__cpu_launch_act(const gmm__plan *plan) {
     if (backward && d->dprob && call->groups.tail == GMM_TAIL_ZERO)
         memset(d->dprob + job.live, 0, (size_t)(call->rows - job.live) * sizeof *d->dprob);
     return GMM_OK;
-}
-
-static int gmm__cpu_plan_act_fwd(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
-static int gmm__cpu_plan_act_bwd(const gmm__call *call, gmm__plan *plan) { return gmm__cpu_plan_act_fwd(call, plan); }
-static gmm_status gmm__cpu_launch_act_fwd(const gmm__plan *plan, gmm_stream stream) {
-    (void)stream;
-    return gmm__cpu_launch_act(plan);
-}
-static gmm_status gmm__cpu_launch_act_bwd(const gmm__plan *plan, gmm_stream stream) {
-    (void)stream;
-    return gmm__cpu_launch_act(plan);
 }
 
 /* ..................................................................................... 14.5 Pad, GLU interleave ... */
@@ -3271,7 +3262,7 @@ static void gmm__pad_task(const void *arg, int64_t index, int32_t thread) {
     }
 }
 
-static gmm_status gmm__cpu_launch_padding(const gmm__plan *plan) {
+static gmm_status gmm__cpu_launch_pad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
     const gmm_mat *dst = &call->mat[GMM__Y];
@@ -3279,6 +3270,7 @@ static gmm_status gmm__cpu_launch_padding(const gmm__plan *plan) {
     const int64_t G = call->groups.count, dst_rows = pad ? d->padded_capacity : call->rows;
     int64_t *plain = (int64_t *)gmm__part(plan, 0), *padded = (int64_t *)gmm__part(plan, 1), g;
     gmm__pad_job job;
+    (void)stream;
     (void)gmm__cpu_offsets(&call->groups, plain);
     padded[0] = 0;
     for (g = 0; g < G; g++) {
@@ -3306,15 +3298,6 @@ static int gmm__cpu_plan_pad(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, 0, ((size_t)call->groups.count + 1) * sizeof(int64_t));
     gmm__reserve(plan, 1, ((size_t)call->groups.count + 1) * sizeof(int64_t));
     return 1;
-}
-static int gmm__cpu_plan_unpad(const gmm__call *call, gmm__plan *plan) { return gmm__cpu_plan_pad(call, plan); }
-static gmm_status gmm__cpu_launch_pad(const gmm__plan *plan, gmm_stream stream) {
-    (void)stream;
-    return gmm__cpu_launch_padding(plan);
-}
-static gmm_status gmm__cpu_launch_unpad(const gmm__plan *plan, gmm_stream stream) {
-    (void)stream;
-    return gmm__cpu_launch_padding(plan);
 }
 
 /* --- GLU interleave --- */
@@ -3430,11 +3413,6 @@ static void gmm__glu_task(const void *arg, int64_t index, int32_t thread) {
     }
 }
 
-static int gmm__cpu_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
 static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm_glu *d = &plan->call->d.glu;
     gmm__glu_job job;
@@ -3721,10 +3699,6 @@ typedef struct gmm__mlp_buffers {
     size_t z_bytes, h_bytes, offsets_bytes;       /* of one such matrix, rounded up */
     size_t saved_h, deferred_dz, deferred_h;      /* offsets */
 } gmm__mlp_buffers;
-
-static size_t gmm__round256(size_t bytes) {
-    return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
-}
 
 static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(gmm__mlp_dtype(call)) / 8);
@@ -4622,8 +4596,6 @@ static gmm_status gmm__cpu_launch_topk_bwd(const gmm__plan *plan, gmm_stream str
     return GMM_OK;
 }
 
-static int gmm__finite(float x) { return (gmm_f32_bits(x) & 0x7F800000u) != 0x7F800000u; }
-
 static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     gmm_route *r = &call->d.route;
     const int bwd = call->op == GMM_OP_TOPK_BWD;
@@ -4642,10 +4614,10 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     if (r->score != GMM_SCORE_SOFTMAX && r->score != GMM_SCORE_SIGMOID)
         return gmm__refuse(call, GMM_E_ARG, "score", "%d is neither softmax (0) nor sigmoid (1)", (int)r->score);
     if (r->normalize & ~1) return gmm__refuse(call, GMM_E_ARG, "normalize", "%d must be 0 or 1", (int)r->normalize);
-    if (!gmm__finite(r->scale)) return gmm__refuse(call, GMM_E_ARG, "scale", "%g must be finite", (double)r->scale);
-    if (!gmm__finite(r->aux_coeff))
+    if (!gmm__is_finite(r->scale)) return gmm__refuse(call, GMM_E_ARG, "scale", "%g must be finite", (double)r->scale);
+    if (!gmm__is_finite(r->aux_coeff))
         return gmm__refuse(call, GMM_E_ARG, "aux_coeff", "%g must be finite", (double)r->aux_coeff);
-    if (!gmm__finite(r->z_coeff))
+    if (!gmm__is_finite(r->z_coeff))
         return gmm__refuse(call, GMM_E_ARG, "z_coeff", "%g must be finite", (double)r->z_coeff);
     if (r->scale == 0.0f) r->scale = 1.0f;
     if ((s = gmm__read_mat(call, GMM__X_, "logits", r->logits, 1, 0, r->tokens, r->experts, GMM__FLOATS)) != GMM_OK)
@@ -4851,12 +4823,6 @@ static void gmm__permute_rows(const void *arg, int64_t c, int32_t thread) {
     }
 }
 
-static int gmm__cpu_plan_permute_fwd(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
-
 static gmm_status gmm__cpu_launch_permute_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_permute *p = &call->d.permute;
@@ -4903,10 +4869,6 @@ static void gmm__permute_back(const void *arg, int64_t c, int32_t thread) {
     }
 }
 
-static int gmm__cpu_plan_permute_bwd(const gmm__call *call, gmm__plan *plan) {
-    return gmm__cpu_plan_permute_fwd(call, plan);
-}
-
 static gmm_status gmm__cpu_launch_permute_bwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm_permute *p = &plan->call->d.permute;
     (void)stream;
@@ -4918,10 +4880,6 @@ static void gmm__unpermute_tokens(const void *arg, int64_t c, int32_t thread) {
     const gmm__move *move = (const gmm__move *)arg;
     (void)thread;
     gmm__gather_sum(move, c, &move->call->mat[GMM__ROWS], move->call->d.permute.probs, &move->call->mat[GMM__OUT]);
-}
-
-static int gmm__cpu_plan_unpermute_fwd(const gmm__call *call, gmm__plan *plan) {
-    return gmm__cpu_plan_permute_fwd(call, plan);
 }
 
 static gmm_status gmm__cpu_launch_unpermute_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -4976,10 +4934,6 @@ static void gmm__unpermute_probs_back(const void *arg, int64_t c, int32_t thread
             }
             p->dprobs[slot] = gmm__lanes_fold(lane);
         }
-}
-
-static int gmm__cpu_plan_unpermute_bwd(const gmm__call *call, gmm__plan *plan) {
-    return gmm__cpu_plan_permute_fwd(call, plan);
 }
 
 static gmm_status gmm__cpu_launch_unpermute_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -5267,11 +5221,6 @@ static void gmm__accumulate_task(const void *arg, int64_t task, int32_t thread) 
         }
 }
 
-static int gmm__cpu_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
 static gmm_status gmm__cpu_launch_accumulate(const gmm__plan *plan, gmm_stream stream) {
     (void)stream;
     gmm__small_for(plan->call, gmm__accumulate_task);
@@ -5299,9 +5248,6 @@ static void gmm__convert_task(const void *arg, int64_t task, int32_t thread) {
     }
 }
 
-static int gmm__cpu_plan_convert(const gmm__call *call, gmm__plan *plan) {
-    return gmm__cpu_plan_accumulate(call, plan);
-}
 static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stream) {
     (void)stream;
     gmm__small_for(plan->call, gmm__convert_task);
@@ -5858,9 +5804,6 @@ static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
     return 1;
 }
-static int gmm__cpu_plan_requantize(const gmm__call *call, gmm__plan *plan) {
-    return gmm__cpu_plan_quantize(call, plan);
-}
 
 /* Offsets of the units: rows of the source, and padded rows. Returns the live rows of a split. */
 static int64_t gmm__quant_offsets(const gmm__call *call, int64_t *offsets, int64_t *starts) {
@@ -5956,9 +5899,6 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     if (d->db) gmm__cpu_bgrad(call, offsets, NULL);
     return GMM_OK;
 }
-static gmm_status gmm__cpu_launch_requantize(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__cpu_launch_quantize(plan, stream);
-}
 
 /* A strip of a dequantized matrix. Lines of a columnwise copy are turned back through a tile. */
 static void gmm__dequant_task(const void *arg, int64_t index, int32_t thread) {
@@ -6029,11 +5969,6 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
                     to.data[c * to.ld + r] = from.data[r * from.ld + c];
     gmm__qview_turn_scales(&from, &to, i, j);
 }
-static int gmm__cpu_plan_transpose(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
 static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     (void)stream;
@@ -6042,11 +5977,6 @@ static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream st
     return GMM_OK;
 }
 
-static int gmm__cpu_plan_scale_update(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
 static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream stream) {
     const gmm_scale_update *d = &plan->call->d.update;
     int32_t i;
@@ -6057,11 +5987,6 @@ static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream
     return GMM_OK;
 }
 
-static int gmm__cpu_plan_shard_cast(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
 static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
     const gmm__shard_args a = gmm__shard_of(plan->call);
     const int nv = a.format.scaling == GMM_SCALING_NV16;
@@ -6194,11 +6119,6 @@ static float gmm__mma_beta(const gmm_grad *grad) {
     return gmm__grad_beta(&g, 0);
 }
 
-static int gmm__mma_plan_offsets(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
 static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
     return gmm__mma_offsets(plan->call, (int64_t *)plan->call->output, NULL, 1, stream);
 }
@@ -6473,13 +6393,12 @@ static gmm_status gmm__mma_read_split(const gmm__plan *plan, gmm_stream stream) 
 
 /* --- activation --- */
 
-static int gmm__mma_plan_act_fwd(const gmm__call *call, gmm__plan *plan) {
+static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
         return gmm__decline(plan, "takes at most %d rows and columns", (int)(INT32_MAX - 1024));
     gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
     return 1;
 }
-static int gmm__mma_plan_act_bwd(const gmm__call *call, gmm__plan *plan) { return gmm__mma_plan_act_fwd(call, plan); }
 
 static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -6507,12 +6426,6 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     }
     return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_stream(call), stream)
                                           : gmm__k_act_bwd(&a, gmm__mma_stream(call), stream));
-}
-static gmm_status gmm__mma_launch_act_fwd(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_launch_act(plan, stream);
-}
-static gmm_status gmm__mma_launch_act_bwd(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_launch_act(plan, stream);
 }
 
 /* --- routing --- */
@@ -6627,7 +6540,7 @@ static gmm__permute_args gmm__mma_permute(const gmm__call *call, int src, int ds
     return a;
 }
 
-static int gmm__mma_plan_permute_fwd(const gmm__call *call, gmm__plan *plan) {
+static int gmm__mma_plan_permute(const gmm__call *call, gmm__plan *plan) {
     if (call->d.permute.hidden > INT32_MAX - 1024)
         return gmm__decline(plan, "takes at most %d columns", (int)(INT32_MAX - 1024));
     return 1;
@@ -6640,9 +6553,6 @@ static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
     return gmm__cuda_status(call, gmm__k_permute_rows(&a, gmm__mma_stream(call), stream));
 }
 
-static int gmm__mma_plan_permute_bwd(const gmm__call *call, gmm__plan *plan) {
-    return gmm__mma_plan_permute_fwd(call, plan);
-}
 static gmm_status gmm__mma_launch_permute_bwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     gmm__permute_args a = gmm__mma_permute(call, GMM__DROWS, GMM__DX);
@@ -6654,9 +6564,6 @@ static gmm_status gmm__mma_launch_permute_bwd(const gmm__plan *plan, gmm_stream 
     return gmm__cuda_status(call, e);
 }
 
-static int gmm__mma_plan_unpermute_fwd(const gmm__call *call, gmm__plan *plan) {
-    return gmm__mma_plan_permute_fwd(call, plan);
-}
 static gmm_status gmm__mma_launch_unpermute_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     gmm__permute_args a = gmm__mma_permute(call, GMM__ROWS, GMM__OUT);
@@ -6664,9 +6571,6 @@ static gmm_status gmm__mma_launch_unpermute_fwd(const gmm__plan *plan, gmm_strea
     return gmm__cuda_status(call, gmm__k_unpermute_fwd(&a, gmm__mma_blocks(call), stream));
 }
 
-static int gmm__mma_plan_unpermute_bwd(const gmm__call *call, gmm__plan *plan) {
-    return gmm__mma_plan_permute_fwd(call, plan);
-}
 static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_permute *p = &call->d.permute;
@@ -6694,9 +6598,8 @@ static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__SPLIT_PADDED, ((size_t)call->groups.count + 1) * sizeof(int32_t));
     return 1;
 }
-static int gmm__mma_plan_unpad(const gmm__call *call, gmm__plan *plan) { return gmm__mma_plan_pad(call, plan); }
 
-static gmm_status gmm__mma_launch_padding(const gmm__plan *plan, gmm_stream stream) {
+static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN);
@@ -6721,12 +6624,6 @@ static gmm_status gmm__mma_launch_padding(const gmm__plan *plan, gmm_stream stre
     a.sizes = a.pad ? d->sizes : NULL;
     a.fault = call->groups.fault;
     return gmm__cuda_status(call, gmm__k_pad(&a, gmm__mma_stream(call), stream));
-}
-static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_launch_padding(plan, stream);
-}
-static gmm_status gmm__mma_launch_unpad(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_launch_padding(plan, stream);
 }
 
 /* --- GLU interleave --- */
@@ -6885,9 +6782,6 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_QUANT_SUMS, sums);
     return 1;
 }
-static int gmm__mma_plan_requantize(const gmm__call *call, gmm__plan *plan) {
-    return gmm__mma_plan_quantize(call, plan);
-}
 
 /* A copy or source whose tables stand in device memory; slot: the first of two tables in the workspace. */
 static cudaError_t gmm__mma_quant_mat(const gmm__plan *plan, int part, int role, int slot, gmm_mat *out,
@@ -7024,9 +6918,6 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     }
     return gmm__cuda_status(call, e);
 }
-static gmm_status gmm__mma_launch_requantize(const gmm__plan *plan, gmm_stream stream) {
-    return gmm__mma_launch_quantize(plan, stream);
-}
 
 static int gmm__mma_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
@@ -7096,11 +6987,6 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     return gmm__cuda_status(call, e);
 }
 
-static int gmm__mma_plan_scale_update(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
 static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream stream) {
     const gmm_scale_update *d = &plan->call->d.update;
     gmm__update_args a;
@@ -7116,11 +7002,6 @@ static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream
     return gmm__cuda_status(plan->call, gmm__k_update_scales(&a, stream));
 }
 
-static int gmm__mma_plan_shard_cast(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
 static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
     const gmm__shard_args a = gmm__shard_of(plan->call);
     const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
@@ -8207,24 +8088,28 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 /* ......................................................................... 14.16 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO asks; the columns follow GMM_OP_LIST. */
-#define GMM__OP(engine, op) { gmm__##engine##_plan_##op, gmm__##engine##_launch_##op }
+#define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
+#define GMM__OP_BY(engine, plan, op) { gmm__##engine##_plan_##plan, gmm__##engine##_launch_##op }
+#define GMM__OP_ANY(engine, op) { gmm__plan_any, gmm__##engine##_launch_##op }
 #define GMM__NO_OP { NULL, NULL }
 static const gmm__engine_row gmm__engines[] = {
     { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, {
-        GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize), GMM__OP(cpu, requantize), GMM__OP(cpu, scale_update),
-        GMM__OP(cpu, transpose), GMM__OP(cpu, shard_cast), GMM__OP(cpu, offsets),
+        GMM__OP(cpu, quantize), GMM__OP(cpu, dequantize),
+        GMM__OP(cpu, quantize), /* requantize */
+        GMM__OP_ANY(cpu, scale_update), GMM__OP_ANY(cpu, transpose), GMM__OP_ANY(cpu, shard_cast),
+        GMM__OP_ANY(cpu, offsets),
         GMM__OP(cpu, product), /* linear_fwd */
         GMM__OP(cpu, product), /* linear_dgrad */
         GMM__OP(cpu, product), /* linear_wgrad */
         GMM__OP(cpu, linear_bgrad),
-        GMM__OP(cpu, act_fwd), GMM__OP(cpu, act_bwd),
+        GMM__OP_ANY(cpu, act), GMM__OP_ANY(cpu, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
         GMM__OP(cpu, topk_fwd), GMM__OP(cpu, topk_bwd),
-        GMM__OP(cpu, permute_map), GMM__OP(cpu, permute_fwd), GMM__OP(cpu, permute_bwd),
-        GMM__OP(cpu, unpermute_fwd), GMM__OP(cpu, unpermute_bwd),
-        GMM__OP(cpu, pad), GMM__OP(cpu, unpad),
-        GMM__OP(cpu, glu_interleave),
-        GMM__OP(cpu, accumulate), GMM__OP(cpu, convert)
+        GMM__OP(cpu, permute_map), GMM__OP_ANY(cpu, permute_fwd), GMM__OP_ANY(cpu, permute_bwd),
+        GMM__OP_ANY(cpu, unpermute_fwd), GMM__OP_ANY(cpu, unpermute_bwd),
+        GMM__OP(cpu, pad), GMM__OP(cpu, pad), /* pad, unpad */
+        GMM__OP_ANY(cpu, glu_interleave),
+        GMM__OP_ANY(cpu, accumulate), GMM__OP_ANY(cpu, convert)
     } },
 #ifdef __CUDACC__
     { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, {
@@ -8243,15 +8128,17 @@ static const gmm__engine_row gmm__engines[] = {
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
     { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, {
-        GMM__OP(mma, quantize), GMM__OP(mma, dequantize), GMM__OP(mma, requantize), GMM__OP(mma, scale_update),
-        GMM__OP(mma, transpose), GMM__OP(mma, shard_cast), GMM__OP(mma, offsets),
+        GMM__OP(mma, quantize), GMM__OP(mma, dequantize),
+        GMM__OP(mma, quantize), /* requantize */
+        GMM__OP_ANY(mma, scale_update), GMM__OP(mma, transpose), GMM__OP_ANY(mma, shard_cast),
+        GMM__OP_ANY(mma, offsets),
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
-        GMM__OP(mma, act_fwd), GMM__OP(mma, act_bwd),
+        GMM__OP(mma, act), GMM__OP(mma, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
         GMM__OP(mma, topk_fwd), GMM__OP(mma, topk_bwd),
-        GMM__OP(mma, permute_map), GMM__OP(mma, permute_fwd), GMM__OP(mma, permute_bwd),
-        GMM__OP(mma, unpermute_fwd), GMM__OP(mma, unpermute_bwd),
-        GMM__OP(mma, pad), GMM__OP(mma, unpad),
+        GMM__OP(mma, permute_map), GMM__OP_BY(mma, permute, permute_fwd), GMM__OP_BY(mma, permute, permute_bwd),
+        GMM__OP_BY(mma, permute, unpermute_fwd), GMM__OP_BY(mma, permute, unpermute_bwd),
+        GMM__OP(mma, pad), GMM__OP(mma, pad), /* pad, unpad */
         GMM__OP(mma, glu_interleave),
         GMM__OP(mma, accumulate), GMM__OP(mma, convert)
     } },
@@ -8273,6 +8160,8 @@ static const gmm__engine_row gmm__engines[] = {
 #endif
 };
 #undef GMM__OP
+#undef GMM__OP_BY
+#undef GMM__OP_ANY
 #undef GMM__NO_OP
 
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {

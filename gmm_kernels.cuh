@@ -1162,11 +1162,12 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
    moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
    they take turns at tiles, so that one multiplies while the other takes its sums to D; it begins when the other's last
-   stage has come. Each has its own rooms in shared memory; where these hold a tile of wgrad, a warp beside the producer
-   moves D by TMA. Or a group keeps its sums in registers, packed to 16 bits, and sends a lot of them to D in each stage
-   of its next tile: so the way out, which takes as long as three stages, is hidden without rooms for a tile. The
-   producer places tiles and tells them through a ring, the first one by what the split says before the launch before
-   has ended, and anew if that changes; it runs as far ahead as the stages and the ring's readers allow.
+   stage has come. Each has its own rooms in shared memory; in wgrad a warp of its own moves D between these and memory
+   by TMA, part by part, so that most of shared memory is left to stages. Or a group keeps its sums in registers, packed
+   to 16 bits, and sends a lot of them to D in each stage of its next tile: so the way out, which takes as long as three
+   stages, is hidden without rooms for a tile. A warp of its own places tiles and tells them through a ring, the first
+   one by what the split says before the launch before has ended, and anew if that changes; so the producer never waits
+   for that, and runs as far ahead as the stages allow.
 
    Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
    bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
@@ -1208,10 +1209,8 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(256x160, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
     X(128x256, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
     X(128x176, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
-    X(128x192, 1, 2, 12, 5, 2, 256, plain, 1, 0) \
-    X(128x128, 1, 2, 8, 3, 16, 256, plain, 1, 0) \
-    X(256x128, 2, 2, 8, 3, 8, 256, plain, 1, 0) \
-    X(128x192_held, 1, 2, 12, 3, 12, 256, plain, 1, 0) \
+    X(128x192, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
+    X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0) \
     X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
     X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
     X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
@@ -1230,9 +1229,7 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
     X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
     X(wgrad, GMM_BF16, bf16, 128x192) X(wgrad, GMM_F16, f16, 128x192) \
-    X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128) \
-    X(wgrad, GMM_BF16, bf16, 256x128) X(wgrad, GMM_F16, f16, 256x128) \
-    X(wgrad, GMM_BF16, bf16, 128x192_held) X(wgrad, GMM_F16, f16, 128x192_held)
+    X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
 
 /* A ring of tiles holds a batch that is placed at once and batches before it, each until all who read it say so. */
 enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
@@ -1270,7 +1267,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
     GMM__CAT(gmm9_room_, tag) = (out) * 2048, GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
     GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
     GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
-    8 * (GMM_SM90_RING + 6 + GMM_SM90_BATCHES),
+    8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 10),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_shared_, tag) = \
@@ -1286,8 +1283,10 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
            (units) % ((later) ? (later) : 1) == 0 && 2 * (out) % ((later) ? (later) : 1) == 0)
 enum { gmm9_lots_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
-/* where A comes in boxes of 64 columns, a stage has room for whole boxes */
-#define GMM__X(op, dtype, tag, tile) + 1 / (!gmm_ragged_k_##op || GMM__CAT(gmm9_units_, tile) % 4 == 0)
+/* wgrad: a stage has room for whole boxes of A, a room for 64 rows by 256 bytes of D; groups of threads take turns */
+#define GMM__X(op, dtype, tag, tile) \
+    + 1 / (!gmm_ragged_k_##op || (GMM__CAT(gmm9_units_, tile) % 4 == 0 && GMM__CAT(gmm9_out_, tile) == 8 && \
+                                  GMM__CAT(gmm9_teams_, tile) == 1 && GMM__CAT(gmm9_mb_, tile) == 2))
 enum { gmm9_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
 #undef GMM__X
 
@@ -1962,7 +1961,7 @@ GMM__DEVICE void gmm_sm90_sum_codes(const int factor, const int units, const uin
 /* Says, before tile number `tile`, that this warp has read the batch before it, if that was its last tile. */
 GMM__DEVICE void gmm_sm90_tile_read(uint32_t told, uint32_t tile) {
     if (tile > 0 && tile % GMM_SM90_BATCH == 0)
-        gmm_bar_arrive_here(told + 8 * (GMM_SM90_RING + 4 + (tile / GMM_SM90_BATCH - 1) % GMM_SM90_BATCHES));
+        gmm_bar_arrive_here(told + 8 * (GMM_SM90_RING + (tile / GMM_SM90_BATCH - 1) % GMM_SM90_BATCHES));
 }
 
 /* Brings the scales of every stage to shared memory: one warp, lane by lane four columns. `scales`: in stage 0. */
@@ -2066,22 +2065,32 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
     if (o->both && (box & 1) != (int)rank) o->live = 0;
 }
 
-/* Boxes of D, 64 rows by 128 bytes, of columns `first` to `end` of a tile: to `room`, told to `bar`, or (bar 0) from
-   there. Those of the same columns take `apart` bytes. One thread. */
-GMM__DEVICE void gmm_sm90_pass(const gmm_sm90_args *args, const gmm_sm90_tile *t, int32_t first, int32_t end,
-                               int32_t wide, uint32_t room, uint32_t apart, uint32_t bar) {
-    const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
-    int32_t c, r;
+/* Up to 64 rows by 256 bytes of D, which take a room: boxes of 128 bytes. */
+typedef struct gmm_sm90_part {
+    uint64_t from;           /* address of the group's D, less GMM_SM90_BASE */
+    int32_t x, y, boxes;
+    uint32_t tile;           /* its number, from 1 */
+} gmm_sm90_part;
+/* Brings a part to `room`, told to `bar`, or (bar 0) takes it from there. One thread. */
+GMM__DEVICE void gmm_sm90_pass(const gmm_sm90_args *args, const gmm_sm90_part *part, uint32_t room, uint32_t bar) {
+    const int32_t z = (int32_t)(part->from >> 4 & 0x3FFF), w = (int32_t)(part->from >> 18);
+    const int32_t wide = 128 / gmm_kmat_size(&args->p.d);
+    int32_t i;
 #pragma unroll 1
-    for (c = first; c < t->cols && c < end; c += wide, room += apart)
-#pragma unroll 1
-        for (r = 0; r < t->rows; r += 64)
-            if (bar)
-                gmm_tma_load(room + 128 * (uint32_t)r, &args->a16, bar, 0, t->n0 + c, t->m0 + r,
-                             (int32_t)(from >> 4 & 0x3FFF), (int32_t)(from >> 18));
-            else
-                gmm_tma_store(&args->a16, room + 128 * (uint32_t)r, 0, t->n0 + c, t->m0 + r,
-                              (int32_t)(from >> 4 & 0x3FFF), (int32_t)(from >> 18));
+    for (i = 0; i < part->boxes; i++)
+        if (bar) gmm_tma_load(room + 8192 * (uint32_t)i, &args->a16, bar, 0, part->x + i * wide, part->y, z, w);
+        else gmm_tma_store(&args->a16, room + 8192 * (uint32_t)i, 0, part->x + i * wide, part->y, z, w);
+    if (!bar) asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+/* A group of threads waits until it may write part number `turn` of D to its room; has written there. `bars`: of the
+   first room. */
+GMM__DEVICE void gmm_sm90_room_wait(uint32_t bars, uint32_t turn) {
+    gmm_bar_wait(bars + turn % 2 * 16, turn / 2 & 1);
+}
+GMM__DEVICE void gmm_sm90_room_written(uint32_t bars, uint32_t turn) {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+    gmm_bar_arrive_here(bars + turn % 2 * 16 + 8);
 }
 
 /* Whether D of a tile goes by TMA: rows at multiples of 16 bytes, and 16-bit D only if nothing is added to. */
@@ -2091,43 +2100,56 @@ GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
            (size == 4 || beta == 0.0f);
 }
 
-/* Brings what is added to, and takes D away, between D and the rooms of a group of 128 threads: one thread, which goes
-   through the tiles as they do. A tile goes in parts: whole, or 64 columns of fp32 at a time. For each part the group
-   hears (bars[0]) that a room is free and holds what is added to, and tells (bars[1]) that it has written there; a tile
-   that it takes out itself is a part as well. `first`, `cols`: the group's columns; `held`: GMM__HELD. */
-GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const int turns, const int held, int32_t first, int32_t cols,
-                               uint32_t units, const gmm_sm90_tile *ring, uint32_t told, int team, uint32_t rooms) {
-    const uint32_t bars = told + 8 * GMM_SM90_RING + 16 * (uint32_t)team, apart = 2048 * units;
-    const int size = gmm_kmat_size(&args->p.d);
-    const int32_t step = size == 4 && held == 1 ? 64 : cols, wide = 128 / size;
-    uint32_t tile, turn = 0;
-    for (tile = 0;; tile++) {
+/* Brings what is added to, and takes D away, between D and the two rooms of group `team` of 128 threads: one thread,
+   which goes through the tiles as the group does, part by part: 64 columns (16 bits: 128) from the first row to the
+   last, then the next. Of each part the group hears (bars[0] of its room) that the room is free and holds what is added
+   to, and tells (bars[1]) that it has written there; a tile that it takes out itself is a part as well, and has both
+   rooms. `bars`, `room`: of the first room. */
+GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t told, int team,
+                               uint32_t bars, uint32_t room) {
+    const int32_t size = gmm_kmat_size(&args->p.d), wide = 128 / size, step = 256 / size;
+    gmm_sm90_part parts[2];
+    uint32_t tile, brought = 0, taken = 0;
+    int last = 0;
+    for (tile = 0; !last; tile++) {
         const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
-        int32_t c = first, end;
-        float beta;
-        int passes;
+        int32_t c = 0, y = 0;
+        float beta = 0.0f;
+        int passes = 0;
         gmm_sm90_tile_read(told, tile);
         gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-        if (t->units == 0) break;
-        if (turns && (int)(tile & 1) != team) continue;
-        beta = gmm_gemm_beta(&args->p, t->g);
-        passes = t->cols > first && gmm_sm90_passes(&args->p, t->g, beta);
+        last = t->units == 0;
+        if (!last && (int)(tile & 1) != team) continue;
+        if (!last) {
+            beta = gmm_gemm_beta(&args->p, t->g);
+            passes = t->cols > 0 && gmm_sm90_passes(&args->p, t->g, beta);
+        }
         do {
-            const uint32_t room = rooms + (size == 2 && held == 2 ? (turn & 1) * cols * units * 32 : 0);
-            end = passes ? c + step : first + cols;
-            if (passes && size == 2 && held == 2) asm volatile("cp.async.bulk.wait_group.read 1;" : : : "memory");
-            else asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-            if (passes && beta != 0.0f) {
-                const int32_t live = (t->cols < end ? t->cols : end) - c;
-                gmm_bar_expect(bars, (uint32_t)((live + wide - 1) / wide * ((t->rows + 63) / 64)) * 8192);
-                gmm_sm90_pass(args, t, c, end, wide, room, apart, bars);
-            } else gmm_bar_arrive_here(bars);
-            gmm_bar_wait(bars + 8, turn++ & 1);
-            if (passes) {
-                gmm_sm90_pass(args, t, c, end, wide, room, apart, 0);
-                asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+            const uint32_t bar = bars + brought % 2 * 16;
+            gmm_sm90_part *const part = &parts[brought % 2];
+            uint32_t gone = 0;
+            /* what its room held goes first, and at once what else there is of that tile, as it is soon written */
+            for (; brought - taken > (passes && !(gone && parts[taken % 2].tile == gone) ? 1u : 0u); taken++) {
+                gmm_bar_wait(bars + taken % 2 * 16 + 8, taken / 2 & 1);
+                gmm_sm90_pass(args, &parts[taken % 2], room + taken % 2 * 16384, 0);
+                gone = parts[taken % 2].tile;
             }
-        } while ((c = end) < first + cols && c < t->cols);
+            if (last) break;
+            if (passes && brought == taken) asm volatile("cp.async.bulk.wait_group.read 1;" : : : "memory");
+            else asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+            part->tile = tile + 1;
+            part->from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
+            part->x = t->n0 + c;
+            part->y = t->m0 + y;
+            part->boxes = (t->cols - c < step ? t->cols - c + wide - 1 : step) / wide;
+            if (passes && beta != 0.0f) {
+                gmm_bar_expect(bar, (uint32_t)part->boxes * 8192);
+                gmm_sm90_pass(args, part, room + brought % 2 * 16384, bar);
+            } else gmm_bar_arrive_here(bar);
+            if (!passes) gmm_bar_wait(bar + 8, taken++ / 2 & 1);
+            brought++;
+            if ((y += 64) >= t->rows) y = 0, c += step;
+        } while (passes && c < t->cols);
     }
     asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
 }
@@ -2169,10 +2191,6 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const int turns, const
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 256x128
-#include GMM_KERNELS_FILE
-#define GMM__TILE 128x192_held
-#include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
 #undef GMM__DTYPE
@@ -2198,10 +2216,6 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const int turns, const
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
-#include GMM_KERNELS_FILE
-#define GMM__TILE 256x128
-#include GMM_KERNELS_FILE
-#define GMM__TILE 128x192_held
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__TAG
@@ -6888,10 +6902,7 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
-/* Tiles of 16-bit D that a group's rooms hold: if any, D goes by TMA (gmm_sm90_move) while the next tile is multiplied,
-   fp32 in so many parts. Else, rows of sums go out so many at once. */
-#define GMM__HELD (GMM__RAGGED ? 2 * GMM__OF(out) / (GMM__OF(mb) * GMM__OF(units)) : 0)
-#define GMM__PARTS (GMM__HELD == 1 ? GMM__OF(mb) : 1)
+/* Rows of sums that go out at once. */
 #define GMM__LOT (GMM__OF(out) >= 4 && GMM__OF(mb) * GMM__OF(units) < 24 ? 32 : 16)
 
 /* Words of D that wait in registers, those that go out at once, and a group's rooms for these. An instance with an
@@ -6904,6 +6915,10 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__WAITS (GMM__LATER ? 4 * GMM__OF(units) : 1)
 #define GMM__GOES (GMM__LATER ? 4 * GMM__OF(later) : 1)
 #define GMM__ROOMS (GMM__LATER ? 2 * GMM__OF(out) / GMM__OF(later) : 2)
+/* Tiles begin at multiples of so many rows. Products there are for as many eights as a tile can have. */
+#define GMM__STEP (GMM__RAGGED ? 64 : 8)
+#define GMM__MADE(e) ((e) <= 2 * GMM__OF(units) && (!GMM__RAGGED || (e) % 8 == 0))
+#define GMM__PLACER (GMM__OF(of) ? 11 : 9) /* the warp that places tiles */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Of tile `t`, whose 16-bit D waits in registers, the next rows go out through one of the group's rooms, by TMA where
@@ -7001,33 +7016,34 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             gmm_bar_init(bars + 16 * i, GMM__OF(of) ? 33 : 1); /* the producer, and threads that bring scales */
             gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
         }
-        for (i = 0; i < GMM_SM90_RING + 4; i++) /* the last: rooms of D may be written to, have been written to */
-            gmm_bar_init(told + 8 * i, i > GMM_SM90_RING && i % 2 ? 128 : 1);
-        for (; i < GMM_SM90_RING + 4 + GMM_SM90_BATCHES; i++) /* read by who multiply, move D, bring scales */
-            gmm_bar_init(told + 8 * i, 8 + (GMM__HELD ? 2 : 0) + (GMM__OF(of) ? 1 : 0));
-        for (; i < GMM_SM90_RING + 6 + GMM_SM90_BATCHES; i++) gmm_bar_init(told + 8 * i, 4); /* warps of a group */
+        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES; i++) /* read by who multiply, move operands and D, bring scales */
+            gmm_bar_init(told + 8 * i, 9 + (GMM__RAGGED ? 2 : 0) + (GMM__OF(of) ? 1 : 0));
+        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 2; i++) gmm_bar_init(told + 8 * i, 4); /* warps of a group */
+        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 10; i++) /* rooms of D: free, written to */
+            gmm_bar_init(told + 8 * i, i % 2 ? 128 : 1);
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
     }
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-    if (GMM__RAGGED || warp != 8) asm volatile("griddepcontrol.wait;" : : : "memory");
+    if (GMM__RAGGED || warp != GMM__PLACER) asm volatile("griddepcontrol.wait;" : : : "memory");
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 
     if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(blocks) == 1 ? 40 : 48));
-        if (warp == 8) { /* moves A and B: each lane one box of every stage */
+        if (warp == GMM__PLACER) { /* places tiles: several at once, a lane each */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_RING);
             int32_t *const items = ends + args.p.groups + 1;
-            int32_t most = 0, across = 0, g = 0, early = !GMM__RAGGED && !args.tables;
-            uint32_t at = 0, turn;
-            for (turn = 0;; turn++) {
-                const gmm_sm90_tile *const t = &ring[turn % GMM_SM90_RING];
-                gmm_sm90_box o;
-                uint32_t depths, bytes;
+            int32_t most = 0, across = 0, g = 0, early = !GMM__RAGGED && !args.tables, count;
+            uint32_t turn;
+            for (turn = 0;; turn += (uint32_t)count) {
+                const int32_t hop = (int32_t)(gridDim.x / pair);
+                gmm_sm90_tile *const to = &ring[(turn + (uint32_t)lane) % GMM_SM90_RING];
                 int stands = 0;
+                count = turn == 0 ? 1 : turn == 1 ? GMM_SM90_BATCH - 1 : GMM_SM90_BATCH;
                 if (turn == 0) { /* first by what the split says before it is waited for, into shared memory only */
                     if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
                     stands = !gmm_sm90_split(&args.groups, ends) && !early && !GMM__RAGGED && !args.tables;
@@ -7041,13 +7057,10 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                         g = 0;
                     }
                 }
-                if (!stands && (turn % GMM_SM90_BATCH == 0 || turn == 1)) { /* several at once, a lane each */
-                    const int32_t hop = (int32_t)(gridDim.x / pair);
-                    const int32_t count = turn == 0 ? 1 : turn == 1 ? GMM_SM90_BATCH - 1 : GMM_SM90_BATCH;
+                if (!stands) {
                     int32_t item = (int32_t)(blockIdx.x / pair + turn * hop), mine = 0, n;
-                    gmm_sm90_tile *const to = &ring[(turn + (uint32_t)lane) % GMM_SM90_RING];
                     if (turn >= GMM_SM90_RING)
-                        gmm_bar_wait(told + 8 * (GMM_SM90_RING + 4 + turn / GMM_SM90_BATCH % GMM_SM90_BATCHES),
+                        gmm_bar_wait(told + 8 * (GMM_SM90_RING + turn / GMM_SM90_BATCH % GMM_SM90_BATCHES),
                                      (turn / GMM_SM90_RING & 1) ^ 1);
                     for (n = 0; n < count; n++, item += hop) {
                         gmm_find_group32(items, args.p.groups, item, &g);
@@ -7057,20 +7070,30 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                         to->k = to->cols = to->units = 0; /* no more */
                         if (to->g < args.p.groups)
                             gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__OF(cols) == 128, across,
-                                           GMM__RAGGED ? GMM__OF(cols) : 64, 16, most,
-                                           GMM__HELD ? 64 : GMM__RAGGED ? 16 : 8, (int32_t)gmm_cluster_size(),
-                                           (int32_t)gmm_cluster_rank(), to);
+                                           GMM__RAGGED ? GMM__OF(cols) : 64, 16, most, GMM__STEP,
+                                           (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), to);
                     }
                     __syncwarp();
                 }
-                if (early) {
-                    early = 0;
-                    turn--;
-                    continue;
+                if (early) early = count = 0;
+                else {
+                    if (lane < count) gmm_bar_arrive_here(told + 8 * ((turn + (uint32_t)lane) % GMM_SM90_RING));
+                    if (__any_sync(0xFFFFFFFFu, lane < count && to->units == 0)) break;
                 }
-                depths = gmm_sm90_depths(t->k);
-                if (lane == 0) gmm_bar_arrive_here(told + 8 * (turn % GMM_SM90_RING));
+            }
+            if (blockIdx.x == 0) gmm_sm90_judge(&args.groups, &args.p, ends);
+        }
+        if (warp == 8) { /* moves A and B: each lane one box of every stage */
+            uint32_t at = 0, turn;
+            for (turn = 0;; turn++) {
+                const gmm_sm90_tile *const t = &ring[turn % GMM_SM90_RING];
+                gmm_sm90_box o;
+                uint32_t depths, bytes;
+                __syncwarp();
+                if (lane == 0) gmm_sm90_tile_read(told, turn);
+                gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
                 if (t->units == 0) break;
+                depths = gmm_sm90_depths(t->k);
                 bytes = GMM__TA ? (uint32_t)(t->units + 3) / 4 * 8192 : (uint32_t)t->units * 2048;
                 bytes += (uint32_t)gmm_sm90_boxes_b(t) * (GMM__OF(b) / (GMM__OF(cols) / 64));
                 if (t->cols <= 0) bytes = 0;
@@ -7086,12 +7109,12 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     else o.x += o.of_b ? GMM__OF(box) : 64;
                 }
             }
-            if (blockIdx.x == 0) gmm_sm90_judge(&args.groups, &args.p, ends);
         }
-        if (GMM__HELD && warp >= 10 && lane == 0) { /* moves D of group warp - 10 */
-            const int team = warp - 10, first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * team;
-            gmm_sm90_move(&args, GMM__OF(teams) == 1, GMM__HELD, first, 64 * GMM__OF(mb), GMM__OF(units), ring, told,
-                          team, base + GMM__OF(rooms) + 2 * GMM__OF(room) * (uint32_t)team);
+        if (GMM__RAGGED && warp >= 10 && lane == 0) { /* moves D of group warp - 10 */
+            const int team = warp - 10;
+            gmm_sm90_move(&args, ring, told, team,
+                          told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 2 + 4 * (uint32_t)team),
+                          base + GMM__OF(rooms) + 2 * GMM__OF(room) * (uint32_t)team);
         }
         if (GMM__OF(of) && warp == 9)
             gmm_sm90_scales(&args, GMM__OF(of), GMM__OF(width), GMM__OF(stages), GMM__OF(stage),
@@ -7106,8 +7129,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         const int size = gmm_kmat_size(&args.p.d);
         const int64_t pitch = args.p.d.ld * size;
         float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-        const uint32_t written = told + 8 * GMM_SM90_RING + 16 * (uint32_t)wg + 8;
-        const uint32_t come = told + 8 * (GMM_SM90_RING + 4 + GMM_SM90_BATCHES); /* the last stages of groups' tiles */
+        const uint32_t come = told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES); /* the last stages of groups' tiles */
         uint32_t at = 0, turn = 0, tile = 0, waits[GMM__WAITS];
         int j, u, e, x, kept = 0;
         if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -7140,9 +7162,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     if (lane < (int)pair) gmm_bar_arrive(bars + 16 * s + 8, (uint32_t)lane);
                 }
                 if (GMM__OF(teams) == 1 && lane == 0) gmm_bar_arrive_here(come + 8 * wg);
-                if (GMM__HELD) { /* nothing to take away either */
-                    gmm_bar_wait(written - 8, turn++ & 1);
-                    gmm_bar_arrive_here(written);
+                if (GMM__RAGGED) { /* nothing to take away either */
+                    gmm_sm90_room_wait(come + 16 + 32 * wg, turn);
+                    gmm_sm90_room_written(come + 16 + 32 * wg, turn++);
                 }
                 continue;
             }
@@ -7153,14 +7175,14 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             for (j = 0; j < (GMM__LATER ? 0 : GMM__OF(mb)); j++) /* 0: the first products set the sums */
 #pragma unroll
                 for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
-            switch (gmm_sm90_eights(t->rows)) {
+            switch (GMM__RAGGED ? (t->rows + 63) / 64 * 8 : gmm_sm90_eights(t->rows)) {
 #define GMM__PLAIN(e) GMM__PART(gmm9_sum_)(e, sum, depths, columns, lines, bars, come + 8 * wg, pair, &at, &args, \
                                            before, wg, mine, waits, &kept, &turn)
 #define GMM__CODES(u) gmm_sm90_sum_codes(GMM__OF(of), u, GMM__OF(stages), GMM__OF(stage), sum[0], depths, codes, \
                                          scales, lines, bars, pair, &at)
 #define GMM__X(e, u, n, b, a, c) \
     case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(units) ? (e + 1) / 2 : 1); \
-            else if (e <= 2 * GMM__OF(units)) GMM__PLAIN(e <= 2 * GMM__OF(units) ? e : 2); \
+            else if (GMM__MADE(e)) GMM__PLAIN(GMM__MADE(e) ? e : 2); \
             break;
             GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -7180,6 +7202,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                       : gmm_kmat_at(&args.p.bias, t->g);
                 const int units = t->units, rows = t->rows;
+                const uint32_t held = come + 16 + 32 * ((uint32_t)gmm_tid() >> 7); /* the barriers of its rooms */
                 if (alpha != 1.0f) {
 #pragma unroll
                     for (j = 0; j < GMM__OF(mb); j++)
@@ -7212,35 +7235,33 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     }
                 }
                 const float beta = gmm_gemm_beta(&args.p, t->g);
-                const int passes = GMM__HELD && gmm_sm90_passes(&args.p, t->g, beta);
+                const int passes = GMM__RAGGED && gmm_sm90_passes(&args.p, t->g, beta);
                 char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
                 const int whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
                 if (passes && size == 2) { /* rooms hold boxes of 16-bit D */
                     const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
                     const uint32_t put = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg +
-                                         (GMM__HELD == 2 ? (turn & 1) * GMM__OF(room) : 0) +
                                          (lane / 16 * 8 + lane % 8) * 128 +
                                          (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-                    gmm_bar_wait(written - 8, turn++ & 1);
 #pragma unroll
                     for (u = 0; u < GMM__OF(units); u++) {
                         if (u >= units) break;
+                        if (u % 4 == 0) gmm_sm90_room_wait(held, turn);
 #pragma unroll
                         for (j = 0; j < GMM__OF(mb); j++) {
                             const float *const f = &sum[j][8 * u];
-                            gmm_stmatrix_t(put + j * (2048 * GMM__OF(units)) + u * 2048,
+                            gmm_stmatrix_t(put + turn % 2 * GMM__OF(room) + j * 8192 + u % 4 * 2048,
                                            gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                            gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                         }
+                        if (u % 4 == 3 || u + 1 == units) gmm_sm90_room_written(held, turn++);
                     }
-                    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-                    gmm_bar_arrive_here(written);
                 } else if (GMM__LATER && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
 #pragma unroll
                     for (u = 0; u < GMM__WAITS; u++)
                         waits[u] = gmm_pack2(GMM__DTYPE, sum[0][2 * u], sum[0][2 * u + 1]);
                     kept = units;
-                } else if (!GMM__HELD && !GMM__LATER && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
+                } else if (!GMM__RAGGED && !GMM__LATER && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
                     const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
                     const int wide = 128 * GMM__OF(mb), chunk = tid % (8 * GMM__OF(mb)), line = tid / (8 * GMM__OF(mb));
                     const int left = t->cols - first - 8 * chunk;
@@ -7289,18 +7310,18 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 } else if (passes) { /* rooms hold boxes of fp32 */
                     const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
                     /* of column lane / 4 and row 2 (lane % 4); 8 columns and a row more are other bits of it */
-                    const uint32_t to = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg + w / 2 * 2048 * GMM__OF(units) +
+                    const uint32_t to = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg + w / 2 * 8192 +
                                         lane % 4 * 256 + lane / 4 % 4 * 4 +
                                         (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
                     for (j = 0; j < GMM__OF(mb); j++) {
-                        if (GMM__PARTS > 1 && first + 64 * j >= t->cols) break;
-                        if (j % (GMM__OF(mb) / GMM__PARTS) == 0) gmm_bar_wait(written - 8, turn++ & 1);
+                        if (first + 64 * j >= t->cols) break;
 #pragma unroll
                         for (u = 0; u < 2 * GMM__OF(units); u++) {
-                            const int part = j % (GMM__OF(mb) / GMM__PARTS) * (4096 * GMM__OF(units)) + u * 1024;
+                            const uint32_t part = turn % 2 * GMM__OF(room) + u % 8 * 1024;
                             float old[4];
                             if (u >= 2 * units) break;
+                            if (u % 8 == 0) gmm_sm90_room_wait(held, turn);
                             if (beta != 0.0f) {
 #pragma unroll
                                 for (e = 0; e < 4; e++)
@@ -7311,10 +7332,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #pragma unroll
                             for (e = 0; e < 4; e++)
                                 gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part, sum[j][4 * u + e]);
-                        }
-                        if ((j + 1) % (GMM__OF(mb) / GMM__PARTS) == 0) {
-                            asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-                            gmm_bar_arrive_here(written);
+                            if (u % 8 == 7 || u + 1 == 2 * units) gmm_sm90_room_written(held, turn++);
                         }
                     }
                 } else { /* rooms hold sums */
@@ -7323,7 +7341,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                         if (tid == 0) asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
                         gmm_bar_half(wg);
                     }
-                    if (GMM__HELD) gmm_bar_wait(written - 8, turn++ & 1);
+                    if (GMM__RAGGED) gmm_sm90_room_wait(held, turn);
 #pragma unroll
                     for (j = 0; j < GMM__OF(mb); j++) {
                         const int c0 = first + 64 * j;
@@ -7341,7 +7359,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #pragma unroll
                             for (x = 0; x < GMM__LOT / 8; x++) {
                                 old[x] = make_uint4(0, 0, 0, 0);
-                                if (plain && beta != 0.0f && !GMM__HELD && 16 * u + 8 * x < below)
+                                if (plain && beta != 0.0f && !GMM__RAGGED && 16 * u + 8 * x < below)
                                     old[x] = gmm_sm90_peek(size, to + 8 * x * pitch);
                             }
 #pragma unroll
@@ -7360,7 +7378,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                                     const float4 f = *(const float4 *)(get + x * 2048);
                                     float v[4];
                                     v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                                    if (GMM__HELD && beta != 0.0f && 16 * u + 8 * x < below)
+                                    if (GMM__RAGGED && beta != 0.0f && 16 * u + 8 * x < below)
                                         old[x] = gmm_sm90_peek(size, to);
                                     if (beta != 0.0f)
 #pragma unroll
@@ -7383,10 +7401,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                             }
                         }
                     }
-                    if (GMM__HELD) {
-                        asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-                        gmm_bar_arrive_here(written);
-                    } else turn = lot;
+                    if (GMM__RAGGED) gmm_sm90_room_written(held, turn++);
+                    else turn = lot;
                 }
             }
         }
@@ -7402,8 +7418,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #undef GMM__WAITS
 #undef GMM__GOES
 #undef GMM__ROOMS
-#undef GMM__HELD
-#undef GMM__PARTS
+#undef GMM__PLACER
+#undef GMM__STEP
+#undef GMM__MADE
 #undef GMM__LOT
 #undef GMM__RAGGED
 #undef GMM__TB

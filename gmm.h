@@ -194,8 +194,9 @@ typedef struct gmm_options {
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
     int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion in fwd and dgrad where scales are by tensor or row.
                                     Changes results */
-    int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, for trying them;
-                                    0, or more than there are: the one expected to be fastest. Never changes results */
+    int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, the last perhaps
+                                    two, of which the split decides, for trying them; 0, or more than there are: the
+                                    one expected to be fastest. Never changes results */
     int64_t workspace_limit;     /* WGMMA declines a product of MX32 or NV16 operands that needs more bytes, since it
                                     converts them there; AUTO takes MMA then. 0 = none. Never changes results */
 } gmm_options;
@@ -7337,8 +7338,21 @@ static int64_t gmm__wgmma_rows(const gmm__call *call) {
     return gmm__ceil_div(hint, call->groups.count);
 }
 
+/* What a kernel's tiles are, for notes. */
+static const char *gmm__wgmma_tile(int32_t kernel, char text[64]) {
+    const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *one = gmm_sm90_kernels;
+    if (k->which == 2) {
+        while (one->function != k->function || one->which != 1) one++;
+        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)one->units * 16, (int)one->cols,
+                       (int)k->units * 16, (int)k->cols);
+    } else
+        (void)snprintf(text, 64, "tile %d x %d", (int)k->units * 16, (int)k->cols);
+    return text;
+}
+
 /* Of the kernels for `kernel` the one that is likely to be fastest for groups of equal size, or -1. All give the same
-   bits. A stage costs the clocks of its products or of its shared memory, whichever are more; a tile also costs
+   bits. Of two tiles in one kernel the device chooses, by the groups' sizes, unless groups are so small that memory
+   bounds them. A stage costs the clocks of its products or of its shared memory, whichever are more; a tile also costs
    its way out. Weights as codes are taken by kernels for `factor`, or cost their conversion. */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel, gmm_dtype dtype,
                                  int32_t factor, int32_t processors) {
@@ -7353,6 +7367,10 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
         const int32_t least = op == gmm_gemm_wgrad ? k->units : k->units / 2 + 1; /* tiles of wgrad are all as tall */
         if (k->op != kernel || k->dtype != dtype || (k->factor && k->factor != factor)) continue;
         if (++nth == call->options.tile) return i;
+        if (k->which == 2) {
+            if (rows >= 256 && choice >= 0 && gmm_sm90_kernels[choice].function == k->function) choice = i;
+            continue;
+        }
         for (u = k->units; u >= least; u--) { /* the heights that the device chooses among */
             const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
             const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
@@ -7539,6 +7557,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
     int64_t blocks = 0, elements = 0;
+    char tile[64];
     int side;
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
@@ -7573,10 +7592,9 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
     plan->grid[1] = gmm__grid(gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount), call->options.sm_limit,
                               64, blocks);
-    (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, tile %d x %d, %d blocks",
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, %s, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
-                   (long long)(elements >> 19), (int)gmm_sm90_kernels[plan->kernel].units * 16,
-                   (int)gmm_sm90_kernels[plan->kernel].cols, (int)plan->grid[0]);
+                   (long long)(elements >> 19), gmm__wgmma_tile(plan->kernel, tile), (int)plan->grid[0]);
     return 1;
 }
 
@@ -7584,6 +7602,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op);
     const gmm_dtype dtype = call->mat[ra].dtype;
+    char tile[64];
     if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
     if (gmm__wgmma_expands(call, op)) return gmm__wgmma_plan_expanded(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
@@ -7592,8 +7611,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         !gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
         !gmm__wgmma_takes(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
         return 0;
-    (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks",
-                   (int)gmm_sm90_kernels[plan->kernel].units * 16, (int)gmm_sm90_kernels[plan->kernel].cols,
+    (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile(plan->kernel, tile),
                    (int)plan->grid[0]);
     return 1;
 }

@@ -1167,7 +1167,8 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    to 16 bits, and sends a lot of them to D in each stage of its next tile: so the way out, which takes as long as three
    stages, is hidden without rooms for a tile. A warp of its own places tiles and tells them through a ring, the first
    one by what the split says before the launch before has ended, and anew if that changes; so the producer never waits
-   for that, and runs as far ahead as the stages allow.
+   for that, and runs as far ahead as the stages allow. Where a kernel has two tiles, who places them takes the one that
+   the groups' sizes make cheaper, and tells it with the first.
 
    Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
    bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
@@ -1181,6 +1182,7 @@ typedef struct gmm_sm90_args {
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
     int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
+    int32_t tile;             /* of a kernel of two: 0, 1 its first or second, 2 chosen from the sizes */
     gmm_mat codes;            /* weights as a copy, converted in the kernel: tables in device memory */
     gmm_direction along;      /* of its lines, which run along the contraction */
     int32_t rows, cols;       /* of each matrix that was quantized */
@@ -1218,18 +1220,22 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
     X(mx4_128x64, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
     X(nv4_128x64, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
 
-/* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
+/* Instances: X(op, dtype, precision, tile, kernel, which): a kernel of two tiles takes its first (0) or second (1), or
+   that which the groups' sizes make cheaper (2). The includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 256x160) X(fwd, GMM_F16, f16, 256x160) \
-    X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_F16, f16, 128x256) \
-    X(fwd, GMM_BF16, bf16, 128x176) X(fwd, GMM_F16, f16, 128x176) \
-    X(fwd, GMM_BF16, bf16, mx8_128x192) X(fwd, GMM_BF16, bf16, mx4_128x192) X(fwd, GMM_BF16, bf16, nv4_128x192) \
-    X(fwd, GMM_BF16, bf16, mx8_128x48) X(fwd, GMM_BF16, bf16, mx4_128x64) X(fwd, GMM_BF16, bf16, nv4_128x64) \
-    X(dgrad, GMM_BF16, bf16, 256x160) X(dgrad, GMM_F16, f16, 256x160) \
-    X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_F16, f16, 128x256) \
-    X(dgrad, GMM_BF16, bf16, 128x176) X(dgrad, GMM_F16, f16, 128x176) \
-    X(wgrad, GMM_BF16, bf16, 128x192) X(wgrad, GMM_F16, f16, 128x192) \
-    X(wgrad, GMM_BF16, bf16, 128x128) X(wgrad, GMM_F16, f16, 128x128)
+    X(fwd, GMM_BF16, bf16, 256x160, 256x160_128x256, 1) X(fwd, GMM_F16, f16, 256x160, 256x160_128x256, 1) \
+    X(fwd, GMM_BF16, bf16, 128x256, 256x160_128x256, 0) X(fwd, GMM_F16, f16, 128x256, 256x160_128x256, 0) \
+    X(fwd, GMM_BF16, bf16, 128x176, 128x176, 0) X(fwd, GMM_F16, f16, 128x176, 128x176, 0) \
+    X(dgrad, GMM_BF16, bf16, 256x160, 256x160_128x256, 1) X(dgrad, GMM_F16, f16, 256x160, 256x160_128x256, 1) \
+    X(dgrad, GMM_BF16, bf16, 128x256, 256x160_128x256, 0) X(dgrad, GMM_F16, f16, 128x256, 256x160_128x256, 0) \
+    X(dgrad, GMM_BF16, bf16, 128x176, 128x176, 0) X(dgrad, GMM_F16, f16, 128x176, 128x176, 0) \
+    X(fwd, GMM_BF16, bf16, mx8_128x192, mx8_128x192, 0) X(fwd, GMM_BF16, bf16, mx4_128x192, mx4_128x192, 0) \
+    X(fwd, GMM_BF16, bf16, nv4_128x192, nv4_128x192, 0) X(fwd, GMM_BF16, bf16, mx8_128x48, mx8_128x48, 0) \
+    X(fwd, GMM_BF16, bf16, mx4_128x64, mx4_128x64, 0) X(fwd, GMM_BF16, bf16, nv4_128x64, nv4_128x64, 0) \
+    X(wgrad, GMM_BF16, bf16, 128x192, 128x192, 0) X(wgrad, GMM_F16, f16, 128x192, 128x192, 0) \
+    X(wgrad, GMM_BF16, bf16, 128x128, 128x128, 0) X(wgrad, GMM_F16, f16, 128x128, 128x128, 0) \
+    X(fwd, GMM_BF16, bf16, 128x256, 256x160_128x256, 2) X(fwd, GMM_F16, f16, 128x256, 256x160_128x256, 2) \
+    X(dgrad, GMM_BF16, bf16, 128x256, 256x160_128x256, 2) X(dgrad, GMM_F16, f16, 128x256, 256x160_128x256, 2)
 
 /* A ring of tiles holds a batch that is placed at once and batches before it, each until all who read it say so. */
 enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
@@ -1244,7 +1250,8 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #define GMM__FP8_BOUNDS __launch_bounds__(GMM__OF(threads), 1)
 #endif
 
-/* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, groups. */
+/* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, which tile was
+   taken, groups. */
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
@@ -1271,7 +1278,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_shared_, tag) = \
-    GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 1),
+    GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 2),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #undef GMM__X
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_fits_, tag) = \
@@ -1284,11 +1291,13 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
 enum { gmm9_lots_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
 /* wgrad: a stage has room for whole boxes of A, a room for 64 rows by 256 bytes of D; groups of threads take turns */
-#define GMM__X(op, dtype, tag, tile) \
+#define GMM__X(op, dtype, tag, tile, kernel, which) \
     + 1 / (!gmm_ragged_k_##op || (GMM__CAT(gmm9_units_, tile) % 4 == 0 && GMM__CAT(gmm9_out_, tile) == 8 && \
                                   GMM__CAT(gmm9_teams_, tile) == 1 && GMM__CAT(gmm9_mb_, tile) == 2))
 enum { gmm9_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
 #undef GMM__X
+/* tiles of one kernel have barriers at the same place */
+enum { gmm9_two_fit = 1 / (gmm9_bars_256x160 == gmm9_bars_128x256 && gmm9_ring_256x160 == gmm9_ring_128x256) };
 
 /* Barriers in shared memory (mbarrier), addressed as the 32-bit shared address of their 8 bytes. */
 GMM__DEVICE void gmm_bar_init(uint32_t bar, uint32_t count) {
@@ -1737,46 +1746,66 @@ GMM__DEVICE void gmm_sm90_count(const gmm_gemm_args *p, int ragged_k, int flat, 
     gmm_sm90_prefix(G, total, items);
 }
 
-/* Chooses the tiles' height in units of 16 rows, unless it is given (`most`): the one whose rounds take the least time;
-   bits do not depend on it. One warp. */
-GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, int32_t cols, int32_t units, int32_t most,
-                                    const int32_t *ends) {
-    const int32_t tiles_n = (p->n + cols - 1) / cols, G = p->groups, lane = (int32_t)threadIdx.x & 31;
-    int32_t tallest = 0, i;
+/* Chooses among the kernel's tiles (`tile`: 0, 1 its first or second, 2 either; units1 0: it has no second) and their
+   heights in units of 16 rows what takes the least time; bits do not depend on it. Returns the height, *nth: the tile.
+   Tiles by both groups of threads (`both`) are priced in clocks of products that draw all the power there is: what
+   rounds leave idle makes the others faster, and a low tile saves what it does not multiply. One warp, four lanes for
+   each choice. */
+GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends, int32_t tile, const int both,
+                                    int32_t cols0, int32_t units0, int32_t cols1, int32_t units1, int32_t *nth) {
+    const int32_t G = p->groups, heights0 = both ? units0 / 4 + 1 : units0 - units0 / 2;
+    const int32_t heights1 = units1 ? units1 / 4 + 1 : 0;
+    float work = 0.0f, count = 0.0f, longest = 0.0f, cost = 0.0f;
+    uint32_t least;
+    int32_t i, c, second, live;
+    if (tile != 2) { /* perhaps a tile for each group, whatever the height */
+        const int32_t most = tile ? units1 : units0, lowest = most - (tile ? heights1 : heights0) + 1;
+        int32_t tall = 0;
 #pragma unroll 1
-    for (i = lane; i < G; i += 32) tallest = ends[i + 1] - ends[i] > tallest ? ends[i + 1] - ends[i] : tallest;
-    if (most == 0 && !__any_sync(0xFFFFFFFFu, tallest > 16 * (units / 2 + 1))) most = units; /* a tile each anyway */
-    if (most == 0) { /* clocks of all tiles, as the host counts them, times what rounds leave idle */
-        const float depths = (float)gmm_sm90_depths(p->k), share = (float)tiles_n / (float)gridDim.x;
-        float best = 3.0e38f;
-        int32_t u;
-        most = units;
+        for (i = (int32_t)threadIdx.x & 31; i < G; i += 32) tall |= ends[i + 1] - ends[i] > 16 * lowest;
+        *nth = tile;
+        if (!__any_sync(0xFFFFFFFFu, tall)) return most;
+    }
+    c = ((int32_t)threadIdx.x & 31) / 4;
+    second = c >= heights0;
+    {
+        const float depths = (float)gmm_sm90_depths(p->k);
+        const float inverse = __fdividef(1.0f, (float)(second ? units1 + heights0 - c : units0 - c));
+        const int wide = (second ? cols1 : cols0) == 256;
+        const float fixed = wide ? 48.0f * depths + 2000.0f : 56.0f * depths + 5800.0f;
+        const float slope = wide ? 134.5f * depths + 340.0f : 66.3f * depths - 270.0f;
 #pragma unroll 1
-        for (u = units; u > units / 2; u--) {
-            const float inverse = 1.0f / (float)u;
-            float work = 0.0f, count = 0.0f;
-#pragma unroll 1
-            for (i = lane; i < G; i += 32) {
-                const float m = (float)(ends[i + 1] - ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
-                const float h = __fdividef(m, t);
-                float tile = depths * fmaxf(cols == 256 ? 512.0f + 80.0f * h : 256.0f + 44.0f * h,
-                                            (float)(cols / 2) * h);
-                tile = cols == 256 ? tile + 390.0f * h + 400.0f : fmaxf(tile, 330.0f * h) + 200.0f;
-                count += t;
-                if (t > 0.0f) work += t * tile;
-            }
-            for (i = 16; i > 0; i /= 2) {
-                work += __shfl_xor_sync(0xFFFFFFFFu, work, i);
-                count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
-            }
-            work *= __fdividef(ceilf(count * share), count);
-            if (count > 0.0f && work < 0.99f * best) {
-                best = work;
-                most = u;
-            }
+        for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
+            const float m = (float)(ends[i + 1] - ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
+            const float h = __fdividef(m, fmaxf(t, 1.0f));
+            const float clocks = both ? fixed + slope * h
+                                      : fmaxf(depths * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
+            count += t;
+            work += t * clocks;
+            if (t > 0.0f) longest = fmaxf(longest, clocks);
         }
     }
-    return most;
+    for (i = 2; i > 0; i /= 2) {
+        work += __shfl_xor_sync(0xFFFFFFFFu, work, i);
+        count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
+        longest = fmaxf(longest, __shfl_xor_sync(0xFFFFFFFFu, longest, i));
+    }
+    c = (gmm_tid() & 31) / 4; /* not kept while groups are counted */
+    second = c >= heights0;
+    live = c < heights0 + heights1 && (tile == 2 || tile == second);
+    if (count > 0.0f) {
+        const int32_t cols = second ? cols1 : cols0;
+        const float share = __fdividef((float)((p->n + cols - 1) / cols), (float)gridDim.x), rounds = count * share;
+        cost = __fdividef(ceilf(rounds), rounds);
+        /* of heights that differ, some block is dealt more of the tall ones */
+        if (both) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(longest * count, work) - 1.0f) *
+                                                        rsqrtf(rounds));
+        cost = fminf(cost * work * share, 3.0e38f);
+    }
+    least = __reduce_min_sync(0xFFFFFFFFu, live ? __float_as_uint(cost) : 0x7FFFFFFFu);
+    c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, live && __float_as_uint(cost) == least)) - 1) / 4;
+    *nth = c >= heights0;
+    return c >= heights0 ? units1 + heights0 - c : units0 - c;
 }
 
 /* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
@@ -2159,8 +2188,10 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
 #define GMM__TAG bf16
 #define GMM__DTYPE GMM_BF16
 #define GMM__OP fwd
+#define GMM__FIRST
 #define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
+#define GMM__OTHER 256x160
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x176
@@ -2179,8 +2210,10 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
+#define GMM__FIRST
 #define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
+#define GMM__OTHER 256x160
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x176
@@ -2197,16 +2230,20 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
 #define GMM__TAG f16
 #define GMM__DTYPE GMM_F16
 #define GMM__OP fwd
+#define GMM__FIRST
 #define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
+#define GMM__OTHER 256x160
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x176
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
+#define GMM__FIRST
 #define GMM__TILE 256x160
 #include GMM_KERNELS_FILE
+#define GMM__OTHER 256x160
 #define GMM__TILE 128x256
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x176
@@ -2226,16 +2263,16 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t teams, cols, units, stages, out, shared, groups, factor, blocks, later;
+    int32_t teams, cols, units, stages, out, shared, groups, factor, blocks, later, which;
     const void *function;
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
-#define GMM__X(op, dtype, tag, tile) \
+#define GMM__X(op, dtype, tag, tile, kernel, which) \
     { gmm_gemm_##op, dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), GMM__CAT(gmm9_units_, tile), \
       GMM__CAT(gmm9_stages_, tile), GMM__CAT(gmm9_out_, tile), GMM__CAT(gmm9_shared_, tile), \
       GMM__CAT(gmm9_groups_, tile), GMM__CAT(gmm9_of_, tile), GMM__CAT(gmm9_blocks_, tile), \
-      GMM__CAT(gmm9_later_, tile), (const void *)gmm_linear_##op##_##tag##_##tile##_sm90 },
+      GMM__CAT(gmm9_later_, tile), which, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -2356,6 +2393,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                  (!row->later || (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2)) & 15) || p->d.dtype == GMM_F32 ||
                   gmm_sm90_map_ragged(encode, &args->d, &p->d, p->n, 16 * row->later));
     if (!mapped) return cudaErrorInvalidValue;
+    args->tile = row->which;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = (unsigned)pair;
@@ -6897,8 +6935,21 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 
 #elif GMM__BODY == 9
 #define GMM__OF(name) (int)GMM__CAT(gmm9_##name##_, GMM__TILE)
-#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _), GMM__TILE)
+#define GMM__OPS(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
+#define GMM__PART(part) GMM__CAT(GMM__OPS(part), GMM__TILE)
+/* A kernel of two tiles takes the other's functions, which were made first, without a kernel (GMM__FIRST). */
+#ifdef GMM__OTHER
+#define GMM__OTHERS(part) GMM__CAT(GMM__OPS(part), GMM__OTHER)
+#define GMM__WHICH args.tile
+#define GMM__SECOND(name) (int)GMM__CAT(gmm9_##name##_, GMM__OTHER)
+#define GMM__ANY(name) (*other ? GMM__SECOND(name) : GMM__OF(name))
+#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__OTHERS(gmm_linear_), _), GMM__TILE), _sm90)
+#else
+#define GMM__WHICH 0
+#define GMM__SECOND(name) 0
+#define GMM__ANY(name) GMM__OF(name)
 #define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
+#endif
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
@@ -6997,12 +7048,306 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8
     if (lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
     *at += depths;
 }
+
+/* What the groups of threads do: they multiply, and take D to memory. */
+GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, const gmm_sm90_tile *ring,
+                                           const uint32_t base, const uint32_t bars, const uint32_t told) {
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    uint32_t pair;
+    const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), w = warp & 3;
+    const int tid = (int)threadIdx.x & 127;
+    char *const mine = shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
+    const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
+    const uint32_t codes = base + GMM__OF(box) * (uint32_t)(first + 16 * w); /* of the warp; of its scales */
+    const uint32_t scales = base + GMM__OF(scales) + 4 * (uint32_t)(first + 16 * w);
+    const int size = gmm_kmat_size(&args.p.d);
+    const int64_t pitch = args.p.d.ld * size;
+    float sum[GMM__OF(mb)][8 * GMM__OF(units)];
+    const uint32_t come = told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES); /* the last stages of groups' tiles */
+    uint32_t at = 0, turn = 0, tile = 0, waits[GMM__WAITS];
+    int j, u, e, x, kept = 0;
+#pragma unroll
+    for (u = 0; u < GMM__WAITS; u++) waits[u] = 0;
+    for (;; tile++) {
+        const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
+        const gmm_sm90_tile *const before = &ring[(tile - 1) % GMM_SM90_RING];
+        uint32_t depths, here = base;
+        uint64_t columns, lines;
+        __syncwarp();
+        if (lane == 0) gmm_sm90_tile_read(told, tile - (GMM__LATER != 0)); /* D that waits is not there yet */
+        gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+        while (GMM__LATER && kept > 0 && t->cols <= first) /* no products to go out beside */
+            GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
+        if (t->units == 0) break;
+        depths = gmm_sm90_depths(t->k);
+        pair = gmm_cluster_size(); /* not kept while sums go out */
+        if (GMM__OF(teams) == 1 && (int)(tile & 1) != wg) { /* the other's turn */
+            at += depths;
+            continue;
+        }
+        /* who takes turns has not followed the other, and a parity tells a phase only from the one before */
+        if (GMM__OF(teams) == 1 && tile > 0) gmm_bar_wait(come + 8 * (wg ^ 1), (tile - 1) / 2 & 1);
+        if (t->cols <= first) { /* nothing to multiply: hands the stages back */
+            for (; depths > 0; depths--, at++) {
+                const uint32_t s = at % GMM__OF(stages);
+                gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
+                if (lane < (int)pair) gmm_bar_arrive(bars + 16 * s + 8, (uint32_t)lane);
+            }
+            if (GMM__OF(teams) == 1 && lane == 0) gmm_bar_arrive_here(come + 8 * wg);
+            if (GMM__RAGGED) { /* nothing to take away either */
+                gmm_sm90_room_wait(come + 16 + 32 * wg, turn);
+                gmm_sm90_room_written(come + 16 + 32 * wg, turn++);
+            }
+            continue;
+        }
+        if (!GMM__OF(of)) asm volatile("" : "+r"(here)); /* descriptors are not kept while sums go out */
+        columns = gmm_wgmma_desc(here + 128 * first, GMM__TB);
+        lines = gmm_wgmma_desc(here + GMM__OF(b), GMM__TA);
+#pragma unroll
+        for (j = 0; j < (GMM__LATER ? 0 : GMM__OF(mb)); j++) /* 0: the first products set the sums */
+#pragma unroll
+            for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
+        switch (GMM__RAGGED ? (t->rows + 63) / 64 * 8 : gmm_sm90_eights(t->rows)) {
+#define GMM__PLAIN(e) GMM__PART(gmm9_sum_)(e, sum, depths, columns, lines, bars, come + 8 * wg, pair, &at, &args, \
+                                       before, wg, mine, waits, &kept, &turn)
+#define GMM__CODES(u) gmm_sm90_sum_codes(GMM__OF(of), u, GMM__OF(stages), GMM__OF(stage), sum[0], depths, codes, \
+                                     scales, lines, bars, pair, &at)
+#define GMM__X(e, u, n, b, a, c) \
+case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(units) ? (e + 1) / 2 : 1); \
+        else if (GMM__MADE(e)) GMM__PLAIN(GMM__MADE(e) ? e : 2); \
+        break;
+        GMM_WGMMA_LIST(GMM__X)
+#undef GMM__X
+#undef GMM__CODES
+#undef GMM__PLAIN
+        default: break;
+        }
+#pragma unroll
+        for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+            for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
+        while (GMM__LATER && kept > 0) GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
+#pragma unroll
+        for (u = 0; u < GMM__WAITS; u++) waits[u] = 0; /* no longer kept */
+        { /* from registers to D, transposed in shared memory */
+            const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
+            const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
+                                                                                  : gmm_kmat_at(&args.p.bias, t->g);
+            const int units = t->units, rows = t->rows;
+            const uint32_t held = come + 16 + 32 * ((uint32_t)gmm_tid() >> 7); /* the barriers of its rooms */
+            if (alpha != 1.0f) {
+#pragma unroll
+                for (j = 0; j < GMM__OF(mb); j++)
+#pragma unroll
+                    for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
+            }
+            if (bias) {
+                const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
+                float low[GMM__OF(mb)][4], high[GMM__OF(mb)][4], by[GMM__OF(units) / 2 + 1]; /* a lane per row */
+#pragma unroll
+                for (x = 0; x < (GMM__OF(units) + 1) / 2; x++)
+                    by[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
+#pragma unroll
+                for (j = 0; j < GMM__OF(mb); j++) {
+                    const int c = t->n0 + first + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low[j]);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high[j]);
+                }
+#pragma unroll
+                for (u = 0; u < 8 * GMM__OF(units); u += 4) {
+                    const float s0 = __shfl_sync(0xFFFFFFFFu, by[u / 16], u % 16 * 2 + lane % 4 * 2);
+                    const float s1 = __shfl_sync(0xFFFFFFFFu, by[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+#pragma unroll
+                    for (j = 0; j < GMM__OF(mb); j++) {
+                        sum[j][u] = __fmaf_rn(low[j][0], s0, sum[j][u]);
+                        sum[j][u + 1] = __fmaf_rn(low[j][0], s1, sum[j][u + 1]);
+                        sum[j][u + 2] = __fmaf_rn(high[j][0], s0, sum[j][u + 2]);
+                        sum[j][u + 3] = __fmaf_rn(high[j][0], s1, sum[j][u + 3]);
+                    }
+                }
+            }
+            const float beta = gmm_gemm_beta(&args.p, t->g);
+            const int passes = GMM__RAGGED && gmm_sm90_passes(&args.p, t->g, beta);
+            char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
+            const int whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+            if (passes && size == 2) { /* rooms hold boxes of 16-bit D */
+                const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
+                const uint32_t put = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg +
+                                     (lane / 16 * 8 + lane % 8) * 128 +
+                                     (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+#pragma unroll
+                for (u = 0; u < GMM__OF(units); u++) {
+                    if (u >= units) break;
+                    if (u % 4 == 0) gmm_sm90_room_wait(held, turn);
+#pragma unroll
+                    for (j = 0; j < GMM__OF(mb); j++) {
+                        const float *const f = &sum[j][8 * u];
+                        gmm_stmatrix_t(put + turn % 2 * GMM__OF(room) + j * 8192 + u % 4 * 2048,
+                                       gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                       gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                    }
+                    if (u % 4 == 3 || u + 1 == units) gmm_sm90_room_written(held, turn++);
+                }
+            } else if (GMM__LATER && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
+#pragma unroll
+                for (u = 0; u < GMM__WAITS; u++)
+                    waits[u] = gmm_pack2(GMM__DTYPE, sum[0][2 * u], sum[0][2 * u + 1]);
+                kept = units;
+            } else if (!GMM__RAGGED && !GMM__LATER && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
+                const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
+                const int wide = 128 * GMM__OF(mb), chunk = tid % (8 * GMM__OF(mb)), line = tid / (8 * GMM__OF(mb));
+                const int left = t->cols - first - 8 * chunk;
+                const int plain = whole && (t->cols - first >= 64 * GMM__OF(mb) || (t->cols - first) % 8 == 0);
+                const int below = left > 0 ? rows - line : 0;
+                const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) + (lane / 16 * 8 + lane % 8) * wide +
+                                     (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+                const char *const get = mine + line * wide + ((chunk ^ (line & 7)) << 4);
+                char *to = d + line * pitch + (t->n0 + first + 8 * chunk) * 2;
+#pragma unroll
+                for (u = 0; u < GMM__OF(units); u += GMM__OF(out) / GMM__OF(mb)) {
+                    const int room = (turn & 1) * GMM__OF(room);
+                    uint4 v[GMM__OF(out)];
+                    if (u >= units) break;
+                    turn++;
+#pragma unroll
+                    for (x = 0; x < GMM__OF(out) / GMM__OF(mb); x++)
+#pragma unroll
+                        for (j = 0; j < GMM__OF(mb); j++)
+                            if (u + x < GMM__OF(units)) {
+                                const float *const f = &sum[j][8 * (u + x)];
+                                gmm_stmatrix_t(put + room + x * 16 * wide + 128 * j,
+                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                               gmm_pack2(GMM__DTYPE, f[4], f[5]),
+                                               gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                            }
+                    gmm_bar_half(wg);
+#ifdef GMM__EPILOGUE /* of an instance: takes the rows of D that stand in the room; whether D gets them, too */
+                    if (!GMM__EPILOGUE(&args, t, mine + room, wide, 16 * u, GMM__OF(out) * 2048 / wide, first))
+                        continue;
+#endif
+                    if (plain) {
+#pragma unroll
+                        for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
+#pragma unroll
+                        for (x = 0; x < GMM__OF(out); x++, to += 16 / GMM__OF(mb) * pitch)
+                            if (16 * u + 16 / GMM__OF(mb) * x < below) *(uint4 *)to = v[x];
+                    } else {
+#pragma unroll 1
+                        for (x = 0; x < GMM__OF(out); x++, to += 16 / GMM__OF(mb) * pitch)
+#pragma unroll 1
+                            for (e = 0; e < 8 && e < left && 16 * u + 16 / GMM__OF(mb) * x < below; e++)
+                                ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
+                    }
+                }
+            } else if (passes) { /* rooms hold boxes of fp32 */
+                const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
+                /* of column lane / 4 and row 2 (lane % 4); 8 columns and a row more are other bits of it */
+                const uint32_t to = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg + w / 2 * 8192 +
+                                    lane % 4 * 256 + lane / 4 % 4 * 4 +
+                                    (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
+#pragma unroll
+                for (j = 0; j < GMM__OF(mb); j++) {
+                    if (first + 64 * j >= t->cols) break;
+#pragma unroll
+                    for (u = 0; u < 2 * GMM__OF(units); u++) {
+                        const uint32_t part = turn % 2 * GMM__OF(room) + u % 8 * 1024;
+                        float old[4];
+                        if (u >= 2 * units) break;
+                        if (u % 8 == 0) gmm_sm90_room_wait(held, turn);
+                        if (beta != 0.0f) {
+#pragma unroll
+                            for (e = 0; e < 4; e++)
+                                old[e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part);
+#pragma unroll
+                            for (e = 0; e < 4; e++) sum[j][4 * u + e] = __fmaf_rn(beta, old[e], sum[j][4 * u + e]);
+                        }
+#pragma unroll
+                        for (e = 0; e < 4; e++)
+                            gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part, sum[j][4 * u + e]);
+                        if (u % 8 == 7 || u + 1 == 2 * units) gmm_sm90_room_written(held, turn++);
+                    }
+                }
+            } else { /* rooms hold sums */
+                uint32_t lot = turn; /* none may use the last one's room again */
+                if (GMM__LATER) { /* what still goes out of there */
+                    if (tid == 0) asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+                    gmm_bar_half(wg);
+                }
+                if (GMM__RAGGED) gmm_sm90_room_wait(held, turn);
+#pragma unroll
+                for (j = 0; j < GMM__OF(mb); j++) {
+                    const int c0 = first + 64 * j;
+                    const int plain = whole && t->cols - c0 >= 64, f4 = w * 4 + lane / 16, below = rows - tid / 16;
+                    char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
+                    char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+#pragma unroll
+                    for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
+                        const int room = (lot & 1) * GMM__OF(room);
+                        const char *const get = mine + room + tid / 16 * 256 +
+                                                (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+                        uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
+                        if (u >= units || c0 >= t->cols) break;
+                        lot++;
+#pragma unroll
+                        for (x = 0; x < GMM__LOT / 8; x++) {
+                            old[x] = make_uint4(0, 0, 0, 0);
+                            if (plain && beta != 0.0f && !GMM__RAGGED && 16 * u + 8 * x < below)
+                                old[x] = gmm_sm90_peek(size, to + 8 * x * pitch);
+                        }
+#pragma unroll
+                        for (x = 0; x < GMM__LOT / 16; x++)
+                            if (u + x < GMM__OF(units)) {
+#pragma unroll
+                                for (e = 0; e < 8; e++)
+                                    *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                               (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
+                                        sum[j][8 * (u + x) + e];
+                            }
+                        gmm_bar_half(wg);
+                        if (plain) {
+#pragma unroll
+                            for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
+                                const float4 f = *(const float4 *)(get + x * 2048);
+                                float v[4];
+                                v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                                if (GMM__RAGGED && beta != 0.0f && 16 * u + 8 * x < below)
+                                    old[x] = gmm_sm90_peek(size, to);
+                                if (beta != 0.0f)
+#pragma unroll
+                                    for (e = 0; e < 4; e++)
+                                        v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old[x], e), v[e]);
+                                if (16 * u + 8 * x < below) gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                            }
+                        } else {
+#pragma unroll 1
+                            for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
+#pragma unroll 1
+                                for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < below;
+                                     e++) {
+                                    float v[4], was[4];
+                                    v[0] = ((const float *)(get + x * 2048))[e];
+                                    gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
+                                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
+                                    gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
+                                }
+                        }
+                    }
+                }
+                if (GMM__RAGGED) gmm_sm90_room_written(held, turn++);
+                else turn = lot;
+            }
+        }
+    }
+    if (GMM__LATER && tid == 0) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+}
 #endif
 
+#ifndef GMM__FIRST
 GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__OF(ring));
+    int32_t *const other = (int32_t *)(ring + GMM_SM90_RING); /* whether the kernel's other tile was taken */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
@@ -7035,7 +7380,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(blocks) == 1 ? 40 : 48));
         if (warp == GMM__PLACER) { /* places tiles: several at once, a lane each */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
-                                              : (int32_t *)(ring + GMM_SM90_RING);
+                                              : other + 2;
             int32_t *const items = ends + args.p.groups + 1;
             int32_t most = 0, across = 0, g = 0, early = !GMM__RAGGED && !args.tables, count;
             uint32_t turn;
@@ -7048,11 +7393,15 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
                     stands = !gmm_sm90_split(&args.groups, ends) && !early && !GMM__RAGGED && !args.tables;
                     if (!stands) {
-                        most = gmm_sm90_height(&args.p, GMM__OF(cols), GMM__OF(units), args.units_max, ends);
+                        most = args.units_max ? args.units_max
+                             : gmm_sm90_height(&args.p, ends, GMM__WHICH, GMM__OF(teams) == 2 && !GMM__OF(of),
+                                               GMM__OF(cols), GMM__OF(units), GMM__SECOND(cols), GMM__SECOND(units),
+                                               other);
+                        __syncwarp();
                         across = GMM__RAGGED ? (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols)
-                                             : gmm_sm90_across(&args.p, GMM__OF(cols), 64, 16 * most,
+                                             : gmm_sm90_across(&args.p, GMM__ANY(cols), 64, 16 * most,
                                                                (int32_t)gmm_cluster_size(), ends);
-                        gmm_sm90_count(&args.p, GMM__RAGGED, GMM__OF(cols) == 128, across, 16, most, (int32_t)pair,
+                        gmm_sm90_count(&args.p, GMM__RAGGED, GMM__ANY(cols) == 128, across, 16, most, (int32_t)pair,
                                        ends, items);
                         g = 0;
                     }
@@ -7069,7 +7418,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     if (lane < count) {
                         to->k = to->cols = to->units = 0; /* no more */
                         if (to->g < args.p.groups)
-                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__OF(cols) == 128, across,
+                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__ANY(cols) == 128, across,
                                            GMM__RAGGED ? GMM__OF(cols) : 64, 16, most, GMM__STEP,
                                            (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), to);
                     }
@@ -7088,23 +7437,24 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             for (turn = 0;; turn++) {
                 const gmm_sm90_tile *const t = &ring[turn % GMM_SM90_RING];
                 gmm_sm90_box o;
-                uint32_t depths, bytes;
+                uint32_t depths, bytes, stage;
                 __syncwarp();
                 if (lane == 0) gmm_sm90_tile_read(told, turn);
                 gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
                 if (t->units == 0) break;
                 depths = gmm_sm90_depths(t->k);
+                stage = (uint32_t)GMM__ANY(stage);
                 bytes = GMM__TA ? (uint32_t)(t->units + 3) / 4 * 8192 : (uint32_t)t->units * 2048;
                 bytes += (uint32_t)gmm_sm90_boxes_b(t) * (GMM__OF(b) / (GMM__OF(cols) / 64));
                 if (t->cols <= 0) bytes = 0;
-                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__OF(cols), GMM__OF(b) / (GMM__OF(cols) / 64),
+                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__ANY(cols), GMM__OF(b) / (GMM__OF(cols) / 64),
                              lane, rank, t, &o);
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
                     gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
                     if (lane == 0) gmm_bar_expect(full, bytes);
                     if (o.live)
-                        gmm_tma_load(base + s * GMM__OF(stage) + o.to, o.map, full, o.both, o.x, o.y, o.end, o.wrap);
+                        gmm_tma_load(base + s * stage + o.to, o.map, full, o.both, o.x, o.y, o.end, o.wrap);
                     if (o.of_b ? GMM__TB : GMM__TA) o.y += 64;
                     else o.x += o.of_b ? GMM__OF(box) : 64;
                 }
@@ -7120,293 +7470,14 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             gmm_sm90_scales(&args, GMM__OF(of), GMM__OF(width), GMM__OF(stages), GMM__OF(stage),
                             base + GMM__OF(scales), bars, ring, told);
     } else {
-        const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), w = warp & 3;
-        const int tid = (int)threadIdx.x & 127;
-        char *const mine = gmm_shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
-        const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
-        const uint32_t codes = base + GMM__OF(box) * (uint32_t)(first + 16 * w); /* of the warp; of its scales */
-        const uint32_t scales = base + GMM__OF(scales) + 4 * (uint32_t)(first + 16 * w);
-        const int size = gmm_kmat_size(&args.p.d);
-        const int64_t pitch = args.p.d.ld * size;
-        float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-        const uint32_t come = told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES); /* the last stages of groups' tiles */
-        uint32_t at = 0, turn = 0, tile = 0, waits[GMM__WAITS];
-        int j, u, e, x, kept = 0;
         if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
-#pragma unroll
-        for (u = 0; u < GMM__WAITS; u++) waits[u] = 0;
-        for (;; tile++) {
-            const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
-            const gmm_sm90_tile *const before = &ring[(tile - 1) % GMM_SM90_RING];
-            uint32_t depths, here = base;
-            uint64_t columns, lines;
-            __syncwarp();
-            if (lane == 0) gmm_sm90_tile_read(told, tile - (GMM__LATER != 0)); /* D that waits is not there yet */
-            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-            while (GMM__LATER && kept > 0 && t->cols <= first) /* no products to go out beside */
-                GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
-            if (t->units == 0) break;
-            depths = gmm_sm90_depths(t->k);
-            pair = gmm_cluster_size(); /* not kept while sums go out */
-            if (GMM__OF(teams) == 1 && (int)(tile & 1) != wg) { /* the other's turn */
-                at += depths;
-                continue;
-            }
-            /* who takes turns has not followed the other, and a parity tells a phase only from the one before */
-            if (GMM__OF(teams) == 1 && tile > 0) gmm_bar_wait(come + 8 * (wg ^ 1), (tile - 1) / 2 & 1);
-            if (t->cols <= first) { /* nothing to multiply: hands the stages back */
-                for (; depths > 0; depths--, at++) {
-                    const uint32_t s = at % GMM__OF(stages);
-                    gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
-                    if (lane < (int)pair) gmm_bar_arrive(bars + 16 * s + 8, (uint32_t)lane);
-                }
-                if (GMM__OF(teams) == 1 && lane == 0) gmm_bar_arrive_here(come + 8 * wg);
-                if (GMM__RAGGED) { /* nothing to take away either */
-                    gmm_sm90_room_wait(come + 16 + 32 * wg, turn);
-                    gmm_sm90_room_written(come + 16 + 32 * wg, turn++);
-                }
-                continue;
-            }
-            if (!GMM__OF(of)) asm volatile("" : "+r"(here)); /* descriptors are not kept while sums go out */
-            columns = gmm_wgmma_desc(here + 128 * first, GMM__TB);
-            lines = gmm_wgmma_desc(here + GMM__OF(b), GMM__TA);
-#pragma unroll
-            for (j = 0; j < (GMM__LATER ? 0 : GMM__OF(mb)); j++) /* 0: the first products set the sums */
-#pragma unroll
-                for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
-            switch (GMM__RAGGED ? (t->rows + 63) / 64 * 8 : gmm_sm90_eights(t->rows)) {
-#define GMM__PLAIN(e) GMM__PART(gmm9_sum_)(e, sum, depths, columns, lines, bars, come + 8 * wg, pair, &at, &args, \
-                                           before, wg, mine, waits, &kept, &turn)
-#define GMM__CODES(u) gmm_sm90_sum_codes(GMM__OF(of), u, GMM__OF(stages), GMM__OF(stage), sum[0], depths, codes, \
-                                         scales, lines, bars, pair, &at)
-#define GMM__X(e, u, n, b, a, c) \
-    case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(units) ? (e + 1) / 2 : 1); \
-            else if (GMM__MADE(e)) GMM__PLAIN(GMM__MADE(e) ? e : 2); \
-            break;
-            GMM_WGMMA_LIST(GMM__X)
-#undef GMM__X
-#undef GMM__CODES
-#undef GMM__PLAIN
-            default: break;
-            }
-#pragma unroll
-            for (j = 0; j < GMM__OF(mb); j++)
-#pragma unroll
-                for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
-            while (GMM__LATER && kept > 0) GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
-#pragma unroll
-            for (u = 0; u < GMM__WAITS; u++) waits[u] = 0; /* no longer kept */
-            { /* from registers to D, transposed in shared memory */
-                const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
-                const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
-                                                                                      : gmm_kmat_at(&args.p.bias, t->g);
-                const int units = t->units, rows = t->rows;
-                const uint32_t held = come + 16 + 32 * ((uint32_t)gmm_tid() >> 7); /* the barriers of its rooms */
-                if (alpha != 1.0f) {
-#pragma unroll
-                    for (j = 0; j < GMM__OF(mb); j++)
-#pragma unroll
-                        for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
-                }
-                if (bias) {
-                    const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
-                    float low[GMM__OF(mb)][4], high[GMM__OF(mb)][4], by[GMM__OF(units) / 2 + 1]; /* a lane per row */
-#pragma unroll
-                    for (x = 0; x < (GMM__OF(units) + 1) / 2; x++)
-                        by[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
-#pragma unroll
-                    for (j = 0; j < GMM__OF(mb); j++) {
-                        const int c = t->n0 + first + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
-                        gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low[j]);
-                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high[j]);
-                    }
-#pragma unroll
-                    for (u = 0; u < 8 * GMM__OF(units); u += 4) {
-                        const float s0 = __shfl_sync(0xFFFFFFFFu, by[u / 16], u % 16 * 2 + lane % 4 * 2);
-                        const float s1 = __shfl_sync(0xFFFFFFFFu, by[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
-#pragma unroll
-                        for (j = 0; j < GMM__OF(mb); j++) {
-                            sum[j][u] = __fmaf_rn(low[j][0], s0, sum[j][u]);
-                            sum[j][u + 1] = __fmaf_rn(low[j][0], s1, sum[j][u + 1]);
-                            sum[j][u + 2] = __fmaf_rn(high[j][0], s0, sum[j][u + 2]);
-                            sum[j][u + 3] = __fmaf_rn(high[j][0], s1, sum[j][u + 3]);
-                        }
-                    }
-                }
-                const float beta = gmm_gemm_beta(&args.p, t->g);
-                const int passes = GMM__RAGGED && gmm_sm90_passes(&args.p, t->g, beta);
-                char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
-                const int whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-                if (passes && size == 2) { /* rooms hold boxes of 16-bit D */
-                    const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
-                    const uint32_t put = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg +
-                                         (lane / 16 * 8 + lane % 8) * 128 +
-                                         (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-#pragma unroll
-                    for (u = 0; u < GMM__OF(units); u++) {
-                        if (u >= units) break;
-                        if (u % 4 == 0) gmm_sm90_room_wait(held, turn);
-#pragma unroll
-                        for (j = 0; j < GMM__OF(mb); j++) {
-                            const float *const f = &sum[j][8 * u];
-                            gmm_stmatrix_t(put + turn % 2 * GMM__OF(room) + j * 8192 + u % 4 * 2048,
-                                           gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
-                                           gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
-                        }
-                        if (u % 4 == 3 || u + 1 == units) gmm_sm90_room_written(held, turn++);
-                    }
-                } else if (GMM__LATER && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
-#pragma unroll
-                    for (u = 0; u < GMM__WAITS; u++)
-                        waits[u] = gmm_pack2(GMM__DTYPE, sum[0][2 * u], sum[0][2 * u + 1]);
-                    kept = units;
-                } else if (!GMM__RAGGED && !GMM__LATER && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
-                    const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
-                    const int wide = 128 * GMM__OF(mb), chunk = tid % (8 * GMM__OF(mb)), line = tid / (8 * GMM__OF(mb));
-                    const int left = t->cols - first - 8 * chunk;
-                    const int plain = whole && (t->cols - first >= 64 * GMM__OF(mb) || (t->cols - first) % 8 == 0);
-                    const int below = left > 0 ? rows - line : 0;
-                    const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) + (lane / 16 * 8 + lane % 8) * wide +
-                                         (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-                    const char *const get = mine + line * wide + ((chunk ^ (line & 7)) << 4);
-                    char *to = d + line * pitch + (t->n0 + first + 8 * chunk) * 2;
-#pragma unroll
-                    for (u = 0; u < GMM__OF(units); u += GMM__OF(out) / GMM__OF(mb)) {
-                        const int room = (turn & 1) * GMM__OF(room);
-                        uint4 v[GMM__OF(out)];
-                        if (u >= units) break;
-                        turn++;
-#pragma unroll
-                        for (x = 0; x < GMM__OF(out) / GMM__OF(mb); x++)
-#pragma unroll
-                            for (j = 0; j < GMM__OF(mb); j++)
-                                if (u + x < GMM__OF(units)) {
-                                    const float *const f = &sum[j][8 * (u + x)];
-                                    gmm_stmatrix_t(put + room + x * 16 * wide + 128 * j,
-                                                   gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
-                                                   gmm_pack2(GMM__DTYPE, f[4], f[5]),
-                                                   gmm_pack2(GMM__DTYPE, f[6], f[7]));
-                                }
-                        gmm_bar_half(wg);
-#ifdef GMM__EPILOGUE /* of an instance: takes the rows of D that stand in the room; whether D gets them, too */
-                        if (!GMM__EPILOGUE(&args, t, mine + room, wide, 16 * u, GMM__OF(out) * 2048 / wide, first))
-                            continue;
+#ifdef GMM__OTHER
+        gmm_bar_wait(told, 0);
+        if (*(const volatile int32_t *)other) GMM__OTHERS(gmm9_multiply_)(args, gmm_shared, ring, base, bars, told);
+        else
 #endif
-                        if (plain) {
-#pragma unroll
-                            for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
-#pragma unroll
-                            for (x = 0; x < GMM__OF(out); x++, to += 16 / GMM__OF(mb) * pitch)
-                                if (16 * u + 16 / GMM__OF(mb) * x < below) *(uint4 *)to = v[x];
-                        } else {
-#pragma unroll 1
-                            for (x = 0; x < GMM__OF(out); x++, to += 16 / GMM__OF(mb) * pitch)
-#pragma unroll 1
-                                for (e = 0; e < 8 && e < left && 16 * u + 16 / GMM__OF(mb) * x < below; e++)
-                                    ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
-                        }
-                    }
-                } else if (passes) { /* rooms hold boxes of fp32 */
-                    const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
-                    /* of column lane / 4 and row 2 (lane % 4); 8 columns and a row more are other bits of it */
-                    const uint32_t to = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg + w / 2 * 8192 +
-                                        lane % 4 * 256 + lane / 4 % 4 * 4 +
-                                        (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
-#pragma unroll
-                    for (j = 0; j < GMM__OF(mb); j++) {
-                        if (first + 64 * j >= t->cols) break;
-#pragma unroll
-                        for (u = 0; u < 2 * GMM__OF(units); u++) {
-                            const uint32_t part = turn % 2 * GMM__OF(room) + u % 8 * 1024;
-                            float old[4];
-                            if (u >= 2 * units) break;
-                            if (u % 8 == 0) gmm_sm90_room_wait(held, turn);
-                            if (beta != 0.0f) {
-#pragma unroll
-                                for (e = 0; e < 4; e++)
-                                    old[e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part);
-#pragma unroll
-                                for (e = 0; e < 4; e++) sum[j][4 * u + e] = __fmaf_rn(beta, old[e], sum[j][4 * u + e]);
-                            }
-#pragma unroll
-                            for (e = 0; e < 4; e++)
-                                gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part, sum[j][4 * u + e]);
-                            if (u % 8 == 7 || u + 1 == 2 * units) gmm_sm90_room_written(held, turn++);
-                        }
-                    }
-                } else { /* rooms hold sums */
-                    uint32_t lot = turn; /* none may use the last one's room again */
-                    if (GMM__LATER) { /* what still goes out of there */
-                        if (tid == 0) asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-                        gmm_bar_half(wg);
-                    }
-                    if (GMM__RAGGED) gmm_sm90_room_wait(held, turn);
-#pragma unroll
-                    for (j = 0; j < GMM__OF(mb); j++) {
-                        const int c0 = first + 64 * j;
-                        const int plain = whole && t->cols - c0 >= 64, f4 = w * 4 + lane / 16, below = rows - tid / 16;
-                        char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
-                        char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
-#pragma unroll
-                        for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
-                            const int room = (lot & 1) * GMM__OF(room);
-                            const char *const get = mine + room + tid / 16 * 256 +
-                                                    (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                            uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
-                            if (u >= units || c0 >= t->cols) break;
-                            lot++;
-#pragma unroll
-                            for (x = 0; x < GMM__LOT / 8; x++) {
-                                old[x] = make_uint4(0, 0, 0, 0);
-                                if (plain && beta != 0.0f && !GMM__RAGGED && 16 * u + 8 * x < below)
-                                    old[x] = gmm_sm90_peek(size, to + 8 * x * pitch);
-                            }
-#pragma unroll
-                            for (x = 0; x < GMM__LOT / 16; x++)
-                                if (u + x < GMM__OF(units)) {
-#pragma unroll
-                                    for (e = 0; e < 8; e++)
-                                        *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
-                                                   (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
-                                            sum[j][8 * (u + x) + e];
-                                }
-                            gmm_bar_half(wg);
-                            if (plain) {
-#pragma unroll
-                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
-                                    const float4 f = *(const float4 *)(get + x * 2048);
-                                    float v[4];
-                                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                                    if (GMM__RAGGED && beta != 0.0f && 16 * u + 8 * x < below)
-                                        old[x] = gmm_sm90_peek(size, to);
-                                    if (beta != 0.0f)
-#pragma unroll
-                                        for (e = 0; e < 4; e++)
-                                            v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old[x], e), v[e]);
-                                    if (16 * u + 8 * x < below) gmm_write4(args.p.d.dtype, to, 4, 1, v);
-                                }
-                            } else {
-#pragma unroll 1
-                                for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
-#pragma unroll 1
-                                    for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < below;
-                                         e++) {
-                                        float v[4], was[4];
-                                        v[0] = ((const float *)(get + x * 2048))[e];
-                                        gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
-                                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
-                                        gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
-                                    }
-                            }
-                        }
-                    }
-                    if (GMM__RAGGED) gmm_sm90_room_written(held, turn++);
-                    else turn = lot;
-                }
-            }
-        }
-        if (GMM__LATER && tid == 0) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+        GMM__PART(gmm9_multiply_)(args, gmm_shared, ring, base, bars, told);
     }
     /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
     __syncwarp();
@@ -7414,6 +7485,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
+#endif
 #undef GMM__LATER
 #undef GMM__WAITS
 #undef GMM__GOES
@@ -7426,9 +7498,16 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #undef GMM__TB
 #undef GMM__TA
 #undef GMM__NAME
+#undef GMM__ANY
+#undef GMM__SECOND
+#undef GMM__WHICH
+#undef GMM__OTHERS
 #undef GMM__PART
+#undef GMM__OPS
 #undef GMM__OF
 #undef GMM__TILE
+#undef GMM__OTHER
+#undef GMM__FIRST
 
 
 /* ================================================================================== Body: FP8 product on Hopper === */

@@ -396,6 +396,55 @@ static void replays(int arg) {
     device_graph_free(graph);
 }
 
+/* Two tiles, between which the device chooses by the split: one graph with splits that suit either (groups of 256 rows
+   the flat one, of 300 rows the wide one), in every bit what each tile gives alone. */
+static void two_tiles(int arg) {
+    static const int64_t first[] = {300, 300, 300, 300};
+    static const int32_t sizes[][4] = {{300, 300, 300, 300}, {256, 256, 256, 256}, {3, 700, 0, 151}, {1, 1, 1, 1},
+                                       {0, 0, 0, 0},         {289, 289, 289, 150}, {0, 0, 1024, 0}};
+    gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {gmm_linear_fwd,
+                                                                                               gmm_linear_dgrad};
+    lin_spec s = spec_of(arg, 4, first);
+    gmm_info info = GMM_ZERO;
+    void *workspace, *graph = NULL;
+    const char *why;
+    gmm_status status;
+    lin_run r;
+    s.fill = T_REALS;
+    s.K = s.N = 512;
+    s.split = LIN_I32;
+    s.tail = GMM_TAIL_ZERO;
+    build(&r, &s);
+    r.options.sm_limit = 2;
+    r.options.tile = 4;
+    T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &info));
+    T_CHECK(strstr(info.note, "tile 160 x 256 or 256 x 128, by the split"), "\"%s\"", info.note);
+    workspace = t_workspace(info.workspace_bytes);
+    why = device_begin_capture();
+    T_CHECK(!why, "begin: %s", why);
+    status = run[s.op != GMM_OP_LINEAR_FWD](T.ctx, &r.d, workspace, info.workspace_bytes, T.stream);
+    why = device_end_capture(&graph);
+    T_CHECK(!why && status == GMM_OK, "capture: %s %s", why ? why : "", gmm_last_error(T.ctx));
+    for (int i = 0; i < 2 * (int)T_COUNT(sizes); i++) {
+        const void *want = NULL;
+        t_upload((void *)(uintptr_t)r.groups.splits, sizes[i % T_COUNT(sizes)], sizeof sizes[0]);
+        for (int way = 0; way < 4; way++) { /* each tile, either, and either by the graph */
+            restore(&r);
+            r.options.tile = way == 0 ? 1 : way == 1 ? 2 : 4;
+            if (way < 3) T_OK(t_linear(T.ctx, s.op, &r.d));
+            else {
+                why = device_replay(graph);
+                T_CHECK(!why, "replay: %s", why);
+                t_wait();
+            }
+            if (way == 0) want = t_mat_bits(&r.out);
+            else t_same(way == 3 ? "replay" : "another tile", want, t_mat_bits(&r.out), out_bytes(&r));
+        }
+    }
+    t_check_guards();
+    device_graph_free(graph);
+}
+
 /* ---------------------------------------------------------------------------------------- Choice, and its log --- */
 
 typedef struct lines { char created[512], last[512]; } lines;
@@ -451,7 +500,7 @@ static void tiles(int arg) {
     static const int64_t sizes[] = {177, 0, 50};
     lin_spec s = spec_of(arg, 3, sizes);
     char seen[5][sizeof(((gmm_info *)0)->note)];
-    const int32_t last = s.op == GMM_OP_LINEAR_WGRAD ? 4 : 3;
+    const int32_t last = s.op == GMM_OP_LINEAR_WGRAD ? 2 : 4;
     lin_run r;
     s.fill = T_INTS;
     build(&r, &s);
@@ -615,6 +664,7 @@ void tests_wgmma(void) {
         t_add_gpu_once(tiles, i, "wgmma tiles by option %s %s", op, dtype);
         if (i < 2) t_add_gpu_once(biases, i, "wgmma bias %s", dtype);
         if (i < 2) t_add_gpu_once(replays, (int)lin_dtype(1 + i), "wgmma replays of a graph %s", dtype);
+        if (i < 4) t_add_gpu_once(two_tiles, i, "wgmma tile by the split %s %s", op, dtype);
         if (i < 4) t_add_gpu_once(device_table, i, "wgmma odd address in a device table %s %s", op, dtype);
     }
     for (int i = 0; i < 3; i++) t_add_gpu_once(choice, i, "wgmma query and log %s", gmm_op_name(products[i]));

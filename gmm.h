@@ -3595,11 +3595,10 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
     const int fwd = call->op == GMM_OP_MLP_FWD;
-    const int plain = call->mat[GMM__W].scaling == GMM_SCALING_NONE || call->mat[GMM__W2].scaling == GMM_SCALING_NONE;
-    const int draws = r->input.stochastic || (r->weight.stochastic && plain) || (!fwd && r->grad.stochastic);
-    const int products = fwd || d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
+    const int products = d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
     const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, 1);
-    if (!call->query && draws && products && (!call->quant.random || (uintptr_t)call->quant.random % 8))
+    if (!call->query && !fwd && r->grad.stochastic && products &&
+        (!call->quant.random || (uintptr_t)call->quant.random % 8))
         return gmm__refuse(call, call->quant.random ? GMM_E_ALIGN : GMM_E_NULL, "quant.random", "%p must be {seed, "
                            "offset} of dy and of dz, 8-byte aligned, for stochastic rounding",
                            (const void *)call->quant.random);

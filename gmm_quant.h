@@ -765,7 +765,7 @@ GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind);
        kind and roles agree: FP8_DELAYED all TENSOR and delayed; FP8_CURRENT TENSOR or ROW; FP8_BLOCK 1X128, and for
            weights 128X128; MXFP8 MX32; NVFP4 NV16. A role may also stay unquantized, but not input or grad alone
        input and grad have the same hadamard, since their product is not transformed otherwise; weight has none
-       four_over_six not for grad; row_amax for input alone */
+       four_over_six not for grad; stochastic for grad alone; row_amax for input alone */
 GMMDEF gmm_status gmm_format_validate(const gmm_format *format, gmm_error *error);
 GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error);
 
@@ -1386,6 +1386,9 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
     if (r.grad.four_over_six)
         return gmm__fail(error, GMM_E_CONFIG, "grad.four_over_six: %d must be 0: it is for input and weight",
                          (int)r.grad.four_over_six);
+    if (r.input.stochastic || r.weight.stochastic)
+        return gmm__fail(error, GMM_E_CONFIG, "%s.stochastic: 1 must be 0: only grad is rounded stochastically",
+                         r.input.stochastic ? "input" : "weight");
     if (r.weight.row_amax || r.grad.row_amax)
         return gmm__fail(error, GMM_E_CONFIG, "%s.row_amax: only input takes one amax per row",
                          r.weight.row_amax ? "weight" : "grad");

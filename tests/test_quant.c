@@ -650,6 +650,9 @@ static void recipes(int arg) {
     REFUSED(GMM_RECIPE_NVFP4, r.weight.hadamard = GMM_HADAMARD, GMM_E_CONFIG, "weight.hadamard");
     REFUSED(GMM_RECIPE_NVFP4, r.input.hadamard = 1, GMM_E_CONFIG, "input.hadamard: 1 must");
     REFUSED(GMM_RECIPE_NVFP4, r.weight.stochastic = 1, GMM_E_CONFIG, "weight.stochastic");
+    REFUSED(GMM_RECIPE_NVFP4, (r.weight.square = 0, r.weight.stochastic = 1), GMM_E_CONFIG,
+            "weight.stochastic: 1 must be 0");
+    REFUSED(GMM_RECIPE_NVFP4, r.input.stochastic = 1, GMM_E_CONFIG, "input.stochastic: 1 must be 0");
     REFUSED(GMM_RECIPE_NVFP4, r.weight.row_amax = 1, GMM_E_CONFIG, "weight.row_amax");
     REFUSED(GMM_RECIPE_NVFP4, r.weight.e4m3_256 = 1, GMM_E_CONFIG, "weight.e4m3_256");
     REFUSED(GMM_RECIPE_NVFP4,

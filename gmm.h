@@ -917,8 +917,8 @@ typedef struct gmm_scale_update {
 } gmm_scale_update;
 
 /* Updates. No workspace.  Stream, graph: enqueued; capturable if the callback is.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED,
-       GMM_E_CUDA; the callback's. */
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_OVERFLOW, GMM_E_ALIGN, GMM_E_VERSION,
+       GMM_E_UNSUPPORTED, GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
 
 /* Quantized weights whose fp32 masters are sharded over ranks: elements [start, start + length) of `count` matrices,
@@ -1754,8 +1754,9 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     if (m->scaling != GMM_SCALING_NONE)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling %s is not accepted here",
                            gmm_scaling_name(m->scaling));
-    if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX))
-        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", (unsigned)m->flags);
+    if (m->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST)
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has bits that are unknown or of quantized copies",
+                           (unsigned)m->flags);
     if (m->hadamard) return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0", (unsigned)m->hadamard);
     if (m->ld == 0) m->ld = cols;
     if (m->ld < cols)
@@ -5340,6 +5341,9 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (d->first_group < 0 || (d->first_group && !f->stochastic))
         return gmm__refuse(call, GMM_E_ARG, "first_group", "%d must be 0, or above with stochastic rounding",
                            (int)d->first_group);
+    if (f->stochastic && (int64_t)d->first_group + gmm__units(call) > (int64_t)1 << 24)
+        return gmm__refuse(call, GMM_E_OVERFLOW, "first_group", "%d and %lld groups from there exceed the 2^24 that "
+                           "gmm_draw_block tells apart", (int)d->first_group, (long long)gmm__units(call));
     if (!d->rowwise && !d->columnwise)
         return gmm__refuse(call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
     if (f->row_amax && d->columnwise)
@@ -5351,6 +5355,10 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
         (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
         return s;
+    if (f->stochastic && ((d->rowwise && call->rows * gmm__ceil_div(call->in, 16) > (int64_t)1 << 40) ||
+                          (d->columnwise && call->in * gmm__ceil_div(call->rows, 16) > (int64_t)1 << 40)))
+        return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%lld x %lld are more than the 2^40 blocks of 16 that "
+                           "gmm_draw_block tells apart", (long long)call->rows, (long long)call->in);
     if (f->hadamard && d->columnwise && call->mat[GMM__DY].dtype != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "dtype %s must be bf16, which the Hadamard transform wants",
                            gmm_dtype_name(call->mat[GMM__DY].dtype));
@@ -5456,6 +5464,7 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     gmm__call call;
     gmm__plan plan;
     gmm_scale_update *d = &call.d.update;
+    int64_t floats, bytes;
     gmm_status s = gmm__open(&call, ctx, GMM_OP_SCALE_UPDATE, "gmm_update_scales", 0);
     if (s != GMM_OK || (s = gmm__read(&call, "update", d, sizeof *d, update)) != GMM_OK ||
         (s = gmm__read_options(&call, d->options)) != GMM_OK)
@@ -5467,6 +5476,9 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
                            (int)d->slots);
     if (d->history_length < 1)
         return gmm__refuse(&call, GMM_E_ARG, "history_length", "%d must be >= 1", (int)d->history_length);
+    if (!gmm__mul(d->history_length, d->stride, &floats) || !gmm__mul(floats, (int64_t)sizeof(float), &bytes))
+        return gmm__refuse(&call, GMM_E_OVERFLOW, "stride", "%lld times the history_length %d does not fit 64 bits",
+                           (long long)d->stride, (int)d->history_length);
     if (d->margin < 0 || d->margin > 63)
         return gmm__refuse(&call, GMM_E_ARG, "margin", "%d must be 0 to 63", (int)d->margin);
     if (d->most_recent & ~1)

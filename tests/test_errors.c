@@ -61,7 +61,7 @@ static void shapes(bad_call *b) { /* the shapes of the call are named too */
     X(act_table, ALL) X(weight_both, FWD | DGRAD | WGRAD | BGRAD) X(table_entry_null, ALL) \
     X(act_dtype, ALL) X(act_dtype_none, ALL) X(act_dtype_unknown, ALL) X(act_dtype_int, ALL) \
     X(weight_dtype, ALL) X(out_dtype, FWD | DGRAD) X(bias_dtype, FWD) X(mixed_dtypes, FWD | DGRAD | WGRAD) \
-    X(act_scaling, ALL) X(weight_scaling, ALL) X(weight_flags, ALL) \
+    X(act_scaling, ALL) X(weight_scaling, ALL) X(weight_flags, ALL) X(weight_amax_flag, ALL) \
     X(act_ld, ALL) X(act_ld_negative, ALL) X(weight_ld, FWD | DGRAD | WGRAD) X(out_ld, FWD | DGRAD) \
     X(stride_small, FWD | DGRAD | WGRAD) X(stride_negative, ALL) X(stride_on_act, ALL) X(stride_on_table, ALL) \
     X(act_misaligned, ALL) X(weight_misaligned, ALL) X(out_misaligned, FWD | DGRAD) X(table_misaligned, ALL) \
@@ -257,6 +257,12 @@ static void weight_flags(bad_call *b) {
     expect(b, GMM_E_ARG, 1);
     needle(b, ": %s:", b->weight_name);
     needle(b, "4000");
+}
+static void weight_amax_flag(bad_call *b) { /* of quantized copies */
+    b->weight->flags = GMM_MAT_ROW_AMAX;
+    expect(b, GMM_E_ARG, 1);
+    needle(b, ": %s:", b->weight_name);
+    needle(b, "0x2");
 }
 static void ld(bad_call *b, gmm_mat *m, const char *name, int64_t bad, int64_t cols) {
     m->ld = bad;

@@ -1031,6 +1031,9 @@ static void update_reduces(int arg) {
     u.margin = 0;
     u.stride = 8;
     T_REFUSED(GMM_E_STRIDE, gmm_update_scales(T.ctx, &u, T.stream), "stride", "8", NULL);
+    u.stride = INT64_MAX / 4;
+    u.history_length = 3;
+    T_REFUSED(GMM_E_OVERFLOW, gmm_update_scales(T.ctx, &u, T.stream), "stride", "history_length 3", NULL);
     u.stride = 0;
     u.history_length = 0;
     T_REFUSED(GMM_E_ARG, gmm_update_scales(T.ctx, &u, T.stream), "history_length", NULL);
@@ -1073,6 +1076,9 @@ static void refusals(int arg) {
     QREFUSED(GMM_E_ARG, d.count = 2, "count");
     QREFUSED(GMM_E_ARG, d.cols = 0, "cols");
     QREFUSED(GMM_E_ARG, d.first_group = -1, "first_group");
+    QREFUSED(GMM_E_OVERFLOW, d.first_group = (1 << 24) - 1, "first_group", "16777215", "2 groups");
+    QREFUSED(GMM_E_WORKSPACE, d.first_group = (1 << 24) - 2, "workspace");
+    QREFUSED(GMM_E_OVERFLOW, (d.groups = NULL, d.count = 1, d.rows = (int64_t)1 << 38), "rows", "2^40 blocks");
     QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 0), "count", "groups");
     QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 1), "rows");
     QREFUSED(GMM_E_OVERFLOW, (d.groups = NULL, d.count = 1, d.rows = INT64_MAX), "rows");

@@ -9666,7 +9666,9 @@ static gmm_status gmm__ck_source_piece(gmm__ck_build *b, const gmm__ck_array *x,
             int64_t r = -1;
             if (other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank) continue;
             i = h->tensor[q * each + local];
-            if (i < 0) return gmm__ck_missing(b, x, h->row, state, local);
+            if (i < 0)
+                return gmm__ck_missing(b, x, h->row, state,
+                                       local + (b->source.scheme->global_index ? rank->ep_rank * each : 0));
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], each, &r, shown_cols, x->vector);
             if (status) return status;
             if (other->gtp_rank < rank->gtp_rank) p->row0 += r;
@@ -9920,6 +9922,11 @@ static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, co
                     if (at < 0)
                         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
                                               b->parts[p].table->tensors[src.tensor].name, "its scales are missing");
+                    t = &b->parts[p].table->tensors[src.tensor];
+                    if (!mx && rows % 128 && src.experts > 1 && t->rank == 2) /* blocks would span two of them */
+                        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
+                                              "cannot be dequantized in blocks of 128 rows: give it an extent of "
+                                              "experts", (long long)src.experts, (long long)rows);
                     t = &b->parts[p].table->tensors[at];
                     if (!mx) rows = gmm__ceil_div(rows, 128);
                     status = gmm__ck_check_shape(b, h->row, t, each, &rows, mx ? src.k / 32 : gmm__ceil_div(src.k, 128),
@@ -10321,8 +10328,7 @@ static int gmm__ck_compare_spans(const void *a, const void *b) {
 
 /* Rows and columns of a quantized tensor's matrices, and of their scales. */
 static void gmm__ck_quant(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t *rows, int64_t *cols,
-                          int64_t *scale_rows,
-                          int64_t *scale_cols) {
+                          int64_t *scale_rows, int64_t *scale_cols) {
     const int mx = scaling == GMM_SCALING_MX32;
     const int32_t r = t->rank - (mx ? 1 : 0);
     *rows = r > 1 ? t->shape[r - 2] : 1;

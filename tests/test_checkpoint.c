@@ -1201,6 +1201,42 @@ static void fp8_blocks(int arg) { /* row 51: gate and up with tail blocks, dequa
     gmm_ckpt_table_destroy(t);
 }
 
+/* Two experts in one matrix: blocks of 128 rows would span both where an expert has 64. */
+static void fp8_stacked(int arg) {
+    enum { K = 128, MOST = 128 };
+    static unsigned char w[2 * MOST * K];
+    static const float scale[2] = { 2.0f, 8.0f };
+    (void)arg;
+    memset(w, 0x38, sizeof w); /* ones */
+    for (int64_t rows = 64; rows <= MOST; rows += 64)
+        for (int rank = 2; rank <= 3; rank++) {
+            gmm_ckpt_table *t = table_new();
+            gmm_ckpt_linear l = linear_of("fc", 2, rows, K, 0, 0);
+            call c;
+            made m;
+            if (rank == 2) add(t, "fc.weight", GMM_E4M3, SHAPE(2 * rows, K), w);
+            else add(t, "fc.weight", GMM_E4M3, SHAPE(2, rows, K), w);
+            add(t, "fc.weight_scale_inv", GMM_F32, SHAPE(2, 1), scale);
+            call_begin(&c, t, gmm_ckpt_scheme_at(0)->name, gmm_ckpt_scheme_at(0)->name);
+            c.target.dtype = GMM_F32;
+            if (rank == 2 && rows == 64) {
+                plan_refused(&c, &l, 1, GMM_CKPT_SHAPE, "fc.weight");
+            } else {
+                m = plan_ok(&c, &l, 1);
+                apply(&m, 0);
+                for (int e = 0; e < 2; e++) {
+                    char name[16];
+                    float value;
+                    snprintf(name, sizeof name, "fc.weight%d", e);
+                    memcpy(&value, m.memory + get(m.targets, name)->offset, sizeof value);
+                    T_CHECK(value == scale[e], "expert %d: %g", e, (double)value);
+                }
+                gmm_ckpt_plan_destroy(m.plan);
+            }
+            gmm_ckpt_table_destroy(t);
+        }
+}
+
 static void fp8_kept(int arg) { /* scales move as their weights: joined, cut by ETP, stacked; else an error */
     enum { F = 256, K = 384 };
     gmm_ckpt_table *t = table_new();
@@ -2123,6 +2159,7 @@ void tests_checkpoint(void) {
     for (int i = 0; i < 6; i++)
         t_add_host(fp8_blocks, i, "row51 %s blocks with tails, %s", i % 2 ? "e5m2" : "e4m3",
                    i < 2 ? "memory" : i < 4 ? "least scratch" : "callbacks");
+    t_add_host(fp8_stacked, 0, "row51 blocks of experts one below another");
     t_add_host(fp8_kept, 0, "row52 scales missing; scales move with their weight");
     t_add_host(same_extent, 0, "row53 2F = H");
     t_add_host(gpt_oss_bias, 0, "row54 gpt-oss rows and biases");

@@ -325,7 +325,7 @@ typedef struct gmm_comm {
     gmm_status (*all_to_all)(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream);
     /* The largest of each value, in place: the amax of a tensor that several ranks share. */
     gmm_status (*all_reduce_max)(void *self, float *values, size_t count, gmm_stream stream);
-    /* Registers memory that the group's calls will send from and receive into; collective. May be NULL. */
+    /* Registers memory that the group's calls will send from and receive into; collective. Both may be NULL. */
     gmm_status (*window_add)(void *self, void *base, size_t bytes, void **window);
     gmm_status (*window_remove)(void *self, void *window);
     /* GMM_OK while nothing is known to be wrong; `error` may be NULL. Does not wait. */
@@ -377,8 +377,8 @@ GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int3
        are through); GMM_E_COMM (a rank was given up). gmm_ranks_error tells more. */
 GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks);
 
-/* What the last failing call for a rank said; "" before any. */
-GMMDEF const char *gmm_ranks_error(const gmm_ranks *ranks, int32_t rank);
+/* What the last failing call for a rank said; "" before any. A copy, which lasts until the next call for that rank. */
+GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank);
 
 /* Races found so far, and the text of the first; `text` may be NULL. Needs check_races. */
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text);
@@ -1537,6 +1537,7 @@ typedef struct gmm__cpu_rank {
     gmm__rank_access *accesses;
     size_t access_count, access_room;
     gmm_error error;
+    gmm_error told;         /* what gmm_ranks_error copied last */
 } gmm__cpu_rank;
 
 /* A communicator, and one rank's end of it. */
@@ -2711,8 +2712,14 @@ GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks) {
     return s;
 }
 
-GMMDEF const char *gmm_ranks_error(const gmm_ranks *ranks, int32_t rank) {
-    return ranks && rank >= 0 && rank < ranks->config.ranks ? ranks->rank[rank].error.text : "";
+GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank) {
+    gmm__cpu_rank *r;
+    if (!ranks || rank < 0 || rank >= ranks->config.ranks) return "";
+    r = &ranks->rank[rank];
+    (void)pthread_mutex_lock(&ranks->mutex); /* other ranks' threads give this one up */
+    r->told = r->error;
+    (void)pthread_mutex_unlock(&ranks->mutex);
+    return r->told.text;
 }
 
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text) {
@@ -2819,7 +2826,7 @@ GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks) {
     (void)ranks;
     return GMM_E_BUILD;
 }
-GMMDEF const char *gmm_ranks_error(const gmm_ranks *ranks, int32_t rank) {
+GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank) {
     (void)ranks, (void)rank;
     return "";
 }
@@ -2912,13 +2919,12 @@ static gmm_status gmm__nccl_end(gmm__nccl *n, const char *call, ncclResult_t r) 
 static gmm_status gmm__nccl_begin(void *self, const char *what) {
     gmm__nccl *n = (gmm__nccl *)self;
     n->wire.what = what;
-    n->wire.open = 1;
-    GMM__NCCL(n, "ncclGroupStart", ncclGroupStart());
+    GMM__NCCL(n, "ncclGroupStart", (n->wire.open = 1, ncclGroupStart()));
 }
+/* After a failed call NCCL's group stays open: give_up ends it. */
 static gmm_status gmm__nccl_close_group(void *self) {
     gmm__nccl *n = (gmm__nccl *)self;
-    n->wire.open = 0;
-    GMM__NCCL(n, "ncclGroupEnd", ncclGroupEnd());
+    GMM__NCCL(n, "ncclGroupEnd", (n->wire.open = 0, ncclGroupEnd()));
 }
 static gmm_status gmm__nccl_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
@@ -2930,21 +2936,29 @@ static gmm_status gmm__nccl_scatter(void *self, const void *send, void *recv, si
     const ncclDataType_t type = dtype == GMM_F32 ? ncclFloat32 : dtype == GMM_BF16 ? ncclBfloat16 : ncclFloat16;
     GMM__NCCL(n, "ncclReduceScatter", ncclReduceScatter(send, recv, count, type, ncclSum, n->comm, stream));
 }
+#if NCCL_VERSION_CODE >= 22800
+#define GMM__NCCL_ALL_TO_ALL ncclAlltoAll
+#else
+#define GMM__NCCL_ALL_TO_ALL gmm__nccl_all_to_all
+static ncclResult_t gmm__nccl_all_to_all(const void *send, void *recv, size_t bytes, ncclDataType_t type,
+                                         ncclComm_t comm, cudaStream_t stream) {
+    int size = 0, i;
+    ncclResult_t r = ncclCommCount(comm, &size), end;
+    if (r == ncclSuccess) r = ncclGroupStart();
+    if (r != ncclSuccess) return r;
+    for (i = 0; i < size && r == ncclSuccess; i++) {
+        r = ncclSend((const char *)send + (size_t)i * bytes, bytes, type, i, comm, stream);
+        if (r == ncclSuccess) r = ncclRecv((char *)recv + (size_t)i * bytes, bytes, type, i, comm, stream);
+    }
+    end = ncclGroupEnd();
+    return r == ncclSuccess ? end : r;
+}
+#endif
 static gmm_status gmm__nccl_exchange(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
-#if NCCL_VERSION_CODE >= 22800
-    GMM__NCCL(n, "ncclAlltoAll", ncclAlltoAll(send, recv, bytes, ncclInt8, n->comm, stream));
-#else
-    int size = 0, i;
-    ncclResult_t r = ncclCommCount(n->comm, &size);
-    if (r == ncclSuccess) r = ncclGroupStart();
-    for (i = 0; i < size && r == ncclSuccess; i++) {
-        r = ncclSend((const char *)send + (size_t)i * bytes, bytes, ncclInt8, i, n->comm, stream);
-        if (r == ncclSuccess) r = ncclRecv((char *)recv + (size_t)i * bytes, bytes, ncclInt8, i, n->comm, stream);
-    }
-    GMM__NCCL(n, "ncclSend", r == ncclSuccess ? ncclGroupEnd() : r);
-#endif
+    GMM__NCCL(n, "ncclAlltoAll", GMM__NCCL_ALL_TO_ALL(send, recv, bytes, ncclInt8, n->comm, stream));
 }
+#undef GMM__NCCL_ALL_TO_ALL
 static gmm_status gmm__nccl_max(void *self, float *values, size_t count, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
     GMM__NCCL(n, "ncclAllReduce", ncclAllReduce(values, values, count, ncclFloat32, ncclMax, n->comm, stream));
@@ -3804,7 +3818,6 @@ struct gmm_gtp {
     gmm_gtp_statistics stats;
 };
 
-static size_t gmm__gtp_align(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 /* ........................................................................................ Runtime: declarations ... */
 
@@ -3907,6 +3920,12 @@ static gmm_status gmm__gtp_declare(gmm_gtp *g, const char *fn, const char *what,
     return GMM_OK;
 }
 
+/* Whether a communicator has its functions. */
+static int gmm__gtp_whole(const gmm_comm *c) {
+    return c->group_begin && c->group_end && c->all_gather && c->reduce_scatter && c->all_to_all && c->all_reduce_max &&
+           !c->window_add == !c->window_remove && c->poll && c->give_up;
+}
+
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id) {
     static const char fn[] = "gmm_gtp_add_domain";
     gmm__gtp_domain *d;
@@ -3938,6 +3957,9 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: gather is rank %d of %d, reduce rank %d of %d: must be "
                              "the same rank of the same group", fn, (int)d->rank, (int)d->size, (int)d->reduce.rank,
                              (int)d->reduce.size);
+        if (!gmm__gtp_whole(&d->gather) || !gmm__gtp_whole(&d->reduce))
+            return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->%s lacks a function; all but window_add and "
+                             "window_remove are needed", fn, gmm__gtp_whole(&d->gather) ? "reduce" : "gather");
     } else if (desc.reduce)
         return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->gather is NULL, reduce is not", fn);
     if (desc.reduction == GMM_GTP_REDUCE_AUTO)
@@ -4246,21 +4268,21 @@ static void gmm__gtp_place(gmm_gtp *g, gmm__gtp_bundle *b) {
                 gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
                 gmm__route *r = &w->route[d][part];
                 r->at = at;
-                at += part == GMM__GTP_DATA ? gmm__gtp_align(r->whole) : r->whole;
+                at += part == GMM__GTP_DATA ? gmm__round256(r->whole) : r->whole;
                 if (d == GMM_COLUMNWISE && w->transposed) { /* the rowwise copy arrives there */
                     gmm__route *from = &w->route[GMM_ROWWISE][part];
                     from->stage = stage;
-                    stage += gmm__gtp_align(from->send * (size_t)to->size);
+                    stage += gmm__round256(from->send * (size_t)to->size);
                 } else if (r->staged) {
                     r->stage = stage;
-                    stage += gmm__gtp_align(r->send * (size_t)to->size);
+                    stage += gmm__round256(r->send * (size_t)to->size);
                 }
             }
-            at = gmm__gtp_align(at);
+            at = gmm__round256(at);
         }
         b->amax_at[d] = at;
         if (gmm__gtp_member(g, b, 0)->shard.scaling == GMM_SCALING_NV16)
-            at += gmm__gtp_align((size_t)b->count * sizeof(float));
+            at += gmm__round256((size_t)b->count * sizeof(float));
         b->slot_bytes[d == GMM_COLUMNWISE ? GMM__GTP_COL : GMM__GTP_ROW] = at;
         if (to->size > 1 && stage > to->stage_bytes[b->captured]) to->stage_bytes[b->captured] = stage;
     }
@@ -4269,7 +4291,7 @@ static void gmm__gtp_place(gmm_gtp *g, gmm__gtp_bundle *b) {
     for (i = 0; i < b->count; i++) {
         gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         w->grad_at = b->grad_bytes;
-        b->grad_bytes += gmm__gtp_align((size_t)w->plan.padded_rows * (size_t)w->plan.local_cols *
+        b->grad_bytes += gmm__round256((size_t)w->plan.padded_rows * (size_t)w->plan.local_cols *
                                         (size_t)gmm_dtype_bits(g->domains[b->domain].desc.wire) / 8);
     }
 }
@@ -4320,7 +4342,7 @@ static void gmm__gtp_take_slot(gmm_gtp *g, gmm__gtp_bundle *b, int kind) {
         s->bytes = b->slot_bytes[kind];
         s->at = d->gather_bytes;
         s->bundle = -1;
-        d->gather_bytes += gmm__gtp_align(s->bytes);
+        d->gather_bytes += gmm__round256(s->bytes);
     }
     for (pass = 0; pass < GMM_GTP_PASSES; pass++)
         if (gmm__gtp_class(g, b, pass) == kind) b->slot[pass] = (int32_t)(s - g->slots);
@@ -4350,7 +4372,7 @@ static void gmm__gtp_take_wslot(gmm_gtp *g, gmm__gtp_bundle *b) {
         s->bytes = b->grad_bytes;
         s->at = d->reduce_bytes;
         s->writer = -1;
-        d->reduce_bytes += gmm__gtp_align(s->bytes);
+        d->reduce_bytes += gmm__round256(s->bytes);
         b->wslot = g->wslot_count++;
     }
 }
@@ -4515,18 +4537,18 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
                 most = gtp->bundles[k].grad_bytes;
         for (k = 0; k < 2; k++) {
             d->stage_at[k] = d->gather_bytes;
-            d->gather_bytes += gmm__gtp_align(d->stage_bytes[k]);
+            d->gather_bytes += gmm__round256(d->stage_bytes[k]);
         }
         d->amax_at = d->gather_bytes;
         for (k = 0, n = 0; k < gtp->weight_count; k++)
             n += gtp->bundles[gtp->weights[k].bundle].domain == i && gmm__gtp_by_amax(&gtp->weights[k]);
-        d->gather_bytes += gmm__gtp_align((size_t)n * sizeof(float));
+        d->gather_bytes += gmm__round256((size_t)n * sizeof(float));
         d->cast_at = d->gather_bytes;
-        d->gather_bytes += gmm__gtp_align(d->cast_bytes);
+        d->gather_bytes += gmm__round256(d->cast_bytes);
         d->recv_at = d->reduce_bytes; /* one suffices: reductions follow one another on their stream */
-        if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__gtp_align(most);
+        if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__round256(most);
         d->work_at = d->reduce_bytes;
-        d->reduce_bytes += gmm__gtp_align(d->work_bytes);
+        d->reduce_bytes += gmm__round256(d->work_bytes);
     }
     gtp->sealed = 1;
     return GMM_OK;
@@ -5132,7 +5154,7 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
     const int packed = b->count == 1 || (slot >= 0 && b->uniform && scale->whole == scale->even);
     const int64_t bits = gmm_dtype_bits(w->shard.dtype);
     gmm_gtp_view v = gmm__gtp_view_of(g, b, w->shard.dtype, w->shard.scaling, data, g->scales[pass] + b->first, packed,
-                                      (int64_t)gmm__gtp_align(w->route[dir][GMM__GTP_DATA].whole) * 8 / bits,
+                                      (int64_t)gmm__round256(w->route[dir][GMM__GTP_DATA].whole) * 8 / bits,
                                       slot >= 0 ? w->ld[dir] : 0);
     if (w->format.e4m3_256) v.mat.flags |= (uint32_t)GMM_MAT_E4M3_256;
     if (slot >= 0 && w->shard.scaling == GMM_SCALING_NV16 && w->desc.amax)
@@ -5624,6 +5646,8 @@ GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int3
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d of %d, count %d: must exist, and >= 0", fn, (int)domain,
                          (int)gtp->domain_count, (int)count);
     if (!values && count) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: values is NULL", fn);
+    if ((uintptr_t)values % sizeof *values)
+        return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: values %p is not aligned to fp32", fn, (void *)values);
     d = &gtp->domains[domain];
     gmm__gtp_hash(gtp, 4, domain, 0);
     s = gmm__gtp_raise(gtp, d, NULL, values, count, stream);

@@ -435,6 +435,8 @@ static void amax(int arg) { /* S2 */
     for (int i = 0; i < 2; i++)
         T_CHECK(values[i][0] == 100 && values[i][1] == 5 && values[i][2] == 0, "rank %d", i);
     GTP_REFUSED(&W.r[0], GMM_E_ARG, gmm_gtp_amax(W.r[0].gtp, 3, values[0], 3, NULL), "gmm_gtp_amax", "domain 3", NULL);
+    GTP_REFUSED(&W.r[0], GMM_E_ALIGN, gmm_gtp_amax(W.r[0].gtp, 0, (float *)(void *)((char *)values[0] + 2), 1, NULL),
+                "gmm_gtp_amax", "values", NULL);
     close_world();
 }
 
@@ -557,6 +559,14 @@ static gmm_status n_scatter(void *s, const void *a, void *b, size_t n, gmm_dtype
     worked(t);
     return ((counting *)s)->inner.reduce_scatter(((counting *)s)->inner.self, a, b, n, d, t);
 }
+static gmm_status n_exchange(void *s, const void *a, void *b, size_t n, gmm_stream t) {
+    T_CHECK(0, "an exchange is not asked for");
+    return ((counting *)s)->inner.all_to_all(((counting *)s)->inner.self, a, b, n, t);
+}
+static gmm_status n_max(void *s, float *a, size_t n, gmm_stream t) {
+    T_CHECK(0, "a maximum is not asked for");
+    return ((counting *)s)->inner.all_reduce_max(((counting *)s)->inner.self, a, n, t);
+}
 static gmm_status n_poll(void *s, gmm_error *e) {
     return ((counting *)s)->inner.poll(((counting *)s)->inner.self, e);
 }
@@ -570,8 +580,8 @@ static gmm_comm counting_of(counting *c, const gmm_comm *inner) {
     out.group_end = n_end;
     out.all_gather = n_gather;
     out.reduce_scatter = n_scatter;
-    out.all_to_all = NULL; /* not called */
-    out.all_reduce_max = NULL;
+    out.all_to_all = n_exchange;
+    out.all_reduce_max = n_max;
     out.poll = n_poll;
     out.give_up = n_give_up;
     return out;
@@ -954,6 +964,7 @@ static void declarations(int arg) { /* B2, row 18 */
     rank *r;
     gmm_gtp_config config;
     gmm_gtp_domain d;
+    gmm_comm comm;
     gmm_shard s = GMM_ZERO;
     gmm_gtp_weight w;
     gmm_gtp_chain c = GMM_ZERO;
@@ -986,6 +997,10 @@ static void declarations(int arg) { /* B2, row 18 */
     d.wire = GMM_F16;
     GTP_REFUSED(r, GMM_E_DTYPE, gmm_gtp_add_domain(r->gtp, &d, &domain), "wire is f16", NULL);
     d.wire = GMM_F32;
+    comm = *d.gather;
+    comm.all_to_all = NULL;
+    d.gather = &comm;
+    GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, &domain), "domain->gather lacks a function", NULL);
     d.gather = NULL;
     GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, &domain), "gather is NULL", NULL);
     d = domain_of(r, 0, 1);
@@ -1151,6 +1166,11 @@ static void table_errors(int arg) {
     RANK_REFUSED(GMM_E_ARG, rt->fill(rt->self, a, 256, 4, NULL), "fill", "value 256");
     RANK_REFUSED(GMM_E_ARG, rt->fill2d(rt->self, a, 7, 0, 8, 2, NULL), "fill", "pitches 7");
 #undef RANK_REFUSED
+    {
+        const char *text = gmm_ranks_error(W.ranks, 0);
+        T_CHECK(rt->fill(rt->self, NULL, 0, 4, NULL) == GMM_E_NULL && strstr(text, "pitches 7"),
+                "what was told changed: %s", text);
+    }
     T_OK_TEXT(rt->copy(rt->self, NULL, NULL, 0, NULL), "");
     T_OK_TEXT(rt->fill(rt->self, a, 3, 16, NULL), "");
     t_bytes("filled", a, 3, 16);

@@ -126,7 +126,7 @@ static gmm_dtype dtype_of(const char *name) {
 static void rank_of(const char *name, const char *text, int32_t *rank, int32_t *size) {
     char rest;
     int r, s;
-    if (sscanf(text, "%d/%d%c", &r, &s, &rest) != 2 || s < 1 || r < 0 || r >= s)
+    if (sscanf(text, "%9d/%9d%c", &r, &s, &rest) != 2 || s < 1 || r < 0 || r >= s)
         die("--%s takes RANK/SIZE with 0 <= RANK < SIZE, not \"%s\"", name, text);
     *rank = r;
     *size = s;

@@ -2605,5 +2605,6 @@ int main(int argc, char **argv) {
         (void)work(&alone);
     }
     if (*opt.resume) st_close(&checkpoint);
+    free(t.bytes);
     return 0;
 }

@@ -7392,11 +7392,11 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             /* half the columns share a row of A: more bytes, which show alone, in tall tiles and in deep sums most;
                groups are seldom of equal size, and what the tallest tile leaves over is the lowest */
             const double more = both ? (k->later ? 1.04 : k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
-                                     : (height < 10.5 ? 1.0 : 1.05) + (double)depths / 4000.0;
+                                     : (height < 10.5 ? 0.95 : 1.0) + (double)depths / 2500.0;
             const double stage = multiply > move ? multiply : move, deep = (double)depths, sum = deep * stage;
             /* out to D: behind the products, or beside those of the next tile, or beside those of the other group of
                threads, which goes out as well */
-            const double half = k->later ? 20.0 : both ? 195.0 : 660.0;
+            const double half = k->later ? 20.0 : both ? 195.0 : 500.0;
             const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->out : half);
             const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, deep, stage, height, f32)
                               : both ? sum * more + out + 400.0
@@ -7760,7 +7760,6 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         else args.p.d.data = plan->workspace;
     }
     if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
-    args.units_max = wgrad ? gmm_sm90_kernels[plan->kernel].units : 0;
     if (call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
         args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
     return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));

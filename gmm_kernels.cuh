@@ -1181,7 +1181,6 @@ typedef struct gmm_sm90_args {
     gmm_gemm_args p;          /* offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
-    int32_t units_max;        /* wgrad: 16 rows of D at most per tile; fwd, dgrad: 0 = chosen from the sizes */
     int32_t tile;             /* of a kernel of two: 0, 1 its first or second, 2 chosen from the sizes */
     gmm_mat codes;            /* weights as a copy, converted in the kernel: tables in device memory */
     gmm_direction along;      /* of its lines, which run along the contraction */
@@ -7057,12 +7056,8 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
                                            const uint32_t base, const uint32_t bars, const uint32_t told) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     uint32_t pair;
-    const int wg = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x >> 7, 0), w = warp & 3;
+    const int w = warp & 3;
     const int tid = (int)threadIdx.x & 127;
-    char *const mine = shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* two rooms for D on its way */
-    const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
-    const uint32_t codes = base + GMM__OF(box) * (uint32_t)(first + 16 * w); /* of the warp; of its scales */
-    const uint32_t scales = base + GMM__OF(scales) + 4 * (uint32_t)(first + 16 * w);
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float sum[GMM__OF(mb)][8 * GMM__OF(units)];
@@ -7073,6 +7068,11 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
     for (u = 0; u < GMM__WAITS; u++) waits[u] = 0;
     for (;; tile++) {
         const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
+        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0); /* not kept while sums go out */
+        char *const mine = shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* rooms for D on its way */
+        const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
+        const uint32_t codes = base + GMM__OF(box) * (uint32_t)(first + 16 * w); /* of the warp; of its scales */
+        const uint32_t scales = base + GMM__OF(scales) + 4 * (uint32_t)(first + 16 * w);
         const gmm_sm90_tile *const before = &ring[(tile - 1) % GMM_SM90_RING];
         uint32_t depths, here = base;
         uint64_t columns, lines;
@@ -7396,7 +7396,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
                     stands = !gmm_sm90_split(&args.groups, ends) && !early && !GMM__RAGGED && !args.tables;
                     if (!stands) {
-                        most = args.units_max ? args.units_max
+                        most = GMM__RAGGED ? GMM__OF(units)
                              : gmm_sm90_height(&args.p, ends, GMM__WHICH, GMM__OF(teams) == 2 && !GMM__OF(of),
                                                GMM__OF(cols), GMM__OF(units), GMM__SECOND(cols), GMM__SECOND(units),
                                                other);

@@ -43,6 +43,7 @@ static struct {
 /* What the processes of --jobs have in common. */
 static struct t_tally {
     atomic_long taken, passed, failed, skipped;
+    atomic_long alone; /* the process whose case needs much GPU memory; 0: none */
 } *tally;
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
@@ -206,11 +207,23 @@ static void *t_guarded_host(size_t bytes, size_t alignment, int sparse, int fill
 }
 
 #ifdef HAVE_CUDA
+/* Waits until no other process's case has GPU memory beside its buffers' share, up to the end of this case. */
+static void t_alone(void) {
+    const struct timespec pause = {0, 10000000};
+    long none = 0;
+    while (tally->alone != (long)getpid() && !atomic_compare_exchange_strong(&tally->alone, &none, (long)getpid())) {
+        none = 0;
+        (void)nanosleep(&pause, NULL);
+    }
+}
+
 /* GPU memory: canaries on both sides, aligned as asked and no further. */
 static void *t_guarded_device(size_t bytes, size_t alignment, int sparse, int fill) {
     const size_t shift = sparse || alignment >= 256 ? 0 : alignment;
     t_block *b = t_block_new();
-    char *at = (char *)device_alloc(sparse ? bytes : bytes + 3 * T_FRONT, 256, sparse);
+    char *at;
+    if (sparse) t_alone();
+    at = (char *)device_alloc(sparse ? bytes : bytes + 3 * T_FRONT, 256, sparse);
     if (!at) {
         blocks.count--;
         T_FAIL("no GPU memory for %zu bytes", bytes);
@@ -641,6 +654,12 @@ static void t_register(void) {
 #undef X
 }
 
+/* After t_alone. */
+static void t_together(void) {
+    long mine = (long)getpid();
+    (void)atomic_compare_exchange_strong(&tally->alone, &mine, 0);
+}
+
 static void t_total(void) {
     printf("%ld passed, %ld failed, %ld skipped\n", tally->passed, tally->failed, tally->skipped);
     fflush(stdout);
@@ -653,6 +672,7 @@ static void t_crashed(int signal_number) {
            signal_number == SIGSEGV ? "memory outside a buffer was touched, or an input was written" : "crashed",
            H.message[0] ? H.message : "no failed check");
     tally->failed++;
+    t_together();
     if (H.jobs == 1) t_total();
     fflush(stdout);
     _exit(H.jobs == 1);
@@ -686,6 +706,7 @@ static void t_run(const t_case *c) {
         printf("FAIL [%s] %s: %s\n", H.engine_name, c->name, H.message);
     }
     t_free_all();
+    t_together();
     (void)timespec_get(&end, TIME_UTC);
     seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
     if (T.verbose && left == 0) {
@@ -855,6 +876,7 @@ static int t_processes(void) {
     }
     while (wait(&status) > 0)
         if (status) {
+            tally->alone = 0;
             printf("FAIL a process of the tests ended with status %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
             tally->failed++;
             worst = 1;

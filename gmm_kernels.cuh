@@ -1810,7 +1810,7 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends,
 /* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
    of `step` rows on; `tiles_n` tiles across, from multiples of `step_n` columns on. Inside a group rows go first, in
    bands of 8 pairs, so that the tiles in flight share operands; each group begins elsewhere (by the golden ratio), so
-   that a block which got a wide tile of one gets a narrow one of the next. */
+   that a block which got a wide tile of one gets a narrow one of the next; wgrad's are all alike. */
 GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
                                 int32_t i, int flat, int32_t tiles_n, int32_t step_n, int32_t unit, int32_t most,
                                 int32_t step, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
@@ -1821,7 +1821,8 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
     m = ragged_k ? p->m : t->end - t->row;
     t->k = ragged_k ? t->end - t->row : p->k;
     all = (uint32_t)(items[t->g + 1] - items[t->g]);
-    i = (int32_t)(((uint32_t)(i - items[t->g]) + __umulhi((uint32_t)t->g * 2654435769u, all)) % all);
+    i -= items[t->g];
+    if (!ragged_k) i = (int32_t)(((uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, all)) % all);
     tiles_m = gmm_sm90_tiles(m, unit, most);
     pairs_m = flat ? tiles_m : tiles_m / pair;
     pairs_n = flat ? tiles_n / pair : tiles_n;

@@ -1809,11 +1809,11 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends,
 
 /* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
    of `step` rows on; `tiles_n` tiles across, from multiples of `step_n` columns on. Inside a group rows go first, in
-   bands of 8 pairs, so that the tiles in flight share operands; each group begins elsewhere (by the golden ratio), so
-   that a block which got a wide tile of one gets a narrow one of the next; wgrad's are all alike. */
+   bands of 8 pairs, so that the tiles in flight share operands. `turned`: each group begins elsewhere (by the golden
+   ratio), so that a block which got a wide tile of one gets a narrow one of the next. */
 GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
-                                int32_t i, int flat, int32_t tiles_n, int32_t step_n, int32_t unit, int32_t most,
-                                int32_t step, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
+                                int32_t i, const int turned, int flat, int32_t tiles_n, int32_t step_n, int32_t unit,
+                                int32_t most, int32_t step, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
     int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn;
     uint32_t all;
     t->row = ends[t->g];
@@ -1822,7 +1822,7 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
     t->k = ragged_k ? t->end - t->row : p->k;
     all = (uint32_t)(items[t->g + 1] - items[t->g]);
     i -= items[t->g];
-    if (!ragged_k) i = (int32_t)(((uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, all)) % all);
+    if (turned) i = (int32_t)(((uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, all)) % all);
     tiles_m = gmm_sm90_tiles(m, unit, most);
     pairs_m = flat ? tiles_m : tiles_m / pair;
     pairs_n = flat ? tiles_n / pair : tiles_n;
@@ -7422,9 +7422,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     if (lane < count) {
                         to->k = to->cols = to->units = 0; /* no more */
                         if (to->g < args.p.groups)
-                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, GMM__ANY(cols) == 128, across,
-                                           GMM__RAGGED ? GMM__OF(cols) : 64, 16, most, GMM__STEP,
-                                           (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), to);
+                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, !GMM__RAGGED,
+                                           GMM__ANY(cols) == 128, across, GMM__RAGGED ? GMM__OF(cols) : 64, 16, most,
+                                           GMM__STEP, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), to);
                     }
                     __syncwarp();
                 }
@@ -7682,7 +7682,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 f.t.units = 0; /* no more */
                 if (item < items[args.p.groups]) {
                     gmm_find_group32(items, args.p.groups, item, &f.t.g);
-                    gmm_sm90_place(&args.p, args.wgrad, ends, items, item, GMM__OF(cols) == 128, across,
+                    gmm_sm90_place(&args.p, args.wgrad, ends, items, item, 0, GMM__OF(cols) == 128, across,
                                    args.wgrad ? GMM__OF(cols) : GMM__STEP, GMM_FP8_UNIT, GMM__OF(teams), GMM_FP8_UNIT,
                                    (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f.t);
                     f.start = starts[f.t.g];

@@ -1225,7 +1225,7 @@ static void fp8_stacked(int arg) {
                 m = plan_ok(&c, &l, 1);
                 apply(&m, 0);
                 for (int e = 0; e < 2; e++) {
-                    char name[16];
+                    char name[32];
                     float value;
                     snprintf(name, sizeof name, "fc.weight%d", e);
                     memcpy(&value, m.memory + get(m.targets, name)->offset, sizeof value);

@@ -1855,9 +1855,10 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if (call->query) return GMM_OK;
     if (!m->table != !m->scale_table)
         return gmm__refuse(call, GMM_E_ARG, argument, "table and scale_table come together");
-    if (l.data_bytes > 0 && ((!m->data && !m->table) || (!m->scale && !m->scale_table)))
-        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s", m->data || m->table ? "scale"
-                           : "data", (long long)rows, (long long)cols, gmm_dtype_name(m->dtype));
+    g = l.data_bytes > 0 && !m->data && !m->table; /* groups without rows still have scales of tensors and columns */
+    if (g || (l.scale_bytes > 0 && !m->scale && !m->scale_table))
+        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s", g ? "data" : "scale",
+                           (long long)rows, (long long)cols, gmm_dtype_name(m->dtype), gmm_scaling_name(m->scaling));
     if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "scale %p is not aligned to 4 bytes", m->scale);
     if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))

@@ -1085,6 +1085,15 @@ static void refusals(int arg) {
     QREFUSED(GMM_E_VERSION, d.struct_size = 4096, "struct_size");
     QREFUSED(GMM_E_WORKSPACE, (void)0, "workspace");
     {
+        gmm_groups none = r.groups; /* no rows: tensors, and columns, have scales all the same */
+        none.capacity = 0;
+        QREFUSED(GMM_E_NULL, (f = gmm_recipe_of(GMM_RECIPE_FP8_CURRENT).input, d.groups = &none, d.columnwise = NULL,
+                              m = gmm_mat_quantized(&f, GMM_ROWWISE, NULL, NULL, NULL)), "rowwise", "scale");
+        QREFUSED(GMM_E_NULL, (f = gmm_recipe_of(GMM_RECIPE_FP8_CURRENT).input, f.scaling = GMM_SCALING_ROW,
+                              d.groups = &none, m = gmm_mat_quantized(&f, GMM_COLUMNWISE, NULL, NULL, NULL),
+                              d.rowwise = NULL, d.columnwise = &m), "columnwise", "scale");
+    }
+    {
         t_mat wide = t_mat_in(GMM_F32, 1, r.capacity, 96, T_REALS);
         QREFUSED(GMM_E_DTYPE, d.src = &wide.mat, "src", "bf16");
     }

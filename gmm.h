@@ -9001,6 +9001,9 @@ struct gmm_ckpt_plan {
     gmm_ckpt_cost cost;
 };
 
+/* What becomes of a source tensor. PLAIN_SCALE: scales of a weight that is not quantized, extra like those of 0. */
+enum gmm__ck_use { GMM__CK_UNUSED, GMM__CK_USED, GMM__CK_LEFT_OUT, GMM__CK_PLAIN_SCALE };
+
 typedef struct gmm__ck_build {
     gmm__ck_arena temp;
     const char *fn;
@@ -9020,7 +9023,7 @@ typedef struct gmm__ck_build {
     const char *others[2];       /* canonical prefixes 1 and 2 */
     const char *other_keys[2];
     char *text;                  /* room for one canonical key */
-    uint8_t **used;              /* [parts][tensors] */
+    uint8_t **used;              /* [parts][tensors] gmm__ck_use */
     gmm_ckpt_table *targets;
     int64_t at;                  /* end of the targets in storage 0 */
     gmm_ckpt_move *moves;
@@ -9243,7 +9246,7 @@ static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
     for (i = 0; i < b->hit_count; i++) { /* those with the prefix stay */
         const gmm__ck_hit h = b->hits[i];
         if (h.prefix != (empty ? 0 : 1)) continue;
-        b->used[h.part][h.tensor] = 1;
+        b->used[h.part][h.tensor] = GMM__CK_USED;
         b->hits[n++] = h;
     }
     b->hit_count = n;
@@ -9584,11 +9587,11 @@ static gmm_status gmm__ck_gather(gmm__ck_build *b, const gmm__ck_array *x, gmm__
             const int fresh = (row->form != GMM_CKPT_EACH) == (grouped != 0);
             for (k = fresh ? 0 : i; k < (fresh ? i : count); k++) /* rows come sorted */
                 if (fresh ? rows[hits[k].row].half == row->half : hits[k].row == hits[i].row)
-                    b->used[hits[k].part][hits[k].tensor] = 2;
+                    b->used[hits[k].part][hits[k].tensor] = GMM__CK_LEFT_OUT;
             if (!fresh) continue;
             h->row = NULL;
         }
-        if (b->used[hits[i].part][hits[i].tensor] == 2) continue;
+        if (b->used[hits[i].part][hits[i].tensor] == GMM__CK_LEFT_OUT) continue;
         if ((h->row && h->row != row) || (row->half == GMM_CKPT_BOTH ? holder[GMM_CKPT_GATE].row ||
                                           holder[GMM_CKPT_UP].row : holder[GMM_CKPT_BOTH].row != NULL))
             return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, t->name, "its weights are there in another layout too");
@@ -9922,6 +9925,11 @@ static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, co
                     if (at < 0)
                         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
                                               b->parts[p].table->tensors[src.tensor].name, "its scales are missing");
+                    if (each > 1 && (h->row->form == GMM_CKPT_EACH) != (g->weight[s].row->form == GMM_CKPT_EACH))
+                        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[p].table->tensors[at].name, "scales of %s "
+                                              "cannot dequantize weights of %s: keep them quantized, or give both "
+                                              "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
+                                              h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
                     t = &b->parts[p].table->tensors[src.tensor];
                     if (!mx && rows % 128 && src.experts > 1 && t->rank == 2) /* blocks would span two of them */
                         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
@@ -10058,6 +10066,26 @@ static gmm_status gmm__ck_blocks(gmm__ck_build *b, const gmm_ckpt_linear *l, con
     return GMM_OK;
 }
 
+/* Scales whose weights are not quantized are extra. */
+static void gmm__ck_plain(gmm__ck_build *b, int64_t each, const gmm__ck_holder *weight, const gmm__ck_holder *scale) {
+    int64_t i, e;
+    int h;
+    for (h = 0; h < 3; h++)
+        for (i = 0; weight[h].row && scale[h].row && i < b->source.part_count * each; i++) {
+            const int64_t part = i / each, first = scale[h].row->form == GMM_CKPT_EACH ? i % each : 0;
+            const int64_t end = scale[h].row->form == GMM_CKPT_EACH ? first + 1 : each;
+            int plain = 0, quantized = weight[h].row->scaling == GMM_SCALING_MX32;
+            for (e = first; e < end; e++) {
+                const int32_t t = weight[h].tensor[part * each + (weight[h].row->form == GMM_CKPT_EACH ? e : 0)];
+                const gmm_dtype dtype = t < 0 ? GMM_NONE : b->parts[part].table->tensors[t].dtype;
+                plain |= t >= 0;
+                quantized |= dtype == GMM_E4M3 || dtype == GMM_E5M2;
+            }
+            if (plain && !quantized && scale[h].tensor[i] >= 0)
+                b->used[part][scale[h].tensor[i]] = GMM__CK_PLAIN_SCALE;
+        }
+}
+
 /* Plans one linear in one state. */
 static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t state, gmm__ck_hit *hits, int64_t count) {
     static const int8_t grouped[] = {
@@ -10143,6 +10171,7 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
                             scale);
     x.kind = GMM_CKPT_WEIGHT;
     if (status) return status;
+    gmm__ck_plain(b, gmm__ck_part_experts(b, &x), weight, scale);
     if (mx) {
         status = gmm__ck_divides(b, l, x.k / (x.cols_cut ? src_etp : 1), 32, "in", "MX32 blocks of");
         if (!status) status = gmm__ck_divides(b, l, x.k / (x.cols_cut ? dst_etp : 1), 32, "in", "MX32 blocks of");
@@ -10283,17 +10312,18 @@ static gmm_status gmm__ck_keep(gmm__ck_build *b) {
             const int64_t first = b->move_count;
             int32_t target = -1;
             gmm_status status;
-            if (b->used[p][i] == 1) {
+            if (b->used[p][i] == GMM__CK_USED) {
                 if (b->report) b->report->matched++;
                 continue;
             }
-            if (b->used[p][i] == 2 || (b->source.drop_extra_state && gmm__ck_extra_state(t.name)) ||
+            if (b->used[p][i] == GMM__CK_LEFT_OUT || (b->source.drop_extra_state && gmm__ck_extra_state(t.name)) ||
                 b->source.extra == GMM_CKPT_EXTRA_DROP) {
                 if (b->report) b->report->dropped++;
                 continue;
             }
             if (b->source.extra == GMM_CKPT_EXTRA_REFUSE)
-                return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, "no linear uses it");
+                return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, b->used[p][i] == GMM__CK_PLAIN_SCALE
+                                      ? "its weight is not quantized" : "no linear uses it");
             if (same >= before) { /* ranks hold it alike */
                 const gmm_ckpt_tensor *k = &b->targets->tensors[same];
                 if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&

@@ -1237,6 +1237,69 @@ static void fp8_stacked(int arg) {
         }
 }
 
+/* Scales of all experts beside a weight of each, and the other way round: kept they move, but none dequantizes. */
+static void fp8_mixed_forms(int arg) {
+    enum { R = 128, K = 128 };
+    static unsigned char w[2 * R * K];
+    static const float scale[2] = { 2.0f, 8.0f };
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 2, R, K, 0, 0);
+    call c;
+    made m;
+    memset(w, 0x38, sizeof w);
+    for (int e = 0; e < 2; e++) {
+        char name[40];
+        snprintf(name, sizeof name, arg ? "fc.weight%d" : "fc.weight_scale_inv%d", e);
+        if (arg) add(t, name, GMM_E4M3, SHAPE(R, K), w + e * R * K);
+        else add(t, name, GMM_F32, SHAPE(1, 1), scale + e);
+    }
+    if (arg) add(t, "fc.weight_scale_inv", GMM_F32, SHAPE(2, 1, 1), scale);
+    else add(t, "fc.weight", GMM_E4M3, SHAPE(2, R, K), w);
+    call_begin(&c, t, "module", "module");
+    c.target.dtype = GMM_F32;
+    plan_refused(&c, &l, 1, GMM_CKPT_SHAPE, "fc.weight_scale_inv");
+    c.target.dtype = GMM_NONE;
+    l.grouped_weight = 1;
+    m = plan_ok(&c, &l, 1);
+    apply(&m, 0);
+    t_same("scales", m.memory + get(m.targets, "fc.weight_scale_inv")->offset, scale, sizeof scale);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+/* Scales of a weight that is not quantized are extra: refused, kept or dropped; those beside it are used. */
+static void fp8_plain(int arg) {
+    enum { F = 128, K = 128 };
+    static unsigned char w[2][2 * F * K];
+    static const float scale[2] = { 2.0f, 4.0f };
+    const gmm_dtype second = arg ? GMM_E4M3 : GMM_BF16; /* of expert 1; expert 0 is in 16 bits */
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, 2, F, K, 1, 0);
+    gmm_ckpt_report report = GMM_ZERO;
+    call c;
+    made m;
+    l.slot = GMM_CKPT_FC2;
+    for (int e = 0; e < 2; e++) {
+        char name[80];
+        snprintf(name, sizeof name, HL "mlp.experts.%d.down_proj.weight", e);
+        add(t, name, e ? second : GMM_BF16, SHAPE(F, K), w[e]);
+        snprintf(name, sizeof name, HL "mlp.experts.%d.down_proj.weight_scale_inv", e);
+        add(t, name, GMM_F32, SHAPE(1, 1), &scale[e]);
+    }
+    call_begin(&c, t, "deepseek-v3", "deepseek-v3");
+    c.target.dtype = GMM_BF16;
+    plan_refused(&c, &l, 1, GMM_CKPT_EXTRA_KEY, "experts.0.down_proj.weight_scale_inv");
+    for (int keep = 0; keep < 2; keep++) {
+        c.source.extra = keep ? GMM_CKPT_EXTRA_KEEP : GMM_CKPT_EXTRA_DROP;
+        T_OK_TEXT(gmm_ckpt_plan_create(&m.plan, &c.source, &c.target, &l, 1, NULL, &report), report.error.text);
+        T_CHECK(report.matched == 2 + arg && report.kept == (keep ? 2 - arg : 0) &&
+                report.dropped == (keep ? 0 : 2 - arg), "%lld matched, %lld kept, %lld dropped",
+                (long long)report.matched, (long long)report.kept, (long long)report.dropped);
+        gmm_ckpt_plan_destroy(m.plan);
+    }
+    gmm_ckpt_table_destroy(t);
+}
+
 static void fp8_kept(int arg) { /* scales move as their weights: joined, cut by ETP, stacked; else an error */
     enum { F = 256, K = 384 };
     gmm_ckpt_table *t = table_new();
@@ -2160,6 +2223,9 @@ void tests_checkpoint(void) {
         t_add_host(fp8_blocks, i, "row51 %s blocks with tails, %s", i % 2 ? "e5m2" : "e4m3",
                    i < 2 ? "memory" : i < 4 ? "least scratch" : "callbacks");
     t_add_host(fp8_stacked, 0, "row51 blocks of experts one below another");
+    for (int i = 0; i < 2; i++) t_add_host(fp8_mixed_forms, i, "row51 blocks %s", i ? "of each, scales of all"
+                                                                                     : "of all, scales of each");
+    for (int i = 0; i < 2; i++) t_add_host(fp8_plain, i, "row52 scales beside 16 bits%s", i ? ", of one expert" : "");
     t_add_host(fp8_kept, 0, "row52 scales missing; scales move with their weight");
     t_add_host(same_extent, 0, "row53 2F = H");
     t_add_host(gpt_oss_bias, 0, "row54 gpt-oss rows and biases");

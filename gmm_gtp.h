@@ -1457,6 +1457,11 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     return GMM_OK;
 }
 
+/* Whether communicators add up this dtype. */
+static GMM__UNUSED int gmm__comm_adds(gmm_dtype dtype) {
+    return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
+}
+
 /* .................................................................................................... CPU ranks ... */
 
 #ifdef GMM_WITH_CPU_RANKS
@@ -2394,15 +2399,19 @@ static gmm_status gmm__member_flush(gmm__member *m) {
 
 static gmm_status gmm__member_call(void *self, gmm__coll part, gmm_stream stream) {
     gmm__member *m = (gmm__member *)self;
+    const char *what = m->what ? m->what : "collective";
     gmm_status s = gmm__rank_enter(m->rank);
     if (s) return s;
+    if (part.kind == GMM__COLL_SCATTER && !gmm__comm_adds(part.dtype))
+        return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_DTYPE, "'%s': reduce_scatter of %s: must be f32, "
+                                                       "bf16 or f16", what, gmm_dtype_name(part.dtype)));
     if (m->count && m->stream != stream)
-        return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_ARG, "'%s': one group on two streams", m->what));
+        return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_ARG, "'%s': one group on two streams", what));
     if (m->count == m->room) {
         size_t room = (size_t)m->room;
         void *parts = m->parts;
         if (!gmm__ranks_grow(m->group->world, &parts, (size_t)m->count, &room, sizeof part))
-            return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_MEMORY, "'%s': no memory", m->what));
+            return gmm__rank_leave(m->rank, gmm__rank_fail(m->rank, GMM_E_MEMORY, "'%s': no memory", what));
         m->parts = (gmm__coll *)parts;
         m->room = (int32_t)room;
     }
@@ -2934,6 +2943,7 @@ static gmm_status gmm__nccl_scatter(void *self, const void *send, void *recv, si
                                     gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
     const ncclDataType_t type = dtype == GMM_F32 ? ncclFloat32 : dtype == GMM_BF16 ? ncclBfloat16 : ncclFloat16;
+    if (!gmm__comm_adds(dtype)) return gmm__wire_fail(&n->wire, "reduce_scatter", "dtype must be f32, bf16 or f16");
     GMM__NCCL(n, "ncclReduceScatter", ncclReduceScatter(send, recv, count, type, ncclSum, n->comm, stream));
 }
 #if NCCL_VERSION_CODE >= 22800
@@ -3875,6 +3885,12 @@ GMMDEF gmm_status gmm_gtp_query(const gmm_gtp_config *config, size_t *bytes, gmm
     return s;
 }
 
+/* Whether a runtime has the functions that are called here: streams are the caller's, and the host never waits. */
+static int gmm__gtp_runtime_whole(const gmm_runtime *r) {
+    return r->stream_wait && r->event_create && r->event_destroy && r->event_record && r->event_query && r->copy &&
+           r->copy2d && r->fill && r->fill2d && r->is_capturing && r->run;
+}
+
 GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config *config, gmm_gtp **out,
                                gmm_error *error) {
     static const char fn[] = "gmm_gtp_init";
@@ -3901,7 +3917,9 @@ GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config 
     } else if ((s = gmm_runtime_of(c.ctx, &g->rt)) != GMM_OK) {
         return gmm__fail(error, s, "%s: %.400s", fn, gmm_last_error(c.ctx));
     }
-    if (!g->rt.run) return gmm__fail(error, GMM_E_VERSION, "%s: config->runtime has no `run`", fn);
+    if (!gmm__gtp_runtime_whole(&g->rt))
+        return gmm__fail(error, GMM_E_NULL, "%s: config->runtime lacks a function: all but stream_create, "
+                         "stream_destroy, stream_sync and event_sync are needed", fn);
     *out = g;
     return GMM_OK;
 }
@@ -4124,12 +4142,12 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': domain %d of %d, %d weights: must exist, and >= 1", fn,
                          name, (int)domain, (int)gtp->domain_count, (int)count);
     d = &gtp->domains[domain];
-    for (i = 0; i < count; i++) {
-        const gmm__gtp_weight *w;
+    for (i = 0; i < count; i++)
         if (weights[i] < 0 || weights[i] >= gtp->weight_count)
             return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': weights[%d] is %d: there are %d", fn, name, (int)i,
                              (int)weights[i], (int)gtp->weight_count);
-        w = &gtp->weights[weights[i]];
+    for (i = 0; i < count; i++) {
+        const gmm__gtp_weight *w = &gtp->weights[weights[i]];
         if (w->bundle >= 0)
             return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': '%s' is in bundle '%s' already", fn, name,
                              w->desc.name, gtp->bundles[w->bundle].name);
@@ -5617,6 +5635,7 @@ static gmm_status gmm__gtp_raise(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm 
                                  gmm_stream stream) {
     const int several = d->size > 1;
     const gmm_stream on = several ? d->desc.gather_stream : stream;
+    gmm__watch *watch = NULL;
     gmm_status s = GMM_OK;
     int k;
     if (count == 0 || (!several && !also)) return GMM_OK;
@@ -5624,6 +5643,7 @@ static gmm_status gmm__gtp_raise(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm 
         s = gmm__gtp_use_stream(g, d, GMM__GTP_GATHER);
         if (!s) s = g->rt.event_record(g->rt.self, d->fork[GMM__GTP_GATHER], stream, 0);
         if (!s) s = g->rt.stream_wait(g->rt.self, on, d->fork[GMM__GTP_GATHER], 0);
+        if (!s) s = gmm__watch_begin(g, d, GMM__GTP_GATHER, &watch);
     }
     for (k = 0; k < 2 && !s; k++) {
         const gmm_comm *c = k ? also : several ? &d->gather : NULL;
@@ -5634,6 +5654,7 @@ static gmm_status gmm__gtp_raise(gmm_gtp *g, gmm__gtp_domain *d, const gmm_comm 
         if (!s) s = c->group_end(c->self);
         if (!s) g->calls = NULL;
     }
+    if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_reduce_max", "amax");
     return s || !several ? s : gmm__gtp_join(g, d, GMM__GTP_GATHER, stream);
 }
 
@@ -5714,6 +5735,10 @@ static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t 
     if (q->also && q->also->struct_size && q->also->struct_size != sizeof *q->also)
         return gmm__fail(&g->error, GMM_E_VERSION, "%s: also->struct_size is %u: must be 0 or %u", fn,
                          q->also->struct_size, (unsigned)sizeof *q->also);
+    if (q->also && (!q->also->group_begin || !q->also->group_end || !q->also->all_reduce_max))
+        return gmm__fail(&g->error, GMM_E_NULL, "%s: also->%s is NULL: group_begin, group_end and all_reduce_max are "
+                         "needed", fn, !q->also->group_begin ? "group_begin" : !q->also->group_end ? "group_end"
+                                                                                          : "all_reduce_max");
     for (i = 0; i < count; i++) {
         const gmm__gtp_weight *w = &g->weights[weights[i]];
         for (k = 0; k < i; k++)
@@ -5910,12 +5935,11 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
     if (graph < 0 || graph >= gtp->graph_count)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, (int)graph, (int)gtp->graph_count);
     for (i = 0; i < gtp->slot_count; i++)
-        if (gtp->slots[i].captured && gtp->slots[i].graph == 0) {
-            if (gtp->slots[i].holders)
-                return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held, and graph %d may write its slot", fn,
-                                 gtp->bundles[gtp->slots[i].bundle].name, (int)graph);
-            gtp->slots[i].bundle = -1; /* what was gathered outside of graphs will be gone */
-        }
+        if (gtp->slots[i].captured && gtp->slots[i].graph == 0 && gtp->slots[i].holders)
+            return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held, and graph %d may write its slot", fn,
+                             gtp->bundles[gtp->slots[i].bundle].name, (int)graph);
+    for (i = 0; i < gtp->slot_count; i++) /* what was gathered outside of graphs will be gone */
+        if (gtp->slots[i].captured && gtp->slots[i].graph == 0) gtp->slots[i].bundle = -1;
     for (i = 0; i < gtp->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];
         const int use = gtp->graph_use[graph * gtp->bundle_count + i];

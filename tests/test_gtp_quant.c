@@ -1287,6 +1287,16 @@ static void errors(int arg) {
     q.struct_size = 4096;
     GTP_REFUSED(r, GMM_E_VERSION, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]), "4096", NULL);
     q.struct_size = 0;
+    for (int i = 0; i < 3; i++) {
+        static const char *const lacks[] = {"also->group_begin", "also->group_end", "also->all_reduce_max"};
+        gmm_comm also = W.comm[0][0];
+        if (i == 0) also.group_begin = NULL;
+        if (i == 1) also.group_end = NULL;
+        if (i == 2) also.all_reduce_max = NULL;
+        q.also = &also;
+        GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]), lacks[i], NULL);
+    }
+    q.also = NULL;
     GTP_OK(r, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]));
     T_CHECK(gmm_gtp_quantize(NULL, id, 1, &q, NULL) == GMM_E_NULL, "no object");
     close_world();

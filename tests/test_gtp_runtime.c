@@ -903,12 +903,40 @@ static void capture_rules(int arg) { /* B24, B25, B27, rows 51 and 45 */
     T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
     gmm_ranks_graph_destroy(graph);
     close_world();
+
+    open_world(2, 0, 200); /* a refused replay leaves what was gathered ahead where it is */
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 1);
+    r = &W.r[0];
+    T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
+    GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
+    GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
+    T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
+    gmm_ranks_graph_destroy(graph);
+    for (int l = 0; l < 3; l++)
+        for (int i = 0; i < 2; i++) {
+            r = &W.r[i];
+            memset(&v, 0, sizeof v);
+            GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute, &v));
+            if (l == 1 && i == 0)
+                GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_pre_replay(r->gtp, id, r->compute), "'layer' is held", NULL);
+            GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[l], GMM_GTP_FORWARD, r->compute));
+        }
+    {
+        gmm_gtp_statistics n = GMM_ZERO;
+        T_OK_TEXT(gmm_gtp_statistics_of(W.r[0].gtp, &n), "");
+        T_CHECK(n.exposed == 1 && n.prefetched == 2, "%lld exposed, %lld prefetched", (long long)n.exposed,
+                (long long)n.prefetched);
+    }
+    finish();
+    close_world();
 }
 
 /* ----------------------------------------------------------------------------------------- Failures and errors --- */
 
-/* Without a thread that waits, poll finds what hangs; then nothing that is queued is done. */
+/* Without a thread that waits, poll finds what hangs, a gather or (1) an amax; then nothing that is queued is done. */
 static void poll(int arg) {
+    const char *const what = arg ? "all_reduce_max" : "all_gather", *const name = arg ? "'amax'" : "'dense'";
+    float value = 1;
     float *main_grad[2][2];
     gmm_shard_plan plan[2][2];
     gmm_gtp_view v = GMM_ZERO;
@@ -917,7 +945,6 @@ static void poll(int arg) {
     double spent = 0;
     char text[512];
     rank *r;
-    (void)arg;
     open_world(2, 4, 300);
     for (int i = 0; i < 2; i++) {
         const gmm_gtp_domain d = domain_of(&W.r[i], 0, 1);
@@ -925,6 +952,7 @@ static void poll(int arg) {
     }
     r = &W.r[0];
     GTP_OK(r, gmm_gtp_poll(r->gtp));
+    if (arg) GTP_OK(r, gmm_gtp_amax(r->gtp, 0, &value, 1, r->compute));
     GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v));
     (void)gmm_ranks_run(W.ranks);
     (void)timespec_get(&began, TIME_UTC);
@@ -934,7 +962,7 @@ static void poll(int arg) {
     }
     T_CHECK(s == GMM_E_COMM && spent > 0.2 && spent < 10, "%s after %g s with a limit of 0.3", gmm_status_name(s),
             spent);
-    T_CHECK(strstr(gmm_gtp_last_error(r->gtp), "all_gather") && strstr(gmm_gtp_last_error(r->gtp), "'dense'") &&
+    T_CHECK(strstr(gmm_gtp_last_error(r->gtp), what) && strstr(gmm_gtp_last_error(r->gtp), name) &&
             strstr(gmm_gtp_last_error(r->gtp), "rank 1 of 2"), "%s", gmm_gtp_last_error(r->gtp));
     snprintf(text, sizeof text, "%s", gmm_gtp_last_error(r->gtp));
     T_CHECK(gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute) == GMM_E_COMM, "broken for good");
@@ -986,6 +1014,14 @@ static void declarations(int arg) { /* B2, row 18 */
                        NULL);
         config.ctx = NULL;
         T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_init(memory, bytes, &config, &gtp, &e), e.text, "ctx", NULL);
+        {
+            gmm_runtime rt = r->rt;
+            rt.fill2d = NULL;
+            config = config_of(r);
+            config.runtime = &rt;
+            T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_init(memory, bytes, &config, &gtp, &e), e.text, "config->runtime lacks",
+                           NULL);
+        }
         config = config_of(r);
         config.bundles = -1;
         T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_query(&config, &bytes, &e), e.text, "-1 bundles", NULL);
@@ -1046,6 +1082,17 @@ static void declarations(int arg) { /* B2, row 18 */
     GTP_REFUSED(r, GMM_E_DTYPE, gmm_gtp_add_bundle(r->gtp, domain, list, 2, "fc1", &bundle), "'in f16'", NULL);
     list[0] = 99;
     GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_bundle(r->gtp, domain, list, 1, "fc1", &bundle), "99", NULL);
+    s.dtype = GMM_E2M1; /* whose amaxes are compared: of weights that exist */
+    s.scaling = GMM_SCALING_NV16;
+    s.cols = 32;
+    w = weight_of(&s, 0, "in nv16");
+    w.data[1] = w.scale[0] = w.scale[1] = w.data[0];
+    w.amax = (float *)w.main_grad;
+    GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id[5]));
+    list[0] = id[5];
+    list[1] = 1 << 24;
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_bundle(r->gtp, domain, list, 2, "fc1", &bundle), "weights[1] is 16777216",
+                NULL);
     list[0] = id[2];
     list[1] = id[0];
     list[2] = id[1];
@@ -1139,12 +1186,14 @@ static void states(int arg) { /* row 45, B42: refused calls leave the state as i
 static void table_errors(int arg) {
     unsigned char a[16] = { 0 }, b[16] = { 0 };
     const gmm_runtime *rt;
+    const gmm_comm *c;
     gmm_work work = GMM_ZERO;
     gmm_event event;
     int32_t flag = 0;
     (void)arg;
     open_world(1, 0, 100);
     rt = &W.r[0].rt;
+    c = &W.comm[0][0];
 #define RANK_REFUSED(want, call, ...) T_REFUSED_TEXT(want, call, gmm_ranks_error(W.ranks, 0), __VA_ARGS__, NULL)
     T_OK_TEXT(rt->event_create(rt->self, &event), "");
     RANK_REFUSED(GMM_E_NULL, rt->stream_create(rt->self, 0, NULL), "stream_create", "out");
@@ -1164,6 +1213,9 @@ static void table_errors(int arg) {
     RANK_REFUSED(GMM_E_ARG, rt->copy2d(rt->self, a, 8, b, 7, 8, 2, NULL), "copy", "pitches 8 and 7");
     RANK_REFUSED(GMM_E_NULL, rt->fill(rt->self, NULL, 0, 4, NULL), "fill", "dst");
     RANK_REFUSED(GMM_E_ARG, rt->fill(rt->self, a, 256, 4, NULL), "fill", "value 256");
+    for (int k = GMM_E4M3; k <= GMM_E2M1; k++)
+        RANK_REFUSED(GMM_E_DTYPE, c->reduce_scatter(c->self, a, b, 4, (gmm_dtype)k, NULL), "reduce_scatter",
+                     gmm_dtype_name((gmm_dtype)k));
     RANK_REFUSED(GMM_E_ARG, rt->fill2d(rt->self, a, 7, 0, 8, 2, NULL), "fill", "pitches 7");
 #undef RANK_REFUSED
     {
@@ -2261,7 +2313,7 @@ void tests_gtp_runtime(void) {
         for (int k = 1; k < 4; k += 2)
             t_add_host(graph_mutation, k * 4 + i, "gtp row44 each wait of graphs left out, %s, depth %d", modes[i], k);
     t_add_host(capture_rules, 0, "gtp B24 B25 B27 row51 capture rules");
-    t_add_host(poll, 0, "gtp poll finds what hangs");
+    for (int i = 0; i < 2; i++) t_add_host(poll, i, "gtp poll finds what hangs%s", i ? ", an amax" : "");
     t_add_host(declarations, 0, "gtp B2 row18 declarations");
     t_add_host(states, 0, "gtp B42 row45 states");
     t_add_host(table_errors, 0, "gtp runtime of a rank errors");

@@ -6785,7 +6785,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     size_t part[3], sums = 0;
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_floats(call, part) * sizeof(float));
-    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 5 * (size_t)call->units * sizeof(void *));
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
     if (d->db) {
         gmm_options options;
         gmm_grad grad;
@@ -6900,8 +6900,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.skip = d->skip;
     a.random = d->random;
     e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 1, &a.rowwise, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 3, &a.columnwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
     gmm__mma_quant_swift(call, &a);
     if (e == cudaSuccess && a.grouped && !a.few) {
         const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),

@@ -692,6 +692,62 @@ static void requantizes(int arg) {
            t_get(again.copy[1].scale, (size_t)r.want[1].scale_bytes), (size_t)r.want[1].scale_bytes);
 }
 
+/* Matrices in tables on either side, on the host (0) or not (1), are as packed ones: quantized, and requantized. */
+enum { TABLED = 3 };
+typedef struct tabled { gmm_mat mat; gmm_layout l; void *data[TABLED], *scale[TABLED]; } tabled;
+static tabled tabled_make(const gmm_format *f, gmm_direction direction, int64_t rows, int64_t cols, int form) {
+    tabled t;
+    memset(&t, 0, sizeof t);
+    T_CHECK(gmm_layout_of(f->dtype, f->scaling, f->order, direction, rows, cols, &t.l, NULL) == GMM_OK, "layout");
+    t.mat = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
+    if (form == 2) { /* packed */
+        t.mat.data = t_alloc((size_t)(TABLED * t.l.data_bytes));
+        t.mat.scale = t_alloc((size_t)(TABLED * t.l.scale_bytes));
+    }
+    for (int u = 0; u < TABLED; u++) {
+        t.data[u] = form == 2 ? (char *)t.mat.data + u * t.l.data_bytes : t_alloc((size_t)t.l.data_bytes);
+        t.scale[u] = form == 2 ? (char *)t.mat.scale + u * t.l.scale_bytes : t_alloc((size_t)t.l.scale_bytes);
+    }
+    if (form == 2) return t;
+    t.mat.flags |= form == 0 ? (uint32_t)GMM_MAT_TABLE_ON_HOST : 0u;
+    t.mat.table = (void *const *)(form == 0 ? memcpy(t_host(sizeof t.data), t.data, sizeof t.data)
+                                            : t_in(t.data, sizeof t.data));
+    t.mat.scale_table = (void *const *)(form == 0 ? memcpy(t_host(sizeof t.scale), t.scale, sizeof t.scale)
+                                                  : t_in(t.scale, sizeof t.scale));
+    return t;
+}
+static void tables(int arg) {
+    enum { ROWS = 96, COLS = 64 };
+    const gmm_format first = gmm_recipe_of(GMM_RECIPE_FP8_CURRENT).input;
+    const gmm_format second = gmm_recipe_of(GMM_RECIPE_MXFP8).input;
+    const t_mat src = t_mat_in(GMM_BF16, TABLED, ROWS, COLS, T_REALS);
+    tabled t[2][3]; /* in tables, packed; first format, and both copies of the second */
+    for (int form = 0; form < 2; form++) {
+        gmm_quantization d = GMM_ZERO;
+        t[form][0] = tabled_make(&first, GMM_ROWWISE, ROWS, COLS, form ? 2 : arg);
+        for (int k = 0; k < 2; k++)
+            t[form][1 + k] = tabled_make(&second, (gmm_direction)k, ROWS, COLS, form ? 2 : arg);
+        d.count = TABLED;
+        d.rows = ROWS;
+        d.cols = COLS;
+        d.format = &first;
+        d.src = &src.mat;
+        d.rowwise = &t[form][0].mat;
+        T_OK(quantize(&d, GMM_OP_QUANTIZE));
+        d.format = &second;
+        d.src = &t[form][0].mat;
+        d.rowwise = &t[form][1].mat;
+        d.columnwise = &t[form][2].mat;
+        T_OK(quantize(&d, GMM_OP_REQUANTIZE));
+    }
+    for (int k = 0; k < 3; k++)
+        for (int u = 0; u < TABLED; u++) {
+            const size_t data = (size_t)t[0][k].l.data_bytes, scale = (size_t)t[0][k].l.scale_bytes;
+            t_same("elements", t_get(t[0][k].data[u], data), t_get(t[1][k].data[u], data), data);
+            t_same("scales", t_get(t[0][k].scale[u], scale), t_get(t[1][k].scale[u], scale), scale);
+        }
+}
+
 /* One rowwise copy of a matrix of `rows` x `cols` floats, each rounded to BF16; scales as words or bytes. */
 typedef struct one_copy { gmm_mat mat; uint8_t *code; void *scale; float *amax; } one_copy;
 static one_copy copy_of(const gmm_format *f, gmm_direction direction, const float *x, int64_t rows, int64_t cols,
@@ -1331,6 +1387,7 @@ void tests_quantize(void) {
     for (int i = 0; i < 2; i++) t_add(padded, i, "quantize vector 119 padded groups, %s", i ? "nvfp4" : "tensor");
     for (int i = 0; i < n; i++) t_add(dequantizes, i, "dequantize %s", v[i].name);
     for (int i = 0; i < n; i++) t_add(requantizes, i, "requantize %s", v[i].name);
+    for (int i = 0; i < 2; i++) t_add(tables, i, "requantize tables%s", i ? "" : " on the host");
     for (int i = 0; i < 5; i++) t_add(skip_and_sums, i, "row37 quantize skip word and sums, recipe %d", i + 1);
     for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
     t_add(update_reduces, 0, "scale update reduces over ranks, refusals");

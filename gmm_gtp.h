@@ -582,7 +582,8 @@ typedef struct gmm_gtp_chain {
    gmm_grad.mat as it is: rows are logical, padding lies behind them. In backward a quantized mat has its columnwise
    copy alone, in mat.columnwise, which dgrad reads: of formats that store one (1X128, MX32, NV16) the gathered one, of
    TENSOR and 128X128 a transpose of the rowwise one, made here. Scales and amaxes of tensors are those that were there
-   when the bundle was gathered. */
+   when the bundle was gathered. A table of several shapes is for calls with one matrix each: its mat.ld is that of the
+   first; the columnwise copies of the others, but for MX32, have the padded_rows of their plans. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
     int32_t count;
@@ -645,7 +646,7 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
 
 /* Declarations, in any order that names what exists; ids count from 0. Descriptors are copied.
    A bundle takes its weights in any order: their expert indices must be 0 to count - 1, each once, and they share dtype
-   and scaling. Every weight is in one bundle.
+   and scaling; quantized ones of one shape also the unit. Every weight is in one bundle.
    Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_CONFIG, GMM_E_ALIGN, as gmm_gtp_plan;
        GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
@@ -3999,7 +4000,7 @@ static int gmm__gtp_scale_axis(gmm_scaling scaling, int direction, int64_t *per)
     case GMM_SCALING_1X128: *per = columnwise ? 128 : 1; return columnwise;
     case GMM_SCALING_MX32: *per = columnwise ? 32 : 1; return 1;
     case GMM_SCALING_NV16: *per = columnwise ? 16 : 1; return !columnwise;
-    default: *per = 128; return 1; /* 128X128 */
+    default: *per = 128; return !columnwise; /* 128X128 */
     }
 }
 
@@ -4166,6 +4167,15 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
             w->shard.scaling != gtp->weights[weights[0]].shard.scaling)
             return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': '%s' differs in dtype or scaling from '%s'", fn, name,
                              w->desc.name, gtp->weights[weights[0]].desc.name);
+        for (k = 0; k < i; k++) {
+            const gmm__gtp_weight *x = &gtp->weights[weights[k]];
+            if (w->ld[GMM_COLUMNWISE] != x->ld[GMM_COLUMNWISE] && w->plan.local_rows == x->plan.local_rows &&
+                w->plan.local_cols == x->plan.local_cols)
+                return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' is padded to %lld rows, '%s' to %lld: "
+                                 "weights of one shape need one unit, for the ld of their transposed copies", fn, name,
+                                 w->desc.name, (long long)w->plan.padded_rows, x->desc.name,
+                                 (long long)x->plan.padded_rows);
+        }
         if (w->format.e4m3_256 != gtp->weights[weights[0]].format.e4m3_256)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' has e4m3_256 %d, '%s' has not", fn, name,
                              w->desc.name, (int)w->format.e4m3_256, gtp->weights[weights[0]].desc.name);

@@ -257,7 +257,9 @@ static const format formats[] = {
     {GMM_E4M3, GMM_SCALING_1X128, 384, GMM_ROWWISE}, {GMM_E4M3, GMM_SCALING_1X128, 256, GMM_COLUMNWISE},
     {GMM_E4M3, GMM_SCALING_MX32, 96, GMM_ROWWISE}, {GMM_E5M2, GMM_SCALING_MX32, 64, GMM_COLUMNWISE},
     {GMM_E2M1, GMM_SCALING_MX32, 64, GMM_ROWWISE}, {GMM_E2M1, GMM_SCALING_NV16, 96, GMM_ROWWISE},
-    {GMM_E2M1, GMM_SCALING_NV16, 32, GMM_COLUMNWISE}, {GMM_E4M3, GMM_SCALING_TENSOR, 24, GMM_ROWWISE}};
+    {GMM_E2M1, GMM_SCALING_NV16, 32, GMM_COLUMNWISE}, {GMM_E4M3, GMM_SCALING_TENSOR, 24, GMM_ROWWISE},
+    {GMM_E4M3, GMM_SCALING_128X128, 384, GMM_COLUMNWISE}, {GMM_E2M1, GMM_SCALING_MX32, 96, GMM_COLUMNWISE},
+    {GMM_E5M2, GMM_SCALING_TENSOR, 40, GMM_COLUMNWISE}};
 
 /* Weights whose boundaries fall on blocks of 128 rows at every size but for the last, which is cut short. */
 static const kind quantized[] = {
@@ -291,7 +293,7 @@ static array render(const format *f, const kind *k, int part, int padded, int tp
     array a;
     if (part) blocks_of(f, &per_row, &per_col);
     if (part && f->scaling == GMM_SCALING_TENSOR) { per_row = p.shard_rows; per_col = p.local_cols; }
-    by_rows = part ? f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_128X128 ||
+    by_rows = part ? f->scaling == GMM_SCALING_MX32 ||
                          (f->scaling == GMM_SCALING_1X128) == (f->direction == GMM_COLUMNWISE)
                    : f->direction == GMM_ROWWISE || f->scaling == GMM_SCALING_MX32;
     h = (p.shard_rows + per_row - 1) / per_row;

@@ -1093,6 +1093,16 @@ static void declarations(int arg) { /* B2, row 18 */
     list[1] = 1 << 24;
     GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_bundle(r->gtp, domain, list, 2, "fc1", &bundle), "weights[1] is 16777216",
                 NULL);
+    s.dtype = GMM_E4M3; /* whose transposed copies have one ld: 64 rows padded to 64, and to 96 */
+    s.scaling = GMM_SCALING_TENSOR;
+    for (int i = 0; i < 2; i++) {
+        s.unit = i ? 48 : 16;
+        w = weight_of(&s, i, i ? "in units of 48" : "in units of 16");
+        w.scale[0] = w.main_grad;
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &list[i]));
+    }
+    GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_bundle(r->gtp, domain, list, 2, "fc1", &bundle), "'in units of 48'",
+                "96 rows", "64", NULL);
     list[0] = id[2];
     list[1] = id[0];
     list[2] = id[1];

@@ -9534,6 +9534,7 @@ static gmm_status gmm__ck_check_shape(gmm__ck_build *b, const gmm_ckpt_row *row,
     if (r < 0) { /* the row extent of a matrix with its own expert axis */
         d = (row->form == GMM_CKPT_STACKED) + (row->transposed && !vector);
         r = d < t->rank ? t->shape[d] : 0;
+        if (row->form == GMM_CKPT_WIDE && row->transposed) r /= experts;
     }
     n = gmm__ck_shapes(row, experts, r, cols, vector, shape, rank);
     for (i = 0; i < n; i++) {

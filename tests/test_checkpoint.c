@@ -2106,14 +2106,15 @@ static void gtp_sources(int arg) { /* shards of all ranks, unpadded or padded, c
     const logical x = {2, 2, 5, 3};
     (void)arg;
     for (int padded = 0; padded < 2; padded++)
-        for (int y = 0; y < 2; y++) {
+        for (int y = 0; y < 9; y++) {
             const int64_t stored[3] = {4, 4, padded ? 4 : 2}, valid[3] = {4, 4, 2};
             call c;
             made m;
             checker k;
             gmm_ckpt_linear l = linear_of(NULL, 2, 10, 3, 1, 0);
+            if (layouts[0][y].split) continue;
             l.gated = 1;
-            call_begin(&c, NULL, "megatron", "megatron");
+            call_begin(&c, NULL, layouts[0][y].scheme, "megatron");
             c.source.part_count = 3;
             for (int r = 0; r < 3; r++) {
                 filler f;
@@ -2130,14 +2131,15 @@ static void gtp_sources(int arg) { /* shards of all ranks, unpadded or padded, c
                 c.part[r].rank.gtp_rank = r;
                 c.part[r].rank.gtp_size = 3;
             }
-            c.source.stated.known = 1;
+            c.source.stated.known = layouts[0][y].glu;
             c.target.glu_block = 1;
             m = plan_ok(&c, &l, 1);
             apply(&m, 0);
             k.m = &m;
             k.n = 0;
             k.dtype = GMM_F32;
-            k.from = k.to = "gtp";
+            k.from = layouts[0][y].scheme;
+            k.to = "gtp";
             tensors(&layouts[0][1], 0, &x, &whole, 1, check, &k);
             gmm_ckpt_plan_destroy(m.plan);
             c.source.part_count = 2;

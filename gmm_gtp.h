@@ -690,7 +690,8 @@ typedef struct gmm_gtp_quantization {
     float *amax;                /* [count] delayed: raised to what any rank sees, in the context's memory; NULL = not
                                    wanted */
     const gmm_comm *also;       /* further ranks that share the amaxes, such as tensor-parallel ones; NULL = none. It is
-                                   called on the domain's gather stream, or on `stream` where a domain has one rank */
+                                   called on the domain's gather stream, or on `stream` where a domain has one rank,
+                                   which gmm_gtp_poll does not look after */
 } gmm_gtp_quantization;
 
 /* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
@@ -2165,20 +2166,26 @@ static gmm_status gmm__ranks_event_record(void *self, gmm_event event, gmm_strea
     op.name = "record";
     if (q->graph) {
         if (flags & (uint32_t)GMM_EVENT_EXTERNAL) op.event = e;
-        else {
-            e->capture = q->graph->serial;
-            op.mark = e->mark = q->graph->marks++;
-        }
+        else op.mark = q->graph->marks;
         s = gmm__rank_put(r, stream, &op);
+        if (!s && !op.event) {
+            e->capture = q->graph->serial;
+            e->mark = q->graph->marks++;
+        }
         return gmm__rank_leave(r, s);
     }
     op.token = gmm__token_new(r->world);
     if (!op.token) s = gmm__rank_fail(r, GMM_E_MEMORY, "event_record: no memory");
     else {
-        gmm__token_drop(r->world, e->last);
-        e->last = gmm__token_keep(op.token);
-        e->capture = 0;
+        gmm__token *token = gmm__token_keep(op.token);
         s = gmm__rank_put(r, stream, &op);
+        if (s != GMM_E_MEMORY) { /* else the event is as before */
+            gmm__token *before = e->last;
+            e->last = token;
+            e->capture = 0;
+            token = before;
+        }
+        gmm__token_drop(r->world, token);
     }
     return gmm__rank_leave(r, s);
 }
@@ -2383,7 +2390,9 @@ GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime 
 
 static gmm_status gmm__member_flush(gmm__member *m) {
     gmm__cpu_rank *r = m->rank;
+    const int captured = gmm__rank_queue_of(r, m->stream)->graph != NULL;
     gmm__rank_op op;
+    gmm_status s;
     if (!m->count) return GMM_OK;
     memset(&op, 0, sizeof op);
     op.kind = GMM__RANK_COLLECTIVE;
@@ -2394,8 +2403,10 @@ static gmm_status gmm__member_flush(gmm__member *m) {
     op.member = m;
     m->parts = NULL;
     m->count = m->room = 0;
-    if (!gmm__rank_queue_of(r, m->stream)->graph) op.number = m->given++; /* in a graph: at its launch */
-    return gmm__rank_put(r, m->stream, &op);
+    if (!captured) op.number = m->given++; /* in a graph: at its launch */
+    s = gmm__rank_put(r, m->stream, &op);
+    if (!captured && s == GMM_E_MEMORY) m->given--; /* it does not stand in the queue */
+    return s;
 }
 
 static gmm_status gmm__member_call(void *self, gmm__coll part, gmm_stream stream) {
@@ -3556,11 +3567,12 @@ static gmm_status gmm__peers_window_remove(void *self, void *window) {
     gmm__peers *p = (gmm__peers *)self;
     char mine = 0, all[GMM__PEERS_MOST];
     int current;
-    if (gmm__cuda_enter(p->wire.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
-    gmm__peers_shut(p, (gmm__peers_window *)window);
-    (void)gmm__cuda_leave(p->wire.ctx, "window", current, cudaSuccess);
-    return p->config.exchange(p->config.user, &mine, all, 1) == GMM_OK /* the owner may free it now */
-               ? GMM_OK : gmm__wire_fail(&p->wire, "window", "the exchange failed");
+    const int entered = gmm__cuda_enter(p->wire.ctx, &current) == cudaSuccess;
+    if (entered) gmm__peers_shut(p, (gmm__peers_window *)window);
+    if (entered) (void)gmm__cuda_leave(p->wire.ctx, "window", current, cudaSuccess);
+    if (p->config.exchange(p->config.user, &mine, all, 1) != GMM_OK) /* the owner may free it now */
+        return gmm__wire_fail(&p->wire, "window", "the exchange failed");
+    return entered ? GMM_OK : GMM_E_CUDA;
 }
 
 static void gmm__peers_free(gmm__peers *p) {
@@ -4320,7 +4332,7 @@ static void gmm__gtp_place(gmm_gtp *g, gmm__gtp_bundle *b) {
         gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
         w->grad_at = b->grad_bytes;
         b->grad_bytes += gmm__round256((size_t)w->plan.padded_rows * (size_t)w->plan.local_cols *
-                                        (size_t)gmm_dtype_bits(g->domains[b->domain].desc.wire) / 8);
+                                        (size_t)(gmm_dtype_bits(g->domains[b->domain].desc.wire) / 8));
     }
 }
 

@@ -1279,6 +1279,60 @@ static void refused_captures(int arg) {
     open_world(1, 0, 0);
 }
 
+/* A record that finds no memory leaves the event as it was: never recorded, which nobody waits for. A collective that
+   finds none is not counted: the next one has its number. */
+static int spare = -1; /* allocations that still succeed; -1 = all */
+static void *spare_alloc(void *user, size_t bytes) {
+    (void)user;
+    return spare < 0 || spare-- > 0 ? malloc(bytes) : NULL;
+}
+static void spare_release(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+static void failed_records(int arg) {
+    gmm_ranks_config c = GMM_ZERO;
+    gmm_ranks *ranks = NULL;
+    gmm_runtime rt = GMM_ZERO;
+    gmm_stream stream;
+    gmm_event event;
+    gmm_comm comm;
+    gmm_status s = GMM_E_MEMORY;
+    const int32_t first = 0;
+    float value = 1;
+    int refused = 0;
+    (void)arg;
+    c.ranks = 1;
+    c.seed = 1;
+    c.timeout_ms = 200;
+    c.allocator.alloc = spare_alloc;
+    c.allocator.release = spare_release;
+    spare = -1;
+    T_OK_TEXT(gmm_ranks_create(&c, &ranks, NULL), "");
+    T_OK_TEXT(gmm_ranks_runtime(ranks, 0, &rt), "");
+    T_OK_TEXT(rt.stream_create(rt.self, 0, &stream), "");
+    T_OK_TEXT(rt.event_create(rt.self, &event), "");
+    for (int n = 0; s == GMM_E_MEMORY; n++, refused++) {
+        spare = n;
+        s = rt.event_record(rt.self, event, stream, 0);
+        spare = -1;
+        if (s == GMM_E_MEMORY) T_OK_TEXT(rt.event_sync(rt.self, event), gmm_ranks_error(ranks, 0));
+    }
+    T_CHECK(s == GMM_OK && refused > 1, "%s after %d refusals", gmm_status_name(s), refused);
+    T_OK_TEXT(rt.event_sync(rt.self, event), gmm_ranks_error(ranks, 0));
+    T_OK_TEXT(gmm_ranks_comms(ranks, &first, 1, &comm), "");
+    T_OK_TEXT(rt.stream_create(rt.self, 0, &stream), "");
+    for (s = GMM_E_MEMORY, refused = 0; s == GMM_E_MEMORY; refused++) {
+        spare = refused;
+        s = comm.all_reduce_max(comm.self, &value, 1, stream);
+        spare = -1;
+    }
+    T_CHECK(s == GMM_OK && refused > 2, "%s after %d refusals", gmm_status_name(s), refused);
+    T_OK_TEXT(rt.stream_sync(rt.self, stream), gmm_ranks_error(ranks, 0));
+    T_OK_TEXT(rt.event_destroy(rt.self, event), "");
+    gmm_ranks_destroy(ranks);
+}
+
 /* What was bound of an object that never came to life is given back. */
 static struct windows { int added, removed; } windows;
 static gmm_status window_add(void *self, void *base, size_t bytes, void **window) {
@@ -2328,6 +2382,7 @@ void tests_gtp_runtime(void) {
     t_add_host(states, 0, "gtp B42 row45 states");
     t_add_host(table_errors, 0, "gtp runtime of a rank errors");
     t_add_host(refused_captures, 0, "gtp launches and captures that are refused");
+    t_add_host(failed_records, 0, "gtp records without memory");
     t_add_host(half_bound, 0, "gtp an object that was half bound");
     t_add_host(out_of_step, 0, "gtp ranks out of step");
     for (int i = 1; i <= 2; i++) t_add_host(operations, i, "gtp S6 row19 row20 views in operations g=%d", i);

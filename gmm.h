@@ -1174,7 +1174,8 @@ typedef struct gmm_ckpt_row {
     gmm_ckpt_form form;
     int32_t transposed;
     gmm_scaling scaling; /* of a quantized weight, and of its scales: 128X128 (the weight may also come unquantized) or
-                            MX32: U8 blocks [..., r, c / 32, 16] of two 4-bit elements per byte, low half first */
+                            MX32: U8 blocks [..., r, c / 32, 16] of two 4-bit elements per byte, low half first. To be
+                            dequantized, several experts and their scales come both in EACH or both in another form */
 } gmm_ckpt_row;
 
 typedef struct gmm_ckpt_scheme {
@@ -1237,7 +1238,7 @@ typedef struct gmm_ckpt_glu {
     int32_t block; /* 0 = halves */
 } gmm_ckpt_glu;
 
-/* What becomes of keys that no linear uses. */
+/* What becomes of keys that no linear uses, scales of weights that are not quantized among them. */
 typedef enum gmm_ckpt_extra {
     GMM_CKPT_EXTRA_REFUSE = 0,
     GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes */

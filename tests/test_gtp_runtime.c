@@ -1284,7 +1284,9 @@ static void refused_captures(int arg) {
 static int spare = -1; /* allocations that still succeed; -1 = all */
 static void *spare_alloc(void *user, size_t bytes) {
     (void)user;
-    return spare < 0 || spare-- > 0 ? malloc(bytes) : NULL;
+    if (spare == 0) return NULL;
+    spare -= spare > 0;
+    return malloc(bytes);
 }
 static void spare_release(void *user, void *memory) {
     (void)user;

@@ -1249,8 +1249,8 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #define GMM__FP8_BOUNDS __launch_bounds__(GMM__OF(threads), 1)
 #endif
 
-/* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, which tile was
-   taken, groups. */
+/* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles and one that is
+   none, which tile was taken, groups. */
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
@@ -1277,7 +1277,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
 #undef GMM__X
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_shared_, tag) = \
-    GMM__CAT(gmm9_ring_, tag) + GMM_SM90_RING * 40 + 8 * ((groups) + 2),
+    GMM__CAT(gmm9_ring_, tag) + (GMM_SM90_RING + 1) * 40 + 8 * ((groups) + 2),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
 #undef GMM__X
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_fits_, tag) = \
@@ -1652,6 +1652,13 @@ GMM__DEVICE void gmm_sm90_prefix(int32_t groups, int32_t total, int32_t *sums) {
     __syncwarp();
 }
 
+/* No cache has a launch's parameters when it begins: each warp asks for 64 of their `bytes`, or who places tiles would
+   wait for one line after another. */
+GMM__DEVICE void gmm_sm90_warm(const uint32_t *words, int bytes, int warp) {
+    if (64 * warp < bytes) /* that the warp may sleep for no time makes it ask */
+        asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 1;\n @p nanosleep.u32 0;\n}"
+                     : : "r"(words[16 * warp]) : "memory");
+}
 /* An entry of the split, at least 0 and at most the capacity, which fits. From the L2: it may be read before it is
    waited for, and again. */
 GMM__DEVICE int32_t gmm_sm90_entry(const gmm_groups *s, int32_t i) {
@@ -1664,17 +1671,22 @@ GMM__DEVICE int32_t gmm_sm90_after(const gmm_groups *s, int32_t end, int32_t ent
     if (s->form == GMM_SPLIT_OFFSETS) return entry > end ? entry : end;
     return entry > (int32_t)s->capacity - end ? (int32_t)s->capacity : end + entry;
 }
-/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. Returns whether they were others
-   before. One warp. */
-GMM__DEVICE int gmm_sm90_split(const gmm_groups *s, int32_t *ends) {
+/* What tiles depend on besides the groups' ends: rows of the largest group, groups that have any. */
+typedef struct gmm_sm90_sizes {
+    int32_t longest, live;
+} gmm_sm90_sizes;
+/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. */
+GMM__DEVICE gmm_sm90_sizes gmm_sm90_split(const gmm_groups *s, int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
+    gmm_sm90_sizes of = { 0, 0 };
     int32_t end = 0, first, g, i;
-    const int32_t last = gmm_sm90_run(s->count, &first);
-    const int32_t head = first < last ? gmm_sm90_entry(s, first + by_offsets) : 0;
-    int changed = 0;
+    int32_t last;
+#pragma unroll 4
+    for (g = lane; g < s->count; g += 32) ends[g + 1] = gmm_sm90_entry(s, g + by_offsets);
+    __syncwarp();
+    last = gmm_sm90_run(s->count, &first);
 #pragma unroll 1
-    for (g = first; g < last; g++)
-        end = gmm_sm90_after(s, end, g == first ? head : gmm_sm90_entry(s, g + by_offsets));
+    for (g = first; g < last; g++) end = gmm_sm90_after(s, end, ends[g + 1]);
 #pragma unroll 1
     for (i = 1; i < 32; i *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
@@ -1684,13 +1696,25 @@ GMM__DEVICE int gmm_sm90_split(const gmm_groups *s, int32_t *ends) {
     if (lane == 0) end = ends[0] = 0;
 #pragma unroll 1
     for (g = first; g < last; g++) {
-        end = gmm_sm90_after(s, end, g == first ? head : gmm_sm90_entry(s, g + by_offsets));
-        changed |= ends[g + 1] != end;
-        ends[g + 1] = end;
+        const int32_t start = end;
+        ends[g + 1] = end = gmm_sm90_after(s, end, ends[g + 1]);
+        of.longest = end - start > of.longest ? end - start : of.longest;
+        of.live += end > start;
     }
-    changed = __any_sync(0xFFFFFFFFu, changed);
+    of.longest = __reduce_max_sync(0xFFFFFFFFu, of.longest);
+    of.live = __reduce_add_sync(0xFFFFFFFFu, of.live);
     __syncwarp();
-    return changed;
+    return of;
+}
+/* Whether the split still is what `ends` come from. A split at fault may count as another. One warp. */
+GMM__DEVICE int gmm_sm90_stands(const gmm_groups *s, const int32_t *ends) {
+    const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    int32_t g;
+    int other = 0;
+#pragma unroll 4
+    for (g = (int32_t)threadIdx.x & 31; g < s->count; g += 32)
+        other |= gmm_sm90_entry(s, g + by_offsets) != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    return !__any_sync(0xFFFFFFFFu, other);
 }
 /* Reports faults of the split that `ends` come from, and of the table of weights. One warp. */
 GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
@@ -1706,26 +1730,21 @@ GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, con
     if (fault) atomicOr(s->fault, fault);
 }
 
-/* Tiles across D's columns, if tiles are up to `high` rows high: as few as there can be, or, where no group has more
-   than a tile's rows, so many as fill the last round. Their widths are nearly equal numbers of `step` columns. One
-   warp. */
-GMM__DEVICE int32_t gmm_sm90_across(const gmm_gemm_args *p, int32_t cols, int32_t step, int32_t high, int32_t pair,
-                                    const int32_t *ends) {
-    const int32_t least = (p->n + cols - 1) / cols, most = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
-    int32_t tall = 0, live = 0, full, g;
-#pragma unroll 1
-    for (g = (int32_t)threadIdx.x & 31; g < p->groups; g += 32) {
-        tall |= ends[g + 1] - ends[g] > high;
-        live += ends[g + 1] > ends[g];
-    }
-    live = __reduce_add_sync(0xFFFFFFFFu, live);
-    if (__any_sync(0xFFFFFFFFu, tall) || live == 0) return least;
-    full = (live * least + grid - 1) / grid * grid / live / pair * pair;
+/* Tiles across D's columns, if tiles are up to `high` rows high: as few as there can be (`least`), or, where no group
+   has more than a tile's rows, so many as fill the last round. Their widths are nearly equal numbers of `step`
+   columns. */
+GMM__DEVICE int32_t gmm_sm90_across(const gmm_gemm_args *p, int32_t least, int32_t step, int32_t high, int32_t pair,
+                                    gmm_sm90_sizes of) {
+    const int32_t most = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
+    int32_t full;
+    if (of.longest > high || of.live == 0) return least;
+    full = (of.live * least + grid - 1) / grid * grid / of.live & -pair;
     return full < least ? least : full < most ? full : most;
 }
 /* Where tile `nth` of `tiles` begins, that share out `count` units nearly equally. */
 GMM__DEVICE int32_t gmm_sm90_begin(int32_t count, int32_t tiles, int32_t nth) {
-    return nth * (count / tiles) + (nth < count % tiles ? nth : count % tiles);
+    const int32_t each = count / tiles, over = count - tiles * each;
+    return nth * each + (nth < over ? nth : over);
 }
 
 /* Writes the prefix sums of the groups' items [G + 1], for tiles of at most `most` units of `unit` rows, `tiles_n` of
@@ -1750,8 +1769,9 @@ GMM__DEVICE void gmm_sm90_count(const gmm_gemm_args *p, int ragged_k, int flat, 
    Tiles by both groups of threads (`both`) are priced in clocks of products that draw all the power there is: what
    rounds leave idle makes the others faster, and a low tile saves what it does not multiply. One warp, four lanes for
    each choice. */
-GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends, int32_t tile, const int both,
-                                    int32_t cols0, int32_t units0, int32_t cols1, int32_t units1, int32_t *nth) {
+GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_sizes of, int32_t tile,
+                                    const int both, int32_t cols0, int32_t units0, int32_t cols1, int32_t units1,
+                                    int32_t *nth) {
     const int32_t G = p->groups, heights0 = both ? units0 / 4 + 1 : units0 - units0 / 2;
     const int32_t heights1 = units1 ? units1 / 4 + 1 : 0;
     float work = 0.0f, count = 0.0f, longest = 0.0f, cost = 0.0f;
@@ -1759,11 +1779,8 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends,
     int32_t i, c, second, live;
     if (tile != 2) { /* perhaps a tile for each group, whatever the height */
         const int32_t most = tile ? units1 : units0, lowest = most - (tile ? heights1 : heights0) + 1;
-        int32_t tall = 0;
-#pragma unroll 1
-        for (i = (int32_t)threadIdx.x & 31; i < G; i += 32) tall |= ends[i + 1] - ends[i] > 16 * lowest;
         *nth = tile;
-        if (!__any_sync(0xFFFFFFFFu, tall)) return most;
+        if (of.longest <= 16 * lowest) return most;
     }
     c = ((int32_t)threadIdx.x & 31) / 4;
     second = c >= heights0;
@@ -1822,16 +1839,20 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
     t->k = ragged_k ? t->end - t->row : p->k;
     all = (uint32_t)(items[t->g + 1] - items[t->g]);
     i -= items[t->g];
-    if (turned) i = (int32_t)(((uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, all)) % all);
+    if (turned) {
+        const uint32_t on = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, all);
+        i = (int32_t)(on < all ? on : on - all);
+    }
     tiles_m = gmm_sm90_tiles(m, unit, most);
-    pairs_m = flat ? tiles_m : tiles_m / pair;
-    pairs_n = flat ? tiles_n / pair : tiles_n;
+    pairs_m = flat ? tiles_m : tiles_m >> (pair - 1);
+    pairs_n = flat ? tiles_n >> (pair - 1) : tiles_n;
     t->share = pair == 1 ? 0 : flat ? 2 : 1;
     if (i < pairs_m * pairs_n) {
-        const int32_t band = i / (8 * pairs_n), left = pairs_m - 8 * band, height = left < 8 ? left : 8;
+        const int32_t band = pairs_m > 8 ? i / (8 * pairs_n) : 0, left = pairs_m - 8 * band;
+        const int32_t height = left < 8 ? left : 8;
         i -= 8 * band * pairs_n;
-        tm = 8 * band + i % height;
         tn = i / height;
+        tm = 8 * band + i - tn * height;
         if (flat) tn = tn * pair + rank;
         else tm = tm * pair + rank;
     } else { /* what has no partner there pairs up the other way */
@@ -6945,12 +6966,12 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__OTHERS(part) GMM__CAT(GMM__OPS(part), GMM__OTHER)
 #define GMM__WHICH args.tile
 #define GMM__SECOND(name) (int)GMM__CAT(gmm9_##name##_, GMM__OTHER)
-#define GMM__ANY(name) (*other ? GMM__SECOND(name) : GMM__OF(name))
+#define GMM__ANY(second, name) ((second) ? GMM__SECOND(name) : GMM__OF(name))
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__OTHERS(gmm_linear_), _), GMM__TILE), _sm90)
 #else
 #define GMM__WHICH 0
 #define GMM__SECOND(name) 0
-#define GMM__ANY(name) GMM__OF(name)
+#define GMM__ANY(second, name) ((void)(second), GMM__OF(name))
 #define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #endif
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
@@ -7351,34 +7372,43 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__OF(ring));
-    int32_t *const other = (int32_t *)(ring + GMM_SM90_RING); /* whether the kernel's other tile was taken */
+    gmm_sm90_tile *const none = ring + GMM_SM90_RING;       /* that nobody multiplies */
+    int32_t *const other = (int32_t *)(none + 1);           /* whether the kernel's other tile was taken */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    uint32_t pair, rank, i;
+    uint32_t pair, rank;
 
+    gmm_sm90_warm((const uint32_t *)&args.p, (int)(sizeof args - offsetof(GMM__ARGS, p)), warp);
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    if (threadIdx.x == 0) {
-        for (i = 0; i < GMM__OF(stages); i++) {
-            gmm_bar_init(bars + 16 * i, GMM__OF(of) ? 33 : 1); /* the producer, and threads that bring scales */
-            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
-        }
-        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
-        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES; i++) /* read by who multiply, move operands and D, bring scales */
-            gmm_bar_init(told + 8 * i, 9 + (GMM__RAGGED ? 2 : 0) + (GMM__OF(of) ? 1 : 0));
-        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 2; i++) gmm_bar_init(told + 8 * i, 4); /* warps of a group */
-        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 10; i++) /* rooms of D: free, written to */
-            gmm_bar_init(told + 8 * i, i % 2 ? 128 : 1);
+    if (threadIdx.x < 2 * GMM__OF(stages) + GMM_SM90_RING + GMM_SM90_BATCHES + 10) { /* a barrier each */
+        const int nth = (int)threadIdx.x - 2 * GMM__OF(stages);
+        uint32_t count = 1;
+        if (nth < 0) /* filled by the producer, and threads that bring scales; emptied by warps that multiply */
+            count = threadIdx.x % 2 ? 4 * GMM__OF(teams) * pair : GMM__OF(of) ? 33 : 1;
+        else if (nth >= GMM_SM90_RING + GMM_SM90_BATCHES + 2) count = nth % 2 ? 128 : 1; /* rooms: free, written to */
+        else if (nth >= GMM_SM90_RING + GMM_SM90_BATCHES) count = 4; /* warps of a group */
+        else if (nth >= GMM_SM90_RING) /* read by who multiply, move operands and D, bring scales */
+            count = 9 + (GMM__RAGGED ? 2 : 0) + (GMM__OF(of) ? 1 : 0);
+        gmm_bar_init(bars + 8 * threadIdx.x, count);
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+    }
+    if (threadIdx.x == 0) {
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
     }
+    if (threadIdx.x == 256) {
+        const gmm_sm90_tile empty = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
+        *none = empty;
+    }
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-    if (GMM__RAGGED || warp != GMM__PLACER) asm volatile("griddepcontrol.wait;" : : : "memory");
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+    if (warp != GMM__PLACER) { /* who places tiles begins with that */
+        asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+        if (warp != 8) asm volatile("griddepcontrol.wait;" : : : "memory");
+        asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+    }
 
     if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(blocks) == 1 ? 40 : 48));
@@ -7386,7 +7416,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : other + 2;
             int32_t *const items = ends + args.p.groups + 1;
-            int32_t most = 0, across = 0, g = 0, early = !GMM__RAGGED && !args.tables, count;
+            int32_t most = 0, across = 0, g = 0, count;
+            int early = !args.tables && (!GMM__RAGGED || !(args.p.frozen || args.p.beta));
             uint32_t turn;
             for (turn = 0;; turn += (uint32_t)count) {
                 const int32_t hop = (int32_t)(gridDim.x / pair);
@@ -7394,18 +7425,24 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 int stands = 0;
                 count = turn == 0 ? 1 : turn == 1 ? GMM_SM90_BATCH - 1 : GMM_SM90_BATCH;
                 if (turn == 0) { /* first by what the split says before it is waited for, into shared memory only */
-                    if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
-                    stands = !gmm_sm90_split(&args.groups, ends) && !early && !GMM__RAGGED && !args.tables;
+                    if (!early) {
+                        asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+                        asm volatile("griddepcontrol.wait;" : : : "memory");
+                    }
+                    stands = !early && most && gmm_sm90_stands(&args.groups, ends);
                     if (!stands) {
+                        const gmm_sm90_sizes of = gmm_sm90_split(&args.groups, ends);
                         most = GMM__RAGGED ? GMM__OF(units)
-                             : gmm_sm90_height(&args.p, ends, GMM__WHICH, GMM__OF(teams) == 2 && !GMM__OF(of),
+                             : gmm_sm90_height(&args.p, ends, of, GMM__WHICH, GMM__OF(teams) == 2 && !GMM__OF(of),
                                                GMM__OF(cols), GMM__OF(units), GMM__SECOND(cols), GMM__SECOND(units),
                                                other);
                         __syncwarp();
-                        across = GMM__RAGGED ? (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols)
-                                             : gmm_sm90_across(&args.p, GMM__ANY(cols), 64, 16 * most,
-                                                               (int32_t)gmm_cluster_size(), ends);
-                        gmm_sm90_count(&args.p, GMM__RAGGED, GMM__ANY(cols) == 128, across, 16, most, (int32_t)pair,
+                        across = GMM__ANY(*other, cols) == 256 ? (args.p.n + 255) / 256
+                               : GMM__ANY(*other, cols) == 128 ? (args.p.n + 127) / 128
+                                                               : (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols);
+                        if (!GMM__RAGGED)
+                            across = gmm_sm90_across(&args.p, across, 64, 16 * most, (int32_t)gmm_cluster_size(), of);
+                        gmm_sm90_count(&args.p, GMM__RAGGED, GMM__ANY(*other, cols) == 128, across, 16, most, (int32_t)pair,
                                        ends, items);
                         g = 0;
                     }
@@ -7423,7 +7460,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                         to->k = to->cols = to->units = 0; /* no more */
                         if (to->g < args.p.groups)
                             gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, !GMM__RAGGED,
-                                           GMM__ANY(cols) == 128, across, GMM__RAGGED ? GMM__OF(cols) : 64, 16, most,
+                                           GMM__ANY(*other, cols) == 128, across, GMM__RAGGED ? GMM__OF(cols) : 64, 16, most,
                                            GMM__STEP, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), to);
                     }
                     __syncwarp();
@@ -7438,21 +7475,32 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         }
         if (warp == 8) { /* moves A and B: each lane one box of every stage */
             uint32_t at = 0, turn;
-            for (turn = 0;; turn++) {
-                const gmm_sm90_tile *const t = &ring[turn % GMM_SM90_RING];
+            int dry = GMM__OF(teams) == 2; /* at first only to bring code and parameters to the caches */
+            if (!dry) asm volatile("griddepcontrol.wait;" : : : "memory");
+            for (turn = 0;; turn += !dry, dry = 0) {
+                const gmm_sm90_tile *const t = dry ? none : &ring[turn % GMM_SM90_RING];
                 gmm_sm90_box o;
                 uint32_t depths, bytes, stage;
+                int second;
                 __syncwarp();
-                if (lane == 0) gmm_sm90_tile_read(told, turn);
-                gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
-                if (t->units == 0) break;
+                if (!dry) {
+                    if (lane == 0) gmm_sm90_tile_read(told, turn);
+                    gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
+                    if (t->units == 0) break;
+                }
+                second = GMM__SECOND(cols) && !dry && *other;
                 depths = gmm_sm90_depths(t->k);
-                stage = (uint32_t)GMM__ANY(stage);
+                stage = (uint32_t)GMM__ANY(second, stage);
                 bytes = GMM__TA ? (uint32_t)(t->units + 3) / 4 * 8192 : (uint32_t)t->units * 2048;
                 bytes += (uint32_t)gmm_sm90_boxes_b(t) * (GMM__OF(b) / (GMM__OF(cols) / 64));
                 if (t->cols <= 0) bytes = 0;
-                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__ANY(cols), GMM__OF(b) / (GMM__OF(cols) / 64),
-                             lane, rank, t, &o);
+                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__ANY(second, cols),
+                             GMM__OF(b) / (GMM__OF(cols) / 64), lane, rank, t, &o);
+                if (dry) {
+                    asm volatile("" : : "r"(o.to), "l"(o.map), "r"(o.x), "r"(o.y), "r"(o.end), "r"(o.wrap), "r"(bytes));
+                    asm volatile("griddepcontrol.wait;" : : : "memory");
+                    continue;
+                }
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
                     gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
@@ -7639,14 +7687,16 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     for (i = threadIdx.x; i < GMM__LINES / 4 * GMM__OF(teams); i += blockDim.x) /* what is not by line stays 1 */
         ((float *)(gmm_shared + GMM__OF(lines)))[i] = 1.0f;
-    if (threadIdx.x == 0) {
-        for (i = 0; i < GMM__OF(stages); i++) {
-            gmm_bar_init(bars + 16 * i, scaled ? 33 : 1); /* the producer, and lanes that bring scales */
-            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
-        }
-        for (i = 0; i < 2 * GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
-        for (i = 0; i < 2 * GMM__OF(teams); i++) gmm_bar_init(vacant + 8 * i, i % 2 ? 128 : GMM__OF(boxes));
+    if (threadIdx.x < 2 * (GMM__OF(stages) + GMM_SM90_RING + GMM__OF(teams))) { /* a barrier each */
+        const int nth = (int)threadIdx.x - 2 * GMM__OF(stages);
+        uint32_t count = 1;
+        if (nth < 0) /* filled by the producer, and lanes that bring scales; emptied by warps that multiply */
+            count = threadIdx.x % 2 ? 4 * GMM__OF(teams) * pair : scaled ? 33 : 1;
+        else if (nth >= 2 * GMM_SM90_RING) count = nth % 2 ? 128 : GMM__OF(boxes);
+        gmm_bar_init(bars + 8 * threadIdx.x, count);
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+    }
+    if (threadIdx.x == 0) {
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
     }
@@ -7661,17 +7711,21 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_RING);
             int32_t *const items = ends + args.p.groups + 1, *const starts = items + args.p.groups + 1;
-            int32_t item = (int32_t)(blockIdx.x / pair), across, early;
+            int32_t item = (int32_t)(blockIdx.x / pair), across = 0, early;
             uint32_t tile = 0;
             gmm_fp8_tile f;
             /* What the split says is read before it is waited for, and again if that was old. Only shared memory may be
                written to then. */
-            for (early = !args.wgrad && !args.tables; early >= 0; early--) {
+            for (early = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta)); early >= 0; early--) {
                 if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
-                if (!gmm_sm90_split(&args.groups, ends) && !early && !args.wgrad && !args.tables) break;
-                across = args.wgrad ? (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols)
-                                    : gmm_sm90_across(&args.p, GMM__OF(cols), GMM__STEP, GMM_FP8_UNIT * GMM__OF(teams),
-                                                      (int32_t)gmm_cluster_size(), ends);
+                if (across && gmm_sm90_stands(&args.groups, ends)) break;
+                {
+                    const gmm_sm90_sizes of = gmm_sm90_split(&args.groups, ends);
+                    across = (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols);
+                    if (!args.wgrad)
+                        across = gmm_sm90_across(&args.p, across, GMM__STEP, GMM_FP8_UNIT * GMM__OF(teams),
+                                                 (int32_t)gmm_cluster_size(), of);
+                }
                 gmm_sm90_count(&args.p, args.wgrad, GMM__OF(cols) == 128, across, GMM_FP8_UNIT, GMM__OF(teams),
                                (int32_t)gmm_cluster_size(), ends, items);
                 gmm_fp8_starts(args.p.groups, ends, starts);

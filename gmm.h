@@ -7237,7 +7237,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].frozen) return gmm__decline(plan, "takes no frozen groups");
     if (call->options.sm_limit)
         return gmm__decline(plan, "cannot keep sm_limit %d without other results", (int)call->options.sm_limit);
-    if (call->d.linear.alpha) gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t));
+    gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
     gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
     (void)snprintf(plan->note, sizeof plan->note, "one product per group%s",
                    a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");

@@ -1918,11 +1918,11 @@ static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argu
     return GMM_OK;
 }
 
-/* Address of element (row, col) of group g. */
+/* Address of element (row, col) of group g; as an integer first, since what has no rows may be NULL. */
 static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64_t col) {
-    const int64_t size = gmm_dtype_bits(m->dtype) / 8;
-    char *base = m->table ? (char *)m->table[g] : (char *)m->data + (m->data ? g * m->group_stride * size : 0);
-    return base + (row * m->ld + col) * size;
+    const uintptr_t base = (uintptr_t)(m->table ? m->table[g] : m->data);
+    const int64_t element = (m->table ? 0 : g * m->group_stride) + row * m->ld + col;
+    return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
 static GMM__UNUSED size_t gmm__round256(size_t bytes) {
@@ -2396,7 +2396,7 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
     int64_t i0, k;
     for (i0 = 0; i0 < count; i0 += width, to += kc * width) {
         const int live = count - i0 < width ? (int)(count - i0) : width;
-        const char *from = (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
+        const char *from = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
         int i;
         if (!f->quantized && f->stride_i == 1) {
             for (k = 0; k < kc; k++, from += f->stride_k * size) {
@@ -2408,9 +2408,9 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
             for (i = 0; i < live; i += 4) {
                 const int n = live - i < 4 ? live - i : 4;
                 int r;
-                for (r = 0; r < n; r++, from += f->stride_i * size)
+                for (r = 0; r < n; r++)
                     if (f->quantized) gmm__qview_load(&f->view, f->line + i0 + i + r, k0, kc, 0, row[r]);
-                    else gmm__row_load(f->dtype, from, row[r], kc);
+                    else gmm__row_load(f->dtype, from + (i + r) * f->stride_i * size, row[r], kc);
                 gmm__cpu_transpose(row, n, kc, width, to + i);
             }
             for (i = live; i < width; i++)

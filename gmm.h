@@ -208,7 +208,8 @@ typedef struct gmm_info {
     size_t workspace_bytes;
     size_t saved_bytes;      /* MLP: gmm_mlp.saved */
     size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
-    int32_t in_align;        /* in and out features must be multiples of these (1 but for block formats) */
+    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1 but
+                                for quantized operands */
     int32_t out_align;
     char note[192];          /* how the engine serves it, and why better ones declined */
 } gmm_info;
@@ -488,7 +489,7 @@ typedef struct gmm_mlp {
     const gmm_mlp_quant *quant;  /* NULL = products of the operands as they are */
 } gmm_mlp;
 
-/* Engine and sizes of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
+/* Engine, sizes and demands of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
    Errors: as the operation, but for those about addresses and buffers. */
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info);
 
@@ -1634,7 +1635,18 @@ static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, v
     return GMM_OK;
 }
 
-/* Opens a call: context, function name, options. */
+/* What messages say about a call before its descriptors are checked: zeros and none where they cannot be read. */
+static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
+    memset(g, 0, sizeof *g);
+    if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
+}
+static const char *gmm__peek_dtype(const gmm_mat *mat) {
+    gmm_mat m = GMM_ZERO;
+    if (mat) (void)gmm__copy_sized(&m, sizeof m, mat);
+    return gmm_dtype_name(m.dtype);
+}
+
+/* Opens a call: context, function name. */
 static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
     memset(call, 0, sizeof *call);
     if (!ctx) return GMM_E_NULL;
@@ -1908,11 +1920,11 @@ static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argu
     return GMM_OK;
 }
 
-/* Address of element (row, col) of group g. */
+/* Address of element (row, col) of group g; as an integer first, since what has no rows may be NULL. */
 static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64_t col) {
-    const int64_t size = gmm_dtype_bits(m->dtype) / 8;
-    char *base = m->table ? (char *)m->table[g] : (char *)m->data + (m->data ? g * m->group_stride * size : 0);
-    return base + (row * m->ld + col) * size;
+    const uintptr_t base = (uintptr_t)(m->table ? m->table[g] : m->data);
+    const int64_t element = (m->table ? 0 : g * m->group_stride) + row * m->ld + col;
+    return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
 static GMM__UNUSED size_t gmm__round256(size_t bytes) {
@@ -2138,18 +2150,20 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     gmm_linear *d = &call->d.linear;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
+    gmm_groups g;
     int64_t G, K, N;
 
     if (s != GMM_OK || (s = gmm__read(call, "linear", d, sizeof *d, linear)) != GMM_OK) return s;
+    K = call->in = d->in_features;
+    N = call->out = d->out_features;
+    gmm__peek_groups(d->groups, &g);
+    (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld K=%lld N=%lld", (int)g.count, (long long)g.capacity,
+                   (long long)K, (long long)N);
     if (op < GMM_OP_LINEAR_FWD || op > GMM_OP_LINEAR_BGRAD)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no linear operation", (int)op);
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
     G = call->groups.count;
-    K = call->in = d->in_features;
-    N = call->out = d->out_features;
-    (void)snprintf(call->shapes, sizeof call->shapes, "G=%lld T=%lld K=%lld N=%lld", (long long)G,
-                   (long long)call->rows, (long long)K, (long long)N);
     if ((d->alpha_per_group | d->y_add | d->d_row_scale_add) & ~1)
         return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_row_scale_add %d must be 0 "
                            "or 1",
@@ -2384,7 +2398,7 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
     int64_t i0, k;
     for (i0 = 0; i0 < count; i0 += width, to += kc * width) {
         const int live = count - i0 < width ? (int)(count - i0) : width;
-        const char *from = (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
+        const char *from = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
         int i;
         if (!f->quantized && f->stride_i == 1) {
             for (k = 0; k < kc; k++, from += f->stride_k * size) {
@@ -2396,9 +2410,9 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
             for (i = 0; i < live; i += 4) {
                 const int n = live - i < 4 ? live - i : 4;
                 int r;
-                for (r = 0; r < n; r++, from += f->stride_i * size)
+                for (r = 0; r < n; r++)
                     if (f->quantized) gmm__qview_load(&f->view, f->line + i0 + i + r, k0, kc, 0, row[r]);
-                    else gmm__row_load(f->dtype, from, row[r], kc);
+                    else gmm__row_load(f->dtype, from + (i + r) * f->stride_i * size, row[r], kc);
                 gmm__cpu_transpose(row, n, kc, width, to + i);
             }
             for (i = live; i < width; i++)
@@ -2832,17 +2846,6 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
         (void)snprintf(rule, size, "%sbeta2: %g must be 0 for %s; only situglu takes it", prefix, beta2, name);
     else return GMM_OK;
     return GMM_E_CONFIG;
-}
-
-/* What messages say about a call before its descriptors are checked: zeros and none where they cannot be read. */
-static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
-    memset(g, 0, sizeof *g);
-    if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
-}
-static const char *gmm__peek_dtype(const gmm_mat *mat) {
-    gmm_mat m = GMM_ZERO;
-    if (mat) (void)gmm__copy_sized(&m, sizeof m, mat);
-    return gmm_dtype_name(m.dtype);
 }
 
 /* Checks an activation call. Afterwards call->act holds the settings, call->out is ffn, call->in the columns of x. */
@@ -3593,6 +3596,23 @@ static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
 }
 
+/* Every feature count is K of one product and N of another, so what quantizes any role divides them all. */
+static gmm_status gmm__mlp_check_features(gmm__call *call) {
+    const gmm_mlp_config *c = &call->config;
+    const struct { const char *name; int64_t value; } features[] = {
+        { "config.hidden", c->hidden }, { "config.ffn", c->ffn }, { "config.hidden_out", c->hidden_out }
+    };
+    const int32_t weight = gmm_feature_align(call->recipe.weight.scaling);
+    const int32_t input = gmm_feature_align(call->recipe.input.scaling), align = weight > input ? weight : input;
+    int i;
+    for (i = 0; i < 3; i++)
+        if (features[i].value % align)
+            return gmm__refuse(call, GMM_E_ARG, features[i].name, "%lld must be a multiple of %d for quant.recipe",
+                               (long long)features[i].value, (int)align);
+    call->in_align = call->out_align = align;
+    return GMM_OK;
+}
+
 /* The arrays of quant that the call's products read: seen to here, since work is enqueued before the first product. */
 static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
@@ -3617,15 +3637,20 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     int64_t G, F1, out, elements, bytes;
     int again;
     gmm_error error;
+    gmm_groups g;
 
     if (s != GMM_OK || (s = gmm__read(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
     if (op < GMM_OP_MLP_FWD || op > GMM_OP_MLP_WGRAD)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no MLP operation", (int)op);
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "mlp.reserved", "%d must be 0", (int)d->reserved);
     if ((s = gmm__read(call, "config", c, sizeof *c, d->config)) != GMM_OK) return s;
+    if (c->hidden_out == 0) c->hidden_out = c->hidden;
+    gmm__peek_groups(d->groups, &g);
+    (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld hidden=%lld ffn=%lld out=%lld %s", (int)g.count,
+                   (long long)g.capacity, (long long)c->hidden, (long long)c->ffn, (long long)c->hidden_out,
+                   gmm_act_name(c->act.kind));
     if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse(call, error.status, "config", "%s", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
-    if (c->hidden_out == 0) c->hidden_out = c->hidden;
     if (d->quant) {
         if ((s = gmm__read(call, "quant", &call->quant, sizeof call->quant, d->quant)) != GMM_OK ||
             (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)
@@ -3637,6 +3662,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                                (int)call->recipe.kind, (int)c->recipe);
         if (call->quant.reserved)
             return gmm__refuse(call, GMM_E_ARG, "quant.reserved", "%d must be 0", (int)call->quant.reserved);
+        if ((s = gmm__mlp_check_features(call)) != GMM_OK) return s;
     }
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
@@ -3644,9 +3670,6 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     F1 = gmm__mlp_fc1_cols(call);
     call->in = c->hidden;
     call->out = out = c->hidden_out;
-    (void)snprintf(call->shapes, sizeof call->shapes, "G=%lld T=%lld hidden=%lld ffn=%lld out=%lld %s", (long long)G,
-                   (long long)call->rows, (long long)c->hidden, (long long)c->ffn, (long long)out,
-                   gmm_act_name(call->act.kind));
     if ((s = gmm__mlp_match(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
         (s = gmm__mlp_match(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
         (s = gmm__mlp_match(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
@@ -4604,9 +4627,10 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     const int bwd = call->op == GMM_OP_TOPK_BWD;
     int64_t slots;
     gmm_status s = gmm__read(call, "route", r, sizeof *r, route);
-    if (s != GMM_OK || (s = gmm__read_options(call, r->options)) != GMM_OK) return s;
-    (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d", (long long)r->tokens, (int)r->experts,
-                   (int)r->topk);
+    if (s != GMM_OK) return s;
+    (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, (int)r->experts,
+                   (int)r->topk, gmm__peek_dtype(r->logits));
+    if ((s = gmm__read_options(call, r->options)) != GMM_OK) return s;
     if (r->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", (int)r->experts);
     if (r->tokens < 0) return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld must be >= 0", (long long)r->tokens);
     if (r->topk < 1 || r->topk > r->experts)
@@ -4625,8 +4649,6 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     if (r->scale == 0.0f) r->scale = 1.0f;
     if ((s = gmm__read_mat(call, GMM__X_, "logits", r->logits, 1, 0, r->tokens, r->experts, GMM__FLOATS)) != GMM_OK)
         return s;
-    (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, (int)r->experts,
-                   (int)r->topk, gmm_dtype_name(call->mat[GMM__X_].dtype));
     if (bwd) {
         s = gmm__read_mat(call, GMM__DX, "dlogits", r->dlogits, 1, 0, r->tokens, r->experts, GMM__FLOATS);
         if (s != GMM_OK || (s = gmm__check_array(call, "dprobs", r->dprobs, 0, slots)) != GMM_OK ||
@@ -4960,9 +4982,10 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
     gmm_permute *p = &call->d.permute;
     int64_t slots;
     gmm_status s = gmm__read(call, "permute", p, sizeof *p, permute);
-    if (s != GMM_OK || (s = gmm__read_options(call, p->options)) != GMM_OK) return s;
+    if (s != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d R=%lld H=%lld", (long long)p->tokens,
                    (int)p->experts, (int)p->topk, (long long)p->capacity, (long long)p->hidden);
+    if ((s = gmm__read_options(call, p->options)) != GMM_OK) return s;
     if (p->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", (int)p->experts);
     if (p->tokens < 0) return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld must be >= 0", (long long)p->tokens);
     if (p->topk < 1) return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be >= 1", (int)p->topk);
@@ -5262,21 +5285,21 @@ static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stre
 /* The rows that a quantizing call covers: groups of a split, or matrices of fixed extents. */
 static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
                                   int64_t cols) {
-    gmm_status s;
     int64_t all;
+    gmm_groups g;
+    gmm__peek_groups(groups, &g);
+    if (groups)
+        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld cols=%lld", (int)g.count, (long long)g.capacity,
+                       (long long)cols);
+    else
+        (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld", (int)count, (long long)rows,
+                       (long long)cols);
     if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
     call->in = call->out = cols;
-    if (groups) {
-        if (count || rows)
-            return gmm__refuse(call, GMM_E_ARG, "count", "%d and rows %lld must be 0 with groups", (int)count,
-                               (long long)rows);
-        s = gmm__read_groups(call, groups);
-        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld cols=%lld", (int)call->groups.count,
-                       (long long)call->rows, (long long)cols);
-        return s;
-    }
-    (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld", (int)count, (long long)rows,
-                   (long long)cols);
+    if (groups && (count || rows))
+        return gmm__refuse(call, GMM_E_ARG, "count", "%d and rows %lld must be 0 with groups", (int)count,
+                           (long long)rows);
+    if (groups) return gmm__read_groups(call, groups);
     if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", (int)count);
     if (rows < 1) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 1 without groups", (long long)rows);
     if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &all))
@@ -7216,7 +7239,7 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].frozen) return gmm__decline(plan, "takes no frozen groups");
     if (call->options.sm_limit)
         return gmm__decline(plan, "cannot keep sm_limit %d without other results", (int)call->options.sm_limit);
-    if (call->d.linear.alpha) gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t));
+    gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
     gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
     (void)snprintf(plan->note, sizeof plan->note, "one product per group%s",
                    a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
@@ -8284,10 +8307,12 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
 
 GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_t *offsets, gmm_stream stream) {
     gmm__call call;
+    gmm_groups g;
     gmm_status s = gmm__open(&call, ctx, GMM_OP_OFFSETS, "gmm_offsets", 0);
-    if (s != GMM_OK || (s = gmm__read_options(&call, NULL)) != GMM_OK ||
-        (s = gmm__read_groups(&call, groups)) != GMM_OK)
-        return s;
+    if (s != GMM_OK) return s;
+    gmm__peek_groups(groups, &g);
+    (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", (int)g.count, (long long)g.capacity);
+    if ((s = gmm__read_options(&call, NULL)) != GMM_OK || (s = gmm__read_groups(&call, groups)) != GMM_OK) return s;
     if (!offsets) return gmm__refuse(&call, GMM_E_NULL, "offsets", "is NULL");
     if ((uintptr_t)offsets % 8)
         return gmm__refuse(&call, GMM_E_ALIGN, "offsets", "%p is not aligned to 8 bytes", (void *)offsets);

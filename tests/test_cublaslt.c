@@ -105,9 +105,19 @@ static void adds(int arg) {
     both(s);
 }
 
+/* A query before alpha is there tells what a call with it takes. */
 static void alphas(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
     lin_spec s = spec_of(arg, sizes);
+    gmm_info with = GMM_ZERO, without = GMM_ZERO;
+    lin_run r;
+    s.alpha = 1;
+    build(&r, &s);
+    T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &with));
+    r.d.alpha = NULL;
+    T_OK(gmm_linear_query(T.ctx, s.op, &r.d, &without));
+    T_CHECK(without.workspace_bytes == with.workspace_bytes, "%llu and %llu bytes",
+            (unsigned long long)without.workspace_bytes, (unsigned long long)with.workspace_bytes);
     for (s.alpha = 1; s.alpha <= 2; s.alpha++) {
         s.K = 24;
         s.N = 19;

@@ -282,6 +282,7 @@ static void refusals(int arg) {
         want_gradients(&c);
         c.config.delay_wgrad = 1;
         T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info));
+        T_CHECK(info.in_align == 32 && info.out_align == 32, "aligns %d %d", (int)info.in_align, (int)info.out_align);
         c.d.deferred = t_alloc_aligned(info.deferred_bytes, 256);
         c.d.deferred_bytes = info.deferred_bytes;
         c.d.queue = &queue;
@@ -304,7 +305,8 @@ static void refusals(int arg) {
         t_mat w1 = t_mat_in(GMM_BF16, G, 80, HIDDEN, T_REALS), w2 = t_mat_in(GMM_BF16, G, HIDDEN, 40, T_REALS);
         c.d.w1 = &w1.mat;
         c.d.w2 = &w2.mat;
-        T_REFUSED(GMM_E_UNSUPPORTED, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "multiple of 32", NULL);
+        T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd", "config.ffn: 40",
+                  "multiple of 32", "ffn=40", NULL);
     }
 }
 

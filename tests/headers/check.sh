@@ -125,6 +125,11 @@ implementation_clang() {
     clang -std=c11 -O1 $m $STRICT -I. -c -o "$W/unit.o" $UNIT.c
 }
 ! works clang || check "the implementation is clean in C11 with clang" implementation_clang
+no_rows() {
+    clang -std=c11 -O0 -fsanitize=undefined -fno-sanitize-recover=undefined $STRICT -I. -o "$W/no_rows" \
+        tests/headers/no_rows.c -lm && "$W/no_rows"
+}
+! works clang || check "products of nothing and of codes do no arithmetic on NULL" no_rows
 implementation_cxx() {
     for c in $compilers_cxx; do $c -x c++ -std=c++17 -O1 $STRICT -I. -c -o "$W/unit.o" $UNIT.c || return 1; done
 }
@@ -348,7 +353,8 @@ nothing_to_do() { $MAKE -q all || { $MAKE -n all | head -n 5; return 1; }; }
 check "a second make does nothing" nothing_to_do
 
 help_lists_targets() {
-    for t in all run test test-train examples bench check help install clean compile_commands.json; do
+    for t in $(sed -n '/^\.PHONY:/,/[^\]$/p' Makefile | tr -d '\\' | sed 's/^\.PHONY://; s/FORCE//') \
+        compile_commands.json; do
         $MAKE help | grep -q "^  $t  *[a-zA-Z]" || { echo "make help does not list $t"; return 1; }
     done
 }

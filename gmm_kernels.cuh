@@ -1249,8 +1249,8 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #define GMM__FP8_BOUNDS __launch_bounds__(GMM__OF(threads), 1)
 #endif
 
-/* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles, which tile was
-   taken, groups. */
+/* Shared memory: stages of B and A, rooms for D on its way (two per group of threads; wgrad: four, for whose turn it
+   is), barriers, tiles, which tile was taken, groups. */
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
@@ -1362,6 +1362,11 @@ GMM__DEVICE uint32_t gmm_cluster_size(void) {
 GMM__DEVICE void gmm_bar_half(int half) {
     if (half) asm volatile("bar.sync 2, 128;" : : : "memory");
     else asm volatile("bar.sync 1, 128;" : : : "memory");
+}
+/* Group `half` waits (`wait`) until the other, who arrives there, says that it is its turn. */
+GMM__DEVICE void gmm_bar_turn(int half, int wait) {
+    if (wait) asm volatile("bar.sync %0, 256;" : : "r"(3 + half) : "memory");
+    else asm volatile("bar.arrive %0, 256;" : : "r"(3 + half) : "memory");
 }
 GMM__DEVICE void gmm_bar_team(int team) {
     asm volatile("bar.sync %0, 128;" : : "r"(1 + team) : "memory");
@@ -2097,32 +2102,25 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
     if (o->both && (box & 1) != (int)rank) o->live = 0;
 }
 
-/* Up to 64 rows by 256 bytes of D, which take a room: boxes of 128 bytes. */
-typedef struct gmm_sm90_part {
-    uint64_t from;           /* address of the group's D, less GMM_SM90_BASE */
-    int32_t x, y, boxes;
-    uint32_t tile;           /* its number, from 1 */
-} gmm_sm90_part;
-/* Brings a part to `room`, told to `bar`, or (bar 0) takes it from there. One thread. */
-GMM__DEVICE void gmm_sm90_pass(const gmm_sm90_args *args, const gmm_sm90_part *part, uint32_t room, uint32_t bar) {
-    const int32_t z = (int32_t)(part->from >> 4 & 0x3FFF), w = (int32_t)(part->from >> 18);
-    const int32_t wide = 128 / gmm_kmat_size(&args->p.d);
-    int32_t i;
-#pragma unroll 1
-    for (i = 0; i < part->boxes; i++)
-        if (bar) gmm_tma_load(room + 8192 * (uint32_t)i, &args->a16, bar, 0, part->x + i * wide, part->y, z, w);
-        else gmm_tma_store(&args->a16, room + 8192 * (uint32_t)i, 0, part->x + i * wide, part->y, z, w);
-    if (!bar) asm volatile("cp.async.bulk.commit_group;" : : : "memory");
-}
+/* A box of D: up to 64 rows by 128 bytes. A room holds a part of D, two of them side by side. */
+typedef struct gmm_sm90_piece {
+    uint64_t from;      /* address of the group's D, less GMM_SM90_BASE */
+    int32_t x, y, live; /* its first column and row; whether it goes by TMA */
+} gmm_sm90_piece;
 
 /* A group of threads waits until it may write part number `turn` of D to its room; has written there. `bars`: of the
-   first room. */
+   first room. Parts take the rooms by turns, whichever group writes them. */
 GMM__DEVICE void gmm_sm90_room_wait(uint32_t bars, uint32_t turn) {
-    gmm_bar_wait(bars + turn % 2 * 16, turn / 2 & 1);
+    gmm_bar_wait(bars + turn % 4 * 16, turn / 4 & 1);
 }
 GMM__DEVICE void gmm_sm90_room_written(uint32_t bars, uint32_t turn) {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-    gmm_bar_arrive_here(bars + turn % 2 * 16 + 8);
+    __syncwarp();
+    if ((gmm_tid() & 31) == 0) gmm_bar_arrive_here(bars + turn % 4 * 16 + 8);
+}
+/* Parts of D of a tile, with elements of `size` bytes. */
+GMM__DEVICE uint32_t gmm_sm90_parts(const gmm_sm90_tile *t, int32_t size) {
+    return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
 /* Whether D of a tile goes by TMA: rows at multiples of 16 bytes, and 16-bit D only if nothing is added to. */
@@ -2132,57 +2130,58 @@ GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
            (size == 4 || beta == 0.0f);
 }
 
-/* Brings what is added to, and takes D away, between D and the two rooms of group `team` of 128 threads: one thread,
-   which goes through the tiles as the group does, part by part: 64 columns (16 bits: 128) from the first row to the
-   last, then the next. Of each part the group hears (bars[0] of its room) that the room is free and holds what is added
-   to, and tells (bars[1]) that it has written there; a tile that it takes out itself is a part as well, and has both
-   rooms. `bars`, `room`: of the first room. */
-GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t told, int team,
+/* Takes a lane's box of part number `nth` of D away when it is written, and waits until it has left its room. */
+GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *piece, uint32_t bars, uint32_t room,
+                               uint32_t nth) {
+    const gmm_sm90_piece p = *piece;
+    gmm_bar_wait(bars + nth % 4 * 16 + 8, nth / 4 & 1);
+    if (p.live)
+        gmm_tma_store(&args->a16, room + nth % 4 * 16384, 0, p.x, p.y, (int32_t)(p.from >> 4 & 0x3FFF),
+                      (int32_t)(p.from >> 18));
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+}
+
+/* Brings what is added to, and takes D away, between D and four rooms, for every other part from number `nth` on: two
+   lanes of a warp, each a box. They go through the tiles part by part: 64 columns (16 bits: 128) from the first row to
+   the last, then the next. Of each part the group of 128 threads whose tile it is hears (bars[0] of its room) that the
+   room is free and holds what is added to, and tells (bars[1]) that it has written there; of a tile that it takes out
+   itself as well. `bars`, `room`: of the first room. */
+GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t told, uint32_t nth,
                                uint32_t bars, uint32_t room) {
-    const int32_t size = gmm_kmat_size(&args->p.d), wide = 128 / size, step = 256 / size;
-    gmm_sm90_part parts[2];
-    uint32_t tile, brought = 0, taken = 0;
-    int last = 0;
-    for (tile = 0; !last; tile++) {
+    const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), wide = 128 / size;
+    gmm_sm90_piece pieces[2];
+    uint32_t tile, begin = 0, taken = nth;
+    room += 8192 * (uint32_t)lane;
+    for (tile = 0;; tile++) {
         const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
-        int32_t c = 0, y = 0;
-        float beta = 0.0f;
-        int passes = 0;
-        gmm_sm90_tile_read(told, tile);
+        uint32_t end;
+        float beta;
+        int passes;
+        __syncwarp(3); /* both have read the tile before */
+        if (lane == 0) gmm_sm90_tile_read(told, tile);
         gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-        last = t->units == 0;
-        if (!last && (int)(tile & 1) != team) continue;
-        if (!last) {
-            beta = gmm_gemm_beta(&args->p, t->g);
-            passes = t->cols > 0 && gmm_sm90_passes(&args->p, t->g, beta);
-        }
-        do {
-            const uint32_t bar = bars + brought % 2 * 16;
-            gmm_sm90_part *const part = &parts[brought % 2];
-            uint32_t gone = 0;
-            /* what its room held goes first, and at once what else there is of that tile, as it is soon written */
-            for (; brought - taken > (passes && !(gone && parts[taken % 2].tile == gone) ? 1u : 0u); taken++) {
-                gmm_bar_wait(bars + taken % 2 * 16 + 8, taken / 2 & 1);
-                gmm_sm90_pass(args, &parts[taken % 2], room + taken % 2 * 16384, 0);
-                gone = parts[taken % 2].tile;
-            }
-            if (last) break;
-            if (passes && brought == taken) asm volatile("cp.async.bulk.wait_group.read 1;" : : : "memory");
-            else asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-            part->tile = tile + 1;
-            part->from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
-            part->x = t->n0 + c;
-            part->y = t->m0 + y;
-            part->boxes = (t->cols - c < step ? t->cols - c + wide - 1 : step) / wide;
-            if (passes && beta != 0.0f) {
-                gmm_bar_expect(bar, (uint32_t)part->boxes * 8192);
-                gmm_sm90_pass(args, part, room + brought % 2 * 16384, bar);
+        if (t->units == 0) break;
+        beta = gmm_gemm_beta(&args->p, t->g);
+        passes = gmm_sm90_passes(&args->p, t->g, beta);
+        for (end = begin + gmm_sm90_parts(t, size); nth < end; nth += 2) {
+            const uint32_t bar = bars + nth % 4 * 16;
+            const int32_t tall = (t->rows + 63) / 64, i = (int32_t)(nth - begin), c = (i / tall * 2 + lane) * wide;
+            gmm_sm90_piece *const p = &pieces[nth / 2 % 2];
+            if (nth >= 4) gmm_sm90_take(args, p, bars, room, taken), taken += 2;
+            p->from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
+            p->x = t->n0 + c;
+            p->y = t->m0 + i % tall * 64;
+            p->live = passes && c < t->cols;
+            if (p->live && beta != 0.0f) {
+                gmm_bar_expect(bar, 8192);
+                gmm_tma_load(room + nth % 4 * 16384, &args->a16, bar, 0, p->x, p->y, (int32_t)(p->from >> 4 & 0x3FFF),
+                             (int32_t)(p->from >> 18));
             } else gmm_bar_arrive_here(bar);
-            if (!passes) gmm_bar_wait(bar + 8, taken++ / 2 & 1);
-            brought++;
-            if ((y += 64) >= t->rows) y = 0, c += step;
-        } while (passes && c < t->cols);
+        }
+        begin = end;
     }
+    for (; taken < begin; taken += 2) gmm_sm90_take(args, &pieces[taken / 2 % 2], bars, room, taken);
     asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
 }
 
@@ -6969,9 +6968,14 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__WAITS (GMM__LATER ? 4 * GMM__OF(units) : 1)
 #define GMM__GOES (GMM__LATER ? 4 * GMM__OF(later) : 1)
 #define GMM__ROOMS (GMM__LATER ? 2 * GMM__OF(out) / GMM__OF(later) : 2)
+/* Whether the first products set the sums, which would be 0 otherwise. */
+#define GMM__SETS (GMM__LATER || GMM__RAGGED)
 /* Tiles begin at multiples of so many rows. Products there are for as many eights as a tile can have. */
 #define GMM__STEP (GMM__RAGGED ? 64 : 8)
 #define GMM__MADE(e) ((e) <= 2 * GMM__OF(units) && (!GMM__RAGGED || (e) % 8 == 0))
+/* The rooms of D of a group of threads, or that of a part, which has the same room whichever group writes it. */
+#define GMM__ROOM(wg, nth) \
+    (shared + GMM__OF(rooms) + GMM__OF(room) * (GMM__RAGGED ? (int)((nth) % 4) : 2 * (wg)))
 #define GMM__PLACER (GMM__OF(of) ? 11 : 9) /* the warp that places tiles */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -7035,7 +7039,7 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8
             for (j = 0; j < GMM__OF(mb); j++)
                 GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
                     eights, sum[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
-                    a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__LATER || q > 0 || kk > 0);
+                    a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__SETS || q > 0 || kk > 0);
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(1);
         if (q > 0 && lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
@@ -7070,7 +7074,7 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
     for (;; tile++) {
         const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0); /* not kept while sums go out */
-        char *const mine = shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* rooms for D on its way */
+        char *const mine = GMM__ROOM(wg, turn); /* rooms for D on its way */
         const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
         const uint32_t codes = base + GMM__OF(box) * (uint32_t)(first + 16 * w); /* of the warp; of its scales */
         const uint32_t scales = base + GMM__OF(scales) + 4 * (uint32_t)(first + 16 * w);
@@ -7082,11 +7086,15 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
         gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
         while (GMM__LATER && kept > 0 && t->cols <= first) /* no products to go out beside */
             GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
-        if (t->units == 0) break;
+        if (t->units == 0) {
+            if (GMM__RAGGED && tile > 0 && (int)(tile & 1) == wg) gmm_bar_turn(wg, 1);
+            break;
+        }
         depths = gmm_sm90_depths(t->k);
         pair = gmm_cluster_size(); /* not kept while sums go out */
         if (GMM__OF(teams) == 1 && (int)(tile & 1) != wg) { /* the other's turn */
             at += depths;
+            if (GMM__RAGGED) turn += gmm_sm90_parts(t, size);
             continue;
         }
         /* who takes turns has not followed the other, and a parity tells a phase only from the one before */
@@ -7099,8 +7107,8 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
             }
             if (GMM__OF(teams) == 1 && lane == 0) gmm_bar_arrive_here(come + 8 * wg);
             if (GMM__RAGGED) { /* nothing to take away either */
-                gmm_sm90_room_wait(come + 16 + 32 * wg, turn);
-                gmm_sm90_room_written(come + 16 + 32 * wg, turn++);
+                if (tile > 0) gmm_bar_turn(wg, 1);
+                gmm_bar_turn(wg ^ 1, 0);
             }
             continue;
         }
@@ -7108,7 +7116,7 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
         columns = gmm_wgmma_desc(here + 128 * first, GMM__TB);
         lines = gmm_wgmma_desc(here + GMM__OF(b), GMM__TA);
 #pragma unroll
-        for (j = 0; j < (GMM__LATER ? 0 : GMM__OF(mb)); j++) /* 0: the first products set the sums */
+        for (j = 0; j < (GMM__SETS ? 0 : GMM__OF(mb)); j++)
 #pragma unroll
             for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
         switch (GMM__RAGGED ? (t->rows + 63) / 64 * 8 : gmm_sm90_eights(t->rows)) {
@@ -7138,7 +7146,7 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
             const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                   : gmm_kmat_at(&args.p.bias, t->g);
             const int units = t->units, rows = t->rows;
-            const uint32_t held = come + 16 + 32 * ((uint32_t)gmm_tid() >> 7); /* the barriers of its rooms */
+            const uint32_t held = come + 16; /* the barriers of rooms */
             if (alpha != 1.0f) {
 #pragma unroll
                 for (j = 0; j < GMM__OF(mb); j++)
@@ -7174,9 +7182,10 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
             const int passes = GMM__RAGGED && gmm_sm90_passes(&args.p, t->g, beta);
             char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
             const int whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+            if (GMM__RAGGED && tile > 0) gmm_bar_turn(wg, 1); /* rooms are taken in the order of tiles */
             if (passes && size == 2) { /* rooms hold boxes of 16-bit D */
                 const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
-                const uint32_t put = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg +
+                const uint32_t put = base + GMM__OF(rooms) +
                                      (lane / 16 * 8 + lane % 8) * 128 +
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
@@ -7186,7 +7195,7 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
 #pragma unroll
                     for (j = 0; j < GMM__OF(mb); j++) {
                         const float *const f = &sum[j][8 * u];
-                        gmm_stmatrix_t(put + turn % 2 * GMM__OF(room) + j * 8192 + u % 4 * 2048,
+                        gmm_stmatrix_t(put + turn % 4 * GMM__OF(room) + j * 8192 + u % 4 * 2048,
                                        gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                        gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
@@ -7246,7 +7255,7 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
             } else if (passes) { /* rooms hold boxes of fp32 */
                 const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
                 /* of column lane / 4 and row 2 (lane % 4); 8 columns and a row more are other bits of it */
-                const uint32_t to = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg + w / 2 * 8192 +
+                const uint32_t to = base + GMM__OF(rooms) + w / 2 * 8192 +
                                     lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
@@ -7254,7 +7263,7 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                     if (first + 64 * j >= t->cols) break;
 #pragma unroll
                     for (u = 0; u < 2 * GMM__OF(units); u++) {
-                        const uint32_t part = turn % 2 * GMM__OF(room) + u % 8 * 1024;
+                        const uint32_t part = turn % 4 * GMM__OF(room) + u % 8 * 1024;
                         float old[4];
                         if (u >= 2 * units) break;
                         if (u % 8 == 0) gmm_sm90_room_wait(held, turn);
@@ -7286,7 +7295,7 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                     char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
                     for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
-                        const int room = (lot & 1) * GMM__OF(room);
+                        const int room = (lot & 1) * (GMM__OF(room) >> GMM__RAGGED);
                         const char *const get = mine + room + tid / 16 * 256 +
                                                 (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
                         uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
@@ -7337,9 +7346,14 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                         }
                     }
                 }
-                if (GMM__RAGGED) gmm_sm90_room_written(held, turn++);
+                if (GMM__RAGGED)
+                    for (lot = gmm_sm90_parts(t, size); lot > 0; lot--, turn++) {
+                        gmm_sm90_room_wait(held, turn);
+                        gmm_sm90_room_written(held, turn);
+                    }
                 else turn = lot;
             }
+            if (GMM__RAGGED) gmm_bar_turn(wg ^ 1, 0);
         }
     }
     if (GMM__LATER && tid == 0) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
@@ -7370,7 +7384,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             gmm_bar_init(told + 8 * i, 9 + (GMM__RAGGED ? 2 : 0) + (GMM__OF(of) ? 1 : 0));
         for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 2; i++) gmm_bar_init(told + 8 * i, 4); /* warps of a group */
         for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 10; i++) /* rooms of D: free, written to */
-            gmm_bar_init(told + 8 * i, i % 2 ? 128 : 1);
+            gmm_bar_init(told + 8 * i, i % 2 ? (GMM__RAGGED ? 4 : 128) : GMM__RAGGED ? 2 : 1);
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
@@ -7464,12 +7478,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 }
             }
         }
-        if (GMM__RAGGED && warp >= 10 && lane == 0) { /* moves D of group warp - 10 */
-            const int team = warp - 10;
-            gmm_sm90_move(&args, ring, told, team,
-                          told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 2 + 4 * (uint32_t)team),
-                          base + GMM__OF(rooms) + 2 * GMM__OF(room) * (uint32_t)team);
-        }
+        if (GMM__RAGGED && warp >= 10 && lane < 2) /* moves every other part of D */
+            gmm_sm90_move(&args, ring, told, (uint32_t)warp - 10, told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 2),
+                          base + GMM__OF(rooms));
         if (GMM__OF(of) && warp == 9)
             gmm_sm90_scales(&args, GMM__OF(of), GMM__OF(width), GMM__OF(stages), GMM__OF(stage),
                             base + GMM__OF(scales), bars, ring, told);
@@ -7495,6 +7506,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #undef GMM__GOES
 #undef GMM__ROOMS
 #undef GMM__PLACER
+#undef GMM__ROOM
+#undef GMM__SETS
 #undef GMM__STEP
 #undef GMM__MADE
 #undef GMM__LOT

@@ -2104,8 +2104,8 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
 
 /* A box of D: up to 64 rows by 128 bytes. A room holds a part of D, two of them side by side. */
 typedef struct gmm_sm90_piece {
-    uint64_t from;      /* address of the group's D, less GMM_SM90_BASE */
-    int32_t x, y, live; /* its first column and row; whether it goes by TMA */
+    int32_t x, y, z, w; /* its first column and row, where the group's D is */
+    int live;           /* it goes by TMA */
 } gmm_sm90_piece;
 
 /* A group of threads waits until it may write part number `turn` of D to its room; has written there. `bars`: of the
@@ -2131,13 +2131,10 @@ GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
 }
 
 /* Takes a lane's box of part number `nth` of D away when it is written, and waits until it has left its room. */
-GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *piece, uint32_t bars, uint32_t room,
+GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *p, uint32_t bars, uint32_t room,
                                uint32_t nth) {
-    const gmm_sm90_piece p = *piece;
     gmm_bar_wait(bars + nth % 4 * 16 + 8, nth / 4 & 1);
-    if (p.live)
-        gmm_tma_store(&args->a16, room + nth % 4 * 16384, 0, p.x, p.y, (int32_t)(p.from >> 4 & 0x3FFF),
-                      (int32_t)(p.from >> 18));
+    if (p->live) gmm_tma_store(&args->a16, room + nth % 4 * 16384, 0, p->x, p->y, p->z, p->w);
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
     asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
 }
@@ -2150,38 +2147,47 @@ GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *
 GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t told, uint32_t nth,
                                uint32_t bars, uint32_t room) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), wide = 128 / size;
-    gmm_sm90_piece pieces[2];
-    uint32_t tile, begin = 0, taken = nth;
+    gmm_sm90_piece older, newer; /* in the warp's two rooms; in registers, whose moves cost less than memory */
+    uint32_t tile, begin = 0, end, taken = nth;
+    older.x = older.y = older.z = older.w = older.live = 0;
+    newer = older;
     room += 8192 * (uint32_t)lane;
-    for (tile = 0;; tile++) {
+    for (tile = 0;; tile++, begin = end) {
         const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
-        uint32_t end;
-        float beta;
-        int passes;
         __syncwarp(3); /* both have read the tile before */
         if (lane == 0) gmm_sm90_tile_read(told, tile);
         gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
         if (t->units == 0) break;
-        beta = gmm_gemm_beta(&args->p, t->g);
-        passes = gmm_sm90_passes(&args->p, t->g, beta);
-        for (end = begin + gmm_sm90_parts(t, size); nth < end; nth += 2) {
-            const uint32_t bar = bars + nth % 4 * 16;
-            const int32_t tall = (t->rows + 63) / 64, i = (int32_t)(nth - begin), c = (i / tall * 2 + lane) * wide;
-            gmm_sm90_piece *const p = &pieces[nth / 2 % 2];
-            if (nth >= 4) gmm_sm90_take(args, p, bars, room, taken), taken += 2;
-            p->from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
-            p->x = t->n0 + c;
-            p->y = t->m0 + i % tall * 64;
-            p->live = passes && c < t->cols;
-            if (p->live && beta != 0.0f) {
-                gmm_bar_expect(bar, 8192);
-                gmm_tma_load(room + nth % 4 * 16384, &args->a16, bar, 0, p->x, p->y, (int32_t)(p->from >> 4 & 0x3FFF),
-                             (int32_t)(p->from >> 18));
-            } else gmm_bar_arrive_here(bar);
+        end = begin + gmm_sm90_parts(t, size);
+        if (nth < end) {
+            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
+            const float beta = gmm_gemm_beta(&args->p, t->g);
+            const int passes = gmm_sm90_passes(&args->p, t->g, beta);
+            const int32_t m0 = t->m0, high = (t->rows + 63) / 64 * 64;
+            int32_t x = t->n0 + lane * wide, y = 64 * (int32_t)(nth - begin);
+            const int32_t after = t->n0 + t->cols;
+            for (; nth < end; nth += 2, y += 128) {
+                const uint32_t bar = bars + nth % 4 * 16;
+                for (; y >= high; y -= high) x += 2 * wide;
+                if (nth - taken == 4) { /* what the room held goes first */
+                    gmm_sm90_take(args, &older, bars, room, taken);
+                    taken += 2;
+                }
+                older = newer;
+                newer.x = x;
+                newer.y = m0 + y;
+                newer.z = (int32_t)(from >> 4 & 0x3FFF);
+                newer.w = (int32_t)(from >> 18);
+                newer.live = passes && x < after;
+                if (newer.live && beta != 0.0f) {
+                    gmm_bar_expect(bar, 8192);
+                    gmm_tma_load(room + nth % 4 * 16384, &args->a16, bar, 0, newer.x, newer.y, newer.z, newer.w);
+                } else gmm_bar_arrive_here(bar);
+            }
         }
-        begin = end;
     }
-    for (; taken < begin; taken += 2) gmm_sm90_take(args, &pieces[taken / 2 % 2], bars, room, taken);
+    if (nth - taken == 2) older = newer;
+    for (; taken < nth; taken += 2, older = newer) gmm_sm90_take(args, &older, bars, room, taken);
     asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
 }
 
@@ -7190,8 +7196,10 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
                 for (u = 0; u < GMM__OF(units); u++) {
-                    if (u >= units) break;
-                    if (u % 4 == 0) gmm_sm90_room_wait(held, turn);
+                    if (u % 4 == 0) { /* rows that D has not got stay in the room */
+                        if (u >= units) break;
+                        gmm_sm90_room_wait(held, turn);
+                    }
 #pragma unroll
                     for (j = 0; j < GMM__OF(mb); j++) {
                         const float *const f = &sum[j][8 * u];
@@ -7199,7 +7207,7 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                                        gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                        gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
-                    if (u % 4 == 3 || u + 1 == units) gmm_sm90_room_written(held, turn++);
+                    if (u % 4 == 3) gmm_sm90_room_written(held, turn++);
                 }
             } else if (GMM__LATER && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
 #pragma unroll
@@ -7265,8 +7273,10 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                     for (u = 0; u < 2 * GMM__OF(units); u++) {
                         const uint32_t part = turn % 4 * GMM__OF(room) + u % 8 * 1024;
                         float old[4];
-                        if (u >= 2 * units) break;
-                        if (u % 8 == 0) gmm_sm90_room_wait(held, turn);
+                        if (u % 8 == 0) {
+                            if (u >= 2 * units) break;
+                            gmm_sm90_room_wait(held, turn);
+                        }
                         if (beta != 0.0f) {
 #pragma unroll
                             for (e = 0; e < 4; e++)
@@ -7277,7 +7287,7 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
 #pragma unroll
                         for (e = 0; e < 4; e++)
                             gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part, sum[j][4 * u + e]);
-                        if (u % 8 == 7 || u + 1 == 2 * units) gmm_sm90_room_written(held, turn++);
+                        if (u % 8 == 7) gmm_sm90_room_written(held, turn++);
                     }
                 }
             } else { /* rooms hold sums */

@@ -2130,13 +2130,12 @@ GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
            (size == 4 || beta == 0.0f);
 }
 
-/* Takes a lane's box of part number `nth` of D away when it is written, and waits until it has left its room. */
+/* Takes a lane's box of part number `nth` of D away when it is written. */
 GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *p, uint32_t bars, uint32_t room,
                                uint32_t nth) {
     gmm_bar_wait(bars + nth % 4 * 16 + 8, nth / 4 & 1);
     if (p->live) gmm_tma_store(&args->a16, room + nth % 4 * 16384, 0, p->x, p->y, p->z, p->w);
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
-    asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
 }
 
 /* Brings what is added to, and takes D away, between D and four rooms, for every other part from number `nth` on: two
@@ -2148,46 +2147,49 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
                                uint32_t bars, uint32_t room) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), wide = 128 / size;
     gmm_sm90_piece older, newer; /* in the warp's two rooms; in registers, whose moves cost less than memory */
-    uint32_t tile, begin = 0, end, taken = nth;
+    int32_t x = 0, y = 0, m0 = 0, high = 1, after = 0, passes = 0, last = 0; /* of the tile */
+    float beta = 0.0f;
+    uint64_t from = 0;
+    uint32_t tile = 0, end = 0; /* tiles that were begun, their parts */
     older.x = older.y = older.z = older.w = older.live = 0;
     newer = older;
     room += 8192 * (uint32_t)lane;
-    for (tile = 0;; tile++, begin = end) {
-        const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
-        __syncwarp(3); /* both have read the tile before */
-        if (lane == 0) gmm_sm90_tile_read(told, tile);
-        gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-        if (t->units == 0) break;
-        end = begin + gmm_sm90_parts(t, size);
-        if (nth < end) {
-            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
-            const float beta = gmm_gemm_beta(&args->p, t->g);
-            const int passes = gmm_sm90_passes(&args->p, t->g, beta);
-            const int32_t m0 = t->m0, high = (t->rows + 63) / 64 * 64;
-            int32_t x = t->n0 + lane * wide, y = 64 * (int32_t)(nth - begin);
-            const int32_t after = t->n0 + t->cols;
-            for (; nth < end; nth += 2, y += 128) {
-                const uint32_t bar = bars + nth % 4 * 16;
-                for (; y >= high; y -= high) x += 2 * wide;
-                if (nth - taken == 4) { /* what the room held goes first */
-                    gmm_sm90_take(args, &older, bars, room, taken);
-                    taken += 2;
-                }
-                older = newer;
-                newer.x = x;
-                newer.y = m0 + y;
-                newer.z = (int32_t)(from >> 4 & 0x3FFF);
-                newer.w = (int32_t)(from >> 18);
-                newer.live = passes && x < after;
-                if (newer.live && beta != 0.0f) {
-                    gmm_bar_expect(bar, 8192);
-                    gmm_tma_load(room + nth % 4 * 16384, &args->a16, bar, 0, newer.x, newer.y, newer.z, newer.w);
-                } else gmm_bar_arrive_here(bar);
+    for (;; nth += 2, y += 128) {
+        const uint32_t bar = bars + nth % 4 * 16;
+        if (nth >= 4) gmm_sm90_take(args, &older, bars, room, nth - 4);
+        for (; nth >= end && !last; tile++) { /* meanwhile it is seen what its room is for next */
+            const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
+            __syncwarp(3); /* both have read the tile before */
+            if (lane == 0) gmm_sm90_tile_read(told, tile);
+            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+            last = t->units == 0;
+            x = t->n0 + lane * wide;
+            y = 64 * (int32_t)(nth - end);
+            m0 = t->m0;
+            high = (t->rows + 63) / 64 * 64;
+            after = t->n0 + t->cols;
+            if (!last) {
+                end += gmm_sm90_parts(t, size);
+                beta = gmm_gemm_beta(&args->p, t->g);
+                passes = gmm_sm90_passes(&args->p, t->g, beta);
+                from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
             }
         }
+        if (last) break;
+        for (; y >= high; y -= high) x += 2 * wide;
+        older = newer;
+        newer.x = x;
+        newer.y = m0 + y;
+        newer.z = (int32_t)(from >> 4 & 0x3FFF);
+        newer.w = (int32_t)(from >> 18);
+        newer.live = passes && x < after;
+        asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+        if (newer.live && beta != 0.0f) {
+            gmm_bar_expect(bar, 8192);
+            gmm_tma_load(room + nth % 4 * 16384, &args->a16, bar, 0, newer.x, newer.y, newer.z, newer.w);
+        } else gmm_bar_arrive_here(bar);
     }
-    if (nth - taken == 2) older = newer;
-    for (; taken < nth; taken += 2, older = newer) gmm_sm90_take(args, &older, bars, room, taken);
+    if (nth >= 2) gmm_sm90_take(args, &newer, bars, room, nth - 2);
     asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
 }
 

@@ -1416,6 +1416,27 @@ GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t from, int added,
                      : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
+/* How the L2 keeps what is loaded and stored: it gives way first (`once`), or as other lines do. */
+GMM__DEVICE uint64_t gmm_l2_policy(int once) {
+    uint64_t policy;
+    if (once) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    else asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+/* One box by TMA to this block, and from it, by such a policy. */
+GMM__DEVICE void gmm_tma_load_by(uint64_t policy, uint32_t to, const CUtensorMap *map, uint32_t bar, int32_t c0,
+                                 int32_t c1, int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
+                 "r"(c2), "r"(c3), "l"(policy) : "memory");
+}
+GMM__DEVICE void gmm_tma_store_by(uint64_t policy, const CUtensorMap *map, uint32_t from, int32_t c0, int32_t c1,
+                                  int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+                 " [%0, {%2, %3, %4, %5}], [%1], %6;" : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
+                 "l"(policy) : "memory");
+}
+
 /* Brings one box to the L2 by TMA. */
 GMM__DEVICE void gmm_tma_prefetch(const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
@@ -2105,7 +2126,7 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
 /* A box of D: up to 64 rows by 128 bytes. A room holds a part of D, two of them side by side. */
 typedef struct gmm_sm90_piece {
     int32_t x, y, z, w; /* its first column and row, where the group's D is */
-    int live;           /* it goes by TMA */
+    int live, once;     /* it goes by TMA; and gives way in the L2 to operands, which are read again */
 } gmm_sm90_piece;
 
 /* A group of threads waits until it may write part number `turn` of D to its room; has written there. `bars`: of the
@@ -2134,7 +2155,8 @@ GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
 GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *p, uint32_t bars, uint32_t room,
                                uint32_t nth) {
     gmm_bar_wait(bars + nth % 4 * 16 + 8, nth / 4 & 1);
-    if (p->live) gmm_tma_store(&args->a16, room + nth % 4 * 16384, 0, p->x, p->y, p->z, p->w);
+    if (p->live)
+        gmm_tma_store_by(gmm_l2_policy(p->once), &args->a16, room + nth % 4 * 16384, p->x, p->y, p->z, p->w);
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
@@ -2147,11 +2169,11 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
                                uint32_t bars, uint32_t room) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), wide = 128 / size;
     gmm_sm90_piece older, newer; /* in the warp's two rooms; in registers, whose moves cost less than memory */
-    int32_t x = 0, y = 0, m0 = 0, high = 1, after = 0, passes = 0, last = 0; /* of the tile */
+    int32_t x = 0, y = 0, m0 = 0, high = 1, after = 0, passes = 0, once = 0, last = 0; /* of the tile */
     float beta = 0.0f;
     uint64_t from = 0;
     uint32_t tile = 0, end = 0; /* tiles that were begun, their parts */
-    older.x = older.y = older.z = older.w = older.live = 0;
+    older.x = older.y = older.z = older.w = older.live = older.once = 0;
     newer = older;
     room += 8192 * (uint32_t)lane;
     for (;; nth += 2, y += 128) {
@@ -2168,6 +2190,7 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
             m0 = t->m0;
             high = (t->rows + 63) / 64 * 64;
             after = t->n0 + t->cols;
+            once = size == 2 || t->k >= 512; /* fp32 of shallow sums is read and written slower so */
             if (!last) {
                 end += gmm_sm90_parts(t, size);
                 beta = gmm_gemm_beta(&args->p, t->g);
@@ -2183,10 +2206,12 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
         newer.z = (int32_t)(from >> 4 & 0x3FFF);
         newer.w = (int32_t)(from >> 18);
         newer.live = passes && x < after;
+        newer.once = once;
         asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
         if (newer.live && beta != 0.0f) {
             gmm_bar_expect(bar, 8192);
-            gmm_tma_load(room + nth % 4 * 16384, &args->a16, bar, 0, newer.x, newer.y, newer.z, newer.w);
+            gmm_tma_load_by(gmm_l2_policy(once), room + nth % 4 * 16384, &args->a16, bar, newer.x, newer.y, newer.z,
+                            newer.w);
         } else gmm_bar_arrive_here(bar);
     }
     if (nth >= 2) gmm_sm90_take(args, &newer, bars, room, nth - 2);

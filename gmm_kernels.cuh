@@ -1162,8 +1162,9 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
    moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
    they take turns at tiles, so that one multiplies while the other takes its sums to D; it begins when the other's last
-   stage has come. Each has its own rooms in shared memory; in wgrad a warp of its own moves D between these and memory
-   by TMA, part by part, so that most of shared memory is left to stages. Or a group keeps its sums in registers, packed
+   stage has come. Each has its own rooms in shared memory; in wgrad they have four in common, by turns in the order of
+   tiles, so that one has all of them while the other multiplies, and two warps move D between these and memory by TMA,
+   part by part, so that most of shared memory is left to stages. Or a group keeps its sums in registers, packed
    to 16 bits, and sends a lot of them to D in each stage of its next tile: so the way out, which takes as long as three
    stages, is hidden without rooms for a tile. A warp of its own places tiles and tells them through a ring, the first
    one by what the split says before the launch before has ended, and anew if that changes; so the producer never waits
@@ -7001,6 +7002,8 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__WAITS (GMM__LATER ? 4 * GMM__OF(units) : 1)
 #define GMM__GOES (GMM__LATER ? 4 * GMM__OF(later) : 1)
 #define GMM__ROOMS (GMM__LATER ? 2 * GMM__OF(out) / GMM__OF(later) : 2)
+/* Rows of 8 of fp32 D that are read at once to be added to. */
+#define GMM__OLD (GMM__RAGGED && GMM__OF(units) <= 8 ? 4 : 2)
 /* Whether the first products set the sums, which would be 0 otherwise. */
 #define GMM__SETS (GMM__LATER || GMM__RAGGED)
 /* Tiles begin at multiples of so many rows. Products there are for as many eights as a tile can have. */
@@ -7297,24 +7300,32 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                 for (j = 0; j < GMM__OF(mb); j++) {
                     if (first + 64 * j >= t->cols) break;
 #pragma unroll
-                    for (u = 0; u < 2 * GMM__OF(units); u++) {
+                    for (u = 0; u < 2 * GMM__OF(units); u += GMM__OLD) { /* 8 rows each */
                         const uint32_t part = turn % 4 * GMM__OF(room) + u % 8 * 1024;
-                        float old[4];
+                        float old[GMM__OLD][4]; /* read together: a few reads wait as long as one */
                         if (u % 8 == 0) {
                             if (u >= 2 * units) break;
                             gmm_sm90_room_wait(held, turn);
                         }
                         if (beta != 0.0f) {
 #pragma unroll
-                            for (e = 0; e < 4; e++)
-                                old[e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part);
+                            for (x = 0; x < GMM__OLD; x++)
 #pragma unroll
-                            for (e = 0; e < 4; e++) sum[j][4 * u + e] = __fmaf_rn(beta, old[e], sum[j][4 * u + e]);
+                                for (e = 0; e < 4; e++)
+                                    old[x][e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part + x * 1024);
+#pragma unroll
+                            for (x = 0; x < GMM__OLD; x++)
+#pragma unroll
+                                for (e = 0; e < 4; e++)
+                                    sum[j][4 * (u + x) + e] = __fmaf_rn(beta, old[x][e], sum[j][4 * (u + x) + e]);
                         }
 #pragma unroll
-                        for (e = 0; e < 4; e++)
-                            gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part, sum[j][4 * u + e]);
-                        if (u % 8 == 7) gmm_sm90_room_written(held, turn++);
+                        for (x = 0; x < GMM__OLD; x++)
+#pragma unroll
+                            for (e = 0; e < 4; e++)
+                                gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part + x * 1024,
+                                                 sum[j][4 * (u + x) + e]);
+                        if (u % 8 + GMM__OLD == 8) gmm_sm90_room_written(held, turn++);
                     }
                 }
             } else { /* rooms hold sums */
@@ -7545,6 +7556,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #undef GMM__PLACER
 #undef GMM__ROOM
 #undef GMM__SETS
+#undef GMM__OLD
 #undef GMM__STEP
 #undef GMM__MADE
 #undef GMM__LOT

@@ -1162,8 +1162,9 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
    moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
    they take turns at tiles, so that one multiplies while the other takes its sums to D; it begins when the other's last
-   stage has come. Each has its own rooms in shared memory; in wgrad a warp of its own moves D between these and memory
-   by TMA, part by part, so that most of shared memory is left to stages. Or a group keeps its sums in registers, packed
+   stage has come. Each has its own rooms in shared memory; in wgrad they have four in common, by turns in the order of
+   tiles, so that one has all of them while the other multiplies, and two warps move D between these and memory by TMA,
+   part by part, so that most of shared memory is left to stages. Or a group keeps its sums in registers, packed
    to 16 bits, and sends a lot of them to D in each stage of its next tile: so the way out, which takes as long as three
    stages, is hidden without rooms for a tile. A warp of its own places tiles and tells them through a ring, the first
    one by what the split says before the launch before has ended, and anew if that changes; so the producer never waits
@@ -1249,8 +1250,8 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #define GMM__FP8_BOUNDS __launch_bounds__(GMM__OF(threads), 1)
 #endif
 
-/* Shared memory: stages of B and A, two rooms for D on its way per group of threads, barriers, tiles and one that is
-   none, which tile was taken, groups. */
+/* Shared memory: stages of B and A, rooms for D on its way (two per group of threads; wgrad: four, for whose turn it
+   is), barriers, tiles and one that is none, which tile was taken, groups. */
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
@@ -1363,6 +1364,11 @@ GMM__DEVICE void gmm_bar_half(int half) {
     if (half) asm volatile("bar.sync 2, 128;" : : : "memory");
     else asm volatile("bar.sync 1, 128;" : : : "memory");
 }
+/* Group `half` waits (`wait`) until the other, who arrives there, says that it is its turn. */
+GMM__DEVICE void gmm_bar_turn(int half, int wait) {
+    if (wait) asm volatile("bar.sync %0, 256;" : : "r"(3 + half) : "memory");
+    else asm volatile("bar.arrive %0, 256;" : : "r"(3 + half) : "memory");
+}
 GMM__DEVICE void gmm_bar_team(int team) {
     asm volatile("bar.sync %0, 128;" : : "r"(1 + team) : "memory");
 }
@@ -1409,6 +1415,27 @@ GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t from, int added,
     else
         asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                      : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+/* How the L2 keeps what is loaded and stored: it gives way first (`once`), or as other lines do. */
+GMM__DEVICE uint64_t gmm_l2_policy(int once) {
+    uint64_t policy;
+    if (once) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    else asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+/* One box by TMA to this block, and from it, by such a policy. */
+GMM__DEVICE void gmm_tma_load_by(uint64_t policy, uint32_t to, const CUtensorMap *map, uint32_t bar, int32_t c0,
+                                 int32_t c1, int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
+                 "r"(c2), "r"(c3), "l"(policy) : "memory");
+}
+GMM__DEVICE void gmm_tma_store_by(uint64_t policy, const CUtensorMap *map, uint32_t from, int32_t c0, int32_t c1,
+                                  int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+                 " [%0, {%2, %3, %4, %5}], [%1], %6;" : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
+                 "l"(policy) : "memory");
 }
 
 /* Brings one box to the L2 by TMA. */
@@ -2118,32 +2145,25 @@ GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, i
     if (o->both && (box & 1) != (int)rank) o->live = 0;
 }
 
-/* Up to 64 rows by 256 bytes of D, which take a room: boxes of 128 bytes. */
-typedef struct gmm_sm90_part {
-    uint64_t from;           /* address of the group's D, less GMM_SM90_BASE */
-    int32_t x, y, boxes;
-    uint32_t tile;           /* its number, from 1 */
-} gmm_sm90_part;
-/* Brings a part to `room`, told to `bar`, or (bar 0) takes it from there. One thread. */
-GMM__DEVICE void gmm_sm90_pass(const gmm_sm90_args *args, const gmm_sm90_part *part, uint32_t room, uint32_t bar) {
-    const int32_t z = (int32_t)(part->from >> 4 & 0x3FFF), w = (int32_t)(part->from >> 18);
-    const int32_t wide = 128 / gmm_kmat_size(&args->p.d);
-    int32_t i;
-#pragma unroll 1
-    for (i = 0; i < part->boxes; i++)
-        if (bar) gmm_tma_load(room + 8192 * (uint32_t)i, &args->a16, bar, 0, part->x + i * wide, part->y, z, w);
-        else gmm_tma_store(&args->a16, room + 8192 * (uint32_t)i, 0, part->x + i * wide, part->y, z, w);
-    if (!bar) asm volatile("cp.async.bulk.commit_group;" : : : "memory");
-}
+/* A box of D: up to 64 rows by 128 bytes. A room holds a part of D, two of them side by side. */
+typedef struct gmm_sm90_piece {
+    int32_t x, y, z, w; /* its first column and row, where the group's D is */
+    int live, once;     /* it goes by TMA; and gives way in the L2 to operands, which are read again */
+} gmm_sm90_piece;
 
 /* A group of threads waits until it may write part number `turn` of D to its room; has written there. `bars`: of the
-   first room. */
+   first room. Parts take the rooms by turns, whichever group writes them. */
 GMM__DEVICE void gmm_sm90_room_wait(uint32_t bars, uint32_t turn) {
-    gmm_bar_wait(bars + turn % 2 * 16, turn / 2 & 1);
+    gmm_bar_wait(bars + turn % 4 * 16, turn / 4 & 1);
 }
 GMM__DEVICE void gmm_sm90_room_written(uint32_t bars, uint32_t turn) {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-    gmm_bar_arrive_here(bars + turn % 2 * 16 + 8);
+    __syncwarp();
+    if ((gmm_tid() & 31) == 0) gmm_bar_arrive_here(bars + turn % 4 * 16 + 8);
+}
+/* Parts of D of a tile, with elements of `size` bytes. */
+GMM__DEVICE uint32_t gmm_sm90_parts(const gmm_sm90_tile *t, int32_t size) {
+    return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
 /* Whether D of a tile goes by TMA: rows at multiples of 16 bytes, and 16-bit D only if nothing is added to. */
@@ -2153,57 +2173,70 @@ GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
            (size == 4 || beta == 0.0f);
 }
 
-/* Brings what is added to, and takes D away, between D and the two rooms of group `team` of 128 threads: one thread,
-   which goes through the tiles as the group does, part by part: 64 columns (16 bits: 128) from the first row to the
-   last, then the next. Of each part the group hears (bars[0] of its room) that the room is free and holds what is added
-   to, and tells (bars[1]) that it has written there; a tile that it takes out itself is a part as well, and has both
-   rooms. `bars`, `room`: of the first room. */
-GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t told, int team,
+/* Takes a lane's box of part number `nth` of D away when it is written. */
+GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *p, uint32_t bars, uint32_t room,
+                               uint32_t nth) {
+    gmm_bar_wait(bars + nth % 4 * 16 + 8, nth / 4 & 1);
+    if (p->live)
+        gmm_tma_store_by(gmm_l2_policy(p->once), &args->a16, room + nth % 4 * 16384, p->x, p->y, p->z, p->w);
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+/* Brings what is added to, and takes D away, between D and four rooms, for every other part from number `nth` on: two
+   lanes of a warp, each a box. They go through the tiles part by part: 64 columns (16 bits: 128) from the first row to
+   the last, then the next. Of each part the group of 128 threads whose tile it is hears (bars[0] of its room) that the
+   room is free and holds what is added to, and tells (bars[1]) that it has written there; of a tile that it takes out
+   itself as well. `bars`, `room`: of the first room. */
+GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t told, uint32_t nth,
                                uint32_t bars, uint32_t room) {
-    const int32_t size = gmm_kmat_size(&args->p.d), wide = 128 / size, step = 256 / size;
-    gmm_sm90_part parts[2];
-    uint32_t tile, brought = 0, taken = 0;
-    int last = 0;
-    for (tile = 0; !last; tile++) {
-        const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
-        int32_t c = 0, y = 0;
-        float beta = 0.0f;
-        int passes = 0;
-        gmm_sm90_tile_read(told, tile);
-        gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-        last = t->units == 0;
-        if (!last && (int)(tile & 1) != team) continue;
-        if (!last) {
-            beta = gmm_gemm_beta(&args->p, t->g);
-            passes = t->cols > 0 && gmm_sm90_passes(&args->p, t->g, beta);
-        }
-        do {
-            const uint32_t bar = bars + brought % 2 * 16;
-            gmm_sm90_part *const part = &parts[brought % 2];
-            uint32_t gone = 0;
-            /* what its room held goes first, and at once what else there is of that tile, as it is soon written */
-            for (; brought - taken > (passes && !(gone && parts[taken % 2].tile == gone) ? 1u : 0u); taken++) {
-                gmm_bar_wait(bars + taken % 2 * 16 + 8, taken / 2 & 1);
-                gmm_sm90_pass(args, &parts[taken % 2], room + taken % 2 * 16384, 0);
-                gone = parts[taken % 2].tile;
+    const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), wide = 128 / size;
+    gmm_sm90_piece older, newer; /* in the warp's two rooms; in registers, whose moves cost less than memory */
+    int32_t x = 0, y = 0, m0 = 0, high = 1, after = 0, passes = 0, once = 0, last = 0; /* of the tile */
+    float beta = 0.0f;
+    uint64_t from = 0;
+    uint32_t tile = 0, end = 0; /* tiles that were begun, their parts */
+    older.x = older.y = older.z = older.w = older.live = older.once = 0;
+    newer = older;
+    room += 8192 * (uint32_t)lane;
+    for (;; nth += 2, y += 128) {
+        const uint32_t bar = bars + nth % 4 * 16;
+        if (nth >= 4) gmm_sm90_take(args, &older, bars, room, nth - 4);
+        for (; nth >= end && !last; tile++) { /* meanwhile it is seen what its room is for next */
+            const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
+            __syncwarp(3); /* both have read the tile before */
+            if (lane == 0) gmm_sm90_tile_read(told, tile);
+            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+            last = t->units == 0;
+            x = t->n0 + lane * wide;
+            y = 64 * (int32_t)(nth - end);
+            m0 = t->m0;
+            high = (t->rows + 63) / 64 * 64;
+            after = t->n0 + t->cols;
+            once = size == 2 || t->k >= 512; /* fp32 of shallow sums is read and written slower so */
+            if (!last) {
+                end += gmm_sm90_parts(t, size);
+                beta = gmm_gemm_beta(&args->p, t->g);
+                passes = gmm_sm90_passes(&args->p, t->g, beta);
+                from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
             }
-            if (last) break;
-            if (passes && brought == taken) asm volatile("cp.async.bulk.wait_group.read 1;" : : : "memory");
-            else asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-            part->tile = tile + 1;
-            part->from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
-            part->x = t->n0 + c;
-            part->y = t->m0 + y;
-            part->boxes = (t->cols - c < step ? t->cols - c + wide - 1 : step) / wide;
-            if (passes && beta != 0.0f) {
-                gmm_bar_expect(bar, (uint32_t)part->boxes * 8192);
-                gmm_sm90_pass(args, part, room + brought % 2 * 16384, bar);
-            } else gmm_bar_arrive_here(bar);
-            if (!passes) gmm_bar_wait(bar + 8, taken++ / 2 & 1);
-            brought++;
-            if ((y += 64) >= t->rows) y = 0, c += step;
-        } while (passes && c < t->cols);
+        }
+        if (last) break;
+        for (; y >= high; y -= high) x += 2 * wide;
+        older = newer;
+        newer.x = x;
+        newer.y = m0 + y;
+        newer.z = (int32_t)(from >> 4 & 0x3FFF);
+        newer.w = (int32_t)(from >> 18);
+        newer.live = passes && x < after;
+        newer.once = once;
+        asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+        if (newer.live && beta != 0.0f) {
+            gmm_bar_expect(bar, 8192);
+            gmm_tma_load_by(gmm_l2_policy(once), room + nth % 4 * 16384, &args->a16, bar, newer.x, newer.y, newer.z,
+                            newer.w);
+        } else gmm_bar_arrive_here(bar);
     }
+    if (nth >= 2) gmm_sm90_take(args, &newer, bars, room, nth - 2);
     asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
 }
 
@@ -6990,9 +7023,16 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__WAITS (GMM__LATER ? 4 * GMM__OF(units) : 1)
 #define GMM__GOES (GMM__LATER ? 4 * GMM__OF(later) : 1)
 #define GMM__ROOMS (GMM__LATER ? 2 * GMM__OF(out) / GMM__OF(later) : 2)
+/* Rows of 8 of fp32 D that are read at once to be added to. */
+#define GMM__OLD (GMM__RAGGED && GMM__OF(units) <= 8 ? 4 : 2)
+/* Whether the first products set the sums, which would be 0 otherwise. */
+#define GMM__SETS (GMM__LATER || GMM__RAGGED)
 /* Tiles begin at multiples of so many rows. Products there are for as many eights as a tile can have. */
 #define GMM__STEP (GMM__RAGGED ? 64 : 8)
 #define GMM__MADE(e) ((e) <= 2 * GMM__OF(units) && (!GMM__RAGGED || (e) % 8 == 0))
+/* The rooms of D of a group of threads, or that of a part, which has the same room whichever group writes it. */
+#define GMM__ROOM(wg, nth) \
+    (shared + GMM__OF(rooms) + GMM__OF(room) * (GMM__RAGGED ? (int)((nth) % 4) : 2 * (wg)))
 #define GMM__PLACER (GMM__OF(of) ? 11 : 9) /* the warp that places tiles */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -7056,7 +7096,7 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8
             for (j = 0; j < GMM__OF(mb); j++)
                 GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
                     eights, sum[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
-                    a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__LATER || q > 0 || kk > 0);
+                    a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__SETS || q > 0 || kk > 0);
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(1);
         if (q > 0 && lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
@@ -7091,7 +7131,7 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
     for (;; tile++) {
         const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0); /* not kept while sums go out */
-        char *const mine = shared + GMM__OF(rooms) + 2 * GMM__OF(room) * wg; /* rooms for D on its way */
+        char *const mine = GMM__ROOM(wg, turn); /* rooms for D on its way */
         const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
         const uint32_t codes = base + GMM__OF(box) * (uint32_t)(first + 16 * w); /* of the warp; of its scales */
         const uint32_t scales = base + GMM__OF(scales) + 4 * (uint32_t)(first + 16 * w);
@@ -7103,11 +7143,15 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
         gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
         while (GMM__LATER && kept > 0 && t->cols <= first) /* no products to go out beside */
             GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
-        if (t->units == 0) break;
+        if (t->units == 0) {
+            if (GMM__RAGGED && tile > 0 && (int)(tile & 1) == wg) gmm_bar_turn(wg, 1);
+            break;
+        }
         depths = gmm_sm90_depths(t->k);
         pair = gmm_cluster_size(); /* not kept while sums go out */
         if (GMM__OF(teams) == 1 && (int)(tile & 1) != wg) { /* the other's turn */
             at += depths;
+            if (GMM__RAGGED) turn += gmm_sm90_parts(t, size);
             continue;
         }
         /* who takes turns has not followed the other, and a parity tells a phase only from the one before */
@@ -7120,8 +7164,8 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
             }
             if (GMM__OF(teams) == 1 && lane == 0) gmm_bar_arrive_here(come + 8 * wg);
             if (GMM__RAGGED) { /* nothing to take away either */
-                gmm_sm90_room_wait(come + 16 + 32 * wg, turn);
-                gmm_sm90_room_written(come + 16 + 32 * wg, turn++);
+                if (tile > 0) gmm_bar_turn(wg, 1);
+                gmm_bar_turn(wg ^ 1, 0);
             }
             continue;
         }
@@ -7129,7 +7173,7 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
         columns = gmm_wgmma_desc(here + 128 * first, GMM__TB);
         lines = gmm_wgmma_desc(here + GMM__OF(b), GMM__TA);
 #pragma unroll
-        for (j = 0; j < (GMM__LATER ? 0 : GMM__OF(mb)); j++) /* 0: the first products set the sums */
+        for (j = 0; j < (GMM__SETS ? 0 : GMM__OF(mb)); j++)
 #pragma unroll
             for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
         switch (GMM__RAGGED ? (t->rows + 63) / 64 * 8 : gmm_sm90_eights(t->rows)) {
@@ -7159,7 +7203,7 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
             const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                   : gmm_kmat_at(&args.p.bias, t->g);
             const int units = t->units, rows = t->rows;
-            const uint32_t held = come + 16 + 32 * ((uint32_t)gmm_tid() >> 7); /* the barriers of its rooms */
+            const uint32_t held = come + 16; /* the barriers of rooms */
             if (alpha != 1.0f) {
 #pragma unroll
                 for (j = 0; j < GMM__OF(mb); j++)
@@ -7195,23 +7239,26 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
             const int passes = GMM__RAGGED && gmm_sm90_passes(&args.p, t->g, beta);
             char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
             const int whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+            if (GMM__RAGGED && tile > 0) gmm_bar_turn(wg, 1); /* rooms are taken in the order of tiles */
             if (passes && size == 2) { /* rooms hold boxes of 16-bit D */
                 const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
-                const uint32_t put = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg +
+                const uint32_t put = base + GMM__OF(rooms) +
                                      (lane / 16 * 8 + lane % 8) * 128 +
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
                 for (u = 0; u < GMM__OF(units); u++) {
-                    if (u >= units) break;
-                    if (u % 4 == 0) gmm_sm90_room_wait(held, turn);
+                    if (u % 4 == 0) { /* rows that D has not got stay in the room */
+                        if (u >= units) break;
+                        gmm_sm90_room_wait(held, turn);
+                    }
 #pragma unroll
                     for (j = 0; j < GMM__OF(mb); j++) {
                         const float *const f = &sum[j][8 * u];
-                        gmm_stmatrix_t(put + turn % 2 * GMM__OF(room) + j * 8192 + u % 4 * 2048,
+                        gmm_stmatrix_t(put + turn % 4 * GMM__OF(room) + j * 8192 + u % 4 * 2048,
                                        gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                        gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
-                    if (u % 4 == 3 || u + 1 == units) gmm_sm90_room_written(held, turn++);
+                    if (u % 4 == 3) gmm_sm90_room_written(held, turn++);
                 }
             } else if (GMM__LATER && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
 #pragma unroll
@@ -7267,29 +7314,39 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
             } else if (passes) { /* rooms hold boxes of fp32 */
                 const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
                 /* of column lane / 4 and row 2 (lane % 4); 8 columns and a row more are other bits of it */
-                const uint32_t to = base + GMM__OF(rooms) + 2 * GMM__OF(room) * wg + w / 2 * 8192 +
+                const uint32_t to = base + GMM__OF(rooms) + w / 2 * 8192 +
                                     lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
                 for (j = 0; j < GMM__OF(mb); j++) {
                     if (first + 64 * j >= t->cols) break;
 #pragma unroll
-                    for (u = 0; u < 2 * GMM__OF(units); u++) {
-                        const uint32_t part = turn % 2 * GMM__OF(room) + u % 8 * 1024;
-                        float old[4];
-                        if (u >= 2 * units) break;
-                        if (u % 8 == 0) gmm_sm90_room_wait(held, turn);
+                    for (u = 0; u < 2 * GMM__OF(units); u += GMM__OLD) { /* 8 rows each */
+                        const uint32_t part = turn % 4 * GMM__OF(room) + u % 8 * 1024;
+                        float old[GMM__OLD][4]; /* read together: a few reads wait as long as one */
+                        if (u % 8 == 0) {
+                            if (u >= 2 * units) break;
+                            gmm_sm90_room_wait(held, turn);
+                        }
                         if (beta != 0.0f) {
 #pragma unroll
-                            for (e = 0; e < 4; e++)
-                                old[e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part);
+                            for (x = 0; x < GMM__OLD; x++)
 #pragma unroll
-                            for (e = 0; e < 4; e++) sum[j][4 * u + e] = __fmaf_rn(beta, old[e], sum[j][4 * u + e]);
+                                for (e = 0; e < 4; e++)
+                                    old[x][e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part + x * 1024);
+#pragma unroll
+                            for (x = 0; x < GMM__OLD; x++)
+#pragma unroll
+                                for (e = 0; e < 4; e++)
+                                    sum[j][4 * (u + x) + e] = __fmaf_rn(beta, old[x][e], sum[j][4 * (u + x) + e]);
                         }
 #pragma unroll
-                        for (e = 0; e < 4; e++)
-                            gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part, sum[j][4 * u + e]);
-                        if (u % 8 == 7 || u + 1 == 2 * units) gmm_sm90_room_written(held, turn++);
+                        for (x = 0; x < GMM__OLD; x++)
+#pragma unroll
+                            for (e = 0; e < 4; e++)
+                                gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part + x * 1024,
+                                                 sum[j][4 * (u + x) + e]);
+                        if (u % 8 + GMM__OLD == 8) gmm_sm90_room_written(held, turn++);
                     }
                 }
             } else { /* rooms hold sums */
@@ -7307,7 +7364,7 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                     char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
                     for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
-                        const int room = (lot & 1) * GMM__OF(room);
+                        const int room = (lot & 1) * (GMM__OF(room) >> GMM__RAGGED);
                         const char *const get = mine + room + tid / 16 * 256 +
                                                 (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
                         uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
@@ -7358,9 +7415,14 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                         }
                     }
                 }
-                if (GMM__RAGGED) gmm_sm90_room_written(held, turn++);
+                if (GMM__RAGGED)
+                    for (lot = gmm_sm90_parts(t, size); lot > 0; lot--, turn++) {
+                        gmm_sm90_room_wait(held, turn);
+                        gmm_sm90_room_written(held, turn);
+                    }
                 else turn = lot;
             }
+            if (GMM__RAGGED) gmm_bar_turn(wg ^ 1, 0);
         }
     }
     if (GMM__LATER && tid == 0) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
@@ -7388,7 +7450,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         uint32_t count = 1;
         if (nth < 0) /* filled by the producer, and threads that bring scales; emptied by warps that multiply */
             count = threadIdx.x % 2 ? 4 * GMM__OF(teams) * pair : GMM__OF(of) ? 33 : 1;
-        else if (nth >= GMM_SM90_RING + GMM_SM90_BATCHES + 2) count = nth % 2 ? 128 : 1; /* rooms: free, written to */
+        else if (nth >= GMM_SM90_RING + GMM_SM90_BATCHES + 2) /* rooms of D: free, written to */
+            count = nth % 2 ? (GMM__RAGGED ? 4 : 128) : GMM__RAGGED ? 2 : 1;
         else if (nth >= GMM_SM90_RING + GMM_SM90_BATCHES) count = 4; /* warps of a group */
         else if (nth >= GMM_SM90_RING) /* read by who multiply, move operands and D, bring scales */
             count = 9 + (GMM__RAGGED ? 2 : 0) + (GMM__OF(of) ? 1 : 0);
@@ -7442,8 +7505,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                                                                : (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols);
                         if (!GMM__RAGGED)
                             across = gmm_sm90_across(&args.p, across, 64, 16 * most, (int32_t)gmm_cluster_size(), of);
-                        gmm_sm90_count(&args.p, GMM__RAGGED, GMM__ANY(*other, cols) == 128, across, 16, most, (int32_t)pair,
-                                       ends, items);
+                        gmm_sm90_count(&args.p, GMM__RAGGED, GMM__ANY(*other, cols) == 128, across, 16, most,
+                                       (int32_t)pair, ends, items);
                         g = 0;
                     }
                 }
@@ -7460,8 +7523,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                         to->k = to->cols = to->units = 0; /* no more */
                         if (to->g < args.p.groups)
                             gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, !GMM__RAGGED,
-                                           GMM__ANY(*other, cols) == 128, across, GMM__RAGGED ? GMM__OF(cols) : 64, 16, most,
-                                           GMM__STEP, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), to);
+                                           GMM__ANY(*other, cols) == 128, across, GMM__RAGGED ? GMM__OF(cols) : 64, 16,
+                                           most, GMM__STEP, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(),
+                                           to);
                     }
                     __syncwarp();
                 }
@@ -7512,12 +7576,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 }
             }
         }
-        if (GMM__RAGGED && warp >= 10 && lane == 0) { /* moves D of group warp - 10 */
-            const int team = warp - 10;
-            gmm_sm90_move(&args, ring, told, team,
-                          told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 2 + 4 * (uint32_t)team),
-                          base + GMM__OF(rooms) + 2 * GMM__OF(room) * (uint32_t)team);
-        }
+        if (GMM__RAGGED && warp >= 10 && lane < 2) /* moves every other part of D */
+            gmm_sm90_move(&args, ring, told, (uint32_t)warp - 10, told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 2),
+                          base + GMM__OF(rooms));
         if (GMM__OF(of) && warp == 9)
             gmm_sm90_scales(&args, GMM__OF(of), GMM__OF(width), GMM__OF(stages), GMM__OF(stage),
                             base + GMM__OF(scales), bars, ring, told);
@@ -7543,6 +7604,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #undef GMM__GOES
 #undef GMM__ROOMS
 #undef GMM__PLACER
+#undef GMM__ROOM
+#undef GMM__SETS
+#undef GMM__OLD
 #undef GMM__STEP
 #undef GMM__MADE
 #undef GMM__LOT

@@ -2501,12 +2501,15 @@ typedef struct gmm_fp8_args {
 
 enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group of threads */
 
-/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit). Rooms of
-   the last hold whole tiles of fp32, for a stage. */
+/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit, registers
+   of threads that multiply and of the rest, whether fwd and dgrad guess their first tile). Guessing is for few tokens:
+   with many, 192x128 loses up to 4% by it. Rooms of 128x192_held hold whole tiles of fp32, for a stage. */
 #define GMM_FP8_TILE_LIST(X) \
-    X(192x128, 3, 128, 4, 2, 256) \
-    X(128x192, 2, 192, 4, 3, 256) \
-    X(128x192_held, 2, 192, 3, 6, 256)
+    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0) \
+    X(192x128_few, 3, 128, 4, 2, 256, 152, 56, 1) \
+    X(128x192, 2, 192, 4, 3, 256, 232, 40, 0) \
+    X(128x192_few, 2, 192, 4, 3, 256, 224, 56, 1) \
+    X(128x192_held, 2, 192, 3, 6, 256, 232, 40, 0)
 
 /* What a block's sum is multiplied by: X(tag, value, bytes of scales per stage: per group of threads, besides, per
    column) */
@@ -2519,15 +2522,17 @@ enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
 /* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
 #define GMM_FP8_KERNEL_LIST(X) \
     X(GMM_E4M3, e4m3, rows, 192x128) X(GMM_E5M2, e5m2, rows, 192x128) \
-    X(GMM_E4M3, e4m3, rows, 128x192) X(GMM_E5M2, e5m2, rows, 128x192) \
+    X(GMM_E4M3, e4m3, rows, 192x128_few) X(GMM_E5M2, e5m2, rows, 192x128_few) \
+    X(GMM_E4M3, e4m3, rows, 128x192_few) X(GMM_E5M2, e5m2, rows, 128x192_few) \
     X(GMM_E4M3, e4m3, both, 128x192_held) X(GMM_E5M2, e5m2, both, 128x192_held) \
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
 
 /* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
    a tile's columns per group of threads, scales of stages. */
-#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_teams_, tag) = teams, \
+#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_teams_, tag) = teams, \
     GMM__CAT(gmm11_cols_, tag) = cols, GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_boxes_, tag) = boxes, \
-    GMM__CAT(gmm11_groups_, tag) = groups, GMM__CAT(gmm11_a_, tag) = 128 * (cols), \
+    GMM__CAT(gmm11_groups_, tag) = groups, GMM__CAT(gmm11_guess_, tag) = guess, \
+    GMM__CAT(gmm11_high_, tag) = high, GMM__CAT(gmm11_low_, tag) = low, GMM__CAT(gmm11_a_, tag) = 128 * (cols), \
     GMM__CAT(gmm11_stage_, tag) = 128 * (cols) + 8192 * (teams), GMM__CAT(gmm11_threads_, tag) = 128 * (teams) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_tiles_end };
 #undef GMM__X
@@ -2535,19 +2540,20 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_tiles_end };
     GMM__CAT(gmm11_all_, tag) = all, GMM__CAT(gmm11_col_, tag) = col,
 enum { GMM_FP8_SUM_LIST(GMM__X) gmm11_sums_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
+#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) \
+    GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
     GMM__CAT(gmm11_bars_, tag) = GMM__CAT(gmm11_stage_, tag) * (st) + 8192 * (boxes) * (teams),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_rooms_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_ring_, tag) = \
-    GMM__CAT(gmm11_bars_, tag) + 16 * (st) + 16 * GMM_SM90_RING + 16 * (teams),
+#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_ring_, tag) = \
+    GMM__CAT(gmm11_bars_, tag) + 16 * (st) + 16 * GMM_SM90_RING + 16 * (teams) + 32 * (guess),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_ring_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_lines_, tag) = \
+#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_lines_, tag) = \
     (GMM__CAT(gmm11_ring_, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_RING + 12 * ((groups) + 1) + 15) / 16 * 16,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_lines_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups) GMM__CAT(gmm11_factors_, tag) = \
+#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_factors_, tag) = \
     GMM__CAT(gmm11_lines_, tag) + (256 + 4 * (cols)) * (teams),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_factors_end };
 #undef GMM__X
@@ -2645,6 +2651,132 @@ GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     f->w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED;
 }
 
+/* How a launch starts early. By the split as it stands before it is waited for, a block places its first tile; right
+   behind the wait it asks for the operands of that and multiplies them. Whether the tile was the right one is looked at
+   meanwhile; if not, nothing of it goes out, and the block takes its first tile again behind all others. Blocks of a
+   cluster hand stages back to one another, and must take the same number: a tile of nothing takes as many, and where
+   one takes its first tile again, the other takes nothing once more. */
+
+/* A tile of nothing. */
+GMM__DEVICE void gmm_fp8_nothing(const gmm_fp8_args *args, gmm_fp8_tile *f) {
+    memset(f, 0, sizeof *f);
+    f->t.units = 1;
+    f->t.k = args->p.k;
+}
+
+/* What gmm_sm90_split, _across, _count and gmm_fp8_starts do for fwd and dgrad, in one go: a lane asks for the entries
+   of its run of up to GMM_FP8_RUN groups all at once. `known`: returns 0 if `ends` come from the same entries; or else
+   the tiles across. One warp. */
+enum { GMM_FP8_RUN = 4 };
+GMM__DEVICE int32_t gmm_fp8_plan(const gmm_fp8_args *args, int known, int flat, int32_t cols, int32_t step,
+                                 int32_t teams, int32_t pair, int32_t *ends, int32_t *items, int32_t *starts) {
+    const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    gmm_sm90_sizes of = { 0, 0 };
+    int32_t v[GMM_FP8_RUN], end = 0, all = 0, padded = 0, first, across, i, j;
+    const int32_t last = gmm_sm90_run(args->p.groups, &first);
+    int other = !known;
+#pragma unroll
+    for (j = 0; j < GMM_FP8_RUN; j++) /* nothing behind the last */
+        v[j] = first + j < last ? gmm_sm90_entry(&args->groups, first + j + by_offsets) : 0;
+#pragma unroll
+    for (j = 0; j < GMM_FP8_RUN; j++)
+        if (known && first + j < last) other |= v[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
+    if (!__any_sync(0xFFFFFFFFu, other)) return 0;
+#pragma unroll
+    for (j = 0; j < GMM_FP8_RUN; j++) end = gmm_sm90_after(&args->groups, end, v[j]);
+#pragma unroll
+    for (i = 1; i < 32; i *= 2) {
+        const int32_t before = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
+        if (lane >= i) end = gmm_sm90_after(&args->groups, before, end);
+    }
+    end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
+    if (lane == 0) end = ends[0] = items[0] = starts[0] = 0;
+#pragma unroll
+    for (j = 0; j < GMM_FP8_RUN; j++) {
+        const int32_t start = end;
+        end = gmm_sm90_after(&args->groups, end, v[j]);
+        of.longest = max(of.longest, end - start);
+        of.live += end > start;
+        if (first + j < last) ends[first + j + 1] = end;
+    }
+    of.longest = __reduce_max_sync(0xFFFFFFFFu, of.longest);
+    of.live = __reduce_add_sync(0xFFFFFFFFu, of.live);
+    across = gmm_sm90_across(&args->p, (args->p.n + cols - 1) / cols, step, GMM_FP8_UNIT * teams, pair, of);
+    __syncwarp();
+#pragma unroll 1
+    for (j = first; j < last; j++) {
+        const int32_t m = ends[j + 1] - ends[j];
+        items[j + 1] = all += gmm_sm90_items(gmm_sm90_tiles(m, GMM_FP8_UNIT, teams), across, pair, flat);
+        starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
+    }
+    {
+        const int32_t mine = all, rows = padded;
+#pragma unroll
+        for (i = 1; i < 32; i *= 2) {
+            const int32_t a = __shfl_up_sync(0xFFFFFFFFu, all, (unsigned)i);
+            const int32_t b = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
+            if (lane >= i) all += a, padded += b;
+        }
+        all -= mine;
+        padded -= rows;
+    }
+#pragma unroll 1
+    for (j = first; j < last; j++) {
+        items[j + 1] += all;
+        starts[j + 1] += padded;
+    }
+    __syncwarp();
+    return across;
+}
+
+/* The first tile of a block by the split as it stands. Blocks of a cluster may have read different splits, so that they
+   share nothing. One warp. */
+GMM__DEVICE void gmm_fp8_first(const gmm_fp8_args *args, const int32_t *ends, const int32_t *items,
+                               const int32_t *starts, int flat, int32_t across, int32_t step, int32_t teams,
+                               int32_t pair, int32_t rank, gmm_fp8_tile *f) {
+    const int32_t item = (int32_t)blockIdx.x / pair;
+    int32_t g = 0, m;
+    gmm_fp8_nothing(args, f);
+    if (item >= items[args->p.groups]) return;
+    gmm_find_group32(items, args->p.groups, item, &g);
+    f->t.g = g;
+    f->start = starts[g];
+    m = ends[g + 1] - ends[g];
+    if (m <= GMM_FP8_UNIT * teams) { /* what gmm_sm90_place comes to for one tile of rows */
+        const int32_t tn = pair * (item - items[g]) + rank, steps = (args->p.n + step - 1) / step;
+        if (tn >= across) { /* no partner */
+            gmm_fp8_nothing(args, f);
+            return;
+        }
+        f->t.row = ends[g];
+        f->t.end = ends[g + 1];
+        f->t.rows = m;
+        f->t.units = (m + GMM_FP8_UNIT - 1) / GMM_FP8_UNIT;
+        f->t.n0 = step * gmm_sm90_begin(steps, across, tn);
+        f->t.cols = step * gmm_sm90_begin(steps, across, tn + 1) - f->t.n0;
+        if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
+    } else {
+        gmm_sm90_place(&args->p, 0, ends, items, item, 0, flat, across, step, GMM_FP8_UNIT, teams, GMM_FP8_UNIT, pair,
+                       rank, &f->t);
+        f->t.share = 0;
+    }
+}
+/* Whether what was multiplied as the first tile is it, or nothing was and there is none. */
+GMM__DEVICE int gmm_fp8_right(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
+    return (f->t.cols <= 0 && first->t.cols <= 0) ||
+           (f->t.g == first->t.g && f->t.row == first->t.row && f->t.end == first->t.end && f->t.m0 == first->t.m0 &&
+            f->t.rows == first->t.rows && f->t.n0 == first->t.n0 && f->t.cols == first->t.cols &&
+            f->start == first->start);
+}
+/* Tells the other block of a cluster (`word` and `bar` there) whether this one's first tile was wrong. One lane. */
+GMM__DEVICE void gmm_fp8_confess(uint32_t word, uint32_t bar, int wrong) {
+    gmm_bar_expect(bar, 4);
+    asm volatile("{\n .reg .b32 to, at;\n mapa.shared::cluster.u32 to, %0, %2;\n mapa.shared::cluster.u32 at, %1, %2;\n"
+                 " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [at];\n}"
+                 : : "r"(word), "r"(bar), "r"(gmm_cluster_rank() ^ (gmm_cluster_size() - 1)), "r"(wrong) : "memory");
+}
+
 /* Brings what is added to, and takes D away, between D and the rooms of the groups of threads: one warp, a lane for
    each box of each room. A tile goes in parts, as many columns as a room holds. For each part a group hears (bars[0])
    that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; once, too, for
@@ -2691,7 +2823,11 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
 #include GMM_KERNELS_FILE
 #define GMM__SUMS rows
 #define GMM__FAST 0
-#define GMM__TILE 128x192
+#define GMM__TILE 192x128_few
+#include GMM_KERNELS_FILE
+#define GMM__SUMS rows
+#define GMM__FAST 0
+#define GMM__TILE 128x192_few
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
@@ -2709,7 +2845,11 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
 #include GMM_KERNELS_FILE
 #define GMM__SUMS rows
 #define GMM__FAST 0
-#define GMM__TILE 128x192
+#define GMM__TILE 192x128_few
+#include GMM_KERNELS_FILE
+#define GMM__SUMS rows
+#define GMM__FAST 0
+#define GMM__TILE 128x192_few
 #include GMM_KERNELS_FILE
 #define GMM__SUMS both
 #define GMM__FAST 0
@@ -2724,14 +2864,14 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t sums, teams, cols, shared, groups;
+    int32_t sums, teams, cols, shared, groups, guess;
     const void *function;
 } gmm_fp8_kernel;
 
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, sums, tile) \
     { dtype, GMM__CAT(gmm11_sums_, sums), GMM__CAT(gmm11_teams_, tile), GMM__CAT(gmm11_cols_, tile), \
-      gmm11_shared_##tag##_##sums##_##tile, GMM__CAT(gmm11_groups_, tile), \
+      gmm11_shared_##tag##_##sums##_##tile, GMM__CAT(gmm11_groups_, tile), GMM__CAT(gmm11_guess_, tile), \
       (const void *)gmm_linear_##tag##_##sums##_##tile##_sm90 },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -7743,7 +7883,9 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring: written, */
     const uint32_t taken = told + 8 * GMM_SM90_RING;        /* read by the warp that moves operands */
     const uint32_t vacant = taken + 8 * GMM_SM90_RING;       /* of rooms: may be written to, have been written to */
+    const uint32_t likely = vacant + 16 * GMM__OF(teams);    /* of the first tile: guessed, the neighbour's looked at */
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
+    const int guess = GMM__OF(guess) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_RUN;
     const int scaled = GMM__FACTORS && args.a_scale.scaling == GMM_SCALING_1X128; /* block by block */
     uint32_t pair, rank, i;
 
@@ -7751,12 +7893,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     for (i = threadIdx.x; i < GMM__LINES / 4 * GMM__OF(teams); i += blockDim.x) /* what is not by line stays 1 */
         ((float *)(gmm_shared + GMM__OF(lines)))[i] = 1.0f;
-    if (threadIdx.x < 2 * (GMM__OF(stages) + GMM_SM90_RING + GMM__OF(teams))) { /* a barrier each */
+    if (threadIdx.x < 2 * (GMM__OF(stages) + GMM_SM90_RING + GMM__OF(teams) + GMM__OF(guess))) { /* a barrier each */
         const int nth = (int)threadIdx.x - 2 * GMM__OF(stages);
         uint32_t count = 1;
         if (nth < 0) /* filled by the producer, and lanes that bring scales; emptied by warps that multiply */
             count = threadIdx.x % 2 ? 4 * GMM__OF(teams) * pair : scaled ? 33 : 1;
-        else if (nth >= 2 * GMM_SM90_RING) count = nth % 2 ? 128 : GMM__OF(boxes);
+        else if (nth >= 2 * GMM_SM90_RING && (!GMM__OF(guess) || nth < 2 * (GMM_SM90_RING + GMM__OF(teams))))
+            count = nth % 2 ? 128 : GMM__OF(boxes);
         gmm_bar_init(bars + 8 * threadIdx.x, count);
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
     }
@@ -7765,22 +7908,41 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
     }
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+    if (!guess || warp != 4 * GMM__OF(teams) + 2)
+        asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
     if (warp != 4 * GMM__OF(teams) + 2) asm volatile("griddepcontrol.wait;" : : : "memory");
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 
     if (warp >= 4 * GMM__OF(teams)) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(teams) == 2 ? 40 : 56));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(low)));
         if (warp == 4 * GMM__OF(teams) + 2) { /* places tiles, up to half a ring ahead of what is moved */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_RING);
             int32_t *const items = ends + args.p.groups + 1, *const starts = items + args.p.groups + 1;
             int32_t item = (int32_t)(blockIdx.x / pair), across = 0, early;
+            int wrong = 0, open = guess;
             uint32_t tile = 0;
             gmm_fp8_tile f;
             /* What the split says is read before it is waited for, and again if that was old. Only shared memory may be
                written to then. */
-            for (early = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta)); early >= 0; early--) {
+            if (guess) {
+#pragma unroll 1
+                for (early = 1; early >= 0; early--) {
+                    const int32_t tiles = gmm_fp8_plan(&args, !early, GMM__OF(cols) == 128, GMM__OF(cols), GMM__STEP,
+                                                       GMM__OF(teams), (int32_t)gmm_cluster_size(), ends, items,
+                                                       starts);
+                    if (tiles) across = tiles;
+                    if (!early) break;
+                    gmm_fp8_first(&args, ends, items, starts, GMM__OF(cols) == 128, across, GMM__STEP, GMM__OF(teams),
+                                  (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f);
+                    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); /* barriers stand */
+                    if (lane == 0) {
+                        ring[GMM_SM90_RING - 1] = f;
+                        gmm_bar_arrive_here(likely); /* its operands are asked for right behind the wait */
+                    }
+                    asm volatile("griddepcontrol.wait;" : : : "memory");
+                }
+            } else for (early = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta)); early >= 0; early--) {
                 if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
                 if (across && gmm_sm90_stands(&args.groups, ends)) break;
                 {
@@ -7797,15 +7959,38 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             f.t.g = 0;
             for (;; item += (int32_t)(gridDim.x / gmm_cluster_size()), tile++) {
                 const uint32_t before = tile - GMM_SM90_RING / 2;
+                int32_t at = item;
                 f.t.units = 0; /* no more */
-                if (item < items[args.p.groups]) {
-                    gmm_find_group32(items, args.p.groups, item, &f.t.g);
-                    gmm_sm90_place(&args.p, args.wgrad, ends, items, item, 0, GMM__OF(cols) == 128, across,
+                if (open && tile > 0 && at >= items[args.p.groups]) {
+                    int others = 0;
+                    open = 0;
+                    if (gmm_cluster_size() > 1) {
+                        gmm_bar_wait(likely + 8, 0);
+                        others = *(volatile const int32_t *)(gmm_shared + (likely + 16 - base));
+                    }
+                    if (wrong || others) { /* one more tile for both */
+                        gmm_fp8_nothing(&args, &f);
+                        if (wrong) at = (int32_t)(blockIdx.x / pair);
+                    }
+                }
+                if (at < items[args.p.groups]) {
+                    gmm_find_group32(items, args.p.groups, at, &f.t.g);
+                    gmm_sm90_place(&args.p, args.wgrad, ends, items, at, 0, GMM__OF(cols) == 128, across,
                                    args.wgrad ? GMM__OF(cols) : GMM__STEP, GMM_FP8_UNIT, GMM__OF(teams), GMM_FP8_UNIT,
                                    (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f.t);
                     f.start = starts[f.t.g];
                     f.all = gmm_fp8_outer(&args, &f.t);
                     gmm_fp8_way_out(&args, &f);
+                    if (guess && !open) f.t.share = 0;
+                }
+                if (guess && tile == 0) {
+                    const gmm_fp8_tile *const first = &ring[GMM_SM90_RING - 1];
+                    if (f.t.units == 0) gmm_fp8_nothing(&args, &f);
+                    wrong = !gmm_fp8_right(&f, first);
+                    __syncwarp();
+                    if (wrong) gmm_fp8_nothing(&args, &f); /* what was multiplied does not go out */
+                    if (lane == 0 && gmm_cluster_size() > 1)
+                        gmm_fp8_confess(likely + 16, likely + 8, wrong);
                 }
                 if (tile >= GMM_SM90_RING / 2)
                     gmm_bar_wait(taken + 8 * (before % GMM_SM90_RING), before / GMM_SM90_RING & 1);
@@ -7823,8 +8008,9 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 int32_t boxes_b, box, x, y, end, wrap;
                 const CUtensorMap *map;
                 int live, both;
-                const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
-                gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+                const int first = guess && tile == 0;
+                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_RING - 1 : tile % GMM_SM90_RING];
+                gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
                 if (f->t.units == 0) break;
                 if (lane == 0) gmm_bar_arrive_here(taken + 8 * (tile % GMM_SM90_RING));
                 depths = gmm_fp8_depths(f->t.k);
@@ -7871,12 +8057,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             uint32_t at = 0, tile = 0;
             int32_t x;
             for (;; tile++) {
-                const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
+                const int first = guess && tile == 0;
+                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_RING - 1 : tile % GMM_SM90_RING];
                 const float *rows, *cols;
                 int64_t step, block;
                 uint32_t depths;
                 int32_t left, right, next_row, next_col;
-                gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+                gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
                 if (f->t.units == 0) break;
                 depths = gmm_fp8_depths(f->t.k);
                 left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
@@ -7917,10 +8104,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
         float sum[GMM__SUM];
         uint32_t at = 0, tile = 0, turn = 0;
         int u, x, e;
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(GMM__OF(teams) == 2 ? 232 : 152));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(GMM__OF(high)));
         for (;; tile++) {
-            const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING];
-            const gmm_sm90_tile *const t = &f->t;
+            const int first = guess && tile == 0;
+            const gmm_fp8_tile *f = &ring[first ? GMM_SM90_RING - 1 : tile % GMM_SM90_RING];
+            const gmm_sm90_tile *t = &f->t;
             /* none of this is kept while sums fill the registers */
             const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0);
             const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(a) + 8192 * wg, 0);
@@ -7929,7 +8117,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             int rows, tid, row, out, per;
             float all;
             __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
-            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
+            gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
             if (t->cols <= 0 || t->units <= wg || t->k == 0) { /* nothing to multiply: hands the stages back */
                 uint32_t depths = gmm_fp8_depths(t->k);
@@ -7967,6 +8155,17 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             }
 #pragma unroll
             for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(sum[u]) : : "memory");
+            if (guess && tile == 0) { /* the split has been waited for meanwhile */
+                gmm_bar_wait(told, 0);
+                f = ring;
+                t = &f->t;
+                if (t->cols <= 0) {
+                    asm volatile("cp.async.wait_all;" : : : "memory");
+                    gmm_bar_wait(vacant + 16 * wg, turn++ & 1);
+                    gmm_bar_arrive_here(vacant + 16 * wg + 8);
+                    continue;
+                }
+            }
             tid = gmm_tid() & 127;
             row = tid / 32 * 16 + tid % 32 / 4; /* of the group's; and 8 below */
             rows = t->rows - 64 * wg;

@@ -42,4 +42,8 @@ typedef struct device_stamp { uint64_t begin, end, processor; } device_stamp;
 const char *device_stamps(gmm_stream stream, device_stamp *to, int blocks, int whole, uint64_t nanoseconds);
 int device_processors(void);
 
+/* Enqueues a kernel that lets the next one start at once and copies `words` of 4 bytes of device memory `nanoseconds`
+   after it has begun itself. Needs compute capability 9.0. NULL, or the text of an error. */
+const char *device_late_copy(void *to, const void *from, int words, uint64_t nanoseconds);
+
 #endif

@@ -983,14 +983,58 @@ static void multiplied(int arg) {
             T_OK(run(&r.d, c.op));
             check(&r, &c);
             first = t_mat_bits(&r.out);
-            for (int way = 1; way < 7; way++) {
+            for (int way = 1; way < 8; way++) {
                 restore(&r, &c);
-                r.options.tile = way < 4 && !c.fast ? way : 0;
-                r.options.sm_limit = way < 4 ? 0 : way - 3;
+                r.options.tile = way < 5 && !c.fast ? way : 0;
+                r.options.sm_limit = way < 5 ? 0 : way - 4;
                 T_OK(run(&r.d, c.op));
-                t_same(way < 4 ? "another tile" : "sm_limit", first, t_mat_bits(&r.out), out_bytes(&r));
+                t_same(way < 5 ? "another tile" : "sm_limit", first, t_mat_bits(&r.out), out_bytes(&r));
             }
         }
+    }
+}
+
+/* Splits that the kernel right before changes while blocks already read them, so that each sees the change or not: in
+   every bit what the split gives that stands in the end. */
+static void late_splits(int arg) {
+    static const int64_t sizes[4][5] = { { 100, 3, 50, 40, 7 }, { 20, 90, 0, 43, 47 }, { 0, 128, 64, 7, 1 },
+                                         { 1, 1, 1, 1, 196 } };
+    static const int32_t limits[] = { 0, 6 };
+    EACH_OP(i, arg) {
+        qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = sizes[3], .K = 544, .N = 544, .out = GMM_BF16,
+                    .fill = T_REALS };
+        qrun r;
+        gmm_info info = GMM_ZERO;
+        int64_t *each;
+        void *workspace;
+        int number = 0;
+        if (c.op == GMM_OP_LINEAR_WGRAD) continue; /* reads no split before */
+        build(&r, &c);
+        T_CHECK(wgmma_takes(&r, c.op, &info), "%s", gmm_last_error(T.ctx));
+        workspace = t_workspace(info.workspace_bytes);
+        each = (int64_t *)t_in(sizes, sizeof sizes);
+        r.groups.splits = t_alloc(sizeof sizes[0]);
+        for (int32_t tile = 1; tile < 5; tile++)
+            for (int l = 0; l < 2; l++)
+                for (int to = 0; to < 4; to++) {
+                    const void *want = NULL;
+                    r.options.tile = tile;
+                    r.options.sm_limit = limits[l];
+                    for (int n = 0; n < 8; n++, number++) { /* the first time nothing changes */
+                        const int from = n ? (to + 1 + n % 3) % 4 : to;
+                        const char *why;
+                        t_upload((void *)(uintptr_t)r.groups.splits, sizes[from], sizeof sizes[from]);
+                        restore(&r, &c);
+                        why = device_late_copy((void *)(uintptr_t)r.groups.splits, each + 5 * to, 10,
+                                               (uint64_t)(number * 377 % 9000));
+                        T_CHECK(!why, "late copy: %s", why);
+                        T_OK(c.op == GMM_OP_LINEAR_FWD
+                                 ? gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)
+                                 : gmm_linear_dgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+                        if (n) t_same("another split before", want, t_mat_bits(&r.out), out_bytes(&r));
+                        else want = t_mat_bits(&r.out);
+                    }
+                }
     }
 }
 
@@ -1250,6 +1294,7 @@ void tests_qlinear(void) {
         const gmm_scaling scaling = setup_of(i).w.scaling;
         if (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16) {
             t_add_gpu_once(multiplied, i, "wgmma qlinear tiles %s", setup_of(i).name);
+            t_add_gpu_once(late_splits, i, "wgmma qlinear splits that change late %s", setup_of(i).name);
             continue;
         }
         t_add_gpu_once(converted, i, "wgmma qlinear %s", setup_of(i).name);

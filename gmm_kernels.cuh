@@ -7685,20 +7685,18 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 const gmm_sm90_tile *const t = dry ? none : &ring[turn % GMM_SM90_RING];
                 gmm_sm90_box o;
                 uint32_t depths, bytes, stage;
-                int second;
                 __syncwarp();
                 if (!dry) {
                     if (lane == 0) gmm_sm90_tile_read(told, turn);
                     gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
                     if (t->units == 0) break;
                 }
-                second = GMM__SECOND(cols) && !dry && *other;
                 depths = gmm_sm90_depths(t->k);
-                stage = (uint32_t)GMM__ANY(second, stage);
+                stage = (uint32_t)GMM__ANY(!dry && *other, stage);
                 bytes = GMM__TA ? (uint32_t)(t->units + 3) / 4 * 8192 : (uint32_t)t->units * 2048;
                 bytes += (uint32_t)gmm_sm90_boxes_b(t) * (GMM__OF(b) / (GMM__OF(cols) / 64));
                 if (t->cols <= 0) bytes = 0;
-                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__ANY(second, cols),
+                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__ANY(!dry && *other, cols),
                              GMM__OF(b) / (GMM__OF(cols) / 64), lane, rank, t, &o);
                 if (dry) {
                     asm volatile("" : : "r"(o.to), "l"(o.map), "r"(o.x), "r"(o.y), "r"(o.end), "r"(o.wrap), "r"(bytes));

@@ -1175,6 +1175,74 @@ static void row_amaxes(int arg) {
     }
 }
 
+/* Writes the fp32 scales of a copy: of line `line`, or of all if that is -1, `some` of them in turn, block after block;
+   without any, random powers of two. */
+static void put_scales(const qrun *r, const qcase *c, const operand *o, gmm_direction direction, int64_t line,
+                       const float *some, int n_some) {
+    const int weight = o == &r->w, k = direction == GMM_COLUMNWISE;
+    const int64_t cols = o->src.cols;
+    const image im = image_of(o, direction, c->groups, weight ? c->N : r->capacity, cols);
+    float *const scale = (float *)(uintptr_t)im.scale; /* a copy on the host */
+    int64_t base = 0, end = 0;
+    for (int64_t g = 0, start = 0; g < c->groups; start += up(c->sizes[g++], 128)) {
+        const int64_t row = weight ? 0 : r->first[g], n = weight ? c->N : c->sizes[g], P = o->grouped ? up(n, 128) : n;
+        const int64_t lines = k ? cols : n, blocks = ((k ? n : cols) + 127) / 128;
+        base = o->grouped ? gmm_scale_base(im.m->scaling, direction, cols, g, row, start) : g * im.scale_stride / 4;
+        for (int64_t i = line < 0 ? 0 : line; i < (line < 0 ? lines : line < lines ? line + 1 : 0); i++)
+            for (int64_t b = 0; b < blocks; b++) {
+                const int64_t j = base + gmm_scale_index(im.m->scaling, im.m->scale_order, direction, k ? cols : P,
+                                                         k ? P : cols, i, b);
+                scale[j] = some ? some[(g + b) % n_some] : (float)ldexp(1.0, (int)(t_rand() % 13) - 6);
+                if (end < j + 1) end = j + 1;
+            }
+    }
+    t_upload(im.m->scale, scale, (size_t)end * 4);
+}
+
+/* Scales 1x128 on both sides, unlike those that a quantizer finds in random data far apart from line to line and from
+   block to block. Others change the row or the column of D that they belong to, and no other bit. */
+static void mixed_scales(int arg) {
+    static const int64_t sizes[4] = { 70, 0, 520, 64 };
+    static const struct { int of_rows, n; float v[4]; } some[] = {
+        { 0, 4, { 3.0f, 4.0f, 0.0f, 0x1p-70f } }, { 0, 3, { 0x1p63f, 0x1p-63f, -1.0f } },
+        { 0, 3, { 0x1p64f, 0x1p-64f, 0.5f } }, { 1, 2, { -0.75f, 3.0f } },
+        { 1, 4, { 0x1p63f, 0.0f, 0x1p-63f, 0x1p64f } }
+    };
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 4, .sizes = sizes, .K = 352, .N = 544,
+                          .fill = T_REALS };
+        const int fwd = ops[i] == GMM_OP_LINEAR_FWD, wgrad = ops[i] == GMM_OP_LINEAR_WGRAD;
+        const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE, other = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
+        qrun r;
+        build(&r, &c);
+        if (!wgrad && r.w.columnwise.scaling != GMM_SCALING_1X128) continue;
+        for (size_t k = 0; k < sizeof some / sizeof some[0]; k++) {
+            const operand *A = fwd ? &r.x : &r.dy, *B = wgrad ? &r.x : &r.w;
+            const float *before, *after;
+            put_scales(&r, &c, A, tokens, -1, NULL, 0);
+            put_scales(&r, &c, B, other, -1, NULL, 0);
+            T_OK(run(&r.d, c.op));
+            check(&r, &c);
+            before = (const float *)t_mat_bits(&r.out);
+            for (int64_t line = 5; line < 300; line += 195)
+                if (some[k].of_rows) put_scales(&r, &c, A, tokens, line, some[k].v, some[k].n);
+                else put_scales(&r, &c, B, other, line, some[k].v, some[k].n);
+            T_OK(run(&r.d, c.op));
+            check(&r, &c);
+            after = (const float *)t_mat_bits(&r.out);
+            for (int64_t g = 0; g < c.groups; g++) {
+                const int64_t first = wgrad ? g * c.N : r.first[g], m = wgrad ? c.N : c.sizes[g], n = r.out.cols;
+                for (int64_t j = 0; j < m * n; j++) {
+                    const int64_t line = some[k].of_rows ? j / n : j % n, at = first * n + j;
+                    T_CHECK(line == 5 || line == 200 || memcmp(&after[at], &before[at], 4) == 0,
+                            "op %d, scales %d, group %d: element %d, %d: %a, before %a", i, (int)k, (int)g,
+                            (int)(j / n), (int)(j % n), (double)after[at], (double)before[at]);
+                }
+            }
+        }
+    }
+}
+
 static void refusals(int arg) {
     const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = 4, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
                       .fill = T_REALS };
@@ -1273,6 +1341,8 @@ void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "row16 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(faults, i, "row17 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear alone %s", setup_of(i).name);
+    t_add(mixed_scales, 2, "qlinear mixed scales %s", setup_of(2).name);
+    t_add(mixed_scales, 13, "qlinear mixed scales %s", setup_of(13).name);
     for (int i = 0; i < 3; i++) t_add(idle, i, "row10 qlinear idle groups of many tiles %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(padding, i, "qlinear padding %s", setup_of(i).name);
     t_add(fast, 1, "row35 qlinear fast accumulation, tensor");

@@ -1417,25 +1417,23 @@ GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t from, int added,
                      : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-/* How the L2 keeps what is loaded and stored: it gives way first (`once`), or as other lines do. */
-GMM__DEVICE uint64_t gmm_l2_policy(int once) {
+/* The same, of what is read or written once: it gives way in the L2 before other lines. */
+GMM__DEVICE uint64_t gmm_l2_once(void) {
     uint64_t policy;
-    if (once) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    else asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
-/* One box by TMA to this block, and from it, by such a policy. */
-GMM__DEVICE void gmm_tma_load_by(uint64_t policy, uint32_t to, const CUtensorMap *map, uint32_t bar, int32_t c0,
-                                 int32_t c1, int32_t c2, int32_t c3) {
+GMM__DEVICE void gmm_tma_load_once(uint32_t to, const CUtensorMap *map, uint32_t bar, int32_t c0, int32_t c1,
+                                   int32_t c2, int32_t c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
-                 "r"(c2), "r"(c3), "l"(policy) : "memory");
+                 "r"(c2), "r"(c3), "l"(gmm_l2_once()) : "memory");
 }
-GMM__DEVICE void gmm_tma_store_by(uint64_t policy, const CUtensorMap *map, uint32_t from, int32_t c0, int32_t c1,
-                                  int32_t c2, int32_t c3) {
+GMM__DEVICE void gmm_tma_store_once(const CUtensorMap *map, uint32_t from, int32_t c0, int32_t c1, int32_t c2,
+                                    int32_t c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
                  " [%0, {%2, %3, %4, %5}], [%1], %6;" : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
-                 "l"(policy) : "memory");
+                 "l"(gmm_l2_once()) : "memory");
 }
 
 /* Brings one box to the L2 by TMA. */
@@ -2177,8 +2175,9 @@ GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
 GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *p, uint32_t bars, uint32_t room,
                                uint32_t nth) {
     gmm_bar_wait(bars + nth % 4 * 16 + 8, nth / 4 & 1);
-    if (p->live)
-        gmm_tma_store_by(gmm_l2_policy(p->once), &args->a16, room + nth % 4 * 16384, p->x, p->y, p->z, p->w);
+    room += nth % 4 * 16384;
+    if (p->live && p->once) gmm_tma_store_once(&args->a16, room, p->x, p->y, p->z, p->w);
+    else if (p->live) gmm_tma_store(&args->a16, room, 0, p->x, p->y, p->z, p->w);
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
@@ -2231,9 +2230,10 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
         newer.once = once;
         asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
         if (newer.live && beta != 0.0f) {
+            const uint32_t to = room + nth % 4 * 16384;
             gmm_bar_expect(bar, 8192);
-            gmm_tma_load_by(gmm_l2_policy(once), room + nth % 4 * 16384, &args->a16, bar, newer.x, newer.y, newer.z,
-                            newer.w);
+            if (once) gmm_tma_load_once(to, &args->a16, bar, newer.x, newer.y, newer.z, newer.w);
+            else gmm_tma_load(to, &args->a16, bar, 0, newer.x, newer.y, newer.z, newer.w);
         } else gmm_bar_arrive_here(bar);
     }
     if (nth >= 2) gmm_sm90_take(args, &newer, bars, room, nth - 2);
@@ -7163,8 +7163,6 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__WAITS (GMM__LATER ? 4 * GMM__OF(units) : 1)
 #define GMM__GOES (GMM__LATER ? 4 * GMM__OF(later) : 1)
 #define GMM__ROOMS (GMM__LATER ? 2 * GMM__OF(out) / GMM__OF(later) : 2)
-/* Rows of 8 of fp32 D that are read at once to be added to. */
-#define GMM__OLD (GMM__RAGGED && GMM__OF(units) <= 8 ? 4 : 2)
 /* Whether the first products set the sums, which would be 0 otherwise. */
 #define GMM__SETS (GMM__LATER || GMM__RAGGED)
 /* Tiles begin at multiples of so many rows. Products there are for as many eights as a tile can have. */
@@ -7461,32 +7459,24 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                 for (j = 0; j < GMM__OF(mb); j++) {
                     if (first + 64 * j >= t->cols) break;
 #pragma unroll
-                    for (u = 0; u < 2 * GMM__OF(units); u += GMM__OLD) { /* 8 rows each */
+                    for (u = 0; u < 2 * GMM__OF(units); u++) {
                         const uint32_t part = turn % 4 * GMM__OF(room) + u % 8 * 1024;
-                        float old[GMM__OLD][4]; /* read together: a few reads wait as long as one */
+                        float old[4];
                         if (u % 8 == 0) {
                             if (u >= 2 * units) break;
                             gmm_sm90_room_wait(held, turn);
                         }
                         if (beta != 0.0f) {
 #pragma unroll
-                            for (x = 0; x < GMM__OLD; x++)
+                            for (e = 0; e < 4; e++)
+                                old[e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part);
 #pragma unroll
-                                for (e = 0; e < 4; e++)
-                                    old[x][e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part + x * 1024);
-#pragma unroll
-                            for (x = 0; x < GMM__OLD; x++)
-#pragma unroll
-                                for (e = 0; e < 4; e++)
-                                    sum[j][4 * (u + x) + e] = __fmaf_rn(beta, old[x][e], sum[j][4 * (u + x) + e]);
+                            for (e = 0; e < 4; e++) sum[j][4 * u + e] = __fmaf_rn(beta, old[e], sum[j][4 * u + e]);
                         }
 #pragma unroll
-                        for (x = 0; x < GMM__OLD; x++)
-#pragma unroll
-                            for (e = 0; e < 4; e++)
-                                gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part + x * 1024,
-                                                 sum[j][4 * (u + x) + e]);
-                        if (u % 8 + GMM__OLD == 8) gmm_sm90_room_written(held, turn++);
+                        for (e = 0; e < 4; e++)
+                            gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part, sum[j][4 * u + e]);
+                        if (u % 8 == 7) gmm_sm90_room_written(held, turn++);
                     }
                 }
             } else { /* rooms hold sums */
@@ -7744,7 +7734,6 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #undef GMM__PLACER
 #undef GMM__ROOM
 #undef GMM__SETS
-#undef GMM__OLD
 #undef GMM__STEP
 #undef GMM__MADE
 #undef GMM__LOT

@@ -1739,7 +1739,9 @@ GMM__DEVICE int gmm_sm90_stands(const gmm_groups *s, const int32_t *ends) {
 #pragma unroll 4
     for (g = (int32_t)threadIdx.x & 31; g < s->count; g += 32)
         other |= gmm_sm90_entry(s, g + by_offsets) != ends[g + 1] - (by_offsets ? 0 : ends[g]);
-    return !__any_sync(0xFFFFFFFFu, other);
+    other = __any_sync(0xFFFFFFFFu, other);
+    __syncwarp();
+    return !other;
 }
 /* Reports faults of the split that `ends` come from, and of the table of weights. One warp. */
 GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
@@ -2683,6 +2685,7 @@ GMM__DEVICE int32_t gmm_fp8_plan(const gmm_fp8_args *args, int known, int flat, 
     for (j = 0; j < GMM_FP8_RUN; j++)
         if (known && first + j < last) other |= v[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
     if (!__any_sync(0xFFFFFFFFu, other)) return 0;
+    __syncwarp(); /* all have read the ends */
 #pragma unroll
     for (j = 0; j < GMM_FP8_RUN; j++) end = gmm_sm90_after(&args->groups, end, v[j]);
 #pragma unroll
@@ -7570,25 +7573,28 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
     const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    uint32_t pair, rank;
+    uint32_t pair, rank, i;
 
     gmm_sm90_warm((const uint32_t *)&args.p, (int)(sizeof args - offsetof(GMM__ARGS, p)), warp);
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    if (threadIdx.x < 2 * GMM__OF(stages) + GMM_SM90_RING + GMM_SM90_BATCHES + 10) { /* a barrier each */
-        const int nth = (int)threadIdx.x - 2 * GMM__OF(stages);
-        uint32_t count = 1;
-        if (nth < 0) /* filled by the producer, and threads that bring scales; emptied by warps that multiply */
-            count = threadIdx.x % 2 ? 4 * GMM__OF(teams) * pair : GMM__OF(of) ? 33 : 1;
-        else if (nth >= GMM_SM90_RING + GMM_SM90_BATCHES + 2) /* rooms of D: free, written to */
-            count = nth % 2 ? (GMM__RAGGED ? 4 : 128) : GMM__RAGGED ? 2 : 1;
-        else if (nth >= GMM_SM90_RING + GMM_SM90_BATCHES) count = 4; /* warps of a group */
-        else if (nth >= GMM_SM90_RING) /* read by who multiply, move operands and D, bring scales */
-            count = 9 + (GMM__RAGGED ? 2 : 0) + (GMM__OF(of) ? 1 : 0);
-        gmm_bar_init(bars + 8 * threadIdx.x, count);
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-    }
     if (threadIdx.x == 0) {
+#pragma unroll
+        for (i = 0; i < GMM__OF(stages); i++) {
+            gmm_bar_init(bars + 16 * i, GMM__OF(of) ? 33 : 1); /* the producer, and threads that bring scales */
+            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
+        }
+#pragma unroll
+        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+#pragma unroll
+        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES; i++) /* read by who multiply, move operands and D, bring scales */
+            gmm_bar_init(told + 8 * i, 9 + (GMM__RAGGED ? 2 : 0) + (GMM__OF(of) ? 1 : 0));
+#pragma unroll
+        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 2; i++) gmm_bar_init(told + 8 * i, 4); /* warps of a group */
+#pragma unroll
+        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 10; i++) /* rooms of D: free, written to */
+            gmm_bar_init(told + 8 * i, i % 2 ? (GMM__RAGGED ? 4 : 128) : GMM__RAGGED ? 2 : 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
     }
@@ -7596,7 +7602,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         const gmm_sm90_tile empty = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
         *none = empty;
     }
-    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory"); /* the fence is what releases */
     if (warp != GMM__PLACER) { /* who places tiles begins with that */
         asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
         if (warp != 8) asm volatile("griddepcontrol.wait;" : : : "memory");
@@ -7880,17 +7886,19 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     for (i = threadIdx.x; i < GMM__LINES / 4 * GMM__OF(teams); i += blockDim.x) /* what is not by line stays 1 */
         ((float *)(gmm_shared + GMM__OF(lines)))[i] = 1.0f;
-    if (threadIdx.x < 2 * (GMM__OF(stages) + GMM_SM90_RING + GMM__OF(teams) + GMM__OF(guess))) { /* a barrier each */
-        const int nth = (int)threadIdx.x - 2 * GMM__OF(stages);
-        uint32_t count = 1;
-        if (nth < 0) /* filled by the producer, and lanes that bring scales; emptied by warps that multiply */
-            count = threadIdx.x % 2 ? 4 * GMM__OF(teams) * pair : scaled ? 33 : 1;
-        else if (nth >= 2 * GMM_SM90_RING && (!GMM__OF(guess) || nth < 2 * (GMM_SM90_RING + GMM__OF(teams))))
-            count = nth % 2 ? 128 : GMM__OF(boxes);
-        gmm_bar_init(bars + 8 * threadIdx.x, count);
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-    }
     if (threadIdx.x == 0) {
+#pragma unroll
+        for (i = 0; i < GMM__OF(stages); i++) {
+            gmm_bar_init(bars + 16 * i, scaled ? 33 : 1); /* the producer, and lanes that bring scales */
+            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
+        }
+#pragma unroll
+        for (i = 0; i < 2 * GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+#pragma unroll
+        for (i = 0; i < 2 * GMM__OF(teams); i++) gmm_bar_init(vacant + 8 * i, i % 2 ? 128 : GMM__OF(boxes));
+#pragma unroll
+        for (i = 0; i < 2 * GMM__OF(guess); i++) gmm_bar_init(likely + 8 * i, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
     }
@@ -7927,6 +7935,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                         ring[GMM_SM90_RING - 1] = f;
                         gmm_bar_arrive_here(likely); /* its operands are asked for right behind the wait */
                     }
+                    __syncwarp();
                     asm volatile("griddepcontrol.wait;" : : : "memory");
                 }
             } else for (early = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta)); early >= 0; early--) {

@@ -7896,8 +7896,10 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
         for (i = 0; i < 2 * GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
 #pragma unroll
         for (i = 0; i < 2 * GMM__OF(teams); i++) gmm_bar_init(vacant + 8 * i, i % 2 ? 128 : GMM__OF(boxes));
-#pragma unroll
-        for (i = 0; i < 2 * GMM__OF(guess); i++) gmm_bar_init(likely + 8 * i, 1);
+        if (GMM__OF(guess)) {
+            gmm_bar_init(likely, 1);
+            gmm_bar_init(likely + 8, 1);
+        }
         asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
         asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");

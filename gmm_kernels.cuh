@@ -1239,7 +1239,7 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
 
 /* A ring of tiles holds a batch that is placed at once and batches before it, each until all who read it say so. */
 enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
-       GMM_SM90_BATCH = 4, GMM_SM90_BATCHES = GMM_SM90_RING / GMM_SM90_BATCH };
+       GMM_SM90_BATCH = 4, GMM_SM90_BATCHES = GMM_SM90_RING / GMM_SM90_BATCH, GMM_SM90_LOW = 128 };
 
 /* Elsewhere than on sm_90a the kernels are empty, and known by this. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -1251,7 +1251,7 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #endif
 
 /* Shared memory: stages of B and A, rooms for D on its way (two per group of threads; wgrad: four, for whose turn it
-   is), barriers, tiles and one that is none, which tile was taken, groups. */
+   is), barriers, tiles and one that is none, which tile was taken and how, groups. */
 #define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
     GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
     GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
@@ -7171,6 +7171,11 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 /* Tiles begin at multiples of so many rows. Products there are for as many eights as a tile can have. */
 #define GMM__STEP (GMM__RAGGED ? 64 : 8)
 #define GMM__MADE(e) ((e) <= 2 * GMM__OF(units) && (!GMM__RAGGED || (e) % 8 == 0))
+/* The most rows of a group with which all that a kernel waits for is weights along the contraction. Memory gives 256
+   bytes of a line faster together: two stages are asked for at once, and handed back as soon as they are multiplied.
+   From half as many rows on products take time as well, and where groups differ it is lost. */
+#define GMM__LOW(cols) \
+    (!GMM__RAGGED && !GMM__TB && !GMM__OF(of) && GMM__OF(teams) == 2 && (cols) == 256 ? GMM_SM90_LOW : 0)
 /* The rooms of D of a group of threads, or that of a part, which has the same room whichever group writes it. */
 #define GMM__ROOM(wg, nth) \
     (shared + GMM__OF(rooms) + GMM__OF(room) * (GMM__RAGGED ? (int)((nth) % 4) : 2 * (wg)))
@@ -7217,11 +7222,12 @@ GMM__DEVICE void GMM__PART(gmm9_send_)(const GMM__ARGS *args, const gmm_sm90_til
 
 /* The sums of a tile of `eights` times 8 rows for a group of 128 threads: `depths` stages from number *at on. `columns`
    is the descriptor of the group's columns in stage 0; `come`: tells the other group, if they take turns, that the last
-   stage has come. What waits of the tile before goes out by the way. */
-GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8 * GMM__OF(units)], uint32_t depths,
-                                      uint64_t columns, uint64_t rows, uint32_t bars, uint32_t come, uint32_t pair,
-                                      uint32_t *at, const GMM__ARGS *args, const gmm_sm90_tile *before, int wg,
-                                      char *mine, const uint32_t waits[GMM__WAITS], int *kept, uint32_t *turn) {
+   stage has come. What waits of the tile before goes out by the way. `low`: a stage is handed back when it is
+   multiplied, else when the next one is there too, so that products never pause. */
+GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, const int low, float sum[GMM__OF(mb)][8 * GMM__OF(units)],
+                                      uint32_t depths, uint64_t columns, uint64_t rows, uint32_t bars, uint32_t come,
+                                      uint32_t pair, uint32_t *at, const GMM__ARGS *args, const gmm_sm90_tile *before,
+                                      int wg, char *mine, const uint32_t waits[GMM__WAITS], int *kept, uint32_t *turn) {
     const uint32_t lane = threadIdx.x & 31;
     uint32_t q, s = *at % GMM__OF(stages), parity = *at / GMM__OF(stages) & 1, last = 0;
     int kk, j;
@@ -7239,8 +7245,9 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8
                     eights, sum[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
                     a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__SETS || q > 0 || kk > 0);
         gmm_wgmma_commit();
-        GMM__WGMMA_WAIT(1);
-        if (q > 0 && lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
+        if (low) GMM__WGMMA_WAIT(0);
+        else GMM__WGMMA_WAIT(1);
+        if ((low || q > 0) && lane < pair) gmm_bar_arrive(bars + 16 * (low ? s : last) + 8, lane);
         if (GMM__LATER && *kept > 0) GMM__PART(gmm9_send_)(args, before, wg, mine, waits, kept, turn);
         last = s;
         if (q + 1 == depths) break;
@@ -7250,7 +7257,7 @@ GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, float sum[GMM__OF(mb)][8
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
+    if (!low && lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
     *at += depths;
 }
 
@@ -7265,6 +7272,7 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
     const int64_t pitch = args.p.d.ld * size;
     float sum[GMM__OF(mb)][8 * GMM__OF(units)];
     const uint32_t come = told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES); /* the last stages of groups' tiles */
+    const volatile int32_t *const low = (const volatile int32_t *)(ring + GMM_SM90_RING + 1) + 1;
     uint32_t at = 0, turn = 0, tile = 0, waits[GMM__WAITS];
     int j, u, e, x, kept = 0;
 #pragma unroll
@@ -7318,13 +7326,14 @@ GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, 
 #pragma unroll
             for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
         switch (GMM__RAGGED ? (t->rows + 63) / 64 * 8 : gmm_sm90_eights(t->rows)) {
-#define GMM__PLAIN(e) GMM__PART(gmm9_sum_)(e, sum, depths, columns, lines, bars, come + 8 * wg, pair, &at, &args, \
-                                       before, wg, mine, waits, &kept, &turn)
+#define GMM__PLAIN(e, low) GMM__PART(gmm9_sum_)(e, low, sum, depths, columns, lines, bars, come + 8 * wg, pair, &at, \
+                                            &args, before, wg, mine, waits, &kept, &turn)
 #define GMM__CODES(u) gmm_sm90_sum_codes(GMM__OF(of), u, GMM__OF(stages), GMM__OF(stage), sum[0], depths, codes, \
                                      scales, lines, bars, pair, &at)
 #define GMM__X(e, u, n, b, a, c) \
 case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(units) ? (e + 1) / 2 : 1); \
-        else if (GMM__MADE(e)) GMM__PLAIN(GMM__MADE(e) ? e : 2); \
+        else if (GMM__MADE(e) && 8 * e <= GMM__LOW(GMM__OF(cols)) && *low) GMM__PLAIN(GMM__MADE(e) ? e : 2, 1); \
+        else if (GMM__MADE(e)) GMM__PLAIN(GMM__MADE(e) ? e : 2, 0); \
         break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -7569,6 +7578,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__OF(ring));
     gmm_sm90_tile *const none = ring + GMM_SM90_RING;       /* that nobody multiplies */
     int32_t *const other = (int32_t *)(none + 1);           /* whether the kernel's other tile was taken */
+    int32_t *const low = other + 1;                         /* whether all tiles are low: see GMM__LOW */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
     const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
@@ -7613,7 +7623,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(blocks) == 1 ? 40 : 48));
         if (warp == GMM__PLACER) { /* places tiles: several at once, a lane each */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
-                                              : other + 2;
+                                              : low + 1;
             int32_t *const items = ends + args.p.groups + 1;
             int32_t most = 0, across = 0, g = 0, count;
             int early = !args.tables && (!GMM__RAGGED || !(args.p.frozen || args.p.beta));
@@ -7631,6 +7641,9 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     stands = !early && most && gmm_sm90_stands(&args.groups, ends);
                     if (!stands) {
                         const gmm_sm90_sizes of = gmm_sm90_split(&args.groups, ends);
+                        if (lane == 0)
+                            *low = of.longest <= GMM_SM90_LOW / 2 ||
+                                   (of.longest <= GMM_SM90_LOW && 4 * ends[args.p.groups] >= 3 * of.longest * of.live);
                         most = GMM__RAGGED ? GMM__OF(units)
                              : gmm_sm90_height(&args.p, ends, of, GMM__WHICH, GMM__OF(teams) == 2 && !GMM__OF(of),
                                                GMM__OF(cols), GMM__OF(units), GMM__SECOND(cols), GMM__SECOND(units),
@@ -7680,7 +7693,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
             for (turn = 0;; turn += !dry, dry = 0) {
                 const gmm_sm90_tile *const t = dry ? none : &ring[turn % GMM_SM90_RING];
                 gmm_sm90_box o;
-                uint32_t depths, bytes, stage;
+                uint32_t depths, bytes, stage, step, half;
                 __syncwarp();
                 if (!dry) {
                     if (lane == 0) gmm_sm90_tile_read(told, turn);
@@ -7692,23 +7705,33 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                 bytes = GMM__TA ? (uint32_t)(t->units + 3) / 4 * 8192 : (uint32_t)t->units * 2048;
                 bytes += (uint32_t)gmm_sm90_boxes_b(t) * (GMM__OF(b) / (GMM__OF(cols) / 64));
                 if (t->cols <= 0) bytes = 0;
+                step = GMM__LOW(GMM__ANY(!dry && *other, cols)) && !dry && *low ? 2 : 1;
+                half = (uint32_t)lane & (step - 1); /* neighbouring lanes ask for the same lines of two stages */
                 gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__ANY(!dry && *other, cols),
-                             GMM__OF(b) / (GMM__OF(cols) / 64), lane, rank, t, &o);
+                             GMM__OF(b) / (GMM__OF(cols) / 64), lane >> (step - 1), rank, t, &o);
+                if (half) o.x += 64;
                 if (dry) {
                     asm volatile("" : : "r"(o.to), "l"(o.map), "r"(o.x), "r"(o.y), "r"(o.end), "r"(o.wrap), "r"(bytes));
                     asm volatile("griddepcontrol.wait;" : : : "memory");
                     continue;
                 }
-                for (; depths > 0; depths--, at++) {
-                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
-                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
-                    if (lane == 0) gmm_bar_expect(full, bytes);
+                for (; depths > 0; depths -= step, at += step) {
+                    const uint32_t nth = at + half, s = nth % GMM__OF(stages), full = bars + 16 * s;
+                    if (depths < step) step = 1; /* the last one */
+                    if (half < step) {
+                        gmm_bar_wait(full + 8, (nth / GMM__OF(stages) & 1) ^ 1);
+                        if (lane == (int)half) gmm_bar_expect(full, bytes);
+                    } else o.live = 0;
+                    __syncwarp();
                     if (o.live)
                         gmm_tma_load(base + s * stage + o.to, o.map, full, o.both, o.x, o.y, o.end, o.wrap);
                     if (o.of_b ? GMM__TB : GMM__TA) o.y += 64;
-                    else o.x += o.of_b ? GMM__OF(box) : 64;
+                    else o.x += (o.of_b ? GMM__OF(box) : 64) * (int32_t)step;
                 }
             }
+            /* a block's shared memory must stand until its neighbour has arrived there for the last time */
+            for (i = 0; i < GMM__OF(stages); i++, at++)
+                gmm_bar_wait(bars + 16 * (at % GMM__OF(stages)) + 8, (at / GMM__OF(stages) & 1) ^ 1);
         }
         if (GMM__RAGGED && warp >= 10 && lane < 2) /* moves every other part of D */
             gmm_sm90_move(&args, ring, told, (uint32_t)warp - 10, told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 2),
@@ -7726,10 +7749,6 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #endif
         GMM__PART(gmm9_multiply_)(args, gmm_shared, ring, base, bars, told);
     }
-    /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
 #endif
@@ -7741,6 +7760,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
 #undef GMM__ROOM
 #undef GMM__SETS
 #undef GMM__STEP
+#undef GMM__LOW
 #undef GMM__MADE
 #undef GMM__LOT
 #undef GMM__RAGGED

@@ -1518,13 +1518,19 @@ typedef struct gmm__lt {
 } gmm__lt;
 #endif
 
+/* CUDA: the context's device. */
+typedef struct gmm__device {
+    int32_t capability; /* 90 for compute capability 9.0 */
+    int32_t early;      /* kernels may be launched before their predecessor has ended */
+    int32_t processors, shared; /* multiprocessors; bytes of shared memory that a block may have */
+} gmm__device;
+
 struct gmm_context {
     gmm_config config;
     gmm_error error;
     int32_t threads;   /* CPU engine */
     int32_t cpu_level; /* 1 plain, 2 AVX2, 3 AVX-512 */
-    int32_t capability;/* CUDA: 90 for compute capability 9.0 */
-    int32_t early;     /* CUDA: kernels may be launched before their predecessor has ended */
+    gmm__device device;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
     const char *wgmma_lacks;                        /* why it serves nothing; NULL = it does */
@@ -6077,11 +6083,6 @@ static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
     return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: %s", call->function, cudaGetErrorString(e));
 }
 
-static int32_t gmm__cuda_attribute(const gmm_context *ctx, enum cudaDeviceAttr which) {
-    int value = 0;
-    return cudaDeviceGetAttribute(&value, which, ctx->config.device) == cudaSuccess ? (int32_t)value : 0;
-}
-
 /* Room for the offsets, and for a table that stands on the host. */
 static void gmm__mma_reserve_groups(const gmm__call *call, gmm__plan *plan) {
     const size_t groups = (size_t)call->groups.count;
@@ -6095,7 +6096,7 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
 
 /* Whether a call's kernels may be launched early. Not where multiprocessors are to be left alone: no block of the next
    launch may wait on those. */
-static int gmm__mma_early(const gmm__call *call) { return call->ctx->early && call->options.sm_limit == 0; }
+static int gmm__mma_early(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
 
 /* Enqueues the offsets and tiles of a call. */
 static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
@@ -6175,7 +6176,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
     const int parts = gmm_block_along(b->scaling) == 128 || (mx && f16);
     const gmm_dtype dtype = parts || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int32_t processors = call->ctx->device.processors;
     int64_t tiles_n;
     int32_t i;
     if (a->dtype == GMM_F32) return gmm__decline(plan, "multiplies f32 by no quantized weights");
@@ -6213,8 +6214,8 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
                                                                                             : call->rows;
     const gmm_dtype dtype = call->mat[op == gmm_gemm_dgrad ? GMM__DY : GMM__X_].dtype;
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
-    const int32_t shared = gmm__cuda_attribute(call->ctx, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    const int32_t processors = call->ctx->device.processors;
+    const int32_t shared = call->ctx->device.shared;
     double best = 0.0;
     int32_t i;
     if (gmm__quantized(call)) return gmm__mma_plan_quantized(call, plan, op);
@@ -6340,7 +6341,7 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
 
 static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
     const int64_t N = call->out, pieces = call->rows / GMM_BGRAD_ROWS + call->groups.count, huge = INT32_MAX - 1024;
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int32_t processors = call->ctx->device.processors;
     int64_t size;
     if (call->rows > huge || N > huge || pieces > huge || !gmm__mul(pieces, N * (int64_t)sizeof(float), &size))
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)huge);
@@ -6400,7 +6401,7 @@ enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] address
 enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
 
 static gmm__room gmm__mma_room(const gmm__call *call, int32_t blocks) {
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int32_t processors = call->ctx->device.processors;
     gmm__room room;
     room.most = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
     room.early = gmm__mma_early(call);
@@ -6895,7 +6896,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm__call *call = plan->call;
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int32_t processors = call->ctx->device.processors;
     const int global = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                        (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     const int records = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
@@ -6963,7 +6964,7 @@ static int gmm__mma_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
 }
 static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int32_t processors = call->ctx->device.processors;
     const gmm_mat *dst = &call->mat[GMM__Y];
     gmm__dequant_args a;
     cudaError_t e;
@@ -7010,7 +7011,7 @@ static cudaError_t gmm__mma_transpose_mat(const gmm__plan *plan, int role, int s
 }
 static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int32_t processors = call->ctx->device.processors;
     gmm__transpose_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -7334,7 +7335,7 @@ static void gmm__wgmma_open(gmm_context *ctx) {
     }
     (void)cudaGetLastError();
     ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
-    if (ctx->capability != 90) ctx->wgmma_lacks = "needs compute capability 9.0";
+    if (ctx->device.capability != 90) ctx->wgmma_lacks = "needs compute capability 9.0";
     else if (!built) ctx->wgmma_lacks = "is not in this build: compile for sm_90a";
     else if (e != cudaSuccess || found != cudaDriverEntryPointSuccess || !encode)
         ctx->wgmma_lacks = "needs a driver with cuTensorMapEncodeTiled";
@@ -7493,7 +7494,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, huge = INT32_MAX - 1024;
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int32_t processors = call->ctx->device.processors;
     const int blocks = gmm_block_along(b->scaling) == 128;
     const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_BOTH : GMM_FP8_ROWS)
                                 : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_ROWS;
@@ -7533,7 +7534,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int a = gmm__mma_factor_a(op), b = gmm__mma_factor_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
     const int64_t huge = INT32_MAX - 1024;
-    const int32_t processors = gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount);
+    const int32_t processors = call->ctx->device.processors;
     const gmm_sm90_kernel *k;
     int64_t tiles;
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
@@ -7629,7 +7630,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
         return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
-    plan->grid[1] = gmm__grid(gmm__cuda_attribute(call->ctx, cudaDevAttrMultiProcessorCount), call->options.sm_limit,
+    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit,
                               64, blocks);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, %s, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
@@ -8356,9 +8357,9 @@ static int32_t gmm__cpu_best_level(void) {
 
 #ifdef __CUDACC__
 /* Whether a device is there and runs this build's kernels. */
-static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, int32_t *early, gmm_error *error) {
+static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_error *error) {
     struct cudaFuncAttributes attributes;
-    int count = 0, major = 0, minor = 0;
+    int count = 0, major = 0, minor = 0, processors = 0, shared = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess) {
         count = 0;
@@ -8370,9 +8371,13 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, int3
                          e == cudaSuccess ? "" : cudaGetErrorString(e));
     e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, c->device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
     if (e != cudaSuccess) return gmm__fail(error, GMM_E_CUDA, "gmm_create: %s", cudaGetErrorString(e));
-    *capability = (int32_t)(major * 10 + minor);
-    if (*capability < 80)
+    device->capability = (int32_t)(major * 10 + minor);
+    device->processors = (int32_t)processors;
+    device->shared = (int32_t)shared;
+    if (device->capability < 80)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.device: %d has compute capability %d.%d; the kernels "
                          "need 8.0", (int)c->device, major, minor);
     {
@@ -8386,7 +8391,7 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, int3
     if (e != cudaSuccess)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.device: %d has compute capability %d.%d, and this "
                          "build holds no kernel for it: %s", (int)c->device, major, minor, cudaGetErrorString(e));
-    *early = attributes.ptxVersion >= 90; /* kernels that were compiled for less cannot wait */
+    device->early = attributes.ptxVersion >= 90; /* kernels that were compiled for less cannot wait */
     return GMM_OK;
 }
 #endif
@@ -8394,7 +8399,8 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, int32_t *capability, int3
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error) {
     gmm_config c = GMM_ZERO;
     gmm_context *ctx;
-    int32_t threads = 1, capability = 0, early = 0;
+    gmm__device device = GMM_ZERO;
+    int32_t threads = 1;
     const int32_t level = gmm__cpu_best_level();
 
     if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_create: out is NULL");
@@ -8413,7 +8419,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
                          (int)c.space);
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA) {
-        const gmm_status s = gmm__cuda_probe(&c, &capability, &early, error);
+        const gmm_status s = gmm__cuda_probe(&c, &device, error);
         if (s != GMM_OK) return s;
     }
 #else
@@ -8452,8 +8458,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     ctx->config = c;
     ctx->threads = threads;
     ctx->cpu_level = c.cpu_level ? c.cpu_level : level;
-    ctx->capability = capability;
-    ctx->early = early;
+    ctx->device = device;
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA) gmm__wgmma_open(ctx);
 #endif
@@ -8464,7 +8469,8 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CUDA device %d, compute capability %d.%d%s%s", GMM_VERSION_STRING,
-                 (int)c.device, (int)capability / 10, (int)capability % 10, ctx->wgmma_lacks ? "; wgmma " : ", wgmma",
+                 (int)c.device, (int)device.capability / 10, (int)device.capability % 10,
+                 ctx->wgmma_lacks ? "; wgmma " : ", wgmma",
                  ctx->wgmma_lacks ? ctx->wgmma_lacks : "");
 #endif
     if (c.space == GMM_SPACE_CPU)

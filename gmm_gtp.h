@@ -5712,7 +5712,7 @@ static gmm_status gmm__gtp_enqueue_cast(gmm_gtp *g, const gmm__gtp_weight *w, co
     c.d.phase = phase;
     c.d.scale = w->format.delayed && q->scale ? q->scale + at : NULL;
     c.copy[GMM_ROWWISE].amax = c.copy[GMM_COLUMNWISE].amax = amax;
-    c.workspace = d->gather_base + d->cast_at;
+    c.workspace = d->gather_base ? d->gather_base + d->cast_at : NULL;
     c.workspace_bytes = d->cast_bytes;
     ranges[n].data = c.src.data;
     ranges[n++].bytes = elements * (size_t)gmm_dtype_bits(q->dtype) / 8;
@@ -5793,7 +5793,7 @@ GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t
     for (pass = 0; pass < 2 && !s; pass++) /* amaxes, reduced once for each domain; then shards */
         for (k = 0; k < gtp->domain_count && !s; k++) {
             gmm__gtp_domain *d = &gtp->domains[k];
-            float *values = (float *)(void *)(d->gather_base + d->amax_at);
+            float *values = d->gather_base ? (float *)(void *)(d->gather_base + d->amax_at) : NULL;
             for (i = 0, n = 0; i < count && !s; i++) {
                 const gmm__gtp_weight *w = &gtp->weights[weights[i]];
                 const int by_amax = gmm__gtp_by_amax(w);

@@ -134,7 +134,8 @@ static int differs(const format *f, const gmm_gtp_view *v, gmm_gtp_pass pass, in
     const char *data = m->table ? (const char *)m->table[e]
                                 : (const char *)m->data + (int64_t)e * m->group_stride * bits / 8;
     const char *scale = m->scale_table ? (const char *)m->scale_table[e]
-                                       : (const char *)m->scale + e * want->l[d].scale_bytes;
+                        : m->scale     ? (const char *)m->scale + e * want->l[d].scale_bytes
+                                       : NULL;
     for (int64_t l = 0; l < lines; l++) {
         for (int64_t a = 0; a < along; a++) {
             const int64_t here = apart ? a * ld + l : l * ld + a, there = apart ? a * f->cols + l : l * along + a;
@@ -474,7 +475,8 @@ static void give_look(scene *c, int i, int layer, gmm_gtp_pass pass, int version
         const char *data = m->table ? (const char *)m->table[e] : (const char *)m->data +
                            e * m->group_stride * gmm_dtype_bits(stored(c->f)) / 8;
         const char *scale = m->scale_table ? (const char *)m->scale_table[e]
-                                           : (const char *)m->scale + e * want->l[d].scale_bytes;
+                            : m->scale     ? (const char *)m->scale + e * want->l[d].scale_bytes
+                                           : NULL;
         n += range(&ranges[n], data, (size_t)want->l[d].data_bytes, 0);
         if (c->f->f.dtype) n += range(&ranges[n], scale, (size_t)want->l[d].scale_bytes, 0);
         if (c->f->f.scaling == GMM_SCALING_NV16) n += range(&ranges[n], m->amax + e, sizeof(float), 0);

@@ -1854,7 +1854,8 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends,
 /* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
    of `step` rows on; `tiles_n` tiles across, from multiples of `step_n` columns on. Inside a group rows go first, in
    bands of 8 pairs, so that the tiles in flight share operands. `turned`: each group begins elsewhere (by the golden
-   ratio), so that a block which got a wide tile of one gets a narrow one of the next. */
+   ratio), so that a block which got a wide tile of one gets a narrow one of the next. wgrad, whose tiles are nearly all
+   alike, does so only where a block would get the same place in every group. */
 GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
                                 int32_t i, const int turned, int flat, int32_t tiles_n, int32_t step_n, int32_t unit,
                                 int32_t most, int32_t step, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
@@ -7671,7 +7672,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                     if (lane < count) {
                         to->k = to->cols = to->units = 0; /* no more */
                         if (to->g < args.p.groups)
-                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine, !GMM__RAGGED,
+                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine,
+                                           !GMM__RAGGED || hop % (items[to->g + 1] - items[to->g]) == 0,
                                            GMM__ANY(*other, cols) == 128, across, GMM__RAGGED ? GMM__OF(cols) : 64, 16,
                                            most, GMM__STEP, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(),
                                            to);

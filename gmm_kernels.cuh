@@ -7929,7 +7929,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
     if (!guess || warp != 4 * GMM__OF(teams) + 2)
         asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-    if (warp != 4 * GMM__OF(teams) + 2) asm volatile("griddepcontrol.wait;" : : : "memory");
+    if (warp != 4 * GMM__OF(teams) + 2 && !(guess && warp == 4 * GMM__OF(teams)))
+        asm volatile("griddepcontrol.wait;" : : : "memory");
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 
     if (warp >= 4 * GMM__OF(teams)) {
@@ -8033,6 +8034,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
                 if (f->t.units == 0) break;
                 if (lane == 0) gmm_bar_arrive_here(taken + 8 * (tile % GMM_SM90_RING));
+                if (first && args.p.b.table) asm volatile("griddepcontrol.wait;" : : : "memory");
                 depths = gmm_fp8_depths(f->t.k);
                 boxes_b = (f->t.cols + 63) / 64;
                 bytes = (uint32_t)(boxes_b + f->t.units) * 8192;
@@ -8064,6 +8066,9 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     }
                 }
                 if (both && (box & 1) != (int)rank) live = 0;
+                if (first) /* all of this is ready by then */
+                    asm volatile("griddepcontrol.wait;" : "+r"(to), "+r"(y), "+r"(end), "+r"(wrap), "+r"(live),
+                                 "+r"(bytes), "+r"(depths) : : "memory");
                 for (; depths > 0; depths--, at++) {
                     const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
                     gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
@@ -8072,6 +8077,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     x += 128;
                 }
             }
+            /* a block's shared memory must stand until its neighbour has arrived there for the last time; what the
+               neighbour brings has come before, and who places tiles has waited for its word */
+#pragma unroll 1
+            for (i = 0; i < GMM__OF(stages); i++, at++)
+                gmm_bar_wait(bars + 16 * (at % GMM__OF(stages)) + 8, (at / GMM__OF(stages) & 1) ^ 1);
         } else if (warp == 4 * GMM__OF(teams) + 1 && scaled) { /* brings scales, columns' as sums stand */
             const uint32_t factors = base + GMM__OF(factors);
             uint32_t at = 0, tile = 0;
@@ -8317,10 +8327,6 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             }
         }
     }
-    /* a block's shared memory must stand until its neighbour has written and arrived there for the last time */
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 #endif
 }
 #undef GMM__MULTIPLY

@@ -7939,6 +7939,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_RING);
             int32_t *const items = ends + args.p.groups + 1, *const starts = items + args.p.groups + 1;
+            const int32_t hop = (int32_t)(gridDim.x / pair);
             int32_t item = (int32_t)(blockIdx.x / pair), across = 0, early;
             int wrong = 0, open = guess;
             uint32_t tile = 0;
@@ -7978,7 +7979,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 gmm_fp8_starts(args.p.groups, ends, starts);
             }
             f.t.g = 0;
-            for (;; item += (int32_t)(gridDim.x / gmm_cluster_size()), tile++) {
+            for (;; item += hop, tile++) {
                 const uint32_t before = tile - GMM_SM90_RING / 2;
                 int32_t at = item;
                 f.t.units = 0; /* no more */
@@ -7996,9 +7997,10 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 }
                 if (at < items[args.p.groups]) {
                     gmm_find_group32(items, args.p.groups, at, &f.t.g);
-                    gmm_sm90_place(&args.p, args.wgrad, ends, items, at, 0, GMM__OF(cols) == 128, across,
-                                   args.wgrad ? GMM__OF(cols) : GMM__STEP, GMM_FP8_UNIT, GMM__OF(teams), GMM_FP8_UNIT,
-                                   (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f.t);
+                    gmm_sm90_place(&args.p, args.wgrad, ends, items, at,
+                                   args.wgrad && hop % (items[f.t.g + 1] - items[f.t.g]) == 0, GMM__OF(cols) == 128,
+                                   across, args.wgrad ? GMM__OF(cols) : GMM__STEP, GMM_FP8_UNIT, GMM__OF(teams),
+                                   GMM_FP8_UNIT, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f.t);
                     f.start = starts[f.t.g];
                     f.all = gmm_fp8_outer(&args, &f.t);
                     gmm_fp8_way_out(&args, &f);

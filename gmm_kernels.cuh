@@ -7586,7 +7586,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     uint32_t pair, rank, i;
 
-    gmm_sm90_warm((const uint32_t *)&args.p, (int)(sizeof args - offsetof(GMM__ARGS, p)), warp);
+    gmm_sm90_warm((const uint32_t *)&args.p, (int)(sizeof args - offsetof(gmm_sm90_args, p)), warp);
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     if (threadIdx.x == 0) {

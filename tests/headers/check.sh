@@ -233,7 +233,7 @@ cuda_gated() {
         { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas_gated" || echo 'does not compile'; return 1; }
     cuda_spills "$W/ptxas_gated"
 }
-cuda_gated_done() { wait $gated; cat "$W/gated"; } # what it finds it prints
+cuda_gated_done() { wait $gated; empty cat "$W/gated"; } # what it finds it prints; a subshell could not wait
 cuda_torch() {
     $NVCC -std=c++20 $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
         -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -ptx -o "$W/cuda_torch.ptx" $UNIT.cu
@@ -258,7 +258,7 @@ if [ -n "$NVCC" ]; then
     check "CUDA: two units with -rdc=true" cuda_units rdc -rdc=true -DGMM_IMPLEMENTATION ""
     cuda_gated > "$W/gated" 2>&1 & gated=$!
     check "CUDA: C++20, with the flags of PyTorch extensions" cuda_torch_done
-    check "CUDA: a gated epilogue in the Hopper products' body, no spills" empty cuda_gated_done
+    check "CUDA: a gated epilogue in the Hopper products' body, no spills" cuda_gated_done
     check "CUDA: GMM_STATIC in two units" cuda_units cs "" "-DGMM_STATIC -DGMM_IMPLEMENTATION" \
         "-DGMM_STATIC -DGMM_IMPLEMENTATION"
 else

@@ -57,12 +57,13 @@ static void restore(lin_run *r) {
 
 /* Integers: exact. Reals: within the bound. Both: the same bits with every tile, and in every bit what MMA computes,
    which adds up in the same steps. */
-static void both(lin_spec s) {
+static void both_on(lin_spec s, int32_t sm_limit) {
     for (int i = 0; i < 2; i++) {
         lin_run r;
         const void *first;
         s.fill = i ? T_REALS : T_INTS;
         build(&r, &s);
+        r.options.sm_limit = sm_limit;
         T_OK(t_linear(T.ctx, s.op, &r.d));
         lin_check(&r);
         first = t_mat_bits(&r.out);
@@ -78,6 +79,7 @@ static void both(lin_spec s) {
         t_same("MMA", first, t_mat_bits(&r.out), out_bytes(&r));
     }
 }
+static void both(lin_spec s) { both_on(s, 0); }
 
 /* Case `arg` of operation x precision; every matrix suits the engine. */
 static lin_spec spec_of(int arg, int32_t groups, const int64_t *sizes) {
@@ -100,6 +102,19 @@ static void shapes(int arg) {
             both(s);
             s.out = GMM_F32;
             both(s);
+        }
+}
+
+/* Groups so small that forward asks for two stages at a time: of odd numbers of stages the last one comes alone, and a
+   block's next tile begins in the middle of the ring. */
+static void small_groups(int arg) {
+    static const int64_t sizes[][6] = {{64, 1, 40, 0, 33, 16}, {128, 120, 127, 100, 97, 128}};
+    for (int i = 0; i < 2; i++)
+        for (int64_t stages = 1; stages <= 9; stages += 2) {
+            lin_spec s = spec_of(arg, 6, sizes[i]);
+            s.K = 64 * stages - 8;
+            s.N = 520;
+            both_on(s, 2);
         }
 }
 
@@ -653,6 +668,7 @@ void tests_wgmma(void) {
         t_add_gpu_once(shapes, i, "wgmma shapes %s %s", op, dtype);
         for (int k = 0; k < 6; k++)
             t_add_gpu_once(edges, 6 * i + k, "wgmma groups of %d to %d rows %s %s", edge[k], edge[k] + 130, op, dtype);
+        if (i < 2) t_add_gpu_once(small_groups, i, "wgmma small groups %s %s", op, dtype);
         t_add_gpu_once(feature_edges, i, "wgmma tails of features %s %s", op, dtype);
         t_add_gpu_once(splits, i, "wgmma empty groups, splits, tails %s %s", op, dtype);
         t_add_gpu_once(forms, i, "wgmma strides and tables %s %s", op, dtype);

@@ -7630,8 +7630,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
         return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
-    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit,
-                              64, blocks);
+    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 64, blocks);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, %s, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
                    (long long)(elements >> 19), gmm__wgmma_tile(plan->kernel, tile), (int)plan->grid[0]);

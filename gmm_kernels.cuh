@@ -1168,8 +1168,10 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    to 16 bits, and sends a lot of them to D in each stage of its next tile: so the way out, which takes as long as three
    stages, is hidden without rooms for a tile. A warp of its own places tiles and tells them through a ring, the first
    one by what the split says before the launch before has ended, and anew if that changes; so the producer never waits
-   for that, and runs as far ahead as the stages allow. Where a kernel has two tiles, who places them takes the one that
-   the groups' sizes make cheaper, and tells it with the first.
+   for that, and runs as far ahead as the stages allow. Where groups are so small that forward waits for weights alone,
+   it asks for two stages at a time (GMM__LOW). A block leaves when all stages have been handed back, by its neighbour
+   as well, of whom nothing is on its way then. Where a kernel has two tiles, who places them takes the one that the
+   groups' sizes make cheaper, and tells it with the first.
 
    Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
    bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
@@ -7650,6 +7652,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ 
                                                GMM__OF(cols), GMM__OF(units), GMM__SECOND(cols), GMM__SECOND(units),
                                                other);
                         __syncwarp();
+                        /* a division by a constant each, in place of one by a variable before the first tile */
                         across = GMM__ANY(*other, cols) == 256 ? (args.p.n + 255) / 256
                                : GMM__ANY(*other, cols) == 128 ? (args.p.n + 127) / 128
                                                                : (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols);
@@ -8036,6 +8039,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
                 if (f->t.units == 0) break;
                 if (lane == 0) gmm_bar_arrive_here(taken + 8 * (tile % GMM_SM90_RING));
+                /* the launch before may write addresses of weights */
                 if (first && args.p.b.table) asm volatile("griddepcontrol.wait;" : : : "memory");
                 depths = gmm_fp8_depths(f->t.k);
                 boxes_b = (f->t.cols + 63) / 64;

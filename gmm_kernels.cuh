@@ -1695,8 +1695,8 @@ GMM__DEVICE int32_t gmm_sm90_entry(const gmm_groups *s, int32_t i) {
 }
 /* Where rows end behind `end` of them, by the rule of gmm_split_end. */
 GMM__DEVICE int32_t gmm_sm90_after(const gmm_groups *s, int32_t end, int32_t entry) {
-    if (s->form == GMM_SPLIT_OFFSETS) return entry > end ? entry : end;
-    return entry > (int32_t)s->capacity - end ? (int32_t)s->capacity : end + entry;
+    const int32_t larger = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
+    return s->form == GMM_SPLIT_OFFSETS ? larger : sum;
 }
 /* What tiles depend on besides the groups' ends: rows of the largest group, groups that have any. */
 typedef struct gmm_sm90_sizes {
@@ -2670,27 +2670,28 @@ GMM__DEVICE void gmm_fp8_nothing(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 }
 
 /* What gmm_sm90_split, _across, _count and gmm_fp8_starts do for fwd and dgrad, in one go: a lane asks for the entries
-   of its run of up to GMM_FP8_RUN groups all at once. `known`: returns 0 if `ends` come from the same entries; or else
-   the tiles across. One warp. */
+   of its up to `run` groups all at once. Few have less code, which runs once and so is waited for. `known`: returns 0
+   if `ends` come from the same entries; or else the tiles across. One warp. */
 enum { GMM_FP8_RUN = 4 };
-GMM__DEVICE int32_t gmm_fp8_plan(const gmm_fp8_args *args, int known, int flat, int32_t cols, int32_t step,
-                                 int32_t teams, int32_t pair, int32_t *ends, int32_t *items, int32_t *starts) {
+GMM__DEVICE int32_t gmm_fp8_plan(const gmm_fp8_args *args, const int run, int known, int flat, int32_t cols,
+                                 int32_t step, int32_t teams, int32_t pair, int32_t *ends, int32_t *items,
+                                 int32_t *starts) {
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
     const int32_t lane = (int32_t)threadIdx.x & 31;
     gmm_sm90_sizes of = { 0, 0 };
-    int32_t v[GMM_FP8_RUN], end = 0, all = 0, padded = 0, first, across, i, j;
-    const int32_t last = gmm_sm90_run(args->p.groups, &first);
+    int32_t v[GMM_FP8_RUN], end = 0, all = 0, padded = 0, first = lane, across, i, j;
+    const int32_t last = run > 1 ? gmm_sm90_run(args->p.groups, &first) : min(lane + 1, args->p.groups);
     int other = !known;
 #pragma unroll
-    for (j = 0; j < GMM_FP8_RUN; j++) /* nothing behind the last */
+    for (j = 0; j < run; j++) /* nothing behind the last */
         v[j] = first + j < last ? gmm_sm90_entry(&args->groups, first + j + by_offsets) : 0;
 #pragma unroll
-    for (j = 0; j < GMM_FP8_RUN; j++)
+    for (j = 0; j < run; j++)
         if (known && first + j < last) other |= v[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
     if (!__any_sync(0xFFFFFFFFu, other)) return 0;
     __syncwarp(); /* all have read the ends */
 #pragma unroll
-    for (j = 0; j < GMM_FP8_RUN; j++) end = gmm_sm90_after(&args->groups, end, v[j]);
+    for (j = 0; j < run; j++) end = gmm_sm90_after(&args->groups, end, v[j]);
 #pragma unroll
     for (i = 1; i < 32; i *= 2) {
         const int32_t before = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
@@ -2699,7 +2700,7 @@ GMM__DEVICE int32_t gmm_fp8_plan(const gmm_fp8_args *args, int known, int flat, 
     end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
     if (lane == 0) end = ends[0] = items[0] = starts[0] = 0;
 #pragma unroll
-    for (j = 0; j < GMM_FP8_RUN; j++) {
+    for (j = 0; j < run; j++) {
         const int32_t start = end;
         end = gmm_sm90_after(&args->groups, end, v[j]);
         of.longest = max(of.longest, end - start);
@@ -7952,9 +7953,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             if (guess) {
 #pragma unroll 1
                 for (early = 1; early >= 0; early--) {
-                    const int32_t tiles = gmm_fp8_plan(&args, !early, GMM__OF(cols) == 128, GMM__OF(cols), GMM__STEP,
-                                                       GMM__OF(teams), (int32_t)gmm_cluster_size(), ends, items,
-                                                       starts);
+                    int32_t tiles;
+                    if (args.p.groups <= 32)
+                        tiles = gmm_fp8_plan(&args, 1, !early, GMM__OF(cols) == 128, GMM__OF(cols), GMM__STEP,
+                                             GMM__OF(teams), (int32_t)gmm_cluster_size(), ends, items, starts);
+                    else
+                        tiles = gmm_fp8_plan(&args, GMM_FP8_RUN, !early, GMM__OF(cols) == 128, GMM__OF(cols), GMM__STEP,
+                                             GMM__OF(teams), (int32_t)gmm_cluster_size(), ends, items, starts);
                     if (tiles) across = tiles;
                     if (!early) break;
                     gmm_fp8_first(&args, ends, items, starts, GMM__OF(cols) == 128, across, GMM__STEP, GMM__OF(teams),

@@ -7818,14 +7818,17 @@ GMM__DEVICE void GMM__PART(gmm11_send_)(float *to, uint32_t lines, uint32_t colu
 /* The sums of 64 rows of a tile for a group of 128 threads: `depths` stages from number *at on. `lines` and `columns`
    are the descriptors of its rows and of the tile's columns in stage 0; `factors` is where the scale of the thread's
    first row stands there, 0: all are 1; `odd`: the second block of columns begins with the tile's 64th, else with its
-   128th. */
+   128th. `turn`: the group, 0 or 1, if two take turns at products, so that one adds up while the other multiplies;
+   else -1. */
 GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uint32_t lines, uint32_t columns,
-                                       uint32_t bars, uint32_t pair, uint32_t factors, int odd, uint32_t *at) {
+                                       uint32_t bars, uint32_t pair, uint32_t factors, int odd, int turn,
+                                       uint32_t *at) {
     const uint32_t lane = threadIdx.x & 31, end = *at + depths;
     uint32_t q = *at, s;
 #if GMM__FAST
     (void)factors;
     (void)odd;
+    (void)turn;
 #pragma unroll 1
     for (; q != end; q++) {
         s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
@@ -7846,6 +7849,7 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uin
         float f[GMM__OF(cols) == 128 ? 1 : 3][2], by[4][4], a[2] = { 1.0f, 1.0f }, b[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
         gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
+        if (GMM__KIND == GMM_FP8_BOTH && turn >= 0) gmm_bar_turn(turn, 1);
         GMM__PART(gmm11_send_)(part, lines, columns, s);
         GMM__WGMMA_WAIT(1); /* of one: or ptxas has products wait for scales that are asked for between them */
         if (factors) {
@@ -7866,6 +7870,7 @@ GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uin
             }
         }
         GMM__WGMMA_WAIT(0);
+        if (GMM__KIND == GMM_FP8_BOTH && turn >= 0) gmm_bar_turn(turn ^ 1, 0);
 #pragma unroll
         for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(part[u]) : : "memory");
         if (GMM__KIND != GMM_FP8_BOTH) { /* all of the warp have read the stage's scales */
@@ -8145,6 +8150,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
         float sum[GMM__SUM];
         uint32_t at = 0, tile = 0, turn = 0;
         int u, x, e;
+        if (GMM__KIND == GMM_FP8_BOTH && threadIdx.x >= 128) gmm_bar_turn(0, 0); /* who begins */
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(GMM__OF(high)));
         for (;; tile++) {
             const int first = guess && tile == 0;
@@ -8192,7 +8198,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 tid = gmm_tid();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
                 GMM__PART(gmm11_sum_)(sum, gmm_fp8_depths(t->k), lines, columns, bars, pair,
-                                      scaled ? base + GMM__OF(factors) + 4 * (uint32_t)row : 0, t->n0 % 128 != 0, &at);
+                                      scaled ? base + GMM__OF(factors) + 4 * (uint32_t)row : 0, t->n0 % 128 != 0,
+                                      t->units > 1 && (f->out & GMM_FP8_NARROW) ? wg : -1, &at);
             }
 #pragma unroll
             for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(sum[u]) : : "memory");

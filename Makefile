@@ -74,8 +74,8 @@ EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 all: $(B)/gmm.o $(B)/gmm_tests $(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_planner $(B)/loss_curves $(EXAMPLES) \
      $(EXAMPLES_CXX)
 
-# OpenMP threads that spin while they wait keep those they wait for from a core: beside a program that is busy, training
-# took more than ten times as long, and alone it takes a third less.
+# OpenMP threads that spin while they wait keep those they wait for from a core. Beside a busy program training took more
+# than ten times as long with them; alone it takes a third less time.
 run recipes test-train: export OMP_WAIT_POLICY ?= passive
 
 ##   run                    train a mixture-of-experts language model on this text; ARGS="--help" lists its flags

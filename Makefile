@@ -26,6 +26,7 @@ DESTDIR ?=
 ARGS ?=
 V ?=
 WERROR ?=
+SRC ?=
 CFLAGS ?=
 CXXFLAGS ?=
 LDFLAGS ?=
@@ -44,7 +45,12 @@ MAKE_PROGRAM := $(MAKE)
 Q := $(if $(V),,@)
 
 WARN := -Wall -Wextra -pedantic $(if $(WERROR),-Werror)
-INCLUDES := -I. -Itests -Iexamples/common
+# SRC=1 builds with headers that name the part of src/ each line comes from.
+SRC_DIR := $(if $(SRC),build/src,.)
+ifneq ($(SRC),)
+$(shell mkdir -p $(SRC_DIR) && LINES=1 sh tests/tools/headers.sh $(SRC_DIR))
+endif
+INCLUDES := -I$(SRC_DIR) -I. -Itests -Iexamples/common
 ALL_CFLAGS = -std=c11 $(OPT_$(CONFIG)) $(WARN) $(INCLUDES) $(CFLAGS)
 ALL_CXXFLAGS = -std=c++17 $(OPT_$(CONFIG)) $(WARN) $(INCLUDES) $(CXXFLAGS)
 ALL_LDFLAGS = $(if $(filter sanitize,$(CONFIG)),-fsanitize=address$(comma)undefined) $(LDFLAGS)
@@ -66,7 +72,7 @@ EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
 .PHONY: all run test test-files test-train examples bench bench-gtp recipes probes gpu-report sanitize \
-        check fuzz help install clean FORCE
+        check headers fuzz help install clean FORCE
 
 ##
 ## Targets
@@ -159,6 +165,10 @@ sanitize: $(B)/gmm_tests
 
 REPORT_ARGS := --ms=50 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad
 
+##   headers                assemble the four headers from their parts in src/ (src/README.md)
+headers:
+	$(Q)sh tests/tools/headers.sh .
+
 ##   check                  header and build checks, then the tests under ASan and UBSan
 check: all $(P)/nvcc $(P)/cublaslt $(EMPTY) compile_commands.json
 	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc $(P)/nvcc.flags $(P)/cublaslt | tr '\n' ' ')" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
@@ -189,6 +199,7 @@ help:
 ## Settings (here: value and default)
 ##   CONFIG=release         debug and sanitize build into build/debug and build/sanitize
 ##   V=1                    show commands        WERROR=1  warnings are errors
+##   SRC=1                  messages and debuggers name the parts in src/ instead of lines of the headers
 ##   CC=gcc CXX=g++         compilers            CFLAGS=, CXXFLAGS=, LDFLAGS= are added to ours
 ##   NVCC=, CUDA_HOME=      CUDA compiler; empty: the one in PATH or in /usr/local/cuda
 ##   NCCL_HOME=             folder with include/nccl.h and lib/libnccl.so; empty: where the compiler looks
@@ -316,7 +327,7 @@ $(B)/gmm.o: examples/vendoring/gmm.c examples/vendoring/gmm.cu $(B)/flags $(RESP
 	@if test -s $(CUDA_LINK); then printf '  %-5s  %s for %s\n' NVCC examples/vendoring/gmm.cu $$(cat $(P)/gpu); \
 	else printf '  %-5s  %s\n' CC $<; fi
 	$(Q)if test -s $(CUDA_LINK); then g=$$(cat $(P)/gpu); o=$$(cat $(P)/openmp); \
-	$$(cat $(P)/nvcc $(P)/nvcc.flags) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I. \
+	$$(cat $(P)/nvcc $(P)/nvcc.flags) $(NVCC_FLAGS) -gencode arch=compute_$${g#sm_},code=$$g $${o:+-Xcompiler=$$o} -I$(SRC_DIR) -I. \
 	-MMD -MP -MF $(@:.o=.d) \
 	$$(cat $(P)/cublaslt $(P)/pthread.cflags) $$(sed 's/HAVE_NCCL/GMM_WITH_NCCL/' $(P)/nccl.cflags) \
 	-c -o $@ examples/vendoring/gmm.cu; \

@@ -52,6 +52,16 @@ cuda_archs() {
 cuda_archs_done() { wait $archs || { cat "$W/archs"; return 1; }; }
 if [ -n "$NVCC" ]; then cuda_archs > "$W/archs" 2>&1 & archs=$!; fi
 
+# ---- Parts
+
+parts() {
+    mkdir -p "$W/parts" && sh tests/tools/headers.sh "$W/parts" || return 1
+    for h in $TEXTS; do
+        cmp "$W/parts/$h" $h || { echo "edit the parts in src/, then run make headers"; return 1; }
+    done
+}
+check "the headers equal their parts" parts
+
 # ---- Declarations
 
 declarations() {

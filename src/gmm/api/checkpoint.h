@@ -1,0 +1,435 @@
+/* ----------------------------------------------------------------------------------------------- 13 Checkpoints --- */
+
+/* From the tensors of a checkpoint to those that a model wants: names, layouts, slices, dtypes. Host only; no context.
+
+       gmm_ckpt_table    what is there: named tensors over storages (memory, or files behind callbacks)
+       gmm_ckpt_scheme   how a family of checkpoints names and lays out its tensors
+       gmm_ckpt_plan     strided moves from the source's tensors to the targets'
+
+   The logical weight of a grouped linear is [experts][out][in], whole: before expert parallelism (EP) and expert tensor
+   parallelism (ETP) cut it; of a gated FC1, `out` is its gate rows and then as many up rows. Each stored tensor is a
+   box of it, laid out by its scheme. A plan intersects the boxes of the source with those of the target.
+   Pure        Building reads names, shapes and dtypes, never data; every error that the data does not cause is found
+               there, with its reason and key, and nothing is changed. Applying can then fail by io alone.
+   Exact       Every byte of a target is written once; every key of the source is used, kept, dropped by rule, or named
+               in an error. gmm_ckpt_verify proves the former from the moves.
+   Memory      Tables and plans allocate from the allocator they were made with (NULL: GMM_MALLOC); applying allocates
+               nothing and uses the caller's scratch. Tables must outlive plans that read them.
+   Threads     Tables and plans do not change after they were built: they may be shared, and disjoint ranges of moves
+               applied at once. Hosts are little-endian.
+   In functions below, `report` and `error` may be NULL. */
+
+/* Why a checkpoint was refused. X(name, value, lower-case name, status) */
+#define GMM_CKPT_REASON_LIST(X) \
+    X(GMM_CKPT_FINE, 0, fine, GMM_OK) \
+    X(GMM_CKPT_ARGUMENT, 1, argument, GMM_E_ARG) \
+    X(GMM_CKPT_DUPLICATE_KEY, 2, duplicate_key, GMM_E_KEY) \
+    X(GMM_CKPT_MISSING_INDEX, 3, missing_index, GMM_E_KEY) \
+    X(GMM_CKPT_EXTRA_INDEX, 4, extra_index, GMM_E_KEY) \
+    X(GMM_CKPT_EXTRA_KEY, 5, extra_key, GMM_E_KEY) \
+    X(GMM_CKPT_AMBIGUOUS, 6, ambiguous, GMM_E_KEY) \
+    X(GMM_CKPT_BOTH_LAYOUTS, 7, both_layouts, GMM_E_KEY) \
+    X(GMM_CKPT_SHAPE, 8, shape, GMM_E_KEY) \
+    X(GMM_CKPT_DTYPE, 9, dtype, GMM_E_DTYPE) \
+    X(GMM_CKPT_NOT_DIVISIBLE, 10, not_divisible, GMM_E_CONFIG) \
+    X(GMM_CKPT_GROUP_COUNT, 11, group_count, GMM_E_KEY) \
+    X(GMM_CKPT_GLU_UNKNOWN, 12, glu_unknown, GMM_E_CONFIG) \
+    X(GMM_CKPT_GLU_CONFLICT, 13, glu_conflict, GMM_E_CONFIG) \
+    X(GMM_CKPT_SCALE_MISSING, 14, scale_missing, GMM_E_KEY) \
+    X(GMM_CKPT_OVERFLOW, 15, overflow, GMM_E_OVERFLOW) \
+    X(GMM_CKPT_NO_MEMORY, 16, no_memory, GMM_E_MEMORY)
+
+typedef enum gmm_ckpt_reason {
+#define GMM__X(name, value, text, status) name = value,
+    GMM_CKPT_REASON_LIST(GMM__X)
+#undef GMM__X
+    GMM_CKPT_REASON_MAX = 0x7fffffff
+} gmm_ckpt_reason;
+
+/* Lower-case name of a reason, "?" if unknown. Pure. */
+GMMDEF const char *gmm_ckpt_reason_name(gmm_ckpt_reason reason);
+
+/* What came of a call; filled on success and on failure. */
+typedef struct gmm_ckpt_report {
+    gmm_error error;        /* status and sentence */
+    gmm_ckpt_reason reason;
+    char key[252];          /* the key that it is about, cut to fit; "" if none */
+    int64_t matched;        /* source tensors that a linear used */
+    int64_t kept, dropped;  /* other source tensors */
+} gmm_ckpt_report;
+
+enum { GMM_CKPT_RANK = 8, GMM_CKPT_LOOPS = 7 };
+
+/* One named tensor, row-major and dense. In tables, arrays of these have no struct_size. */
+typedef struct gmm_ckpt_tensor {
+    const char *name;             /* NUL-terminated; tables hold copies */
+    gmm_dtype dtype;              /* GMM_NONE: a type unknown here, whose bytes can be kept or dropped only */
+    int32_t rank;                 /* 0 to GMM_CKPT_RANK */
+    int64_t shape[GMM_CKPT_RANK]; /* >= 0; with E2M1, elements */
+    int32_t storage;              /* of the table */
+    int32_t reserved;             /* 0 */
+    int64_t offset, bytes;        /* inside the storage; bytes is shape times dtype, and free for GMM_NONE */
+    int64_t tag;                  /* the caller's; a kept tensor carries it on */
+} gmm_ckpt_tensor;
+
+typedef struct gmm_ckpt_table gmm_ckpt_table;
+
+/* An empty table. *out is NULL after a failure.  Errors: GMM_E_NULL, GMM_E_ARG (half an allocator), GMM_E_MEMORY. */
+GMMDEF gmm_status gmm_ckpt_table_create(gmm_ckpt_table **out, const gmm_allocator *allocator, gmm_error *error);
+
+/* Frees a table; NULL is allowed. */
+GMMDEF void gmm_ckpt_table_destroy(gmm_ckpt_table *table);
+
+/* Adds a storage of `bytes`: host memory at `base`, which must stay, or with NULL what gmm_ckpt_io.read reads.
+   Errors: GMM_E_NULL, GMM_E_ARG (bytes < 0), GMM_E_MEMORY. */
+GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *base, int64_t bytes, int32_t *storage,
+                                             gmm_error *error);
+
+/* Adds a tensor; tensors may share bytes.  Errors (reason): GMM_E_NULL, GMM_E_ARG (argument: rank, storage, negative
+   extent, bytes that shape and dtype do not make, outside of the storage), GMM_E_DTYPE (dtype), GMM_E_KEY
+   (duplicate_key), GMM_E_OVERFLOW, GMM_E_MEMORY. The table is then as before. */
+GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tensor *tensor, gmm_ckpt_report *report);
+
+/* The tensors in the order they were added; valid until the next is added. Index of a name, -1 if there is none. */
+GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table, int64_t *count);
+GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name);
+
+/* ---- Schemes: how checkpoints name and lay out the tensors of a layer. */
+
+/* Linears of a layer. X(name, value, lower-case name, grouped over experts, rows cut by ETP, columns cut by ETP) */
+#define GMM_CKPT_SLOT_LIST(X) \
+    X(GMM_CKPT_FC1, 0, fc1, 1, 1, 0) \
+    X(GMM_CKPT_FC2, 1, fc2, 1, 0, 1) \
+    X(GMM_CKPT_ROUTER, 2, router, 0, 0, 0) \
+    X(GMM_CKPT_ROUTER_CORRECTION, 3, router_correction, 0, 0, 0) \
+    X(GMM_CKPT_SHARED_FC1, 4, shared_fc1, 0, 0, 0) \
+    X(GMM_CKPT_SHARED_FC2, 5, shared_fc2, 0, 0, 0) \
+    X(GMM_CKPT_SHARED_GATE, 6, shared_gate, 0, 0, 0)
+
+typedef enum gmm_ckpt_slot {
+#define GMM__X(name, value, text, grouped, rows, cols) name = value,
+    GMM_CKPT_SLOT_LIST(GMM__X)
+#undef GMM__X
+    GMM_CKPT_SLOT_COUNT,
+    GMM_CKPT_SLOT_ANY = 0x7ffffffe, /* in a row: any slot, of linears that have a path */
+    GMM_CKPT_SLOT_MAX = 0x7fffffff
+} gmm_ckpt_slot;
+
+typedef enum gmm_ckpt_kind {
+    GMM_CKPT_WEIGHT = 0,
+    GMM_CKPT_BIAS = 1,
+    GMM_CKPT_SCALE = 2, /* of the weight's blocks */
+    GMM_CKPT_KIND_MAX = 0x7fffffff
+} gmm_ckpt_kind;
+
+typedef enum gmm_ckpt_half {
+    GMM_CKPT_BOTH = 0, /* gate and up rows in one tensor, or an ungated linear */
+    GMM_CKPT_GATE = 1,
+    GMM_CKPT_UP = 2,
+    GMM_CKPT_HALF_MAX = 0x7fffffff
+} gmm_ckpt_half;
+
+/* How a tensor holds matrices of r x c: out x in, or in x out if the row says transposed. */
+typedef enum gmm_ckpt_form {
+    GMM_CKPT_EACH = 0,    /* one expert: [r, c], a vector [r] */
+    GMM_CKPT_STACKED = 1, /* all experts: [E, r, c] or [E r, c], vectors [E, r] or [E r] */
+    GMM_CKPT_WIDE = 2,    /* all experts: declared [r, E c], but the bytes of [E, r, c] */
+    GMM_CKPT_FORM_MAX = 0x7fffffff
+} gmm_ckpt_form;
+
+/* One kind of tensor. Patterns are whole dotted segments with {p} (the linear's path; only in front), {L} (its layer)
+   and {e} (the expert): integers without leading zeros. */
+typedef struct gmm_ckpt_row {
+    const char *pattern;
+    gmm_ckpt_slot slot;
+    gmm_ckpt_kind kind;
+    gmm_ckpt_half half;
+    gmm_ckpt_form form;
+    int32_t transposed;
+    gmm_scaling scaling; /* of a quantized weight, and of its scales: 128X128 (the weight may also come unquantized) or
+                            MX32: U8 blocks [..., r, c / 32, 16] of two 4-bit elements per byte, low half first. To be
+                            dequantized, several experts and their scales come both in EACH or both in another form */
+} gmm_ckpt_row;
+
+typedef struct gmm_ckpt_scheme {
+    const char *name;
+    const gmm_ckpt_row *rows;
+    int32_t count;
+    int32_t glu_known;    /* 1: BOTH rows have gate and up in blocks of glu_block (0 = halves); 0: it must be stated */
+    int32_t glu_block;
+    int32_t global_index; /* 1: {e} counts the experts of all EP ranks; 0: those of the rank */
+} gmm_ckpt_scheme;
+
+/* A shipped scheme; NULL for an unknown name. gmm_ckpt_scheme_at lists them: NULL past the last. Pure.
+       module       {p}.weight0.. or {p}.weight, biases alike, of linears that are given by path
+       megatron     Megatron's grouped linears, indexed or grouped, with router and shared experts
+       sequential   Megatron's SequentialMLP          legacy   Megatron's old GroupedMLP (weight1, weight2)
+       mixtral, qwen2-moe, qwen3-moe (also OLMoE), deepseek-v3 (FP8 blocks or 16-bit)
+       fused, fused-transposed   Hugging Face's stacked gate_up_proj [E, 2F, H] or [E, H, 2F]
+       gpt-oss      interleaved by 1, biases, MXFP4 blocks or 16-bit [E, H, 2F] */
+GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name);
+GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
+
+/* ---- Plans */
+
+/* One linear, whole. Arrays of these have no struct_size. */
+typedef struct gmm_ckpt_linear {
+    gmm_ckpt_slot slot;
+    int32_t gated;         /* FC1: out is 2F, gate rows and then up rows */
+    const char *path;      /* {p}, "decoder.layers.3.mlp.experts.linear_fc1"; NULL = by layer */
+    int64_t layer;         /* {L} */
+    int64_t experts;       /* of all EP ranks; slots that are not grouped: 1 (0 means 1) */
+    int64_t out, in;       /* in 0: the weight is a vector */
+    int32_t bias;          /* 1: it has a bias; 0: keys of one are extra */
+    int32_t grouped_weight, grouped_bias; /* targets, where the scheme has both: 1 STACKED, 0 EACH */
+    int32_t reserved;      /* 0 */
+} gmm_ckpt_linear;
+
+/* The rows that a rank of generalized tensor parallelism keeps of the matrix that EP and ETP leave: what gmm_gtp_plan
+   gives as row0, valid_rows and shard_rows. */
+typedef struct gmm_ckpt_cut {
+    int64_t row0, rows;
+    int64_t stored_rows; /* rows of the tensor; those past `rows` are written as zeros */
+} gmm_ckpt_cut;
+
+/* Coordinates of what a table holds or a target wants. Sizes of 0 mean 1. */
+typedef struct gmm_ckpt_rank {
+    int32_t ep_rank, ep_size;
+    int32_t etp_rank, etp_size;
+    int32_t gtp_rank, gtp_size; /* sources: ranks stack their weights' rows in this order. Targets: see cuts */
+} gmm_ckpt_rank;
+
+/* A whole checkpoint, or what one rank wrote of it. Arrays of these have no struct_size. */
+typedef struct gmm_ckpt_part {
+    const gmm_ckpt_table *table;
+    gmm_ckpt_rank rank;
+} gmm_ckpt_part;
+
+/* Something that may be known of gate and up rows in one tensor: the block B in [gate:B | up:B | gate:B ...]. */
+typedef struct gmm_ckpt_glu {
+    int32_t known;
+    int32_t block; /* 0 = halves */
+} gmm_ckpt_glu;
+
+/* What becomes of keys that no linear uses, scales of weights that are not quantized among them. */
+typedef enum gmm_ckpt_extra {
+    GMM_CKPT_EXTRA_REFUSE = 0,
+    GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes */
+    GMM_CKPT_EXTRA_DROP = 2,
+    GMM_CKPT_EXTRA_MAX = 0x7fffffff
+} gmm_ckpt_extra;
+
+/* How to read the source; nothing is guessed.
+   Keys are matched by whole segments, as a state's prefix, the model's prefix and a row's pattern, wrapper segments
+   left out. The model's prefix is one for all keys: the stated one; else the empty one if any key has it; else the only
+   one found, or the key is ambiguous. Keys with other prefixes are extra.
+   The GLU layout is the scheme's, or what was stated or recorded (in the file's metadata); if several are known they
+   must agree. Unknown is allowed only where gate and up rows stay together and in place. */
+typedef struct gmm_ckpt_source {
+    uint32_t struct_size;
+    int32_t part_count;            /* >= 1; what several parts hold alike is read from the first */
+    const gmm_ckpt_part *parts;
+    const gmm_ckpt_scheme *scheme;
+    const char *prefix;            /* "model." or ""; NULL = found */
+    const char *const *wrappers;   /* [wrapper_count] segments left out of keys and paths, such as "module" */
+    const char *const *states;     /* [state_count] prefixes of equal trees, such as "" and "optimizer.exp_avg."; NULL =
+                                      "" alone. A state without any key is absent */
+    int32_t wrapper_count, state_count;
+    gmm_ckpt_glu stated, recorded;
+    gmm_ckpt_extra extra;
+    int32_t skip_missing;          /* 1: a linear without any key is left out */
+    int32_t prefer_target;         /* 1: of EACH and STACKED both present, the target's is taken, the other dropped */
+    int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` are dropped; else extra. Never read */
+} gmm_ckpt_source;
+
+/* What the model wants. */
+typedef struct gmm_ckpt_target {
+    uint32_t struct_size;
+    int32_t state_count;           /* 0: the source's states */
+    const gmm_ckpt_scheme *scheme; /* NULL = the source's */
+    const char *prefix;            /* NULL = the source's */
+    const char *const *states;     /* one name for each of the source's */
+    gmm_ckpt_rank rank;            /* gtp_rank and gtp_size are not read */
+    const gmm_ckpt_cut *cuts;      /* [linears] GTP, of grouped weights; NULL = whole */
+    int32_t glu_block;             /* of BOTH rows; 0 = halves, or the scheme's */
+    gmm_dtype dtype, bias_dtype;   /* F32, F16, BF16: of experts, converted or dequantized. NONE: as in the source.
+                                      States, routers and kept tensors always stay as they are */
+    int32_t views;                 /* 1: a target whose bytes lie in the source as they must become a view of it */
+} gmm_ckpt_target;
+
+typedef struct gmm_ckpt_plan gmm_ckpt_plan;
+
+/* Finds the linears of a source whose patterns name layers, and their extents, for gmm_ckpt_plan_create. `experts`
+   is 0 where a shape or a name tells their number (not WIDE). Whether a BOTH row of FC1 is gated follows from FC2's in.
+   *linears is allocated from the allocator, and freed by gmm_ckpt_linears_release.
+   Errors (reason): as gmm_ckpt_plan_create. */
+GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, gmm_ckpt_linear **linears,
+                                int64_t *count, const gmm_allocator *allocator, gmm_ckpt_report *report);
+/* Frees what gmm_ckpt_scan allocated, with the same allocator. */
+GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocator *allocator);
+
+/* Plans a conversion. *out is NULL after a failure.
+   Errors (reason): GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (argument), GMM_E_KEY, GMM_E_CONFIG (not_divisible,
+       glu_unknown, glu_conflict), GMM_E_DTYPE, GMM_E_OVERFLOW, GMM_E_MEMORY: see GMM_CKPT_REASON_LIST. */
+GMMDEF gmm_status gmm_ckpt_plan_create(gmm_ckpt_plan **out, const gmm_ckpt_source *source,
+                                       const gmm_ckpt_target *target, const gmm_ckpt_linear *linears, int64_t count,
+                                       const gmm_allocator *allocator, gmm_ckpt_report *report);
+
+/* How gmm_ckpt_normalize_* treat doubtful keys. */
+typedef enum gmm_ckpt_parity {
+    GMM_CKPT_SAFE = 0,     /* doubtful keys are errors */
+    GMM_CKPT_UPSTREAM = 1, /* as Megatron-LM does: what does not fit is left alone, keys match by their last characters,
+                              shapes are not checked against the declared ones */
+    GMM_CKPT_PARITY_MAX = 0x7fffffff
+} gmm_ckpt_parity;
+
+/* Megatron-LM's load hook of one module: its parameters between indexed and grouped keys, as linear->grouped_weight and
+   grouped_bias say. Keys are prefix, and then weight, weight0, bias...; linear->path is not read. And its map for
+   reloading fp32 masters: the same for many modules by their paths, under any prefix.
+   The plan's targets are the whole new table: what is not concerned stays as it is. Plans consist of views and copies.
+   Errors (reason): as gmm_ckpt_plan_create. */
+GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
+                                          const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
+                                          const gmm_allocator *allocator, gmm_ckpt_report *report);
+GMMDEF gmm_status gmm_ckpt_normalize_map(gmm_ckpt_plan **out, const gmm_ckpt_table *table,
+                                         const gmm_ckpt_linear *linears, int64_t count, gmm_ckpt_parity parity,
+                                         const gmm_allocator *allocator, gmm_ckpt_report *report);
+
+/* Frees a plan; NULL is allowed. */
+GMMDEF void gmm_ckpt_plan_destroy(gmm_ckpt_plan *plan);
+
+/* The targets. All lie in storage 0, one behind the other at 64-byte boundaries; views lie there too, but no byte of
+   them is written. Lives as long as the plan. */
+GMMDEF const gmm_ckpt_table *gmm_ckpt_plan_targets(const gmm_ckpt_plan *plan);
+
+typedef enum gmm_ckpt_move_kind {
+    GMM_CKPT_VIEW = 0,    /* the whole target is bytes of the source from src_at on: nothing moves */
+    GMM_CKPT_COPY = 1,
+    GMM_CKPT_CONVERT = 2, /* between F32, F16 and BF16, rounded once */
+    GMM_CKPT_DEQUANT = 3, /* element times the scale of its block in fp32, rounded once */
+    GMM_CKPT_ZERO = 4,
+    GMM_CKPT_MOVE_KIND_MAX = 0x7fffffff
+} gmm_ckpt_move_kind;
+
+/* One strided copy: for all 0 <= i_l < count[l]:
+       dst[dst_at + sum i_l dst_step[l]] = src[src_at + sum i_l src_step[l]], in elements; dst_step falls from loop to
+   loop. */
+typedef struct gmm_ckpt_move {
+    gmm_ckpt_move_kind kind;
+    gmm_scaling scaling;  /* DEQUANT */
+    int32_t part, loops;  /* loops >= 1 */
+    int32_t src, dst;     /* tensors of the part's table and of the targets; ZERO has no src (-1) */
+    int32_t scale;        /* DEQUANT: tensor of the part's table, else -1 */
+    int32_t reserved;
+    int64_t src_at, dst_at;
+    int64_t count[GMM_CKPT_LOOPS], src_step[GMM_CKPT_LOOPS], dst_step[GMM_CKPT_LOOPS];
+} gmm_ckpt_move;
+
+/* The moves, ordered by part, storage and offset of what they read. Live as long as the plan. */
+GMMDEF const gmm_ckpt_move *gmm_ckpt_plan_moves(const gmm_ckpt_plan *plan, int64_t *count);
+
+/* Proves that `count` moves (NULL: the plan's own) read and write within bounds and write every byte of every target
+   exactly once (of a partial plan: at most once), views counting as written.
+   Errors: GMM_E_NULL, GMM_E_STATE (not so; names the target), GMM_E_MEMORY. */
+GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move *moves, int64_t count,
+                                  gmm_error *error);
+
+/* A plan of the caller's own moves: what gmm_gtp_export and gmm_gtp_import are made of. Targets get the storage and
+   offsets that plans give; of each tensor name, dtype, rank and shape are read. Moves are copied, tidied and ordered.
+   They may be COPY, CONVERT, DEQUANT and ZERO, and are checked as gmm_ckpt_verify does. partial 1: bytes of targets may
+   be left to others, and gmm_ckpt_verify asks for none twice only. Of parts, only tables are read.
+   Errors (reason): GMM_E_NULL, GMM_E_ARG (argument), GMM_E_KEY (duplicate_key), GMM_E_DTYPE, GMM_E_OVERFLOW,
+       GMM_E_MEMORY; GMM_E_STATE (argument: what gmm_ckpt_verify finds). */
+GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
+                                         const gmm_ckpt_tensor *targets, int64_t target_count,
+                                         const gmm_ckpt_move *moves, int64_t count, int32_t partial,
+                                         const gmm_allocator *allocator, gmm_ckpt_report *report);
+
+typedef struct gmm_ckpt_cost {
+    uint32_t struct_size;
+    int32_t reserved;
+    int64_t bytes_read, bytes_written; /* by all moves */
+    int64_t target_bytes;  /* of storage 0 of the targets */
+    int64_t scratch_min;   /* gmm_ckpt_run.scratch_bytes; more is faster */
+    int64_t moves[5];      /* by kind */
+} gmm_ckpt_cost;
+
+enum { GMM_CKPT_SCRATCH = 64 << 20 }; /* recommended gmm_ckpt_run.scratch_bytes */
+
+/* What applying takes. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION. */
+GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error);
+
+/* Callbacks return 0, or anything else to fail the call with GMM_E_IO. Offsets are bytes. */
+typedef struct gmm_ckpt_io {
+    void *user;
+    int (*read)(void *user, int32_t part, int32_t storage, int64_t offset, void *to, int64_t bytes);
+    int (*write)(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes); /* inside the target */
+    void (*done)(void *user, int64_t target); /* after the last move of a target, where moves run in order; or NULL */
+} gmm_ckpt_io;
+
+typedef struct gmm_ckpt_run {
+    uint32_t struct_size;
+    int32_t reserved;
+    gmm_ckpt_io io;
+    void *memory;          /* host memory of target_bytes for storage 0; NULL = io.write */
+    void *scratch;         /* host memory, used during the call only */
+    size_t scratch_bytes;
+    int64_t end;           /* the move to stop before; 0 = all */
+} gmm_ckpt_run;
+
+/* Applies the moves from *cursor on, which is then the next move to do, also after a failure: what was done need not be
+   done again, and doing it again changes nothing. Targets must not overlap the source's memory.
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (cursor or end out of range, overlap), GMM_E_WORKSPACE (scratch below
+       scratch_min), GMM_E_IO. */
+GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *run, int64_t *cursor, gmm_error *error);
+
+/* ---- Small rules of Megatron-LM's checkpoints, as pure functions. */
+
+/* Splits one tensor into E: a first extent of E is unbound, else a multiple of it is cut into equal chunks. `members`
+   is that of a quantized group, which has no other split; 0 = a plain tensor. parts [E] get shape, offset and bytes;
+   their names are the tensor's.
+   Errors (reason): GMM_E_NULL, GMM_E_ARG, GMM_E_KEY (group_count), GMM_E_CONFIG (not_divisible). */
+GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
+                                 gmm_ckpt_tensor *parts, gmm_ckpt_report *report);
+
+typedef struct gmm_ckpt_interval {
+    int64_t shard_at;  /* where the intersection lies in the shard; -1 = there is none */
+    int64_t member_at; /* and in the member; -1 = there is none */
+    int64_t length;
+} gmm_ckpt_interval;
+
+/* What a flat shard [start, start + length) of consecutive members has of each: every member gets an entry, so that
+   ranks agree on their number. start -1 with length 0: no shard.
+   Errors: GMM_E_NULL, GMM_E_ARG (negative or missing start, shard past the end), GMM_E_OVERFLOW. */
+GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, int64_t start, int64_t length,
+                                         gmm_ckpt_interval *out, gmm_error *error);
+
+/* Where Megatron's sharded checkpoints store one expert's parameter. */
+typedef struct gmm_ckpt_stored {
+    uint32_t struct_size;
+    int32_t singleton;      /* 1: a key per expert, 0: one key for all with an expert axis */
+    const char *prefix;     /* "decoder.layers.0.mlp." */
+    gmm_ckpt_slot slot;     /* FC1 or FC2 */
+    gmm_ckpt_kind kind;     /* WEIGHT or BIAS */
+    int32_t gated;
+    gmm_ckpt_half half;     /* of a gated FC1: GATE or UP */
+    int64_t experts_local, index; /* of the rank; the expert's number there */
+    int32_t ep_rank, ep_size, etp_rank, etp_size; /* sizes of 0 mean 1 */
+} gmm_ckpt_stored;
+
+typedef struct gmm_ckpt_place {
+    int64_t expert, experts;  /* offset and extent of the expert axis (singleton: in the key instead) */
+    int32_t axis;             /* of the matrix that is cut into fragments; -1 = whole */
+    int32_t fragment, fragments;
+} gmm_ckpt_place;
+
+/* Writes the key (NUL-terminated, into `room` bytes) and the place.
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (a field out of range), GMM_E_WORKSPACE (room). */
+GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t room, gmm_ckpt_place *place,
+                                      gmm_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* GMM_MOE_GMM_H_INCLUDED */
+

@@ -1,0 +1,77 @@
+/* ------------------------------------------------------------------------------------------ 3 Grouped linear --- */
+
+/* Where the gradient of a weight or bias goes. The descriptor pointer being NULL means: not wanted, not computed.
+   own gradient (main_grad 0): stored. main_grad 1: added, unless overwrite is 1. See gmm_wgrad_decide.
+   An empty group stores zeros, or leaves the destination's bits alone where it would add. */
+typedef struct gmm_grad {
+    uint32_t struct_size;
+    int32_t main_grad;
+    int32_t overwrite;
+    int32_t reserved;      /* 0 */
+    const gmm_mat *mat;    /* F32, BF16 or F16, per group; packed or table */
+    const float *beta;     /* [G] context memory: replaces the above per group: dst = grad + beta dst. 0 never reads,
+                              1 adds (bits kept for an empty group). NULL = by main_grad and overwrite */
+    const uint8_t *frozen; /* [G] context memory: nonzero = the group's gradient is not computed and not touched */
+} gmm_grad;
+
+/* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
+   Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; row_scale s, d_row_scale [T].
+   dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
+   Quantized factors (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd the
+       rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
+       nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
+       multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
+       and scale (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of blocks multiply the sum
+       of each 128 along the contraction, other scales the whole sum. K and N must be multiples of gmm_info.in_align
+       and out_align.
+   Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
+   needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
+   addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
+   GMM_FAULT_ADDRESS). */
+typedef struct gmm_linear {
+    uint32_t struct_size;
+    int32_t alpha_per_group; /* 1: alpha is [G], else [1] */
+    int64_t in_features;     /* K >= 1 */
+    int64_t out_features;    /* N >= 1 */
+    const gmm_groups *groups;
+    const gmm_options *options;
+    const gmm_mat *x;
+    const gmm_mat *w;
+    const gmm_mat *bias;     /* NULL = none */
+    const float *row_scale;  /* fp32, context memory; NULL = ones */
+    const float *alpha;      /* fp32, context memory; NULL = 1 */
+    const gmm_mat *y;
+    const gmm_mat *dy;
+    const gmm_mat *dx;
+    const gmm_grad *dw;
+    const gmm_grad *db;
+    float *d_row_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
+    int32_t d_row_scale_add; /* 1: added to what is there */
+    int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
+} gmm_linear;
+
+/* Engine, workspace and demands of one linear operation (GMM_OP_LINEAR_*). Pointers to data may still be NULL.
+   Stream, graph: no effect on either. Errors: as the operation, but for those about addresses and workspace. */
+GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info);
+
+/* y = alpha x w^T (+ bias s) (+ y). Needs x, w, y.
+   Stream, graph: enqueued; capturable, replay with other sizes is right.
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT (host splits),
+       GMM_E_WORKSPACE, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
+GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
+                                 gmm_stream stream);
+
+/* dx = alpha dy w (+ dx). Needs dy, w, dx.  Stream, graph, errors: as gmm_linear_fwd. */
+GMMDEF gmm_status gmm_linear_dgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
+                                   gmm_stream stream);
+
+/* dw_g = alpha_g dy_g^T x_g (+ beta dw_g), summed over the group's rows. Needs x, dy, dw.
+   Stream, graph, errors: as gmm_linear_fwd. */
+GMMDEF gmm_status gmm_linear_wgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
+                                   gmm_stream stream);
+
+/* db_g = sum over rows of s_r dy_r (+ beta db_g), and d_row_scale. Needs dy, and db or (d_row_scale and bias).
+   Stream, graph, errors: as gmm_linear_fwd. */
+GMMDEF gmm_status gmm_linear_bgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
+                                   gmm_stream stream);
+

@@ -1,0 +1,170 @@
+/* ---------------------------------------------------------------------------------------------- 5 Expert MLP --- */
+
+/* What fwd keeps for bwd, in gmm_mlp.saved. */
+typedef enum gmm_save {
+    GMM_SAVE_PREACT = 0,         /* FC1's output; the activation is computed again */
+    GMM_SAVE_PREACT_AND_ACT = 1, /* FC1's output and FC2's input */
+    GMM_SAVE_NOTHING = 2,        /* FC1 runs again in bwd */
+    GMM_SAVE_MAX = 0x7fffffff
+} gmm_save;
+
+/* How tokens reach the experts; decides who pads (gmm_pad_decide). */
+typedef enum gmm_dispatcher {
+    GMM_DISPATCH_ALLTOALL = 0,
+    GMM_DISPATCH_ALLGATHER = 1,
+    GMM_DISPATCH_DEEPEP = 2,
+    GMM_DISPATCH_HYBRIDEP = 3,
+    GMM_DISPATCH_NCCLEP = 4,
+    GMM_DISPATCHER_MAX = 0x7fffffff
+} gmm_dispatcher;
+
+/* The configuration of an expert MLP: y = act(x w1^T + b1) p w2^T + b2 (p). Fields below `save` describe the model
+   around the MLP; they change no result and exist so that gmm_mlp_validate can refuse what would train wrong. */
+typedef struct gmm_mlp_config {
+    uint32_t struct_size;
+    int32_t bias1, bias2;           /* the linears have biases */
+    int32_t prob;                   /* rows are weighted by a probability between activation and FC2 */
+    int32_t prob_on_bias2;          /* b2 is weighted by it too, which equals weighting FC2's output */
+    int64_t hidden;                 /* columns of x; >= 1 */
+    int64_t ffn;                    /* columns of FC2's input; >= 1 */
+    int64_t hidden_out;             /* columns of y; 0 = hidden */
+    gmm_act act;
+    gmm_save save;
+    int32_t delay_wgrad;            /* bwd queues the weight gradients */
+    int32_t overlap_dispatch_wgrad; /* the same, asked for by the overlap of dispatch with wgrad; excludes the former */
+    int32_t ddp_expects_delay;      /* 1: the data-parallel hooks wait for the queued gradients */
+    int32_t ddp;                    /* 1: data-parallel hooks are installed */
+    int32_t topk;                   /* experts per token; 0 = unknown */
+    int32_t prob_on_input;          /* x was weighted by the probability already */
+    int32_t etp_size;               /* expert tensor parallelism; 0 = 1 */
+    int32_t source_interleave;      /* GLU block of the weights as loaded; halves: ffn; 0 = not stated */
+    gmm_recipe_kind recipe;
+    int32_t router_padding;         /* the router rounds counts up for quantization */
+    gmm_dispatcher dispatcher;
+    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3 */
+    int32_t act_recompute;          /* the activation is recomputed in bwd */
+} gmm_mlp_config;
+
+/* One call that checks a configuration; pure. Every operation on an MLP makes it too.
+   Errors: GMM_E_CONFIG, and error->text opens with the field's name. The rules:
+       hidden, ffn >= 1; hidden_out >= 0; enumerations in range; switches 0 or 1
+       act: as gmm_act_fwd (interleave >= 0, a divisor of ffn, gated only; limit 0 or finite > 0; offset finite, gated
+           only; alpha finite, and not 0 or 1 only where a sigmoid takes it; betas 0 or finite > 0, SiTU only)
+       source_interleave >= 0 and, where stated for a gated activation, the layout that act.interleave reads
+       delay_wgrad and overlap_dispatch_wgrad exclude each other; with ddp, either needs ddp_expects_delay, and
+           ddp_expects_delay needs either: otherwise hooks fire before, or never after, the gradient
+       prob_on_bias2 needs prob and bias2; prob_on_input needs topk 1 and excludes prob
+       bias2 with prob and topk > 1 needs prob_on_bias2: unweighted biases would add up topk times
+       bias1 or bias2 need etp_size 1: every rank would add them
+       router_padding needs a quantized recipe, and not the all-gather dispatcher
+       act_input_fp8 needs SwiGLU without limit and offset
+       act_recompute excludes save = GMM_SAVE_PREACT_AND_ACT */
+GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error);
+
+/* Parameters of an MLP, as callbacks name them. */
+typedef enum gmm_param {
+    GMM_PARAM_W1 = 0, GMM_PARAM_B1 = 1, GMM_PARAM_W2 = 2, GMM_PARAM_B2 = 3, GMM_PARAM_MAX = 0x7fffffff
+} gmm_param;
+
+/* Gradient callbacks: once per parameter and micro-batch for every parameter whose gradient is wanted, empty groups or
+   not, FC2's before FC1's, on the calling thread, when the work that completes the gradient has been enqueued on
+   `stream`. Biases complete in bwd; weights in bwd or, delayed, in gmm_mlp_wgrad. Not fired while capturing. */
+typedef struct gmm_grad_hooks {
+    void *user;
+    void (*ready)(void *user, gmm_param param, gmm_stream stream);
+} gmm_grad_hooks;
+
+/* One queued weight gradient of both linears; its fields are the library's. */
+typedef struct gmm_wgrad_entry {
+    uint64_t opaque[192];
+} gmm_wgrad_entry;
+
+/* Caller-owned FIFO of delayed weight gradients. Make it with gmm_wgrad_queue_over; `count` may be read. */
+typedef struct gmm_wgrad_queue {
+    gmm_wgrad_entry *entries;
+    int32_t capacity, head, count, reserved;
+} gmm_wgrad_queue;
+
+/* An empty queue over caller memory of `capacity` entries. Pure. */
+static inline gmm_wgrad_queue gmm_wgrad_queue_over(gmm_wgrad_entry *entries, int32_t capacity) {
+    gmm_wgrad_queue q;
+    q.entries = entries;
+    q.capacity = capacity;
+    q.head = q.count = q.reserved = 0;
+    return q;
+}
+
+/* Operands that a recipe quantizes, in the order of their delayed-scaling slots: forward's, then backward's. */
+typedef enum gmm_mlp_slot {
+    GMM_SLOT_X, GMM_SLOT_W1, GMM_SLOT_H, GMM_SLOT_W2, GMM_SLOT_DY, GMM_SLOT_DZ, GMM_SLOTS,
+    GMM_SLOT_MAX = 0x7fffffff
+} gmm_mlp_slot;
+
+/* How the products of an MLP are quantized: each quantizes its two factors (x, FC2's input h, w1, w2, dy, FC1's output
+   gradient dz) by the roles of the recipe, along its own contraction, into the workspace. Weights may come quantized
+   already, in the recipe's dtype and scaling: fwd reads them rowwise, bwd w1.columnwise and w2.columnwise (and w1 if
+   FC1 runs again), which is the same to the bit. Everything else stays as without a recipe: saved values are those of
+   the unquantized dtype, and gradients of biases come from them. */
+typedef struct gmm_mlp_quant {
+    uint32_t struct_size;
+    int32_t reserved;        /* 0 */
+    const gmm_recipe *recipe;/* its kind must be the configuration's */
+    const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
+    float *amax;             /* delayed: [GMM_SLOTS][G], raised to what is seen (history[0]); NULL = not wanted */
+    const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients
+                                read them again in gmm_mlp_wgrad, and scale too */
+} gmm_mlp_quant;
+
+/* Tensors of one MLP call.
+   Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
+       act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
+   dtypes: x, w1, w2, dy share F32, F16 or BF16, which is also the dtype of what is saved (with `quant`, weights may
+       be quantized copies instead); the rest is free as in gmm_linear.  Aliasing: none. */
+typedef struct gmm_mlp {
+    uint32_t struct_size;
+    int32_t reserved;       /* 0 */
+    const gmm_mlp_config *config;
+    const gmm_groups *groups;
+    const gmm_options *options;
+    const gmm_mat *x, *w1, *b1, *w2, *b2;
+    const float *prob;
+    const gmm_mat *y;
+    void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference */
+    size_t saved_bytes;
+    const gmm_mat *dy, *dx; /* dx NULL = not wanted */
+    const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */
+    float *dprob;           /* with prob_on_bias2 it includes the bias's term; NULL = not wanted */
+    void *deferred;         /* delayed: bwd keeps wgrad operands here until gmm_mlp_wgrad; 256-byte aligned */
+    size_t deferred_bytes;
+    gmm_wgrad_queue *queue; /* delayed: where bwd records them */
+    const gmm_grad_hooks *hooks; /* NULL = none */
+    const gmm_mlp_quant *quant;  /* NULL = products of the operands as they are */
+} gmm_mlp;
+
+/* Engine, sizes and demands of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
+   Errors: as the operation, but for those about addresses and buffers. */
+GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info);
+
+/* y of the MLP. Needs x, w1, w2, y and what the configuration names.  Stream, graph: enqueued; capturable.
+   Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate). */
+GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
+                              gmm_stream stream);
+
+/* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). Delayed
+   weight gradients are recorded in `queue` with everything they need: x, dy, `deferred`, the destinations and the fault
+   word must stay as they are until gmm_mlp_wgrad has run; the splits need not.
+   Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
+   Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full). */
+GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
+                              gmm_stream stream);
+
+/* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded.
+   Stream, graph: enqueued; capturable.
+   Errors: GMM_E_STATE (queue empty), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_CUDA; the entry then stays. */
+GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
+                                gmm_stream stream);
+
+/* Fires the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP fires: to be called after a graph that
+   holds the operation was launched.  Stream, graph: handed to the hooks. Errors: those of gmm_mlp_query. */
+GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream);
+

@@ -1,0 +1,80 @@
+/* ------------------------------------------------------------------------- 2 Operations, options, queries --- */
+
+/* Every operation that an engine can serve. X(name, lower-case name); the order is that of the engine table. */
+#define GMM_OP_LIST(X) \
+    X(GMM_OP_QUANTIZE, quantize) \
+    X(GMM_OP_DEQUANTIZE, dequantize) \
+    X(GMM_OP_REQUANTIZE, requantize) \
+    X(GMM_OP_SCALE_UPDATE, scale_update) \
+    X(GMM_OP_TRANSPOSE, transpose) \
+    X(GMM_OP_SHARD_CAST, shard_cast) \
+    X(GMM_OP_OFFSETS, offsets) \
+    X(GMM_OP_LINEAR_FWD, linear_fwd) \
+    X(GMM_OP_LINEAR_DGRAD, linear_dgrad) \
+    X(GMM_OP_LINEAR_WGRAD, linear_wgrad) \
+    X(GMM_OP_LINEAR_BGRAD, linear_bgrad) \
+    X(GMM_OP_ACT_FWD, act_fwd) \
+    X(GMM_OP_ACT_BWD, act_bwd) \
+    X(GMM_OP_MLP_FWD, mlp_fwd) \
+    X(GMM_OP_MLP_BWD, mlp_bwd) \
+    X(GMM_OP_MLP_WGRAD, mlp_wgrad) \
+    X(GMM_OP_TOPK_FWD, topk_fwd) \
+    X(GMM_OP_TOPK_BWD, topk_bwd) \
+    X(GMM_OP_PERMUTE_MAP, permute_map) \
+    X(GMM_OP_PERMUTE_FWD, permute_fwd) \
+    X(GMM_OP_PERMUTE_BWD, permute_bwd) \
+    X(GMM_OP_UNPERMUTE_FWD, unpermute_fwd) \
+    X(GMM_OP_UNPERMUTE_BWD, unpermute_bwd) \
+    X(GMM_OP_PAD, pad) \
+    X(GMM_OP_UNPAD, unpad) \
+    X(GMM_OP_GLU_INTERLEAVE, glu_interleave) \
+    X(GMM_OP_ACCUMULATE, accumulate) \
+    X(GMM_OP_CONVERT, convert)
+
+typedef enum gmm_op {
+#define GMM__X(name, text) name,
+    GMM_OP_LIST(GMM__X)
+#undef GMM__X
+    GMM_OP_COUNT,
+    GMM_OP_MAX = 0x7fffffff
+} gmm_op;
+
+/* Lower-case name of an operation or engine, "?" if unknown. Pure. */
+GMMDEF const char *gmm_op_name(gmm_op op);
+GMMDEF const char *gmm_engine_name(gmm_engine engine);
+
+/* How a call is carried out. Descriptors take a pointer; NULL means all defaults. */
+typedef struct gmm_options {
+    uint32_t struct_size;
+    gmm_engine engine;           /* AUTO: the context's default, else the best engine whose plan says yes */
+    int32_t sm_limit;            /* GPU: multiprocessors to use, 0 = all. Never changes results */
+    int32_t allow_nondeterminism;/* 0 or 1; no engine makes use of it */
+    int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
+    int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion in fwd and dgrad where scales are by tensor or row.
+                                    Changes results */
+    int32_t tile;                /* WGMMA: the 1st, 2nd, ... of the tiles that could serve a product, the last perhaps
+                                    two, of which the split decides, for trying them; 0, or more than there are: the
+                                    one expected to be fastest. Never changes results */
+    int64_t workspace_limit;     /* WGMMA declines a product of MX32 or NV16 operands that needs more bytes, since it
+                                    converts them there; AUTO takes MMA then. 0 = none. Never changes results */
+} gmm_options;
+
+/* What a query tells. */
+typedef struct gmm_info {
+    uint32_t struct_size;
+    gmm_engine engine;       /* that will serve the call */
+    size_t workspace_bytes;
+    size_t saved_bytes;      /* MLP: gmm_mlp.saved */
+    size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
+    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1 but
+                                for quantized operands */
+    int32_t out_align;
+    char note[192];          /* how the engine serves it, and why better ones declined */
+} gmm_info;
+
+/* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups says.
+   Shapes: offsets [G + 1] int64, context memory.
+   Stream, graph: enqueued; capturable. Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_DTYPE, GMM_E_SPLIT,
+       GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
+GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_t *offsets, gmm_stream stream);
+

@@ -1,0 +1,76 @@
+/* ------------------------------------------------------------------------------------ 9 Pad, GLU interleave --- */
+
+/* Rows that recipes of other libraries want each group rounded up to (1 = none): 256 for grouped-tensor kernels, 32
+   MXFP8, 128 NVFP4, 16 other FP8. This library needs no padding for any recipe. Pure. */
+GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor);
+
+typedef struct gmm_pad_in {
+    gmm_recipe_kind recipe;
+    gmm_dispatcher dispatcher;
+    int32_t grouped_tensor;       /* the experts use grouped-tensor kernels */
+    int32_t router_padding;       /* the router was asked to round counts up */
+    int32_t router_padding_done;  /* and every count really is a multiple (it cannot always be reached) */
+    int32_t permute_fusion;       /* permutation is fused, by a kernel that pads */
+} gmm_pad_in;
+
+/* Whether the expert MLP must pad, and to what. *align is 1 where it need not: no recipe asks for it, or rows already
+   come padded: by the router (only if router_padding_done), by HybridEP or NCCL-EP, or by DeepEP's fused
+   permute-and-pad with grouped tensors. Pure.
+   Errors: GMM_E_NULL, GMM_E_CONFIG (unknown recipe or dispatcher). */
+GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error *error);
+
+/* Rounds every group up to `align` rows. Empty groups stay empty; new rows and their probabilities are zeros.
+   Shapes: src [T, cols] in the order of `groups`; dst [R, cols]; src_prob [T], dst_prob [R]; sizes [G].
+   dtypes: src and dst share any dtype of whole bytes.  Aliasing: none. */
+typedef struct gmm_padding {
+    uint32_t struct_size;
+    int32_t align;            /* >= 1 */
+    int64_t cols;             /* >= 1 */
+    int64_t padded_capacity;  /* R; at least T + G (align - 1) always suffices */
+    const gmm_groups *groups; /* the unpadded split; tail and fault apply to the destination */
+    const gmm_options *options;
+    const gmm_mat *src;       /* pad: [T, cols]; unpad: [R, cols] */
+    const gmm_mat *dst;       /* pad: [R, cols]; unpad: [T, cols] */
+    const float *src_prob;
+    float *dst_prob;          /* both or none */
+    int32_t *sizes;           /* pad: padded sizes; NULL = not wanted */
+} gmm_padding;
+
+/* Engine and workspace of GMM_OP_PAD or GMM_OP_UNPAD.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_pad_query(gmm_context *ctx, gmm_op op, const gmm_padding *padding, gmm_info *info);
+
+/* Pads. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd; a padded sum above R is GMM_FAULT_CAPACITY. */
+GMMDEF gmm_status gmm_pad(gmm_context *ctx, const gmm_padding *padding, void *workspace, size_t workspace_bytes,
+                          gmm_stream stream);
+
+/* Takes the padding out again: the inverse of gmm_pad on the live rows.
+   Stream, graph: enqueued; capturable. Errors: as gmm_pad. */
+GMMDEF gmm_status gmm_unpad(gmm_context *ctx, const gmm_padding *padding, void *workspace, size_t workspace_bytes,
+                            gmm_stream stream);
+
+/* Moves FC1's gate and linear parts between halves [a | b] and blocks [a:B | b:B | a:B ...].
+   Shapes: by axis. GMM_GLU_ROWS: count matrices of [2 ffn, cols], the rows move: weights, biases (cols = 1, ld = 1 and
+       group_stride = 2 ffn). GMM_GLU_COLUMNS: one matrix of [count, 2 ffn], the columns move: activations.
+   dtypes: src and dst share any dtype of whole bytes.  Aliasing: none, not in place. */
+typedef enum gmm_glu_axis { GMM_GLU_ROWS = 0, GMM_GLU_COLUMNS = 1, GMM_GLU_AXIS_MAX = 0x7fffffff } gmm_glu_axis;
+
+typedef struct gmm_glu {
+    uint32_t struct_size;
+    gmm_glu_axis axis;
+    int32_t inverse;     /* 0: halves to blocks; 1: blocks to halves */
+    int32_t block;       /* B >= 1, a divisor of ffn; B = ffn is the identity */
+    int64_t ffn;         /* >= 1 */
+    int64_t count;       /* matrices or rows, >= 0 */
+    int64_t cols;        /* ROWS: columns of each matrix, >= 1; COLUMNS: not read */
+    const gmm_options *options;
+    const gmm_mat *src;  /* ROWS: packed or table; COLUMNS: packed */
+    const gmm_mat *dst;
+} gmm_glu;
+
+/* Engine and workspace of GMM_OP_GLU_INTERLEAVE.  Stream, graph: none. Errors: as the operation. */
+GMMDEF gmm_status gmm_glu_query(gmm_context *ctx, gmm_op op, const gmm_glu *glu, gmm_info *info);
+
+/* Interleaves, or back. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd; GMM_E_CONFIG (block). */
+GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void *workspace, size_t workspace_bytes,
+                                     gmm_stream stream);
+

@@ -1,0 +1,66 @@
+/* gmm.h - v0.1.0 - the experts of mixture-of-experts models: grouped linear, expert MLP, routing, on GPU and CPU - MIT
+ * SPDX-License-Identifier: MIT
+ *
+ * Quick start (C11 or C++17; a .c unit holds the CPU engine, a .cu unit the CUDA engines too):
+ *
+ *     #define GMM_IMPLEMENTATION          // in exactly one .c or .cu file of the program
+ *     #include "gmm.h"
+ *
+ *     gmm_context *ctx;                                         // y[r] = w[group of r] x[r]
+ *     gmm_create(&ctx, NULL, NULL);                             // NULL: the CPU
+ *     gmm_groups groups = GMM_ZERO;                             // 4 experts, their token counts in memory
+ *     groups.count = 4; groups.capacity = 1024; groups.splits = counts; groups.dtype = GMM_I32;
+ *     gmm_mat x = gmm_mat_packed(GMM_BF16, xs), w = gmm_mat_packed(GMM_BF16, ws), y = gmm_mat_packed(GMM_BF16, ys);
+ *     gmm_linear lin = GMM_ZERO;
+ *     lin.groups = &groups; lin.in_features = 512; lin.out_features = 2048; lin.x = &x; lin.w = &w; lin.y = &y;
+ *     gmm_info info = GMM_ZERO;
+ *     gmm_linear_query(ctx, GMM_OP_LINEAR_FWD, &lin, &info);    // info.workspace_bytes
+ *     gmm_linear_fwd(ctx, &lin, workspace, info.workspace_bytes, NULL);
+ *
+ * CONTENTS
+ *     1  Version, context, errors      6  Weight-gradient decisions     11  Quantization
+ *     2  Operations, options, queries  7  Routing                       12  Runtime
+ *     3  Grouped linear                8  Permute, unpermute            13  Checkpoints
+ *     4  Activation                    9  Pad, GLU interleave           14  Implementation
+ *     5  Expert MLP                   10  Small operations              15  Implementation: checkpoints
+ *                                                                       16  Licence
+ *
+ * CONFIGURATION (beside gmm_quant.h's; define where GMM_IMPLEMENTATION is)
+ *     GMM_NO_CUBLASLT        under nvcc: leaves out the CUBLASLT engine, so that nothing links with -lcublasLt
+ *     GMM_MALLOC, GMM_FREE   host allocation of contexts where gmm_config has no allocator; both or none; default
+ *                            malloc and free. Signatures: void *GMM_MALLOC(size_t), void GMM_FREE(void *)
+ *
+ * WHAT EVERY OPERATION KEEPS
+ *     Shapes      Matrices are row-major. T is the capacity (rows of activation buffers), G the number of groups, K and
+ *                 N the in and out features. Any row count >= 0 per group, any G, K, N that the engine takes (GPUs:
+ *                 below about 2^31).
+ *     Splits      Group sizes may live on the device; the host reads none of them, so a captured graph can be replayed
+ *                 with other sizes. Rows past their sum never influence a result and are kept or zeroed (gmm_tail).
+ *     Arithmetic  fp32 accumulation and one rounding at the store; bias, activation and probabilities in fp32.
+ *     Order       The order in which an output element accumulates depends only on operation, dtypes, N, K and its own
+ *                 group's rows: results are bitwise equal from run to run, for any thread count, and equal to the call
+ *                 with that group alone. Different machines and engines may differ in the last bits; which engine
+ *                 serves a call, a query tells.
+ *     Memory      The caller's: gmm_*_query tells the workspace's bytes. It is aligned to 256 bytes, its contents are
+ *                 undefined before and after, and calls ordered on one stream may share it. Nothing is allocated.
+ *                 Outputs must not overlap inputs, workspace or one another unless a function says so; the pointers of
+ *                 one output table must be distinct.
+ *     Stream      The last argument. GPU contexts enqueue on it and return; every call can be captured in a CUDA graph.
+ *                 CPU contexts take NULL and are done on return.
+ *     Errors      What the host can check is checked before anything is launched or written; then a status is returned
+ *                 and gmm_last_error(ctx) names function, argument, value, rule and shapes. Faulty device-resident
+ *                 values set bits in gmm_groups.fault, and the call stays in bounds.
+ *     Threads     A context serves one thread at a time; contexts are independent and cheap. No global state.
+ *
+ * REVISIONS (full list: CHANGELOG.md)
+ *     0.1.0  first version
+ */
+#ifndef GMM_MOE_GMM_H_INCLUDED
+#define GMM_MOE_GMM_H_INCLUDED
+
+#include "gmm_quant.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+

@@ -1,0 +1,524 @@
+/* ............................................................................................ 15.6 One array ... */
+
+/* The tensors that a row gives to an array: [parts][experts of a part]; -1 = none. */
+typedef struct gmm__ck_holder {
+    const gmm_ckpt_row *row;
+    int32_t *tensor;
+} gmm__ck_holder;
+
+/* "[4, 8]" */
+static void gmm__ck_shape_text(char *text, size_t room, int32_t rank, const int64_t *shape) {
+    size_t n = 0;
+    int32_t d;
+    for (d = 0; d < rank && n + 24 < room; d++)
+        n += (size_t)snprintf(text + n, room - n, "%s%lld", d ? ", " : "[", (long long)shape[d]);
+    (void)snprintf(text + n, room - n, rank ? "]" : "[]");
+}
+
+/* The shapes that a row allows for matrices of rows x cols, as declared; returns how many. `blocks` of MX32. */
+static int gmm__ck_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t rows, int64_t cols, int vector,
+                          int64_t shape[2][GMM_CKPT_RANK], int32_t rank[2]) {
+    const int64_t m0 = row->transposed ? cols : rows, m1 = row->transposed ? rows : cols;
+    int64_t matrix[3];
+    int32_t n = 0, i, d;
+    if (vector) {
+        matrix[n++] = rows;
+    } else if (row->scaling == GMM_SCALING_MX32 && row->kind == GMM_CKPT_WEIGHT) {
+        matrix[n++] = rows;
+        matrix[n++] = cols / 32;
+        matrix[n++] = 16;
+    } else {
+        matrix[n++] = m0;
+        matrix[n++] = m1;
+    }
+    for (i = 0; i < 2; i++) {
+        rank[i] = 0;
+        if (row->form == GMM_CKPT_STACKED && i == 0) shape[i][rank[i]++] = experts;
+        for (d = 0; d < n; d++) shape[i][rank[i]++] = matrix[d];
+    }
+    if (row->form == GMM_CKPT_STACKED) shape[1][0] *= experts;
+    if (row->form == GMM_CKPT_WIDE) shape[0][n - 1] *= experts;
+    return row->form == GMM_CKPT_STACKED ? 2 : 1;
+}
+
+/* Checks a tensor's shape. *rows < 0 is read from it. */
+static gmm_status gmm__ck_check_shape(gmm__ck_build *b, const gmm_ckpt_row *row, const gmm_ckpt_tensor *t,
+                                      int64_t experts, int64_t *rows, int64_t cols, int vector) {
+    int64_t shape[2][GMM_CKPT_RANK], r = *rows;
+    int32_t rank[2], d;
+    int i, n;
+    char have[160], want[160];
+    if (r < 0) { /* the row extent of a matrix with its own expert axis */
+        d = (row->form == GMM_CKPT_STACKED) + (row->transposed && !vector);
+        r = d < t->rank ? t->shape[d] : 0;
+        if (row->form == GMM_CKPT_WIDE && row->transposed) r /= experts;
+    }
+    n = gmm__ck_shapes(row, experts, r, cols, vector, shape, rank);
+    for (i = 0; i < n; i++) {
+        int same = rank[i] == t->rank;
+        for (d = 0; same && d < rank[i]; d++) same = shape[i][d] == t->shape[d];
+        if (same && *rows < 0 && i) same = 0;
+        if (!same) continue;
+        *rows = r;
+        return GMM_OK;
+    }
+    gmm__ck_shape_text(have, sizeof have, t->rank, t->shape);
+    gmm__ck_shape_text(want, sizeof want, rank[0], shape[0]);
+    return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "its shape %s is not %s, as %lld x %lld of %lld experts%s ask",
+                          have, want, (long long)r, (long long)cols, (long long)experts,
+                          row->transposed ? ", transposed," : "");
+}
+
+/* Whether the array reads a part: not where an earlier one holds the same. */
+static int gmm__ck_reads(const gmm__ck_build *b, const gmm__ck_array *x, int32_t part) {
+    const gmm_ckpt_rank *r = &b->parts[part].rank;
+    int32_t p;
+    for (p = 0; p < part; p++) {
+        const gmm_ckpt_rank *q = &b->parts[p].rank;
+        if ((!x->grouped || q->ep_rank == r->ep_rank) &&
+            (!(x->rows_cut || x->cols_cut) || q->etp_rank == r->etp_rank) &&
+            (!x->grouped || x->kind == GMM_CKPT_BIAS || q->gtp_rank == r->gtp_rank))
+            return 0;
+    }
+    return 1;
+}
+
+static int64_t gmm__ck_part_experts(const gmm__ck_build *b, const gmm__ck_array *x) {
+    return x->grouped ? x->experts / b->parts[0].rank.ep_size : 1;
+}
+
+/* Sorts hits of one linear, state and kind into holders by half. */
+static gmm_status gmm__ck_gather(gmm__ck_build *b, const gmm__ck_array *x, gmm__ck_hit *hits, int64_t count,
+                                 int32_t grouped, gmm__ck_holder holder[3]) {
+    const gmm_ckpt_row *rows = b->source.scheme->rows;
+    const int64_t each = gmm__ck_part_experts(b, x);
+    int64_t i, k;
+    memset(holder, 0, 3 * sizeof *holder);
+    for (i = 0; i < count; i++) {
+        const gmm_ckpt_row *row = &rows[hits[i].row];
+        gmm__ck_holder *h = &holder[row->half];
+        const gmm_ckpt_tensor *t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+        const int64_t base = b->source.scheme->global_index ? b->parts[hits[i].part].rank.ep_rank * each : 0;
+        int64_t at;
+        if (h->row && h->row != row && b->source.prefer_target &&
+            (h->row->form == GMM_CKPT_EACH) != (row->form == GMM_CKPT_EACH)) {
+            const int fresh = (row->form != GMM_CKPT_EACH) == (grouped != 0);
+            for (k = fresh ? 0 : i; k < (fresh ? i : count); k++) /* rows come sorted */
+                if (fresh ? rows[hits[k].row].half == row->half : hits[k].row == hits[i].row)
+                    b->used[hits[k].part][hits[k].tensor] = GMM__CK_LEFT_OUT;
+            if (!fresh) continue;
+            h->row = NULL;
+        }
+        if (b->used[hits[i].part][hits[i].tensor] == GMM__CK_LEFT_OUT) continue;
+        if ((h->row && h->row != row) || (row->half == GMM_CKPT_BOTH ? holder[GMM_CKPT_GATE].row ||
+                                          holder[GMM_CKPT_UP].row : holder[GMM_CKPT_BOTH].row != NULL))
+            return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, t->name, "its weights are there in another layout too");
+        if (!h->row) {
+            h->row = row;
+            h->tensor = (int32_t *)gmm__ck_get(&b->temp, b->source.part_count * each, sizeof *h->tensor);
+            if (!h->tensor) return gmm__ck_no_memory(b);
+            for (k = 0; k < b->source.part_count * each; k++) h->tensor[k] = -1;
+        }
+        at = row->form == GMM_CKPT_EACH && x->grouped ? hits[i].expert - base : 0;
+        if (at < 0 || at >= each)
+            return gmm__ck_refuse(b, GMM_CKPT_EXTRA_INDEX, t->name, "expert %lld is none of the declared %lld",
+                                  (long long)hits[i].expert, (long long)each);
+        at += hits[i].part * each;
+        if (h->tensor[at] >= 0)
+            return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "\"%.100s\" names the same tensor",
+                                  b->parts[hits[i].part].table->tensors[h->tensor[at]].name);
+        h->tensor[at] = hits[i].tensor;
+    }
+    return GMM_OK;
+}
+
+static gmm_status gmm__ck_missing(gmm__ck_build *b, const gmm__ck_array *x, const gmm_ckpt_row *row, int32_t state,
+                                  int64_t expert) {
+    const char *name = gmm__ck_name(b, row, b->states[state], b->source.prefix ? b->source.prefix : "", x->linear,
+                                    expert);
+    return name ? gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, name, "the source lacks it") : gmm__ck_no_memory(b);
+}
+
+/* Rows of a part's matrices that GTP left, or -1 where all are there. */
+static int gmm__ck_is_cut(const gmm__ck_build *b, const gmm__ck_array *x) {
+    return x->grouped && x->kind != GMM_CKPT_BIAS && b->parts[0].rank.gtp_size > 1;
+}
+
+/* One stored tensor of the source. `wide` are columns as the shape counts them (MX32 kept as bytes). */
+static gmm_status gmm__ck_source_piece(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_holder *h, int half,
+                                       int32_t part, int64_t expert, int32_t state, int64_t block, int64_t shown_cols,
+                                       gmm__ck_piece *p) {
+    const gmm_ckpt_rank *rank = &b->parts[part].rank;
+    const int64_t each = gmm__ck_part_experts(b, x), local = h->row->form == GMM_CKPT_EACH ? expert % each : 0;
+    const gmm_ckpt_tensor *t;
+    int64_t rows, stored = -1, full;
+    gmm_status status;
+    int32_t i = h->tensor[part * each + local], q;
+    memset(p, 0, sizeof *p);
+    if (i < 0)
+        return gmm__ck_missing(b, x, h->row, state,
+                               local + (b->source.scheme->global_index ? rank->ep_rank * each : 0));
+    t = &b->parts[part].table->tensors[i];
+    if (gmm_dtype_bits(t->dtype) < 8)
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "a weight's dtype must have whole bytes");
+    p->part = part;
+    p->tensor = i;
+    p->scale = -1;
+    p->dtype = t->dtype;
+    p->f = x->rows_cut ? x->f / rank->etp_size : x->f;
+    p->f0 = x->rows_cut ? rank->etp_rank * p->f : 0;
+    p->k = x->cols_cut ? x->k / rank->etp_size : x->k;
+    p->k0 = x->cols_cut ? rank->etp_rank * p->k : 0;
+    p->half0 = half == GMM_CKPT_UP ? 1 : 0;
+    p->halves = half == GMM_CKPT_BOTH ? x->halves : 1;
+    p->block = p->halves == 2 && block ? block : p->f;
+    p->experts = h->row->form == GMM_CKPT_EACH ? 1 : each;
+    p->expert0 = (x->grouped ? rank->ep_rank * each : 0) + local;
+    full = p->f * p->halves;
+    rows = gmm__ck_is_cut(b, x) ? -1 : full;
+    if (x->cols_cut) shown_cols /= rank->etp_size;
+    status = gmm__ck_check_shape(b, h->row, t, each, &rows, shown_cols, x->vector);
+    if (status) return status;
+    p->rows = stored = rows;
+    if (gmm__ck_is_cut(b, x)) { /* behind the rows of lower ranks; more rows than there are is padding at the end */
+        int64_t sum = 0;
+        for (q = 0; q < b->source.part_count; q++) {
+            const gmm_ckpt_rank *other = &b->parts[q].rank;
+            int64_t r = -1;
+            if (other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank) continue;
+            i = h->tensor[q * each + local];
+            if (i < 0)
+                return gmm__ck_missing(b, x, h->row, state,
+                                       local + (b->source.scheme->global_index ? rank->ep_rank * each : 0));
+            status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], each, &r, shown_cols, x->vector);
+            if (status) return status;
+            if (other->gtp_rank < rank->gtp_rank) p->row0 += r;
+            sum += r;
+        }
+        if (sum < full || (sum > full && sum != stored * rank->gtp_size))
+            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "the %d GTP ranks hold %lld rows together, not %lld",
+                                  (int)rank->gtp_size, (long long)sum, (long long)full);
+        p->row0 = gmm__min_i64(p->row0, full);
+        p->rows = gmm__min_i64(stored, full - p->row0);
+    }
+    p->row_step = h->row->transposed ? 1 : p->k;
+    p->col_step = h->row->transposed ? stored : 1;
+    p->expert_step = stored * p->k;
+    return GMM_OK;
+}
+
+/* Moves all that a source piece and a target piece share of one expert. */
+static gmm_status gmm__ck_meet(gmm__ck_build *b, const gmm__ck_piece *src, const gmm__ck_piece *dst,
+                               gmm_ckpt_move_kind kind, int64_t expert) {
+    gmm__ck_box sb[5], db[5];
+    const int sn = gmm__ck_boxes(src, sb), dn = gmm__ck_boxes(dst, db);
+    gmm__ck_overlap o;
+    int i, j;
+    o.src = src;
+    o.dst = dst;
+    o.kind = kind;
+    o.expert = expert;
+    o.k0 = src->k0 > dst->k0 ? src->k0 : dst->k0;
+    o.k1 = gmm__min_i64(src->k0 + src->k, dst->k0 + dst->k);
+    for (i = 0; i < dn; i++)
+        for (j = 0; j < sn; j++) {
+            const int64_t f0 = sb[j].f0 > db[i].f0 ? sb[j].f0 : db[i].f0, f1 = gmm__min_i64(sb[j].f1, db[i].f1);
+            gmm_status status;
+            o.h0 = sb[j].h0 > db[i].h0 ? sb[j].h0 : db[i].h0;
+            o.h1 = gmm__min_i64(sb[j].h1, db[i].h1);
+            if (f0 >= f1 || o.h0 >= o.h1 || o.k0 >= o.k1) continue;
+            status = gmm__ck_rows(b, &o, f0, f1, 1, 0);
+            if (status) return status;
+        }
+    return GMM_OK;
+}
+
+/* Folds the moves of the last expert, [at, ...), into those of the experts before it, [first, at), as one more step of
+   an outer loop; `experts` were folded so far. Returns 1 if that was possible. */
+static int gmm__ck_fold(gmm__ck_build *b, int64_t first, int64_t at, int64_t experts) {
+    const int64_t n = at - first;
+    int64_t i;
+    int pass;
+    if (n == 0 || b->move_count - at != n) return 0;
+    for (pass = 0; pass < 2; pass++)
+        for (i = 0; i < n; i++) {
+            gmm_ckpt_move *m = &b->moves[first + i], e = b->moves[at + i];
+            const int outer = experts > 1;
+            const int64_t src = e.src_at - m->src_at, dst = e.dst_at - m->dst_at;
+            int l;
+            if (pass == 1) {
+                if (!outer) {
+                    for (l = m->loops++; l > 0; l--) {
+                        m->count[l] = m->count[l - 1];
+                        m->src_step[l] = m->src_step[l - 1];
+                        m->dst_step[l] = m->dst_step[l - 1];
+                    }
+                    m->count[0] = 1;
+                    m->src_step[0] = src;
+                    m->dst_step[0] = dst;
+                }
+                m->count[0]++;
+                continue;
+            }
+            if (m->kind != e.kind || m->part != e.part || m->src != e.src || m->dst != e.dst || m->scale != e.scale ||
+                m->loops != e.loops + outer || (!outer && m->loops == GMM_CKPT_LOOPS) || src <= 0 || dst <= 0)
+                return 0;
+            if (outer && (src != m->count[0] * m->src_step[0] || dst != m->count[0] * m->dst_step[0])) return 0;
+            for (l = 0; l < e.loops; l++)
+                if (m->count[l + outer] != e.count[l] || m->src_step[l + outer] != e.src_step[l] ||
+                    m->dst_step[l + outer] != e.dst_step[l])
+                    return 0;
+        }
+    b->move_count = at;
+    return 1;
+}
+
+static int64_t gmm__ck_moved(const gmm_ckpt_move *m) {
+    int64_t n = 1;
+    int l;
+    for (l = 0; l < m->loops; l++) n *= m->count[l];
+    return n;
+}
+
+static gmm_status gmm__ck_new_target(gmm__ck_build *b, gmm_ckpt_tensor *t, int32_t *index) {
+    gmm_status status;
+    t->storage = 0;
+    t->offset = b->at;
+    if (t->bytes > INT64_MAX / 2 - b->at)
+        return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "the targets exceed 2^62 bytes");
+    status = gmm__ck_add(b->targets, t, b->fn, b->report);
+    if (status) return status;
+    b->at = gmm__round_up(b->at + t->bytes, 64);
+    *index = (int32_t)(b->targets->count - 1);
+    return GMM_OK;
+}
+
+/* Checks that the moves from `first` on fill a target, and makes it a view where that is allowed and possible. */
+static gmm_status gmm__ck_close(gmm__ck_build *b, int32_t target, int64_t first) {
+    const gmm_ckpt_tensor *t = &b->targets->tensors[target];
+    const int64_t unit = gmm__ck_unit(t->dtype), units = gmm__ck_units(t);
+    int64_t sum = 0, begin = 0, i;
+    int view = b->target.views;
+    gmm_ckpt_move whole = GMM_ZERO;
+    for (i = first; i < b->move_count; i++) {
+        const gmm_ckpt_move *m = &b->moves[i];
+        const gmm_ckpt_tensor *s = m->src >= 0 ? &b->parts[m->part].table->tensors[m->src] : NULL;
+        int64_t here;
+        sum += gmm__ck_moved(m);
+        view = view && s && m->kind == GMM_CKPT_COPY && m->loops == 1 && m->src_step[0] == 1 && m->dst_step[0] == 1;
+        if (!view) continue;
+        here = s->offset + (m->src_at - m->dst_at) * unit;
+        if (i == first) {
+            whole = *m;
+            begin = here;
+        } else {
+            view = m->part == whole.part && here == begin &&
+                   s->storage == b->parts[m->part].table->tensors[whole.src].storage;
+            if (m->dst_at < whole.dst_at) whole = *m;
+        }
+    }
+    if (sum != units)
+        return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source holds %lld of its %lld elements: a "
+                              "rank's part is missing", (long long)sum, (long long)units);
+    if (view && units) {
+        whole.kind = GMM_CKPT_VIEW;
+        whole.count[0] = units;
+        b->moves[first] = whole;
+        b->move_count = first + 1;
+    }
+    return GMM_OK;
+}
+
+/* The target's row for a kind and half; where EACH and STACKED are there, `grouped` decides. */
+static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_build *b, const gmm__ck_array *x, int half, int grouped,
+                                              int blocks) {
+    const gmm_ckpt_scheme *scheme = b->target.scheme;
+    const gmm_ckpt_row *found = NULL;
+    int32_t i;
+    for (i = 0; i < scheme->count; i++) {
+        const gmm_ckpt_row *r = &scheme->rows[i];
+        if (r->kind != x->kind || (int)r->half != half || (r->scaling == GMM_SCALING_MX32) != blocks) continue;
+        if (r->slot != x->linear->slot && (r->slot != GMM_CKPT_SLOT_ANY || !x->linear->path)) continue;
+        if (!found || (r->form != GMM_CKPT_EACH) == (grouped != 0)) found = r;
+    }
+    return found;
+}
+
+/* How an array goes over. */
+typedef struct gmm__ck_passage {
+    gmm__ck_holder *weight, *scale; /* scale: dequantize; NULL = none */
+    int64_t src_block, dst_block;
+    gmm_dtype dtype;                /* NONE = the source's */
+    int32_t state, grouped, blocks; /* blocks: the target's row is one of MX32 */
+    int64_t shown_cols;             /* of the source, as its shape counts */
+    const gmm_ckpt_cut *cut;
+    int64_t cut_unit;               /* rows of the weight per row of the array */
+} gmm__ck_passage;
+
+/* Plans all target tensors of one half. */
+static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half,
+                                    const gmm_ckpt_row *row) {
+    const gmm_ckpt_rank *rank = &b->target.rank;
+    const char *state = b->target.state_count ? b->target.states[g->state] : b->states[g->state];
+    const int64_t held = x->grouped ? x->experts / rank->ep_size : 1, expert0 = x->grouped ? rank->ep_rank * held : 0;
+    const int64_t each = gmm__ck_part_experts(b, x);
+    const int stacked = row->form != GMM_CKPT_EACH, cut = g->cut && x->grouped && x->kind != GMM_CKPT_BIAS;
+    int64_t e, first = b->move_count, group = first, folded = 0, stored, shape[2][GMM_CKPT_RANK], columns;
+    int32_t ranks[2], target = -1;
+    gmm__ck_piece d;
+    gmm_status status;
+    memset(&d, 0, sizeof d);
+    d.f = x->rows_cut ? x->f / rank->etp_size : x->f;
+    d.f0 = x->rows_cut ? rank->etp_rank * d.f : 0;
+    d.k = x->cols_cut ? x->k / rank->etp_size : x->k;
+    d.k0 = x->cols_cut ? rank->etp_rank * d.k : 0;
+    d.half0 = half == GMM_CKPT_UP ? 1 : 0;
+    d.halves = half == GMM_CKPT_BOTH ? x->halves : 1;
+    d.block = d.halves == 2 && g->dst_block ? g->dst_block : d.f;
+    d.rows = stored = d.f * d.halves;
+    if (cut) {
+        if (half != GMM_CKPT_BOTH || g->cut->row0 < 0 || g->cut->rows < 0 || g->cut->stored_rows < g->cut->rows ||
+            g->cut->row0 % g->cut_unit || g->cut->rows % g->cut_unit || g->cut->stored_rows % g->cut_unit ||
+            g->cut->row0 / g->cut_unit > d.rows || g->cut->rows / g->cut_unit > d.rows - g->cut->row0 / g->cut_unit)
+            return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "cuts: rows %lld + %lld of %lld must lie in %lld "
+                                  "rows, whole blocks of %lld, and gate and up in one tensor", (long long)g->cut->row0,
+                                  (long long)g->cut->rows, (long long)g->cut->stored_rows,
+                                  (long long)(d.rows * g->cut_unit), (long long)g->cut_unit);
+        d.row0 = g->cut->row0 / g->cut_unit;
+        d.rows = g->cut->rows / g->cut_unit;
+        stored = g->cut->stored_rows / g->cut_unit;
+    }
+    d.row_step = row->transposed ? 1 : d.k;
+    d.col_step = row->transposed ? stored : 1;
+    d.expert_step = stored * d.k;
+    columns = g->blocks && x->kind == GMM_CKPT_WEIGHT ? d.k * 2 : d.k;
+    (void)gmm__ck_shapes(row, stacked ? held : 1, stored, columns, x->vector, shape, ranks);
+    for (e = expert0; e < expert0 + held; e++) {
+        int64_t before;
+        int32_t p;
+        int s;
+        if (!stacked || e == expert0) {
+            gmm_ckpt_tensor t = GMM_ZERO;
+            t.name = gmm__ck_name(b, row, state, b->prefix, x->linear,
+                                  b->target.scheme->global_index ? e : e - expert0);
+            if (!t.name) return gmm__ck_no_memory(b);
+            t.dtype = g->dtype;
+            if (t.dtype == GMM_NONE) { /* that of the first source tensor */
+                for (s = 0; s < 3 && !g->weight[s].row; s++) {}
+                for (p = 0; t.dtype == GMM_NONE && p < b->source.part_count * each; p++)
+                    if (g->weight[s].tensor[p] >= 0)
+                        t.dtype = b->parts[p / each].table->tensors[g->weight[s].tensor[p]].dtype;
+            }
+            t.rank = ranks[0];
+            memcpy(t.shape, shape[0], sizeof t.shape);
+            if (!gmm__ck_bytes(&t, &t.bytes))
+                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
+            status = gmm__ck_new_target(b, &t, &target);
+            if (status) return status;
+            first = group = b->move_count;
+            folded = 0;
+            d.tensor = target;
+            d.dtype = t.dtype;
+            d.expert0 = e;
+        }
+        before = b->move_count;
+        for (p = 0; p < b->source.part_count; p++) {
+            if (x->grouped && e / each != b->parts[p].rank.ep_rank) continue;
+            if (!gmm__ck_reads(b, x, p)) continue;
+            for (s = 0; s < 3; s++) {
+                gmm_ckpt_move_kind kind = GMM_CKPT_COPY;
+                gmm__ck_piece src;
+                if (!g->weight[s].row) continue;
+                status = gmm__ck_source_piece(b, x, &g->weight[s], s, p, e, g->state, g->src_block, g->shown_cols,
+                                              &src);
+                if (status) return status;
+                if (g->scale && (src.dtype == GMM_E4M3 || src.dtype == GMM_E5M2 || g->weight[s].row->scaling ==
+                                 GMM_SCALING_MX32)) {
+                    const gmm__ck_holder *h = &g->scale[s];
+                    const int mx = g->weight[s].row->scaling == GMM_SCALING_MX32;
+                    const gmm_ckpt_tensor *t;
+                    int64_t rows = src.expert_step / src.k;
+                    int32_t at;
+                    at = h->row ? h->tensor[p * each + (h->row->form == GMM_CKPT_EACH ? e % each : 0)] : -1;
+                    if (at < 0)
+                        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
+                                              b->parts[p].table->tensors[src.tensor].name, "its scales are missing");
+                    if (each > 1 && (h->row->form == GMM_CKPT_EACH) != (g->weight[s].row->form == GMM_CKPT_EACH))
+                        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[p].table->tensors[at].name, "scales of %s "
+                                              "cannot dequantize weights of %s: keep them quantized, or give both "
+                                              "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
+                                              h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
+                    t = &b->parts[p].table->tensors[src.tensor];
+                    if (!mx && rows % 128 && src.experts > 1 && t->rank == 2) /* blocks would span two of them */
+                        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
+                                              "cannot be dequantized in blocks of 128 rows: give it an extent of "
+                                              "experts", (long long)src.experts, (long long)rows);
+                    t = &b->parts[p].table->tensors[at];
+                    if (!mx) rows = gmm__ceil_div(rows, 128);
+                    status = gmm__ck_check_shape(b, h->row, t, each, &rows, mx ? src.k / 32 : gmm__ceil_div(src.k, 128),
+                                                 0);
+                    if (status) return status;
+                    if (t->dtype != (mx ? GMM_U8 : GMM_F32) && !(mx && t->dtype == GMM_E8M0))
+                        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
+                                              mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
+                                              gmm_dtype_name(t->dtype));
+                    src.scale = at;
+                    src.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
+                    kind = GMM_CKPT_DEQUANT;
+                } else if (src.dtype != d.dtype) {
+                    const int floats = (GMM__FLOATS >> src.dtype & 1) && (GMM__FLOATS >> d.dtype & 1);
+                    if (!floats || g->dtype == GMM_NONE)
+                        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, b->parts[p].table->tensors[src.tensor].name,
+                                              "%s cannot become %s%s", gmm_dtype_name(src.dtype),
+                                              gmm_dtype_name(d.dtype), floats ? " unless a dtype is asked for" : "");
+                    kind = GMM_CKPT_CONVERT;
+                }
+                status = gmm__ck_meet(b, &src, &d, kind, e);
+                if (status) return status;
+            }
+        }
+        if (stored > d.rows) { /* padding rows */
+            gmm_ckpt_move m = GMM_ZERO;
+            m.kind = GMM_CKPT_ZERO;
+            m.src = m.scale = -1;
+            m.dst = target;
+            m.dst_at = (e - d.expert0) * d.expert_step + d.rows * d.row_step;
+            gmm__ck_loop(&m, stored - d.rows, 0, d.row_step);
+            gmm__ck_loop(&m, d.k, 0, d.col_step);
+            status = gmm__ck_push(b, &m);
+            if (status) return status;
+        }
+        if (folded && gmm__ck_fold(b, group, before, folded)) {
+            folded++;
+        } else {
+            group = before;
+            folded = 1;
+        }
+        if (!stacked || e == expert0 + held - 1) {
+            int64_t i;
+            for (i = first; i < b->move_count; i++) gmm__ck_tidy(&b->moves[i]);
+            status = gmm__ck_close(b, target, first);
+            if (status) return status;
+        }
+    }
+    return GMM_OK;
+}
+
+/* Plans all target tensors of an array. */
+static gmm_status gmm__ck_pass(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g) {
+    const gmm_ckpt_row *both = gmm__ck_target_row(b, x, GMM_CKPT_BOTH, g->grouped, g->blocks);
+    const gmm_ckpt_row *gate = gmm__ck_target_row(b, x, GMM_CKPT_GATE, g->grouped, g->blocks);
+    const gmm_ckpt_row *up = gmm__ck_target_row(b, x, GMM_CKPT_UP, g->grouped, g->blocks);
+    gmm_status status;
+    if (both) return gmm__ck_pass_half(b, x, g, GMM_CKPT_BOTH, both);
+    if (!gate || !up || x->halves == 1) {
+        char slot[48];
+        (void)snprintf(slot, sizeof slot, "slot %d of layer %lld", (int)x->linear->slot, (long long)x->linear->layer);
+        return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, x->linear->path ? x->linear->path : slot, "the scheme %s has no "
+                              "name for its %s", b->target.scheme->name, x->kind == GMM_CKPT_BIAS ? "bias" :
+                              x->kind == GMM_CKPT_SCALE ? "scales" : "weight");
+    }
+    status = gmm__ck_pass_half(b, x, g, GMM_CKPT_GATE, gate);
+    return status ? status : gmm__ck_pass_half(b, x, g, GMM_CKPT_UP, up);
+}
+

@@ -1,0 +1,313 @@
+/* .................................................................................... 15.4 Keys to linears ... */
+
+/* A source tensor that a linear uses. */
+typedef struct gmm__ck_hit {
+    int64_t linear, expert; /* expert as the name counts it; 0 for STACKED and WIDE */
+    int32_t state, row, part, tensor;
+    int32_t prefix;         /* 0 = empty or stated, 1 = the first other one, 2 = yet another */
+    gmm_ckpt_kind kind;
+} gmm__ck_hit;
+
+typedef struct gmm__ck_span { const char *begin, *end; } gmm__ck_span;
+
+struct gmm_ckpt_plan {
+    gmm__ck_arena arena;
+    gmm_ckpt_table *targets;
+    gmm_ckpt_part *parts;
+    gmm_ckpt_move *moves;
+    int64_t *last;       /* [targets] the last move into each; -1 = none */
+    gmm__ck_span *spans; /* the source's memory, ascending and disjoint */
+    int64_t count, span_count;
+    int32_t part_count, partial;
+    gmm_ckpt_cost cost;
+};
+
+/* What becomes of a source tensor. PLAIN_SCALE: scales of a weight that is not quantized, extra like those of 0. */
+enum gmm__ck_use { GMM__CK_UNUSED, GMM__CK_USED, GMM__CK_LEFT_OUT, GMM__CK_PLAIN_SCALE };
+
+typedef struct gmm__ck_build {
+    gmm__ck_arena temp;
+    const char *fn;
+    gmm_ckpt_report *report;
+    gmm_ckpt_source source;
+    gmm_ckpt_target target;
+    gmm_ckpt_part *parts;        /* sizes of 0 are 1 */
+    const char *const *states;   /* [source.state_count] */
+    gmm_ckpt_linear *linears;    /* copies; canonical paths */
+    int64_t linear_count, linear_room;
+    int32_t *slots;              /* hash of linears: index + 1 */
+    int64_t slot_count;
+    int scan;                    /* unknown (slot, layer) pairs become linears */
+    gmm__ck_hit *hits;
+    int64_t hit_count, hit_room;
+    const char *prefix;          /* of the target's names */
+    const char *others[2];       /* canonical prefixes 1 and 2 */
+    const char *other_keys[2];
+    char *text;                  /* room for one canonical key */
+    uint8_t **used;              /* [parts][tensors] gmm__ck_use */
+    gmm_ckpt_table *targets;
+    int64_t at;                  /* end of the targets in storage 0 */
+    gmm_ckpt_move *moves;
+    int64_t move_count, move_room;
+} gmm__ck_build;
+
+static gmm_status gmm__ck_refuse(gmm__ck_build *b, gmm_ckpt_reason reason, const char *key, const char *format, ...) {
+    va_list list;
+    gmm_status status;
+    va_start(list, format);
+    status = gmm__ck_vfail(b->report, reason, key, b->fn, format, list);
+    va_end(list);
+    return status;
+}
+
+static gmm_status gmm__ck_no_memory(gmm__ck_build *b) {
+    return gmm__ck_refuse(b, GMM_CKPT_NO_MEMORY, NULL, "no memory");
+}
+
+/* An integer without leading zeros, of at most 9 digits and up to no further digit. */
+static int gmm__ck_number(const char **text, int64_t *value) {
+    const char *p = *text;
+    int64_t v = 0;
+    if (*p < '0' || *p > '9' || (*p == '0' && p[1] >= '0' && p[1] <= '9')) return 0;
+    for (; *p >= '0' && *p <= '9'; p++) {
+        if (p - *text >= 9) return 0;
+        v = v * 10 + (*p - '0');
+    }
+    *text = p;
+    *value = v;
+    return 1;
+}
+
+/* Whether the whole text is the pattern. */
+static int gmm__ck_match(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
+    while (*pattern) {
+        if (*pattern == '{') {
+            if (!gmm__ck_number(&text, pattern[1] == 'L' ? layer : expert)) return 0;
+            pattern += 3;
+        } else if (*pattern++ != *text++) {
+            return 0;
+        }
+    }
+    return *text == 0;
+}
+
+/* Copies a key without its wrapper segments; `to` has room for it. */
+static size_t gmm__ck_canonical(const gmm_ckpt_source *source, const char *from, char *to) {
+    size_t n = 0;
+    for (;;) {
+        const size_t length = strcspn(from, ".");
+        int wrapper = 0;
+        int32_t w;
+        for (w = 0; w < source->wrapper_count; w++)
+            wrapper |= strlen(source->wrappers[w]) == length && !memcmp(source->wrappers[w], from, length);
+        if (!wrapper) {
+            memcpy(to + n, from, length);
+            n += length;
+        }
+        if (!from[length]) break;
+        if (!wrapper) to[n++] = '.';
+        from += length + 1;
+    }
+    to[n] = 0;
+    return n;
+}
+
+static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_slot slot, int64_t layer) {
+    return path ? gmm__ck_hash(path, length, 1) : gmm__ck_hash((const char *)&layer, sizeof layer, (uint64_t)slot + 2);
+}
+
+/* Index of a linear, by path or by slot and layer; -1 if there is none. *at is where it would go. */
+static int64_t gmm__ck_linear_find(const gmm__ck_build *b, const char *path, size_t length, gmm_ckpt_slot slot,
+                                   int64_t layer, int64_t *at) {
+    int64_t i = (int64_t)(gmm__ck_linear_hash(path, length, slot, layer) & (uint64_t)(b->slot_count - 1));
+    for (; b->slots[i]; i = (i + 1) & (b->slot_count - 1)) {
+        const gmm_ckpt_linear *l = &b->linears[b->slots[i] - 1];
+        if (path ? l->path && strlen(l->path) == length && !memcmp(l->path, path, length)
+                 : !l->path && l->slot == slot && l->layer == layer) {
+            *at = i;
+            return b->slots[i] - 1;
+        }
+    }
+    *at = i;
+    return -1;
+}
+
+static gmm_status gmm__ck_linear_add(gmm__ck_build *b, const gmm_ckpt_linear *linear) {
+    void *array = b->linears;
+    int64_t at = 0, i;
+    if (2 * (b->linear_count + 1) > b->slot_count) {
+        b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
+        b->slots = (int32_t *)gmm__ck_get(&b->temp, b->slot_count, sizeof *b->slots);
+        if (!b->slots) return gmm__ck_no_memory(b);
+        for (i = 0; i < b->linear_count; i++) {
+            const gmm_ckpt_linear *l = &b->linears[i];
+            (void)gmm__ck_linear_find(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &at);
+            b->slots[at] = (int32_t)(i + 1);
+        }
+    }
+    if (gmm__ck_linear_find(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
+                            &at) >= 0)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, linear->path, "linears: the same path, or slot %d of layer %lld, "
+                              "stands twice", (int)linear->slot, (long long)linear->layer);
+    if (b->linear_count == INT32_MAX - 1) return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "linears: too many");
+    if (!gmm__ck_room(&b->temp, &array, b->linear_count, &b->linear_room, sizeof *b->linears))
+        return gmm__ck_no_memory(b);
+    b->linears = (gmm_ckpt_linear *)array;
+    b->linears[b->linear_count] = *linear;
+    b->slots[at] = (int32_t)++b->linear_count;
+    return GMM_OK;
+}
+
+/* Finds the linear of a canonical key that ends as a row says. *start is where its own name begins: behind the prefix.
+   Returns -1 if there is none. */
+static int64_t gmm__ck_match_row(gmm__ck_build *b, const gmm_ckpt_row *row, const char *key, size_t length,
+                                 int64_t *expert, size_t *start, gmm_status *status) {
+    const int by_path = !strncmp(row->pattern, "{p}.", 4);
+    const char *tail = row->pattern + (by_path ? 4 : 0);
+    const size_t stated = b->source.prefix ? strlen(b->source.prefix) : 0;
+    int64_t layer = -1, linear, at = 0;
+    size_t i, begin = length;
+    int dots = 0;
+    for (i = 0; tail[i]; i++) dots += tail[i] == '.';
+    for (; begin && (key[begin - 1] != '.' || dots--); begin--) {}
+    *expert = 0;
+    if (!gmm__ck_match(tail, key + begin, &layer, expert)) return -1;
+    if (b->source.prefix && (length < stated || memcmp(key, b->source.prefix, stated))) return -1;
+    if (!by_path) {
+        gmm_ckpt_linear fresh = GMM_ZERO;
+        *start = begin;
+        if (b->source.prefix && begin != stated) return -1;
+        linear = b->slot_count ? gmm__ck_linear_find(b, NULL, 0, row->slot, layer, &at) : -1;
+        if (linear >= 0 || !b->scan) return linear;
+        fresh.slot = row->slot;
+        fresh.layer = layer;
+        *status = gmm__ck_linear_add(b, &fresh);
+        return *status ? -1 : b->linear_count - 1;
+    }
+    if (!b->slot_count || begin < stated) return -1;
+    if (b->source.prefix) {
+        *start = stated;
+        return gmm__ck_linear_find(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0, &at);
+    }
+    for (i = 0; i < begin; i++) { /* the longest path wins */
+        if (i && key[i - 1] != '.') continue;
+        linear = gmm__ck_linear_find(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &at);
+        *start = i;
+        if (linear >= 0) return linear;
+    }
+    return -1;
+}
+
+/* Reads all keys: hits, the prefix, and what no linear uses. */
+static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
+    const gmm_ckpt_scheme *scheme = b->source.scheme;
+    size_t longest = 0;
+    int64_t i, n = 0;
+    int32_t p, s, r, empty = 0;
+    for (p = 0; p < b->source.part_count; p++)
+        if (b->parts[p].table->longest > longest) longest = b->parts[p].table->longest;
+    b->text = (char *)gmm__ck_get(&b->temp, (int64_t)longest + 1, 1);
+    b->used = (uint8_t **)gmm__ck_get(&b->temp, b->source.part_count, sizeof *b->used);
+    if (!b->text || !b->used) return gmm__ck_no_memory(b);
+    for (p = 0; p < b->source.part_count; p++) {
+        const gmm_ckpt_table *table = b->parts[p].table;
+        b->used[p] = (uint8_t *)gmm__ck_get(&b->temp, table->count + 1, 1);
+        if (!b->used[p]) return gmm__ck_no_memory(b);
+        for (i = 0; i < table->count; i++) {
+            const char *name = table->tensors[i].name;
+            size_t state_length = 0, start = 0, length;
+            gmm_status status = GMM_OK;
+            gmm__ck_hit h;
+            void *array = b->hits;
+            memset(&h, 0, sizeof h);
+            h.linear = -1;
+            for (s = 0; s < b->source.state_count; s++) {
+                const size_t l = strlen(b->states[s]);
+                if (l < state_length || strncmp(name, b->states[s], l) || (l == 0 && state_length)) continue;
+                state_length = l;
+                h.state = s;
+            }
+            if (state_length == 0 && b->source.state_count && *b->states[h.state]) continue; /* in no state */
+            length = gmm__ck_canonical(&b->source, name + state_length, b->text);
+            for (r = 0; r < scheme->count && h.linear < 0; r++) {
+                h.linear = gmm__ck_match_row(b, &scheme->rows[r], b->text, length, &h.expert, &start, &status);
+                if (status) return status;
+                h.row = r;
+            }
+            if (h.linear < 0) continue;
+            h.kind = scheme->rows[h.row].kind;
+            h.part = p;
+            h.tensor = (int32_t)i;
+            if (h.kind == GMM_CKPT_BIAS && !b->scan && !b->linears[h.linear].bias) continue;
+            if (!b->source.prefix && start) {
+                for (h.prefix = 1; h.prefix < 3; h.prefix++) {
+                    const char *other = b->others[h.prefix - 1];
+                    if (!other) {
+                        other = gmm__ck_text(&b->temp, b->text, start);
+                        if (!other) return gmm__ck_no_memory(b);
+                        b->others[h.prefix - 1] = other;
+                        b->other_keys[h.prefix - 1] = name;
+                    }
+                    if ((strlen(other) == start && !memcmp(other, b->text, start)) || h.prefix == 2) break;
+                }
+            } else {
+                empty = 1;
+            }
+            if (!gmm__ck_room(&b->temp, &array, b->hit_count, &b->hit_room, sizeof *b->hits))
+                return gmm__ck_no_memory(b);
+            b->hits = (gmm__ck_hit *)array;
+            b->hits[b->hit_count++] = h;
+        }
+    }
+    if (!empty && b->others[1])
+        return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, b->other_keys[1], "its prefix \"%.80s\" and \"%.80s\" are two: "
+                              "state the prefix", b->others[1], b->others[0]);
+    b->prefix = b->source.prefix ? b->source.prefix : !empty && b->others[0] ? b->others[0] : "";
+    if (b->target.prefix) b->prefix = b->target.prefix;
+    for (i = 0; i < b->hit_count; i++) { /* those with the prefix stay */
+        const gmm__ck_hit h = b->hits[i];
+        if (h.prefix != (empty ? 0 : 1)) continue;
+        b->used[h.part][h.tensor] = GMM__CK_USED;
+        b->hits[n++] = h;
+    }
+    b->hit_count = n;
+    return GMM_OK;
+}
+
+static int gmm__ck_compare_hits(const void *a, const void *b) {
+    const gmm__ck_hit *x = (const gmm__ck_hit *)a, *y = (const gmm__ck_hit *)b;
+    if (x->linear != y->linear) return x->linear < y->linear ? -1 : 1;
+    if (x->state != y->state) return x->state < y->state ? -1 : 1;
+    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    if (x->part != y->part) return x->part < y->part ? -1 : 1;
+    if (x->expert != y->expert) return x->expert < y->expert ? -1 : 1;
+    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+}
+
+/* The name that a row gives: STATE PREFIX pattern. */
+static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char *state, const char *prefix,
+                          const gmm_ckpt_linear *l, int64_t expert) {
+    const size_t room = strlen(state) + strlen(prefix) + strlen(row->pattern) + (l->path ? strlen(l->path) : 0) + 48;
+    char *name = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1), digits[24];
+    const char *p = row->pattern;
+    size_t n;
+    if (!name) return NULL;
+    n = (size_t)snprintf(name, room, "%s%s", state, prefix);
+    while (*p) {
+        const char *piece = digits;
+        if (*p != '{') {
+            name[n++] = *p++;
+            continue;
+        }
+        (void)snprintf(digits, sizeof digits, "%lld", (long long)(p[1] == 'L' ? l->layer : expert));
+        if (p[1] == 'p') piece = l->path ? l->path : "";
+        memcpy(name + n, piece, strlen(piece));
+        n += strlen(piece);
+        p += 3;
+        if (!*piece && *p == '.') p++; /* an empty path takes its dot along */
+    }
+    name[n] = 0;
+    return name;
+}
+

@@ -1,0 +1,114 @@
+/* ......................................................................................... 14.1 Context, checks ... */
+
+enum { GMM__WORKSPACE_ALIGN = 256 };
+
+#ifdef GMM__CUBLASLT
+/* CUBLASLT engine: cuBLASLt's handle, and algorithms by a hash of what their choice depends on. */
+enum { GMM__LT_KEY = 10, GMM__LT_CACHE = 128 };
+typedef struct gmm__lt_choice {
+    int64_t key[GMM__LT_KEY];
+    cublasLtMatmulAlgo_t algo;
+} gmm__lt_choice;
+typedef struct gmm__lt {
+    cublasLtHandle_t handle;
+    gmm__lt_choice cache[GMM__LT_CACHE];
+} gmm__lt;
+#endif
+
+/* CUDA: the context's device. */
+typedef struct gmm__device {
+    int32_t capability; /* 90 for compute capability 9.0 */
+    int32_t early;      /* kernels may be launched before their predecessor has ended */
+    int32_t processors, shared; /* multiprocessors; bytes of shared memory that a block may have */
+} gmm__device;
+
+struct gmm_context {
+    gmm_config config;
+    gmm_error error;
+    int32_t threads;   /* CPU engine */
+    int32_t cpu_level; /* 1 plain, 2 AVX2, 3 AVX-512 */
+    gmm__device device;
+#ifdef __CUDACC__
+    PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
+    const char *wgmma_lacks;                        /* why it serves nothing; NULL = it does */
+#endif
+#ifdef GMM__CUBLASLT
+    gmm__lt lt;
+#endif
+};
+
+/* Operands of a call by role. Families share roles, so that checks and engines read alike. */
+enum gmm__role {
+    GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, and the MLP's FC1 */
+    GMM__W2, GMM__BIAS2, GMM__DW2, GMM__DB2,                                /* the MLP's FC2 */
+    GMM__ROLES
+};
+
+/* A checked call: every descriptor copied, defaults filled in, absent operands with dtype GMM_NONE. Engines read only
+   this. A call made for a query has the same shapes, dtypes and presence, but addresses that may be NULL. */
+typedef struct gmm__call {
+    gmm_context *ctx;
+    gmm_op op;
+    int query;
+    const char *function; /* for messages */
+    char shapes[112];
+    gmm_options options;
+    gmm_groups groups;
+    gmm_mat mat[GMM__ROLES];
+    gmm_direction direction[GMM__ROLES]; /* of quantized copies */
+    int32_t in_align, out_align;         /* what in and out must be multiples of; 0 = 1 */
+    gmm_grad grad[GMM__ROLES]; /* of GMM__DW, GMM__DB, GMM__DW2, GMM__DB2; beta resolved by gmm__grad_beta */
+    int64_t rows, in, out;     /* capacity, K, N; MLP: hidden and hidden_out */
+    gmm_mlp_quant quant;    /* MLP with a recipe; recipe.kind NONE = without */
+    gmm_recipe recipe;
+    int64_t units;             /* quantization: matrices of fixed extents; 0 = groups */
+    gmm_format format;
+    union {
+        gmm_linear linear;
+        gmm_activation act;
+        gmm_mlp mlp;
+        gmm_route route;
+        gmm_permute permute;
+        gmm_padding pad;
+        gmm_glu glu;
+        gmm_accumulation sum;
+        gmm_conversion convert;
+        gmm_quantization quant;
+        gmm_dequantization dequant;
+        gmm_scale_update update;
+        gmm_transposition transposition;
+        gmm_sharding shard;
+    } d;
+    gmm_act act;            /* activation and MLP */
+    gmm_mlp_config config;  /* MLP */
+    const void *input;      /* what else an operation reads and writes: named where it is used */
+    void *output;
+} gmm__call;
+
+/* How an engine serves a call: made by its pure plan function, carried out by its launch function. */
+enum { GMM__PARTS = 11 };
+typedef struct gmm__plan {
+    const gmm__call *call;
+    gmm_engine engine;
+    int32_t kernel;              /* row of the engine's kernel table */
+    int32_t grid[3], block, cluster;
+    size_t shared_bytes;
+    size_t workspace_bytes;
+    size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
+    size_t saved_bytes, deferred_bytes;
+    void *workspace;             /* set before launch */
+    char note[192];              /* why not, or how */
+} gmm__plan;
+
+typedef struct gmm__engine_op {
+    int (*plan)(const gmm__call *call, gmm__plan *plan); /* 1 = yes; 0 = no, with a note */
+    gmm_status (*launch)(const gmm__plan *plan, gmm_stream stream);
+} gmm__engine_op;
+
+typedef struct gmm__engine_row {
+    gmm_engine engine;
+    gmm_space space;
+    int automatic; /* AUTO may choose it */
+    gmm__engine_op ops[GMM_OP_COUNT];
+} gmm__engine_row;
+

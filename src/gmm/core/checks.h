@@ -1,0 +1,366 @@
+/* Fails a call: "gmm_linear_fwd: w: <what is wrong> (<shapes>)". */
+static GMM__UNUSED gmm_status gmm__refuse(gmm__call *call, gmm_status status, const char *argument, const char *format,
+                                          ...) {
+    char what[320];
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(what, sizeof what, format, list);
+    va_end(list);
+    return gmm__fail(&call->ctx->error, status, "%s: %s: %s%s%s%s", call->function, argument, what,
+                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+}
+
+static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *to, size_t size,
+                                        const void *from) {
+    uint32_t given;
+    if (!from) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
+    memcpy(&given, from, sizeof given);
+    if (given && given < 2 * sizeof given)
+        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", given);
+    if (!gmm__copy_sized(to, size, from))
+        return gmm__refuse(call, GMM_E_VERSION, argument, "struct_size %u is larger than the %u bytes of version %s",
+                           given, (unsigned)size, GMM_VERSION_STRING);
+    memset(to, 0, sizeof given); /* the copy has this version's size */
+    return GMM_OK;
+}
+
+/* What messages say about a call before its descriptors are checked: zeros and none where they cannot be read. */
+static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
+    memset(g, 0, sizeof *g);
+    if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
+}
+static const char *gmm__peek_dtype(const gmm_mat *mat) {
+    gmm_mat m = GMM_ZERO;
+    if (mat) (void)gmm__copy_sized(&m, sizeof m, mat);
+    return gmm_dtype_name(m.dtype);
+}
+
+/* Opens a call: context, function name. */
+static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
+    memset(call, 0, sizeof *call);
+    if (!ctx) return GMM_E_NULL;
+    call->ctx = ctx;
+    call->op = op;
+    call->function = function;
+    call->query = query;
+    return GMM_OK;
+}
+
+static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
+    gmm_status s = GMM_OK;
+    if (options && (s = gmm__read(call, "options", &call->options, sizeof call->options, options)) != GMM_OK) return s;
+    if (call->options.engine == GMM_ENGINE_AUTO) call->options.engine = call->ctx->config.engine;
+    if (call->options.engine < GMM_ENGINE_AUTO || call->options.engine > GMM_ENGINE_CUBLASLT)
+        return gmm__refuse(call, GMM_E_ARG, "options.engine", "%d is no engine", (int)call->options.engine);
+    {
+        const gmm_options *o = &call->options;
+        if ((o->allow_nondeterminism | o->allow_tf32 | o->fp8_fast_accum) & ~1)
+            return gmm__refuse(call, GMM_E_ARG, "options", "allow_nondeterminism %d, allow_tf32 %d and fp8_fast_accum "
+                               "%d must be 0 or 1", (int)o->allow_nondeterminism, (int)o->allow_tf32,
+                               (int)o->fp8_fast_accum);
+    }
+    if (call->options.sm_limit < 0)
+        return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", (int)call->options.sm_limit);
+    if (call->options.tile < 0)
+        return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", (int)call->options.tile);
+    if (call->options.workspace_limit < 0)
+        return gmm__refuse(call, GMM_E_ARG, "options.workspace_limit", "%lld must be >= 0",
+                           (long long)call->options.workspace_limit);
+    return GMM_OK;
+}
+
+/* The split's value behind group g: its size or its end offset. */
+static int64_t gmm__split_value(const gmm_groups *groups, int64_t g) {
+    const int64_t i = groups->form == GMM_SPLIT_OFFSETS ? g + 1 : g;
+    return groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[i] : ((const int32_t *)groups->splits)[i];
+}
+
+static uint32_t gmm__split_first(const gmm_groups *groups) {
+    int64_t first;
+    if (groups->form != GMM_SPLIT_OFFSETS) return 0;
+    first = groups->dtype == GMM_I64 ? ((const int64_t *)groups->splits)[0] : ((const int32_t *)groups->splits)[0];
+    return first == 0 ? 0 : (uint32_t)GMM_FAULT_MONOTONIC;
+}
+
+static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups *groups) {
+    gmm_groups *g = &call->groups;
+    gmm_status s = gmm__read(call, "groups", g, sizeof *g, groups);
+    if (s != GMM_OK) return s;
+    if (g->count < 1) return gmm__refuse(call, GMM_E_ARG, "groups.count", "%d must be >= 1", (int)g->count);
+    if (g->capacity < 0)
+        return gmm__refuse(call, GMM_E_ARG, "groups.capacity", "%lld must be >= 0", (long long)g->capacity);
+    if (g->dtype != GMM_I32 && g->dtype != GMM_I64)
+        return gmm__refuse(call, GMM_E_DTYPE, "groups.dtype", "%s must be i32 or i64", gmm_dtype_name(g->dtype));
+    if (g->form != GMM_SPLIT_SIZES && g->form != GMM_SPLIT_OFFSETS)
+        return gmm__refuse(call, GMM_E_ARG, "groups.form", "%d is neither sizes (0) nor offsets (1)", (int)g->form);
+    if (g->tail != GMM_TAIL_KEEP && g->tail != GMM_TAIL_ZERO)
+        return gmm__refuse(call, GMM_E_ARG, "groups.tail", "%d is neither keep (0) nor zero (1)", (int)g->tail);
+    if (g->row_align < 0)
+        return gmm__refuse(call, GMM_E_ARG, "groups.row_align", "%d must be >= 0", (int)g->row_align);
+    if (g->rows_hint < 0)
+        return gmm__refuse(call, GMM_E_ARG, "groups.rows_hint", "%lld must be >= 0", (long long)g->rows_hint);
+    if (g->on_host & ~1) return gmm__refuse(call, GMM_E_ARG, "groups.on_host", "%d must be 0 or 1", (int)g->on_host);
+    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, "groups.reserved", "%d must be 0", (int)g->reserved);
+    call->rows = g->capacity;
+    if (call->query) return GMM_OK;
+    if (!g->splits) return gmm__refuse(call, GMM_E_NULL, "groups.splits", "is NULL with %d groups", (int)g->count);
+    if ((uintptr_t)g->splits % (g->dtype == GMM_I64 ? 8 : 4))
+        return gmm__refuse(call, GMM_E_ALIGN, "groups.splits", "%p is not aligned to an %s", g->splits,
+                           gmm_dtype_name(g->dtype));
+    if ((uintptr_t)g->fault % 4)
+        return gmm__refuse(call, GMM_E_ALIGN, "groups.fault", "%p is not aligned to 4 bytes", (void *)g->fault);
+    if (g->on_host) { /* the host can check these, so it does */
+        uint32_t fault = gmm__split_first(g);
+        int64_t begin = 0, i;
+        if (fault)
+            return gmm__refuse(call, GMM_E_SPLIT, "groups.splits", "the first offset is %lld, not 0",
+                               (long long)gmm__split_value(g, -1));
+        for (i = 0; i < g->count; i++) {
+            const int64_t start = begin;
+            char rule[64];
+            begin = gmm_split_end(begin, gmm__split_value(g, i), g->form, g->capacity, g->row_align, &fault);
+            if (!fault) continue;
+            if (fault & (uint32_t)GMM_FAULT_NEGATIVE) (void)snprintf(rule, sizeof rule, "must be >= 0");
+            else if (fault & (uint32_t)GMM_FAULT_MONOTONIC)
+                (void)snprintf(rule, sizeof rule, "must be >= the offset before it, %lld", (long long)start);
+            else if (fault & (uint32_t)GMM_FAULT_CAPACITY)
+                (void)snprintf(rule, sizeof rule, "the sum exceeds the capacity %lld", (long long)g->capacity);
+            else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", (int)g->row_align);
+            return gmm__refuse(call, GMM_E_SPLIT, "groups.splits", "%s %lld of group %lld: %s",
+                               g->form == GMM_SPLIT_OFFSETS ? "end offset" : "size",
+                               (long long)gmm__split_value(g, i), (long long)i, rule);
+        }
+    }
+    return GMM_OK;
+}
+
+/* Sets of dtypes an operand may have. */
+enum {
+    GMM__FLOATS = 1 << GMM_F32 | 1 << GMM_F16 | 1 << GMM_BF16,
+    GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 | 1 << GMM_I64
+};
+
+/* Reads one operand of `matrices` matrices (0: one matrix, which has no table) of rows x cols and checks all that can
+   be checked; mat may be NULL if the operand is optional. */
+static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                            int required, int64_t matrices, int64_t rows, int64_t cols,
+                                            uint32_t dtypes) {
+    gmm_mat *m = &call->mat[role];
+    gmm_status s;
+    int64_t bytes, size;
+    memset(m, 0, sizeof *m);
+    if (!mat) return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL") : GMM_OK;
+    if ((s = gmm__read(call, argument, m, sizeof *m, mat)) != GMM_OK) return s;
+    if (m->dtype <= GMM_NONE || m->dtype > GMM_I64 || !(dtypes >> m->dtype & 1u))
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "dtype %s is not accepted here", gmm_dtype_name(m->dtype));
+    if (m->scaling != GMM_SCALING_NONE)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling %s is not accepted here",
+                           gmm_scaling_name(m->scaling));
+    if (m->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST)
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has bits that are unknown or of quantized copies",
+                           (unsigned)m->flags);
+    if (m->hadamard) return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0", (unsigned)m->hadamard);
+    if (m->ld == 0) m->ld = cols;
+    if (m->ld < cols)
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= the %lld columns", (long long)m->ld,
+                           (long long)cols);
+    if (!gmm__mul(rows, m->ld, &size) || !gmm__mul(size, 8, &bytes))
+        return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld rows of ld %lld do not fit 64 bits", (long long)rows,
+                           (long long)m->ld);
+    if (m->group_stride && (matrices == 0 || m->table))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld is for packed matrices, one per group",
+                           (long long)m->group_stride);
+    if (m->group_stride == 0 && matrices > 0 && !m->table) m->group_stride = size;
+    if (m->group_stride && m->group_stride < (rows > 0 ? (rows - 1) * m->ld + cols : 0))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld must be >= %lld elements",
+                           (long long)m->group_stride, (long long)((rows - 1) * m->ld + cols));
+    if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &size) || !gmm__mul(size, 8, &bytes)))
+        return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld groups at stride %lld do not fit 64 bits",
+                           (long long)matrices, (long long)m->group_stride);
+    if (m->data && m->table) return gmm__refuse(call, GMM_E_ARG, argument, "has both data and table");
+    if (m->table && matrices == 0)
+        return gmm__refuse(call, GMM_E_ARG, argument, "is one matrix and takes data, not table");
+    if (call->query) return GMM_OK;
+    if (!m->data && !m->table && rows > 0)
+        return gmm__refuse(call, GMM_E_NULL, argument, "has neither data nor table for %lld x %lld %s", (long long)rows,
+                           (long long)cols, gmm_dtype_name(m->dtype));
+    size = gmm_dtype_bits(m->dtype) / 8;
+    if ((uintptr_t)m->data % (uintptr_t)size)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to its %s elements", m->data,
+                           gmm_dtype_name(m->dtype));
+    if ((uintptr_t)m->table % sizeof(void *))
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "table %p is not aligned to pointers", (const void *)m->table);
+    if (m->table && (call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))) {
+        int64_t g;
+        for (g = 0; g < matrices; g++) {
+            if (!m->table[g] && rows > 0)
+                return gmm__refuse(call, GMM_E_NULL, argument, "table[%lld] is NULL", (long long)g);
+            if ((uintptr_t)m->table[g] % (uintptr_t)size)
+                return gmm__refuse(call, GMM_E_ALIGN, argument, "table[%lld] %p is not aligned to its %s elements",
+                                   (long long)g, m->table[g], gmm_dtype_name(m->dtype));
+        }
+    }
+    return GMM_OK;
+}
+
+/* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */
+static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                              int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+    gmm_mat *m = &call->mat[role];
+    gmm_layout l = GMM_ZERO;
+    gmm_error why = GMM_ZERO;
+    gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
+    int64_t size, all, g;
+    int nv;
+    if (s != GMM_OK) return s;
+    if (m->scaling == GMM_SCALING_NONE)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
+    s = matrices == 0 ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order, direction, call->groups.count, rows,
+                                             cols, &l, &why)
+                      : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &why);
+    if (s != GMM_OK) return gmm__refuse(call, s, argument, "%s", why.text);
+    call->direction[role] = direction;
+    nv = m->scaling == GMM_SCALING_NV16;
+    if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX | GMM_MAT_E4M3_256))
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", (unsigned)m->flags);
+    if ((m->flags & (uint32_t)GMM_MAT_E4M3_256 && !nv) ||
+        (m->flags & (uint32_t)GMM_MAT_ROW_AMAX && (!nv || direction != GMM_ROWWISE)))
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x do not belong to a %s copy with scaling %s",
+                           (unsigned)m->flags, direction == GMM_ROWWISE ? "rowwise" : "columnwise",
+                           gmm_scaling_name(m->scaling));
+    if (m->hadamard && (!nv || direction == GMM_ROWWISE || (m->hadamard & ~0xFFFF) != GMM_HADAMARD))
+        return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0, or GMM_HADAMARD and sign bits in a "
+                           "columnwise nv16 copy", (unsigned)m->hadamard);
+    if (m->ld == 0) m->ld = l.data_cols;
+    if (m->ld < l.data_cols || (m->dtype == GMM_E2M1 && m->ld % 2))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= %lld%s", (long long)m->ld,
+                           (long long)l.data_cols, m->dtype == GMM_E2M1 ? " and even" : "");
+    if (!gmm__mul(l.data_rows, m->ld, &size))
+        return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld rows of ld %lld do not fit 64 bits",
+                           (long long)l.data_rows, (long long)m->ld);
+    if (m->group_stride && (matrices == 0 || m->table))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld is for packed matrices",
+                           (long long)m->group_stride);
+    if (m->group_stride == 0 && matrices > 0 && !m->table) m->group_stride = size;
+    if (m->group_stride && (m->group_stride < (l.data_rows > 0 ? (l.data_rows - 1) * m->ld + l.data_cols : 0) ||
+                            (m->dtype == GMM_E2M1 && m->group_stride % 2)))
+        return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld must be >= %lld elements%s",
+                           (long long)m->group_stride, (long long)((l.data_rows - 1) * m->ld + l.data_cols),
+                           m->dtype == GMM_E2M1 ? " and even" : "");
+    if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &all) || !gmm__mul(matrices, l.scale_bytes, &all)))
+        return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld matrices at stride %lld do not fit 64 bits",
+                           (long long)matrices, (long long)m->group_stride);
+    if ((m->data && m->table) || (m->scale && m->scale_table))
+        return gmm__refuse(call, GMM_E_ARG, argument, "has both an address and a table of elements or scales");
+    if (matrices == 0 && (m->table || m->scale_table))
+        return gmm__refuse(call, GMM_E_ARG, argument, "is one matrix and takes data and scale, not tables");
+    if (call->query) return GMM_OK;
+    if (!m->table != !m->scale_table)
+        return gmm__refuse(call, GMM_E_ARG, argument, "table and scale_table come together");
+    g = l.data_bytes > 0 && !m->data && !m->table; /* groups without rows still have scales of tensors and columns */
+    if (g || (l.scale_bytes > 0 && !m->scale && !m->scale_table))
+        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s", g ? "data" : "scale",
+                           (long long)rows, (long long)cols, gmm_dtype_name(m->dtype), gmm_scaling_name(m->scaling));
+    if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale % 4)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "scale %p is not aligned to 4 bytes", m->scale);
+    if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "table %p or scale_table %p is not aligned to pointers",
+                           (const void *)m->table, (const void *)m->scale_table);
+    if (nv && !m->amax) return gmm__refuse(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
+    if ((uintptr_t)m->amax % 4)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "amax %p is not aligned to 4 bytes", (const void *)m->amax);
+    if (m->table && (call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
+        for (g = 0; g < matrices; g++) {
+            if (l.data_bytes > 0 && (!m->table[g] || !m->scale_table[g]))
+                return gmm__refuse(call, GMM_E_NULL, argument, "table[%lld] or scale_table[%lld] is NULL", (long long)g,
+                                   (long long)g);
+            if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale_table[g] % 4)
+                return gmm__refuse(call, GMM_E_ALIGN, argument, "scale_table[%lld] %p is not aligned to 4 bytes",
+                                   (long long)g, m->scale_table[g]);
+        }
+    return GMM_OK;
+}
+
+/* Reads a gradient destination: one matrix per group. */
+static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const char *argument, const gmm_grad *grad,
+                                             int required, int64_t rows, int64_t cols) {
+    gmm_grad *g = &call->grad[role];
+    gmm_status s;
+    memset(g, 0, sizeof *g);
+    memset(&call->mat[role], 0, sizeof call->mat[role]);
+    if (!grad) return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL") : GMM_OK;
+    if ((s = gmm__read(call, argument, g, sizeof *g, grad)) != GMM_OK) return s;
+    if ((g->main_grad | g->overwrite) & ~1)
+        return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", (int)g->main_grad,
+                           (int)g->overwrite);
+    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", (int)g->reserved);
+    if (!call->query && (uintptr_t)g->beta % 4)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "beta %p is not aligned to 4 bytes", (const void *)g->beta);
+    return gmm__read_mat(call, role, argument, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
+}
+
+/* An array of 4-byte values that a call reads or writes. */
+static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argument, const void *array, int required,
+                                               int64_t count) {
+    if (call->query) return GMM_OK;
+    if (!array && required && count > 0)
+        return gmm__refuse(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
+    if ((uintptr_t)array % 4) return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to 4 bytes", array);
+    return GMM_OK;
+}
+
+/* Address of element (row, col) of group g; as an integer first, since what has no rows may be NULL. */
+static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64_t col) {
+    const uintptr_t base = (uintptr_t)(m->table ? m->table[g] : m->data);
+    const int64_t element = (m->table ? 0 : g * m->group_stride) + row * m->ld + col;
+    return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
+}
+
+static GMM__UNUSED size_t gmm__round256(size_t bytes) {
+    return (bytes + GMM__WORKSPACE_ALIGN - 1) / GMM__WORKSPACE_ALIGN * GMM__WORKSPACE_ALIGN;
+}
+
+/* Adds a region to a plan's workspace and remembers where it starts. */
+static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
+    plan->part[part] = plan->workspace_bytes;
+    plan->workspace_bytes += gmm__round256(bytes);
+}
+static GMM__UNUSED void *gmm__part(const gmm__plan *plan, int part) {
+    return (char *)plan->workspace + plan->part[part];
+}
+
+static GMM__UNUSED int gmm__decline(gmm__plan *plan, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(plan->note, sizeof plan->note, format, list);
+    va_end(list);
+    return 0;
+}
+
+static GMM__UNUSED void gmm__log(const gmm_context *ctx, gmm_log_level level, const char *format, ...) {
+    char text[512];
+    va_list list;
+    if (!ctx->config.log.write || level > ctx->config.log.level) return;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    ctx->config.log.write(ctx->config.log.user, level, text);
+}
+
+/* Whether `stream` is capturing a graph: then nothing on the host may stand for what a replay does. */
+static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream) {
+#ifdef __CUDACC__
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (ctx->config.space == GMM_SPACE_CUDA && cudaStreamIsCapturing(stream, &status) == cudaSuccess)
+        return status != cudaStreamCaptureStatusNone;
+#endif
+    (void)ctx;
+    (void)stream;
+    return 0;
+}
+
+/* Chooses the engine of a checked call, and answers its query or launches it. Defined behind the engine table. */
+static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
+static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
+                             gmm_stream stream);
+

@@ -1,0 +1,40 @@
+/* -------------------------------------------------------------------------------------------- 14 Implementation --- */
+
+#if defined(GMM_IMPLEMENTATION) && !defined(GMM__IMPLEMENTATION_DONE)
+#define GMM__IMPLEMENTATION_DONE
+
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define GMM__X86
+#include <immintrin.h>
+#endif
+
+#if defined(GMM_MALLOC) != defined(GMM_FREE)
+#error "gmm: define both of GMM_MALLOC and GMM_FREE, or none"
+#endif
+#ifndef GMM_MALLOC
+#define GMM_MALLOC(bytes) malloc(bytes)
+#define GMM_FREE(memory) free(memory)
+#endif
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#ifndef GMM_NO_CUBLASLT
+#define GMM__CUBLASLT
+#include <cublasLt.h>
+#endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__CUDACC__) && !defined(GMM__GEMM_DONE)
+#include "gmm_kernels.cuh"
+#endif
+

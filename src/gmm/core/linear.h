@@ -1,0 +1,158 @@
+/* .......................................................................................... 14.3 Grouped linear ... */
+
+/* Reads a factor of a product: floats, or the quantized copy whose blocks run along the contraction. */
+static gmm_status gmm__read_factor(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                   int64_t matrices, int64_t rows, int64_t cols, gmm_direction direction) {
+    gmm_mat m;
+    gmm_layout layout;
+    gmm_error why = GMM_ZERO;
+    char name[32];
+    if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
+        return gmm__read_mat(call, role, argument, mat, 1, matrices, rows, cols, GMM__FLOATS);
+    if (direction == GMM_ROWWISE) return gmm__read_quant(call, role, argument, mat, matrices, rows, cols, direction);
+    if (gmm_layout_of(m.dtype, m.scaling, m.scale_order, direction, 0, 0, &layout, &why) != GMM_OK)
+        return gmm__refuse(call, why.status, argument, "%s", why.text);
+    (void)snprintf(name, sizeof name, "%s.columnwise", argument);
+    if (!m.columnwise)
+        return gmm__refuse(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
+                           gmm_op_name(call->op));
+    return gmm__read_quant(call, role, name, m.columnwise, matrices, rows, cols, direction);
+}
+
+/* Whether two factors go together: what products are scaled by must be known outside of the sum, or once per block. */
+static gmm_status gmm__check_factors(gmm__call *call, int first, const char *first_name, int second,
+                                     const char *second_name) {
+    static const int family[] = { 0, 1, 1, 2, 2, 3, 4 }; /* by gmm_scaling */
+    const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
+    const int32_t align = gmm_feature_align(b->scaling); /* the second is quantized if the first one is */
+    const size_t used = strlen(call->shapes);
+    (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
+                   a->scaling == GMM_SCALING_NONE ? "" : " ", a->scaling == GMM_SCALING_NONE ? ""
+                   : gmm_scaling_name(a->scaling));
+    call->in_align = call->out_align = align;
+    if (a->scaling == GMM_SCALING_NONE && b->scaling == GMM_SCALING_NONE)
+        return a->dtype == b->dtype ? GMM_OK
+                                    : gmm__refuse(call, GMM_E_DTYPE, second_name, "dtype %s must be that of %s, %s",
+                                                  gmm_dtype_name(b->dtype), first_name, gmm_dtype_name(a->dtype));
+    if (a->scaling == GMM_SCALING_NONE ? second != GMM__W || family[b->scaling] < 3
+                                       : family[a->scaling] != family[b->scaling] ||
+                                         (a->scaling == GMM_SCALING_128X128 && b->scaling == GMM_SCALING_128X128))
+        return gmm__refuse(call, GMM_E_DTYPE, second_name, "%s scaled %s does not multiply %s %s scaled %s",
+                           gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling), first_name,
+                           gmm_dtype_name(a->dtype), gmm_scaling_name(a->scaling));
+    if (a->hadamard != b->hadamard)
+        return gmm__refuse(call, GMM_E_CONFIG, second_name, "hadamard 0x%x must be that of %s, 0x%x",
+                           (unsigned)b->hadamard, first_name, (unsigned)a->hadamard);
+    if (call->in % align || call->out % align)
+        return gmm__refuse(call, GMM_E_ARG, call->in % align ? "in_features" : "out_features", "%lld must be a "
+                           "multiple of %d for scaling %s", (long long)(call->in % align ? call->in : call->out),
+                           (int)align, gmm_scaling_name(b->scaling));
+    return GMM_OK;
+}
+
+/* Whether a factor of a linear call is quantized. */
+static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
+    return call->mat[GMM__X_].scaling != GMM_SCALING_NONE || call->mat[GMM__W].scaling != GMM_SCALING_NONE ||
+           call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
+}
+
+/* Checks one linear operation. Only the operands that the operation uses are read. */
+static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                      const gmm_linear *linear, int query) {
+    gmm_linear *d = &call->d.linear;
+    gmm_status s = gmm__open(call, ctx, op, function, query);
+    const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
+    gmm_groups g;
+    int64_t G, K, N;
+
+    if (s != GMM_OK || (s = gmm__read(call, "linear", d, sizeof *d, linear)) != GMM_OK) return s;
+    K = call->in = d->in_features;
+    N = call->out = d->out_features;
+    gmm__peek_groups(d->groups, &g);
+    (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld K=%lld N=%lld", (int)g.count, (long long)g.capacity,
+                   (long long)K, (long long)N);
+    if (op < GMM_OP_LINEAR_FWD || op > GMM_OP_LINEAR_BGRAD)
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no linear operation", (int)op);
+    if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
+        return s;
+    G = call->groups.count;
+    if ((d->alpha_per_group | d->y_add | d->d_row_scale_add) & ~1)
+        return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_row_scale_add %d must be 0 "
+                           "or 1",
+                           (int)d->alpha_per_group, (int)d->y_add, (int)d->d_row_scale_add);
+    if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
+    if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
+
+    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD)
+        if ((s = gmm__read_factor(call, GMM__X_, "x", d->x, 0, call->rows, K, along_tokens)) != GMM_OK) return s;
+    if (op == GMM_OP_LINEAR_BGRAD) {
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
+    } else if (op != GMM_OP_LINEAR_FWD)
+        if ((s = gmm__read_factor(call, GMM__DY, "dy", d->dy, 0, call->rows, N, along_tokens)) != GMM_OK) return s;
+    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD)
+        if ((s = gmm__read_factor(call, GMM__W, "w", d->w, G, N, K,
+                                  op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
+            return s;
+    if (op == GMM_OP_LINEAR_FWD)
+        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, N, GMM__FLOATS)) != GMM_OK) return s;
+    if (op == GMM_OP_LINEAR_DGRAD)
+        if ((s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, 0, call->rows, K, GMM__FLOATS)) != GMM_OK) return s;
+    if (op == GMM_OP_LINEAR_WGRAD)
+        if ((s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
+    if (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD)
+        if ((s = gmm__read_mat(call, GMM__BIAS, "bias", d->bias, op == GMM_OP_LINEAR_BGRAD && d->d_row_scale, G, 1, N,
+                               GMM__FLOATS)) != GMM_OK)
+            return s;
+    if (op == GMM_OP_LINEAR_BGRAD) {
+        if (!d->db && !d->d_row_scale)
+            return gmm__refuse(call, GMM_E_NULL, "db", "and d_row_scale are both NULL: nothing is wanted");
+        if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 0, 1, N)) != GMM_OK) return s;
+    }
+
+    if (op == GMM_OP_LINEAR_BGRAD) {
+        const size_t used = strlen(call->shapes);
+        (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s",
+                       gmm_dtype_name(call->mat[GMM__DY].dtype));
+    } else {
+        const int wgrad = op == GMM_OP_LINEAR_WGRAD, fwd = op == GMM_OP_LINEAR_FWD;
+        if ((s = gmm__check_factors(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
+                                    wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
+            return s;
+    }
+    if ((s = gmm__check_array(call, "alpha", d->alpha, 0, 1)) != GMM_OK ||
+        (s = gmm__check_array(call, "row_scale", d->row_scale, 0, call->rows)) != GMM_OK ||
+        (s = gmm__check_array(call, "d_row_scale", d->d_row_scale, 0, call->rows)) != GMM_OK)
+        return s;
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__linear_prepare(&call, ctx, op, "gmm_linear_query", linear, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+
+static gmm_status gmm__linear_run(gmm_context *ctx, gmm_op op, const char *function, const gmm_linear *linear,
+                                  void *workspace, size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__linear_prepare(&call, ctx, op, function, linear, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
+                                 gmm_stream stream) {
+    return gmm__linear_run(ctx, GMM_OP_LINEAR_FWD, "gmm_linear_fwd", linear, workspace, workspace_bytes, stream);
+}
+GMMDEF gmm_status gmm_linear_dgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
+                                   gmm_stream stream) {
+    return gmm__linear_run(ctx, GMM_OP_LINEAR_DGRAD, "gmm_linear_dgrad", linear, workspace, workspace_bytes, stream);
+}
+GMMDEF gmm_status gmm_linear_wgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
+                                   gmm_stream stream) {
+    return gmm__linear_run(ctx, GMM_OP_LINEAR_WGRAD, "gmm_linear_wgrad", linear, workspace, workspace_bytes, stream);
+}
+GMMDEF gmm_status gmm_linear_bgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
+                                   gmm_stream stream) {
+    return gmm__linear_run(ctx, GMM_OP_LINEAR_BGRAD, "gmm_linear_bgrad", linear, workspace, workspace_bytes, stream);
+}
+

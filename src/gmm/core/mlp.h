@@ -1,0 +1,347 @@
+static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
+    const gmm_mlp_config *c = &call->config;
+    const gmm__mlp_buffers b = gmm__mlp_measure(call);
+    gmm__mlp_steps t;
+    size_t sub = 0;
+    gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
+    t.act.y = &t.h;
+    if (!gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan) ||
+        !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan) ||
+        !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc2, &sub, plan))
+        return 0;
+    gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
+    gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes); /* inference uses both; a query cannot tell it from training */
+    gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
+    gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
+    plan->saved_bytes = c->save == GMM_SAVE_NOTHING ? 0 : b.z_bytes;
+    if (c->save == GMM_SAVE_PREACT_AND_ACT) plan->saved_bytes += b.h_bytes;
+    return 1;
+}
+
+/* The split of the call as int64 offsets. */
+static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_stream stream) {
+    gmm__call step = *plan->call;
+    step.op = GMM_OP_OFFSETS;
+    step.query = 0;
+    step.options.engine = plan->engine;
+    step.output = offsets;
+    return gmm__serve(&step, NULL, NULL, 0, stream);
+}
+static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm__mlp_recipe q = gmm__mlp_recipe_of(call);
+    if (q.recipe.kind != GMM_RECIPE_NONE && op != GMM_OP_LINEAR_BGRAD)
+        return gmm__mlp_product(call->ctx, call->function, &q, op, gmm__mlp_layer(call, l), l,
+                                gmm__part(plan, GMM__PART_MLP_SUB),
+                                plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], NULL, stream);
+    return gmm__linear_run(plan->call->ctx, op, plan->call->function, l, gmm__part(plan, GMM__PART_MLP_SUB),
+                           plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
+}
+static gmm_status gmm__mlp_act_step(const gmm__plan *plan, gmm_op op, const gmm_activation *a, gmm_stream stream) {
+    gmm__call step;
+    const gmm_status s = gmm__act_prepare(&step, plan->call->ctx, op, plan->call->function, a, 0);
+    return s != GMM_OK ? s : gmm__serve(&step, NULL, gmm__part(plan, GMM__PART_MLP_SUB),
+                                        plan->workspace_bytes - plan->part[GMM__PART_MLP_SUB], stream);
+}
+
+static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm__mlp_buffers b = gmm__mlp_measure(call);
+    const gmm_save save = call->config.save;
+    char *saved = (char *)call->d.mlp.saved;
+    void *offsets = gmm__part(plan, GMM__PART_MLP_OFFSETS);
+    void *z = saved && save != GMM_SAVE_NOTHING ? saved : gmm__part(plan, GMM__PART_MLP_Z);
+    void *h = saved && save == GMM_SAVE_PREACT_AND_ACT ? saved + b.saved_h : gmm__part(plan, GMM__PART_MLP_H);
+    gmm__mlp_steps t;
+    gmm_status s;
+    gmm__mlp_fill(&t, plan, offsets, z, h, NULL, NULL);
+    t.act.y = &t.h;
+    if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
+    if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc1, stream)) != GMM_OK) return s;
+    if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
+    return gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc2, stream);
+}
+
+static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm_mlp_config *c = &call->config;
+    const gmm__mlp_buffers b = gmm__mlp_measure(call);
+    const gmm__mlp_need need = gmm__mlp_needs(call);
+    gmm__mlp_steps t;
+    size_t sub = 0;
+    gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
+    t.act.dy = &t.dh;
+    t.act.dx = need.dz ? &t.dz : NULL;
+    t.act.dprob = d->dprob;
+    t.act.y = &t.h;
+    if ((need.z && c->save == GMM_SAVE_NOTHING &&
+         !gmm__mlp_size_product(plan, GMM_OP_LINEAR_FWD, &t.fc1, &sub, plan)) ||
+        (need.dh && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, &sub, plan)) ||
+        (need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_BWD, &t.act, &sub, plan)) ||
+        (need.h && !need.dh && !gmm__mlp_size_act(plan, GMM_OP_ACT_FWD, &t.act, &sub, plan)) ||
+        ((d->db2 || t.bgrad2.d_row_scale) && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, &sub, plan)) ||
+        (d->db1 && !gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, &sub, plan)) ||
+        (d->dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
+        (d->dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)) ||
+        (d->dx && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, &sub, plan)))
+        return 0;
+    gmm__reserve(plan, GMM__PART_MLP_OFFSETS, b.offsets_bytes);
+    gmm__reserve(plan, GMM__PART_MLP_Z, need.z && c->save == GMM_SAVE_NOTHING ? b.z_bytes : 0);
+    gmm__reserve(plan, GMM__PART_MLP_H, need.h && !need.defer ? b.h_bytes : 0);
+    gmm__reserve(plan, GMM__PART_MLP_DH, need.dh ? b.h_bytes : 0);
+    gmm__reserve(plan, GMM__PART_MLP_DZ, need.dz && !need.defer ? b.z_bytes : 0);
+    gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
+    plan->saved_bytes = c->save == GMM_SAVE_NOTHING ? 0 : b.z_bytes;
+    if (c->save == GMM_SAVE_PREACT_AND_ACT) plan->saved_bytes += b.h_bytes;
+    plan->deferred_bytes = need.defer ? b.deferred_h + b.h_bytes : 0;
+    return 1;
+}
+
+/* A queued pair of weight gradients, FC2's first. Kept inside gmm_wgrad_entry. */
+typedef struct gmm__wgrad_record {
+    gmm_groups groups;
+    gmm_options options;
+    gmm_grad_hooks hooks;
+    int64_t in[2], out[2];
+    gmm_mat x[2], dy[2], dw[2];
+    gmm_grad grad[2];
+    gmm__mlp_recipe quantized;
+    int32_t wanted[2];
+} gmm__wgrad_record;
+
+typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
+
+static void gmm__mlp_fire(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int wanted,
+                          gmm_stream stream) {
+    if (wanted && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
+}
+
+static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
+    const gmm_mlp *d = &call->d.mlp;
+    gmm_wgrad_queue *q = d->queue;
+    const gmm_linear *steps[2];
+    const int roles[2] = { GMM__DW2, GMM__DW };
+    gmm__wgrad_record r;
+    int i;
+    steps[0] = &t->wgrad2;
+    steps[1] = &t->wgrad1;
+    memset(&r, 0, sizeof r);
+    r.groups = t->groups;
+    r.options = t->options;
+    if (d->hooks) r.hooks = *d->hooks;
+    r.quantized = gmm__mlp_recipe_of(call);
+    r.wanted[0] = d->dw2 != NULL;
+    r.wanted[1] = d->dw1 != NULL;
+    for (i = 0; i < 2; i++) {
+        if (!r.wanted[i]) continue;
+        r.in[i] = steps[i]->in_features;
+        r.out[i] = steps[i]->out_features;
+        r.x[i] = *steps[i]->x;
+        r.dy[i] = *steps[i]->dy;
+        r.dw[i] = call->mat[roles[i]];
+        r.grad[i] = call->grad[roles[i]];
+    }
+    memcpy(&q->entries[(q->head + q->count) % q->capacity], &r, sizeof r);
+    q->count++;
+}
+
+static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm_mlp_config *c = &call->config;
+    const gmm__mlp_buffers b = gmm__mlp_measure(call);
+    const gmm__mlp_need need = gmm__mlp_needs(call);
+    char *saved = (char *)d->saved, *deferred = (char *)d->deferred;
+    const int h_saved = c->save == GMM_SAVE_PREACT_AND_ACT && !need.defer;
+    void *offsets = need.defer ? deferred : (char *)gmm__part(plan, GMM__PART_MLP_OFFSETS);
+    void *z = c->save == GMM_SAVE_NOTHING ? gmm__part(plan, GMM__PART_MLP_Z) : saved;
+    void *h = need.defer ? deferred + b.deferred_h
+                         : h_saved ? saved + b.saved_h : (char *)gmm__part(plan, GMM__PART_MLP_H);
+    void *dz = need.defer ? deferred + b.deferred_dz : (char *)gmm__part(plan, GMM__PART_MLP_DZ);
+    gmm__mlp_steps t;
+    gmm_status s;
+
+    gmm__mlp_fill(&t, plan, offsets, z, h, gmm__part(plan, GMM__PART_MLP_DH), dz);
+    t.act.dy = &t.dh;
+    t.act.dx = need.dz ? &t.dz : NULL;
+    t.act.dprob = d->dprob;
+    t.act.y = need.h && !h_saved ? &t.h : NULL;
+    if ((s = gmm__mlp_offsets(plan, offsets, stream)) != GMM_OK) return s;
+    if (need.z && c->save == GMM_SAVE_NOTHING)
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_FWD, &t.fc1, stream)) != GMM_OK) return s;
+    if (need.dh) {
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad2, stream)) != GMM_OK) return s;
+        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_BWD, &t.act, stream)) != GMM_OK) return s;
+    } else if (t.act.y)
+        if ((s = gmm__mlp_act_step(plan, GMM_OP_ACT_FWD, &t.act, stream)) != GMM_OK) return s;
+    if (d->dw2 && !need.defer)
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, stream)) != GMM_OK) return s;
+    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_W2, d->dw2 && !need.defer, stream);
+    if (d->db2 || t.bgrad2.d_row_scale)
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad2, stream)) != GMM_OK) return s;
+    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B2, d->db2 != NULL, stream);
+    if (d->dw1 && !need.defer)
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, stream)) != GMM_OK) return s;
+    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_W1, d->dw1 && !need.defer, stream);
+    if (d->db1)
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_BGRAD, &t.bgrad1, stream)) != GMM_OK) return s;
+    gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
+    if (d->dx)
+        if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, stream)) != GMM_OK) return s;
+    if (need.defer) gmm__mlp_record(&t, call);
+    return GMM_OK;
+}
+
+/* The linear wgrad of part i of a record. */
+static void gmm__mlp_replay(gmm__wgrad_record *r, int i, gmm_linear *l) {
+    memset(l, 0, sizeof *l);
+    r->grad[i].mat = &r->dw[i];
+    l->groups = &r->groups;
+    l->options = &r->options;
+    l->in_features = r->in[i];
+    l->out_features = r->out[i];
+    l->x = &r->x[i];
+    l->dy = &r->dy[i];
+    l->dw = &r->grad[i];
+}
+
+/* call->input, output: the record; NULL for a query, which sizes from the MLP's descriptor instead. */
+static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
+    size_t sub = 0;
+    int i;
+    if (call->input) {
+        gmm__wgrad_record r = *(const gmm__wgrad_record *)call->input;
+        gmm_linear l;
+        for (i = 0; i < 2; i++) {
+            if (!r.wanted[i]) continue;
+            gmm__mlp_replay(&r, i, &l);
+            if (r.quantized.recipe.kind == GMM_RECIPE_NONE) {
+                if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_WGRAD, &l, &sub, plan)) return 0;
+            } else if (gmm__mlp_product(call->ctx, call->function, &r.quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l, NULL,
+                                        0, &sub, NULL) != GMM_OK)
+                return gmm__decline(plan, "%.180s", call->ctx->error.text);
+        }
+    } else {
+        gmm__mlp_steps t;
+        gmm__mlp_fill(&t, plan, NULL, NULL, NULL, NULL, NULL);
+        if ((call->d.mlp.dw2 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad2, &sub, plan)) ||
+            (call->d.mlp.dw1 && !gmm__mlp_size_product(plan, GMM_OP_LINEAR_WGRAD, &t.wgrad1, &sub, plan)))
+            return 0;
+    }
+    memset(plan->part, 0, sizeof plan->part);
+    plan->workspace_bytes = sub;
+    return 1;
+}
+
+static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_param params[2] = { GMM_PARAM_W2, GMM_PARAM_W1 };
+    gmm__wgrad_record *r = (gmm__wgrad_record *)plan->call->output;
+    int i;
+    for (i = 0; i < 2; i++) {
+        gmm_linear l;
+        gmm_status s;
+        if (!r->wanted[i]) continue;
+        gmm__mlp_replay(r, i, &l);
+        s = r->quantized.recipe.kind == GMM_RECIPE_NONE
+                ? gmm__linear_run(plan->call->ctx, GMM_OP_LINEAR_WGRAD, plan->call->function, &l, plan->workspace,
+                                  plan->workspace_bytes, stream)
+                : gmm__mlp_product(plan->call->ctx, plan->call->function, &r->quantized, GMM_OP_LINEAR_WGRAD, 2 - i, &l,
+                                   plan->workspace, plan->workspace_bytes, NULL, stream);
+        if (s != GMM_OK) return s;
+        r->wanted[i] = 0; /* should the other one fail, a second try leaves this one alone */
+        gmm__mlp_fire(plan->call->ctx, &r->hooks, params[i], 1, stream);
+    }
+    return GMM_OK;
+}
+
+/* A buffer beside the workspace that the plan has sized. */
+static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, const void *memory, size_t bytes, size_t need) {
+    if (!memory && need > 0)
+        return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes", (unsigned long long)need);
+    if (bytes < need)
+        return gmm__refuse(call, GMM_E_WORKSPACE, name, "has %llu bytes and must have >= %llu",
+                           (unsigned long long)bytes, (unsigned long long)need);
+    if ((uintptr_t)memory % GMM__WORKSPACE_ALIGN)
+        return gmm__refuse(call, GMM_E_ALIGN, name, "%p is not aligned to %d bytes", memory, (int)GMM__WORKSPACE_ALIGN);
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_query", mlp, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+
+GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
+                              gmm_stream stream) {
+    gmm__call call;
+    gmm__plan plan;
+    gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_FWD, "gmm_mlp_fwd", mlp, 0);
+    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
+    if (call.d.mlp.saved &&
+        (s = gmm__mlp_buffer(&call, "saved", call.d.mlp.saved, call.d.mlp.saved_bytes, plan.saved_bytes)) != GMM_OK)
+        return s;
+    return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
+                              gmm_stream stream) {
+    gmm__call call;
+    gmm__plan plan;
+    gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_BWD, "gmm_mlp_bwd", mlp, 0);
+    const gmm_mlp *d = &call.d.mlp;
+    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
+    if ((s = gmm__mlp_buffer(&call, "saved", d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
+        (s = gmm__mlp_buffer(&call, "deferred", d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK)
+        return s;
+    if (gmm__mlp_needs(&call).defer) {
+        if (!d->queue || !d->queue->entries)
+            return gmm__refuse(&call, GMM_E_NULL, "queue", "is NULL or has no entries, but weight gradients are "
+                               "delayed");
+        if (d->queue->count >= d->queue->capacity)
+            return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", (int)d->queue->count,
+                               (int)d->queue->capacity);
+    }
+    return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
+                                gmm_stream stream) {
+    gmm__call call;
+    gmm__wgrad_record record;
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_MLP_WGRAD, "gmm_mlp_wgrad", 0);
+    if (s != GMM_OK) return s;
+    if (!queue || !queue->entries) return gmm__refuse(&call, GMM_E_NULL, "queue", "is NULL or has no entries");
+    if (queue->count < 1)
+        return gmm__refuse(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", (int)queue->count,
+                           (int)queue->capacity);
+    memcpy(&record, &queue->entries[queue->head], sizeof record);
+    call.options = record.options;
+    call.groups = record.groups;
+    call.rows = record.groups.capacity;
+    call.input = call.output = &record;
+    (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", (int)record.groups.count, (long long)call.rows);
+    if ((s = gmm__serve(&call, NULL, workspace, workspace_bytes, stream)) != GMM_OK) {
+        memcpy(&queue->entries[queue->head], &record, sizeof record);
+        return s;
+    }
+    queue->head = (queue->head + 1) % queue->capacity;
+    queue->count--;
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream) {
+    gmm__call call;
+    gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_fire_hooks", mlp, 1);
+    const gmm_mlp *d = &call.d.mlp;
+    int now;
+    if (s != GMM_OK) return s;
+    if (op == GMM_OP_MLP_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
+    now = (op == GMM_OP_MLP_WGRAD) == gmm__mlp_delayed(&call); /* weights complete in this operation */
+    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_W2, now && d->dw2, stream);
+    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_B2, op == GMM_OP_MLP_BWD && d->db2, stream);
+    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_W1, now && d->dw1, stream);
+    gmm__mlp_fire(ctx, d->hooks, GMM_PARAM_B1, op == GMM_OP_MLP_BWD && d->db1, stream);
+    return GMM_OK;
+}
+

@@ -1,0 +1,172 @@
+/* Columns of FC1's output. */
+static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
+    return call->config.ffn * (gmm_act_gated(call->act.kind) ? 2 : 1);
+}
+static int gmm__mlp_delayed(const gmm__call *call) {
+    return call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
+}
+
+/* Refuses an operand that the configuration does not have. */
+static gmm_status gmm__mlp_match(gmm__call *call, const char *argument, int given, int configured) {
+    if (given && !configured)
+        return gmm__refuse(call, GMM_E_CONFIG, argument, "is given, but the configuration has none");
+    return GMM_OK;
+}
+
+/* Reads a weight: floats, or copies that the recipe's quantization of it would make. */
+static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
+                                       int columnwise, int64_t rows, int64_t cols) {
+    const gmm_format *f = &call->recipe.weight;
+    gmm_status s = GMM_OK;
+    char name[32];
+    gmm_mat m;
+    int way;
+    if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
+        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise, call->groups.count, rows, cols,
+                             GMM__FLOATS);
+    if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what quant.recipe makes of "
+                           "weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
+                           gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
+    (void)snprintf(name, sizeof name, "%s.columnwise", argument);
+    for (way = 0; way < 2 && s == GMM_OK; way++) {
+        if (!(way ? columnwise : rowwise)) continue;
+        if (way && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
+        s = gmm__read_quant(call, role, way ? name : argument, way ? m.columnwise : mat, call->groups.count, rows, cols,
+                            way ? GMM_COLUMNWISE : GMM_ROWWISE);
+        if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
+            return gmm__refuse(call, GMM_E_DTYPE, way ? name : argument, "%s scaled %s: must be as the rowwise copy",
+                               gmm_dtype_name(call->mat[role].dtype), gmm_scaling_name(call->mat[role].scaling));
+    }
+    call->mat[role] = m; /* each product reads what it contracts along */
+    call->mat[role].struct_size = 0;
+    return s;
+}
+/* Dtype of what is not quantized. */
+static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
+    const gmm_mat *w = &call->mat[GMM__W2];
+    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
+}
+
+/* Every feature count is K of one product and N of another, so what quantizes any role divides them all. */
+static gmm_status gmm__mlp_check_features(gmm__call *call) {
+    const gmm_mlp_config *c = &call->config;
+    const struct { const char *name; int64_t value; } features[] = {
+        { "config.hidden", c->hidden }, { "config.ffn", c->ffn }, { "config.hidden_out", c->hidden_out }
+    };
+    const int32_t weight = gmm_feature_align(call->recipe.weight.scaling);
+    const int32_t input = gmm_feature_align(call->recipe.input.scaling), align = weight > input ? weight : input;
+    int i;
+    for (i = 0; i < 3; i++)
+        if (features[i].value % align)
+            return gmm__refuse(call, GMM_E_ARG, features[i].name, "%lld must be a multiple of %d for quant.recipe",
+                               (long long)features[i].value, (int)align);
+    call->in_align = call->out_align = align;
+    return GMM_OK;
+}
+
+/* The arrays of quant that the call's products read: seen to here, since work is enqueued before the first product. */
+static gmm_status gmm__mlp_check_quant(gmm__call *call) {
+    const gmm_recipe *r = &call->recipe;
+    const gmm_mlp *d = &call->d.mlp;
+    const int fwd = call->op == GMM_OP_MLP_FWD;
+    const int products = d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
+    const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, 1);
+    if (!call->query && !fwd && r->grad.stochastic && products &&
+        (!call->quant.random || (uintptr_t)call->quant.random % 8))
+        return gmm__refuse(call, call->quant.random ? GMM_E_ALIGN : GMM_E_NULL, "quant.random", "%p must be {seed, "
+                           "offset} of dy and of dz, 8-byte aligned, for stochastic rounding",
+                           (const void *)call->quant.random);
+    return s != GMM_OK ? s : gmm__check_array(call, "quant.amax", call->quant.amax, 0, 1);
+}
+
+static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                   const gmm_mlp *mlp, int query) {
+    gmm_mlp *d = &call->d.mlp;
+    gmm_mlp_config *c = &call->config;
+    gmm_status s = gmm__open(call, ctx, op, function, query);
+    const int fwd = op == GMM_OP_MLP_FWD;
+    int64_t G, F1, out, elements, bytes;
+    int again;
+    gmm_error error;
+    gmm_groups g;
+
+    if (s != GMM_OK || (s = gmm__read(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
+    if (op < GMM_OP_MLP_FWD || op > GMM_OP_MLP_WGRAD)
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no MLP operation", (int)op);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "mlp.reserved", "%d must be 0", (int)d->reserved);
+    if ((s = gmm__read(call, "config", c, sizeof *c, d->config)) != GMM_OK) return s;
+    if (c->hidden_out == 0) c->hidden_out = c->hidden;
+    gmm__peek_groups(d->groups, &g);
+    (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld hidden=%lld ffn=%lld out=%lld %s", (int)g.count,
+                   (long long)g.capacity, (long long)c->hidden, (long long)c->ffn, (long long)c->hidden_out,
+                   gmm_act_name(c->act.kind));
+    if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse(call, error.status, "config", "%s", error.text);
+    (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
+    if (d->quant) {
+        if ((s = gmm__read(call, "quant", &call->quant, sizeof call->quant, d->quant)) != GMM_OK ||
+            (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)
+            return s;
+        if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
+            return gmm__refuse(call, s, "quant.recipe", "%s", error.text);
+        if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
+            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be config.recipe, %d, and not none",
+                               (int)call->recipe.kind, (int)c->recipe);
+        if (call->quant.reserved)
+            return gmm__refuse(call, GMM_E_ARG, "quant.reserved", "%d must be 0", (int)call->quant.reserved);
+        if ((s = gmm__mlp_check_features(call)) != GMM_OK) return s;
+    }
+    if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
+        return s;
+    G = call->groups.count;
+    F1 = gmm__mlp_fc1_cols(call);
+    call->in = c->hidden;
+    call->out = out = c->hidden_out;
+    if ((s = gmm__mlp_match(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_match(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_match(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
+        (s = gmm__mlp_match(call, "db1", d->db1 != NULL, c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_match(call, "db2", d->db2 != NULL, c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_match(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
+        return s;
+
+    if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
+        return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
+                           (long long)call->rows, (long long)F1);
+    /* bwd runs FC1 again where fwd kept nothing */
+    again = !fwd && c->save == GMM_SAVE_NOTHING;
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || again || d->dw1, 0, call->rows, c->hidden, GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || again, !fwd && d->dx, F1, c->hidden)) ||
+        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || again) && c->bias1, G, 1, F1, GMM__FLOATS)) ||
+        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd, !fwd, out, c->ffn)) ||
+        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)), G, 1,
+                           out, GMM__FLOATS)) ||
+        (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
+        return s;
+    if (fwd) {
+        if ((s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, call->rows, out, GMM__FLOATS)) != GMM_OK) return s;
+    } else {
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, out, GMM__FLOATS)) ||
+            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, 0, call->rows, c->hidden, GMM__FLOATS)) ||
+            (s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
+            (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
+            (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)) ||
+            (s = gmm__read_grad(call, GMM__DB2, "db2", d->db2, 0, 1, out)) ||
+            (s = gmm__check_array(call, "dprob", d->dprob, 0, call->rows)))
+            return s;
+    }
+    {
+        const int roles[] = { GMM__X_, GMM__W, GMM__DY };
+        const char *names[] = { "x", "w1", "dy" };
+        const gmm_dtype dtype = gmm__mlp_dtype(call);
+        int i;
+        for (i = 0; i < 3; i++)
+            if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
+                call->mat[roles[i]].scaling == GMM_SCALING_NONE)
+                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of %s, %s",
+                                   gmm_dtype_name(call->mat[roles[i]].dtype), call->mat[GMM__W2].scaling ==
+                                   GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy", gmm_dtype_name(dtype));
+    }
+    return gmm__mlp_check_quant(call);
+}
+

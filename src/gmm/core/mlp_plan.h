@@ -1,0 +1,148 @@
+/* Which of an MLP's matrices a plan places where. Workspace parts; `saved` and `deferred` hold their own. */
+enum { GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH, GMM__PART_MLP_DZ, GMM__PART_MLP_SUB };
+
+typedef struct gmm__mlp_buffers {
+    size_t z_bytes, h_bytes, offsets_bytes;       /* of one such matrix, rounded up */
+    size_t saved_h, deferred_dz, deferred_h;      /* offsets */
+} gmm__mlp_buffers;
+
+static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
+    const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(gmm__mlp_dtype(call)) / 8);
+    gmm__mlp_buffers b;
+    b.z_bytes = gmm__round256(row * (size_t)gmm__mlp_fc1_cols(call));
+    b.h_bytes = gmm__round256(row * (size_t)call->config.ffn);
+    b.offsets_bytes = gmm__round256(((size_t)call->groups.count + 1) * sizeof(int64_t));
+    b.saved_h = b.z_bytes;
+    b.deferred_dz = b.offsets_bytes;
+    b.deferred_h = b.deferred_dz + b.z_bytes;
+    return b;
+}
+
+/* What the backward of this call computes. */
+typedef struct gmm__mlp_need { int dz, dh, h, z, defer; } gmm__mlp_need;
+static gmm__mlp_need gmm__mlp_needs(const gmm__call *call) {
+    const gmm_mlp *d = &call->d.mlp;
+    gmm__mlp_need n;
+    n.defer = gmm__mlp_delayed(call) && (d->dw1 || d->dw2);
+    n.dz = d->dx || d->dw1 || d->db1;
+    n.dh = n.dz || d->dprob;
+    n.h = d->dw2 != NULL;
+    n.z = n.dh || (n.h && (n.defer || call->config.save != GMM_SAVE_PREACT_AND_ACT));
+    return n;
+}
+
+/* Descriptors of the operations that an MLP is composed of. One structure, so that plan and launch agree. */
+typedef struct gmm__mlp_steps {
+    gmm_groups groups; /* the split as int64 offsets, computed once */
+    gmm_options options;
+    gmm_mat z, h, dh, dz, x, w1, w2, b1, b2, y, dy, dx;
+    gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
+    gmm_activation act;
+} gmm__mlp_steps;
+
+static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *t, int64_t in, int64_t out) {
+    gmm_linear l = GMM_ZERO;
+    l.groups = &t->groups;
+    l.options = &t->options;
+    l.in_features = in;
+    l.out_features = out;
+    return l;
+}
+
+/* Fills the steps over the given memory (all of which is NULL for a query). */
+static void gmm__mlp_fill(gmm__mlp_steps *t, const gmm__plan *plan, void *offsets, void *z, void *h, void *dh,
+                          void *dz) {
+    const gmm__call *call = plan->call;
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm_mlp_config *c = &call->config;
+    const gmm_dtype dtype = gmm__mlp_dtype(call);
+    const int64_t F1 = gmm__mlp_fc1_cols(call);
+
+    memset(t, 0, sizeof *t);
+    t->options = call->options;
+    t->groups = call->groups;
+    t->groups.splits = offsets;
+    t->groups.dtype = GMM_I64;
+    t->groups.form = GMM_SPLIT_OFFSETS;
+    t->groups.on_host = 0;
+    t->z = gmm_mat_packed(dtype, z);
+    t->h = gmm_mat_packed(dtype, h);
+    t->dh = gmm_mat_packed(dtype, dh);
+    t->dz = gmm_mat_packed(dtype, dz);
+
+    t->fc1 = gmm__mlp_linear(t, c->hidden, F1);
+    t->fc1.x = &call->mat[GMM__X_];
+    t->fc1.w = &call->mat[GMM__W];
+    t->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
+    t->fc1.y = &t->z;
+
+    t->act.groups = &t->groups;
+    t->act.options = &t->options;
+    t->act.ffn = c->ffn;
+    t->act.act = &call->act;
+    t->act.x = &t->z;
+    t->act.prob = d->prob;
+
+    t->fc2 = gmm__mlp_linear(t, c->ffn, call->out);
+    t->fc2.x = &t->h;
+    t->fc2.w = &call->mat[GMM__W2];
+    t->fc2.bias = c->bias2 ? &call->mat[GMM__BIAS2] : NULL;
+    t->fc2.row_scale = c->prob_on_bias2 ? d->prob : NULL;
+    t->fc2.y = &call->mat[GMM__Y];
+
+    t->dgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
+    t->dgrad2.dy = &call->mat[GMM__DY];
+    t->dgrad2.w = &call->mat[GMM__W2];
+    t->dgrad2.dx = &t->dh;
+
+    t->bgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
+    t->bgrad2.dy = &call->mat[GMM__DY];
+    t->bgrad2.row_scale = c->prob_on_bias2 ? d->prob : NULL;
+    t->bgrad2.db = d->db2 ? &call->grad[GMM__DB2] : NULL;
+    if (c->prob_on_bias2 && d->dprob) {
+        t->bgrad2.bias = &call->mat[GMM__BIAS2];
+        t->bgrad2.d_row_scale = d->dprob;
+        t->bgrad2.d_row_scale_add = 1;
+    }
+
+    t->wgrad2 = gmm__mlp_linear(t, c->ffn, call->out);
+    t->wgrad2.x = &t->h;
+    t->wgrad2.dy = &call->mat[GMM__DY];
+    t->wgrad2.dw = &call->grad[GMM__DW2];
+
+    t->bgrad1 = gmm__mlp_linear(t, c->hidden, F1);
+    t->bgrad1.dy = &t->dz;
+    t->bgrad1.db = &call->grad[GMM__DB];
+
+    t->wgrad1 = gmm__mlp_linear(t, c->hidden, F1);
+    t->wgrad1.x = &call->mat[GMM__X_];
+    t->wgrad1.dy = &t->dz;
+    t->wgrad1.dw = &call->grad[GMM__DW];
+
+    t->dgrad1 = gmm__mlp_linear(t, c->hidden, F1);
+    t->dgrad1.dy = &t->dz;
+    t->dgrad1.w = &call->mat[GMM__W];
+    t->dgrad1.dx = &call->mat[GMM__DX];
+}
+
+/* Raises *bytes to the workspace of one step. Returns 0 if the engine declines it. */
+static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *before, size_t *bytes,
+                         gmm__plan *plan) {
+    gmm__plan sub;
+    if (prepared != GMM_OK || gmm__select(step, &sub) != GMM_OK) {
+        (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
+        step->ctx->error = *before; /* a plan that says no is no error of the context yet */
+        return 0;
+    }
+    if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
+    if (sub.engine != plan->engine)
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s", gmm_engine_name(sub.engine));
+    return 1;
+}
+static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
+    gmm__call step;
+    const gmm_error before = plan->call->ctx->error;
+    const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);
+    return gmm__mlp_size(&step, s, &before, bytes, out);
+}
+

@@ -1,0 +1,323 @@
+/* ........................................................................................... 14.10 Quantization ... */
+
+/* The rows that a quantizing call covers: groups of a split, or matrices of fixed extents. */
+static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int32_t count, int64_t rows,
+                                  int64_t cols) {
+    int64_t all;
+    gmm_groups g;
+    gmm__peek_groups(groups, &g);
+    if (groups)
+        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld cols=%lld", (int)g.count, (long long)g.capacity,
+                       (long long)cols);
+    else
+        (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld", (int)count, (long long)rows,
+                       (long long)cols);
+    if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
+    call->in = call->out = cols;
+    if (groups && (count || rows))
+        return gmm__refuse(call, GMM_E_ARG, "count", "%d and rows %lld must be 0 with groups", (int)count,
+                           (long long)rows);
+    if (groups) return gmm__read_groups(call, groups);
+    if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", (int)count);
+    if (rows < 1) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 1 without groups", (long long)rows);
+    if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &all))
+        return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", (int)count,
+                           (long long)rows);
+    call->rows = rows;
+    call->units = count;
+    return GMM_OK;
+}
+static int gmm__grouped(const gmm__call *call) { return call->units == 0; }
+static int64_t gmm__units(const gmm__call *call) { return gmm__grouped(call) ? call->groups.count : call->units; }
+/* The largest number of strips of GMM_TILE rows. */
+static int64_t gmm__strips(const gmm__call *call) {
+    return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
+                              : call->units * gmm__ceil_div(call->rows, GMM_TILE);
+}
+
+/* Reads a destination and holds it against the format. */
+static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                 gmm_direction direction) {
+    const gmm_format *f = &call->format;
+    gmm_status s;
+    gmm_mat want;
+    if (!mat) {
+        memset(&call->mat[role], 0, sizeof call->mat[role]);
+        return GMM_OK;
+    }
+    s = gmm__read_quant(call, role, argument, mat, call->units, call->rows, call->in, direction);
+    if (s != GMM_OK) return s;
+    want = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
+    mat = &call->mat[role];
+    if (mat->dtype != want.dtype || mat->scaling != want.scaling || mat->scale_order != want.scale_order)
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s %s order %d must be the format's %s %s order %d",
+                           gmm_dtype_name(mat->dtype), gmm_scaling_name(mat->scaling), (int)mat->scale_order,
+                           gmm_dtype_name(want.dtype), gmm_scaling_name(want.scaling), (int)want.scale_order);
+    if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != want.flags || mat->hadamard != want.hadamard)
+        return gmm__refuse(call, GMM_E_CONFIG, argument, "flags 0x%x and hadamard 0x%x must be the format's 0x%x and "
+                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, (unsigned)want.flags,
+                           (unsigned)want.hadamard);
+    return GMM_OK;
+}
+
+static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                        const gmm_quantization *quantization, int query) {
+    gmm_quantization *d = &call->d.quant;
+    gmm_format *f = &call->format;
+    gmm_status s = gmm__open(call, ctx, op, function, query);
+    gmm_error why = GMM_ZERO;
+    int by_group;
+    if (s != GMM_OK || (s = gmm__read(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
+    if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no quantizing operation", (int)op);
+    if ((s = gmm__read_options(call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read(call, "format", f, sizeof *f, d->format)) != GMM_OK)
+        return s;
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(call, s, "format", "%s", why.text);
+    if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format", "dtype: none asks for no copy");
+    by_group = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
+               (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+    if (d->phase < GMM_QUANT_ALL || d->phase > GMM_QUANT_CAST || (d->phase != GMM_QUANT_ALL && !by_group))
+        return gmm__refuse(call, GMM_E_CONFIG, "phase", "%d must be 0, or 1 or 2 with scaling tensor (not delayed) or "
+                           "nv16 by group", (int)d->phase);
+    if (d->first_group < 0 || (d->first_group && !f->stochastic))
+        return gmm__refuse(call, GMM_E_ARG, "first_group", "%d must be 0, or above with stochastic rounding",
+                           (int)d->first_group);
+    if (f->stochastic && (int64_t)d->first_group + gmm__units(call) > (int64_t)1 << 24)
+        return gmm__refuse(call, GMM_E_OVERFLOW, "first_group", "%d and %lld groups from there exceed the 2^24 that "
+                           "gmm_draw_block tells apart", (int)d->first_group, (long long)gmm__units(call));
+    if (!d->rowwise && !d->columnwise)
+        return gmm__refuse(call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+    if (f->row_amax && d->columnwise)
+        return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
+    if (op == GMM_OP_REQUANTIZE)
+        s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE);
+    else
+        s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, call->units, call->rows, call->in, GMM__FLOATS);
+    if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
+        (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
+        return s;
+    if (f->stochastic && ((d->rowwise && call->rows * gmm__ceil_div(call->in, 16) > (int64_t)1 << 40) ||
+                          (d->columnwise && call->in * gmm__ceil_div(call->rows, 16) > (int64_t)1 << 40)))
+        return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%lld x %lld are more than the 2^40 blocks of 16 that "
+                           "gmm_draw_block tells apart", (long long)call->rows, (long long)call->in);
+    if (f->hadamard && d->columnwise && call->mat[GMM__DY].dtype != GMM_BF16)
+        return gmm__refuse(call, GMM_E_DTYPE, "src", "dtype %s must be bf16, which the Hadamard transform wants",
+                           gmm_dtype_name(call->mat[GMM__DY].dtype));
+    if (d->db) {
+        if (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE || d->phase == GMM_QUANT_AMAX || d->skip)
+            return gmm__refuse(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and with neither phase "
+                               "amax nor skip");
+        if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 1, 1, call->in)) != GMM_OK) return s;
+    }
+    if (!query && d->phase != GMM_QUANT_ALL && f->scaling == GMM_SCALING_TENSOR &&
+        ((d->rowwise && !call->mat[GMM__Y].amax) || (d->columnwise && !call->mat[GMM__DX].amax)))
+        return gmm__refuse(call, GMM_E_NULL, d->rowwise && !call->mat[GMM__Y].amax ? "rowwise" : "columnwise",
+                           "lacks amax, which phase %d is about", (int)d->phase);
+    if (!query && f->stochastic && (!d->random || (uintptr_t)d->random % 8))
+        return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
+                           "aligned, for stochastic rounding", (const void *)d->random);
+    if ((s = gmm__check_array(call, "skip", d->skip, 0, 1)) != GMM_OK) return s;
+    return gmm__check_array(call, "scale", d->scale, 0, gmm__units(call));
+}
+
+GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization,
+                                     gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__quantize_prepare(&call, ctx, op, "gmm_quantize_query", quantization, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
+                               size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__quantize_prepare(&call, ctx, GMM_OP_QUANTIZE, "gmm_quantize", quantization, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__quantize_prepare(&call, ctx, GMM_OP_REQUANTIZE, "gmm_requantize", quantization, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                          const gmm_dequantization *dequantization, int query) {
+    gmm_dequantization *d = &call->d.dequant;
+    gmm_status s = gmm__open(call, ctx, GMM_OP_DEQUANTIZE, function, query);
+    if (s != GMM_OK || (s = gmm__read(call, "dequantization", d, sizeof *d, dequantization)) != GMM_OK ||
+        (s = gmm__read_options(call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK)
+        return s;
+    if (d->direction != GMM_ROWWISE && d->direction != GMM_COLUMNWISE)
+        return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
+                           (int)d->direction);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if ((s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, d->direction)) != GMM_OK)
+        return s;
+    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, call->units, call->rows, call->in, GMM__FLOATS);
+}
+
+GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__dequantize_prepare(&call, ctx, "gmm_dequantize_query", dequantization, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *dequantization, void *workspace,
+                                 size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__dequantize_prepare(&call, ctx, "gmm_dequantize", dequantization, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                         const gmm_transposition *transposition, int query) {
+    gmm_transposition *d = &call->d.transposition;
+    const gmm_mat *src = &call->mat[GMM__DY], *dst = &call->mat[GMM__Y];
+    gmm_status s = gmm__open(call, ctx, GMM_OP_TRANSPOSE, function, query);
+    if (s != GMM_OK || (s = gmm__read(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
+        (s = gmm__read_options(call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE)) != GMM_OK)
+        return s;
+    if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128)
+        return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor or 128x128, whose blocks are the same "
+                           "both ways", gmm_scaling_name(src->scaling));
+    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, call->units, call->rows, call->in, GMM_COLUMNWISE);
+    if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as src, %s scaled %s",
+                           gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
+                           gmm_scaling_name(src->scaling));
+    return s;
+}
+
+GMMDEF gmm_status gmm_transpose_query(gmm_context *ctx, const gmm_transposition *transposition, gmm_info *info) {
+    gmm__call call;
+    const gmm_status s = gmm__transpose_prepare(&call, ctx, "gmm_transpose_query", transposition, 1);
+    return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *transposition, void *workspace,
+                                size_t workspace_bytes, gmm_stream stream) {
+    gmm__call call;
+    const gmm_status s = gmm__transpose_prepare(&call, ctx, "gmm_transpose", transposition, 0);
+    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream) {
+    gmm__call call;
+    gmm__plan plan;
+    gmm_scale_update *d = &call.d.update;
+    int64_t floats, bytes;
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_SCALE_UPDATE, "gmm_update_scales", 0);
+    if (s != GMM_OK || (s = gmm__read(&call, "update", d, sizeof *d, update)) != GMM_OK ||
+        (s = gmm__read_options(&call, d->options)) != GMM_OK)
+        return s;
+    if (d->slots < 0) return gmm__refuse(&call, GMM_E_ARG, "slots", "%d must be >= 0", (int)d->slots);
+    if (d->stride == 0) d->stride = d->slots;
+    if (d->stride < d->slots)
+        return gmm__refuse(&call, GMM_E_STRIDE, "stride", "%lld must be >= the %d slots", (long long)d->stride,
+                           (int)d->slots);
+    if (d->history_length < 1)
+        return gmm__refuse(&call, GMM_E_ARG, "history_length", "%d must be >= 1", (int)d->history_length);
+    if (!gmm__mul(d->history_length, d->stride, &floats) || !gmm__mul(floats, (int64_t)sizeof(float), &bytes))
+        return gmm__refuse(&call, GMM_E_OVERFLOW, "stride", "%lld times the history_length %d does not fit 64 bits",
+                           (long long)d->stride, (int)d->history_length);
+    if (d->margin < 0 || d->margin > 63)
+        return gmm__refuse(&call, GMM_E_ARG, "margin", "%d must be 0 to 63", (int)d->margin);
+    if (d->most_recent & ~1)
+        return gmm__refuse(&call, GMM_E_ARG, "most_recent", "%d must be 0 or 1", (int)d->most_recent);
+    if (d->dtype != GMM_E4M3 && d->dtype != GMM_E5M2)
+        return gmm__refuse(&call, GMM_E_DTYPE, "dtype", "%s must be e4m3 or e5m2", gmm_dtype_name(d->dtype));
+    if ((s = gmm__check_array(&call, "history", d->history, 1, d->slots)) != GMM_OK ||
+        (s = gmm__check_array(&call, "scale", d->scale, 1, d->slots)) != GMM_OK ||
+        (s = gmm__select(&call, &plan)) != GMM_OK)
+        return s;
+    if (d->reduce && (s = d->reduce(d->user, d->history, d->slots, stream)) != GMM_OK)
+        return gmm__refuse(&call, s, "reduce", "gave %s", gmm_status_name(s));
+    return gmm__serve(&call, NULL, NULL, 0, stream);
+}
+
+static int gmm__shard_takes(const gmm_format *f) {
+    return f->scaling != GMM_SCALING_NONE && f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic &&
+           !f->four_over_six && !f->row_amax;
+}
+GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise) {
+    gmm_format f;
+    if (!format || !gmm__copy_sized(&f, sizeof f, format) || gmm_format_validate(&f, NULL) != GMM_OK ||
+        !gmm__shard_takes(&f) || count < 1 || rows < 1 || cols < 1)
+        return 0;
+    return (f.scaling == GMM_SCALING_NV16 ? count : 0) + gmm__shard_blocks(&f, count, rows, cols, 0) +
+           (columnwise && f.scaling == GMM_SCALING_MX32 && !f.square ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
+}
+
+GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream) {
+    static const char *const names[2] = { "rowwise", "columnwise" };
+    gmm__call call;
+    gmm_sharding *d = &call.d.shard;
+    gmm_format *f = &call.format;
+    gmm_error why = GMM_ZERO;
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_SHARD_CAST, "gmm_shard_cast", 0);
+    int64_t all;
+    int k;
+    if (s != GMM_OK || (s = gmm__read(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
+        (s = gmm__read_options(&call, d->options)) != GMM_OK ||
+        (s = gmm__read_units(&call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
+        (s = gmm__read(&call, "format", f, sizeof *f, d->format)) != GMM_OK)
+        return s;
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(&call, s, "format", "%s", why.text);
+    if (!gmm__shard_takes(f))
+        return gmm__refuse(&call, GMM_E_CONFIG, "format", "%s: must be tensor, 1x128, 128x128, mx32 or nv16, without "
+                           "transform, stochastic rounding, choice of scales and amaxes per row",
+                           gmm_scaling_name(f->scaling));
+    if (d->model != GMM_F32 && d->model != GMM_BF16 && d->model != GMM_F16)
+        return gmm__refuse(&call, GMM_E_DTYPE, "model", "%s must be f32, f16 or bf16", gmm_dtype_name(d->model));
+    if (d->phase != GMM_QUANT_AMAX && d->phase != GMM_QUANT_CAST)
+        return gmm__refuse(&call, GMM_E_CONFIG, "phase", "%d must be 1 or 2", (int)d->phase);
+    if (d->cols % 2) return gmm__refuse(&call, GMM_E_ARG, "cols", "%lld must be even", (long long)d->cols);
+    if (!gmm__mul(d->rows, d->cols, &all) || !gmm__mul(all, d->count, &all) || all > INT64_MAX / 8)
+        return gmm__refuse(&call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld x %lld do not fit 64 bits",
+                           (int)d->count, (long long)d->rows, (long long)d->cols);
+    if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > all - d->length)
+        return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
+                           "without a shard", (long long)d->start, (long long)d->length, (long long)all);
+    if (!d->rowwise && !d->columnwise)
+        return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+    if (d->columnwise && f->scaling != GMM_SCALING_MX32)
+        return gmm__refuse(&call, GMM_E_CONFIG, "columnwise", "must be NULL with %s: transposed copies are made from "
+                           "gathered codes", gmm_scaling_name(f->scaling));
+    for (k = 0; k < 2; k++) {
+        const gmm_mat *m = k ? d->columnwise : d->rowwise;
+        s = gmm__read_copy(&call, k ? GMM__DX : GMM__Y, names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);
+        if (s != GMM_OK) return s;
+        if (m && ctx->config.space != GMM_SPACE_CPU &&
+            (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+            return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
+    }
+    if ((s = gmm__check_array(&call, "master", d->master, d->length > 0, d->length)) != GMM_OK ||
+        (s = gmm__check_array(&call, "amax", d->amax, !f->delayed || d->phase == GMM_QUANT_AMAX, 1)) != GMM_OK ||
+        (s = gmm__check_array(&call, "scale", d->scale, 0, d->count)) != GMM_OK)
+        return s;
+    return gmm__serve(&call, NULL, NULL, 0, stream);
+}
+static gmm__shard_args gmm__shard_of(const gmm__call *call) {
+    const gmm_sharding *d = &call->d.shard;
+    gmm__shard_args a;
+    memset(&a, 0, sizeof a);
+    a.format = call->format;
+    a.model = d->model;
+    a.count = d->count;
+    a.rows = d->rows;
+    a.cols = d->cols;
+    a.start = d->length ? d->start : 0;
+    a.length = d->length;
+    a.master = d->master;
+    a.scale = d->scale;
+    a.amax = d->amax;
+    a.copy[0] = call->mat[GMM__Y];
+    a.copy[1] = call->mat[GMM__DX];
+    return a;
+}
+static int64_t gmm__shard_floats(const gmm__shard_args *a) {
+    return gmm_shard_amaxes(&a->format, (int32_t)a->count, a->rows, a->cols, a->copy[1].dtype != GMM_NONE);
+}
+

@@ -1,0 +1,237 @@
+/* --- CPU engine: a row goes through fp32 buffers, GMM__ACT_CHUNK outputs at a time --- */
+
+enum { GMM__ACT_CHUNK = 256, GMM__ACT_LANES = 16 };
+
+typedef struct gmm__act_job {
+    const gmm__call *call;
+    gmm_act_coef coef;
+    int64_t live, rows_per_task;
+    int64_t block; /* GLU block, 0 = halves */
+    int64_t chunk; /* outputs per step: a multiple of the lanes and, for small blocks, of the block */
+} gmm__act_job;
+
+/* Elements i to i + n of a row as fp32, and back. */
+static GMM__FORCE_INLINE void gmm__act_load(gmm_dtype dtype, const void *row, int64_t i, int64_t n, float *to) {
+    const uint16_t *half = (const uint16_t *)row + i;
+    int64_t k;
+    if (dtype == GMM_BF16) for (k = 0; k < n; k++) to[k] = gmm_bf16_to_f32(half[k]);
+    else if (dtype == GMM_F16) for (k = 0; k < n; k++) to[k] = gmm_f16_to_f32(half[k]);
+    else memcpy(to, (const float *)row + i, (size_t)n * sizeof *to);
+}
+static GMM__FORCE_INLINE void gmm__act_store(gmm_dtype dtype, void *row, int64_t i, int64_t n, const float *from) {
+    uint16_t *half = (uint16_t *)row + i;
+    int64_t k;
+    if (dtype == GMM_BF16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_bf16(from[k]);
+    else if (dtype == GMM_F16) for (k = 0; k < n; k++) half[k] = gmm_f32_to_f16(from[k]);
+    else memcpy((float *)row + i, from, (size_t)n * sizeof *from);
+}
+
+/* Blocks [a:B | b:B | ...] in `mixed` to and from a and b. Called with constant B for the frequent ones. */
+static GMM__FORCE_INLINE void gmm__act_split(int64_t B, int64_t n, const float *mixed, float *a, float *b) {
+    int64_t k, t;
+    for (k = 0; k < n / B; k++)
+        for (t = 0; t < B; t++) {
+            a[k * B + t] = mixed[2 * k * B + t];
+            b[k * B + t] = mixed[2 * k * B + B + t];
+        }
+}
+static GMM__FORCE_INLINE void gmm__act_merge(int64_t B, int64_t n, float *mixed, const float *a, const float *b) {
+    int64_t k, t;
+    for (k = 0; k < n / B; k++)
+        for (t = 0; t < B; t++) {
+            mixed[2 * k * B + t] = a[k * B + t];
+            mixed[2 * k * B + B + t] = b[k * B + t];
+        }
+}
+
+/* Outputs j0 to j0 + n of the pre-activation, as a and b. Small blocks are converted in one piece, large ones one by
+   one. */
+static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_mat *x, const void *row, int64_t j0,
+                                            int64_t n, float *a, float *b) {
+    const int64_t B = job->block, ffn = job->call->out;
+    if (job->call->in == ffn) gmm__act_load(x->dtype, row, j0, n, a);
+    else if (B == 0) {
+        gmm__act_load(x->dtype, row, j0, n, a);
+        gmm__act_load(x->dtype, row, ffn + j0, n, b);
+    } else if (B <= GMM__ACT_LANES) {
+        float mixed[2 * GMM__ACT_CHUNK];
+        gmm__act_load(x->dtype, row, 2 * j0, 2 * n, mixed);
+        switch (B) {
+        case 1: gmm__act_split(1, n, mixed, a, b); break;
+        case 8: gmm__act_split(8, n, mixed, a, b); break;
+        case 16: gmm__act_split(16, n, mixed, a, b); break;
+        default: gmm__act_split(B, n, mixed, a, b); break;
+        }
+    } else {
+        int64_t i, run;
+        for (i = 0; i < n; i += run) {
+            const int64_t left = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
+            run = left < n - i ? left : n - i;
+            gmm__act_load(x->dtype, row, column, run, a + i);
+            gmm__act_load(x->dtype, row, column + B, run, b + i);
+        }
+    }
+}
+static GMM__FORCE_INLINE void gmm__act_write(const gmm__act_job *job, const gmm_mat *dx, void *row, int64_t j0,
+                                             int64_t n, const float *a, const float *b) {
+    const int64_t B = job->block, ffn = job->call->out;
+    if (job->call->in == ffn) gmm__act_store(dx->dtype, row, j0, n, a);
+    else if (B == 0) {
+        gmm__act_store(dx->dtype, row, j0, n, a);
+        gmm__act_store(dx->dtype, row, ffn + j0, n, b);
+    } else if (B <= GMM__ACT_LANES) {
+        float mixed[2 * GMM__ACT_CHUNK];
+        switch (B) {
+        case 1: gmm__act_merge(1, n, mixed, a, b); break;
+        case 8: gmm__act_merge(8, n, mixed, a, b); break;
+        case 16: gmm__act_merge(16, n, mixed, a, b); break;
+        default: gmm__act_merge(B, n, mixed, a, b); break;
+        }
+        gmm__act_store(dx->dtype, row, 2 * j0, 2 * n, mixed);
+    } else {
+        int64_t i, run;
+        for (i = 0; i < n; i += run) {
+            const int64_t left = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
+            run = left < n - i ? left : n - i;
+            gmm__act_store(dx->dtype, row, column, run, a + i);
+            gmm__act_store(dx->dtype, row, column + B, run, b + i);
+        }
+    }
+}
+
+/* f, df/da and df/db of n pre-activations, and f alone: one loop per gate, so that each has no branch. */
+static GMM__FORCE_INLINE void gmm__act_slopes(gmm_gate gate, int gated, gmm_act_coef c, int64_t n, const float *a,
+                                              const float *b, float *f, float *fa, float *fb) {
+    int64_t i;
+    for (i = 0; i < n; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &fa[i], &fb[i]);
+}
+static GMM__FORCE_INLINE void gmm__act_values(gmm_gate gate, int gated, gmm_act_coef c, int64_t n, const float *a,
+                                              const float *b, float *f) {
+    float da, db;
+    int64_t i;
+    for (i = 0; i < n; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &da, &db);
+}
+
+/* Rows [begin, end), forward or backward. */
+static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t begin, int64_t end) {
+    const gmm__call *call = job->call;
+    const gmm_activation *d = &call->d.act;
+    const gmm_mat *x = &call->mat[GMM__X_], *y = &call->mat[GMM__Y], *dy = &call->mat[GMM__DY];
+    const gmm_mat *dx = &call->mat[GMM__DX];
+    const int backward = call->op == GMM_OP_ACT_BWD, slopes = backward && dx->dtype != GMM_NONE;
+    float a[GMM__ACT_CHUNK], b[GMM__ACT_CHUNK], f[GMM__ACT_CHUNK], fa[GMM__ACT_CHUNK], fb[GMM__ACT_CHUNK];
+    float g[GMM__ACT_CHUNK], out[GMM__ACT_CHUNK];
+    int64_t r, j, i;
+    memset(b, 0, sizeof b);
+    for (r = begin; r < end; r++) {
+        const void *x_row = gmm__at(x, 0, r, 0), *dy_row = backward ? gmm__at(dy, 0, r, 0) : NULL;
+        const float p = d->prob ? d->prob[r] : 1.0f;
+        float sum[GMM__ACT_LANES] = GMM_ZERO;
+        for (j = 0; j < call->out; j += job->chunk) {
+            const int64_t left = call->out - j, n = left < job->chunk ? left : job->chunk;
+            const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES; /* whole vectors */
+            gmm__act_read(job, x, x_row, j, n, a, b);
+            for (i = n; i < full; i++) a[i] = b[i] = 0.0f;
+            if (slopes) {
+                switch (call->act.kind) {
+#define GMM__X(name, value, text, gate, gated) \
+                case name: gmm__act_slopes(gate, gated, job->coef, full, a, b, f, fa, fb); break;
+                    GMM_ACT_LIST(GMM__X)
+#undef GMM__X
+                default: break;
+                }
+            } else {
+                switch (call->act.kind) {
+#define GMM__X(name, value, text, gate, gated) \
+                case name: gmm__act_values(gate, gated, job->coef, full, a, b, f); break;
+                    GMM_ACT_LIST(GMM__X)
+#undef GMM__X
+                default: break;
+                }
+            }
+            if (y->dtype != GMM_NONE) {
+                for (i = 0; i < full; i++) out[i] = p * f[i];
+                gmm__act_store(y->dtype, gmm__at(y, 0, r, 0), j, n, out);
+            }
+            if (!backward) continue;
+            gmm__act_load(dy->dtype, dy_row, j, n, g);
+            for (i = n; i < full; i++) g[i] = 0.0f;
+            if (d->dprob)
+                for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * f[i];
+            if (slopes) {
+                for (i = 0; i < full; i++) {
+                    a[i] = p * g[i] * fa[i];
+                    b[i] = p * g[i] * fb[i];
+                }
+                gmm__act_write(job, dx, gmm__at(dx, 0, r, 0), j, n, a, b);
+            }
+        }
+        if (backward && d->dprob) {
+            int64_t w;
+            for (w = GMM__ACT_LANES / 2; w > 0; w /= 2)
+                for (i = 0; i < w; i++) sum[i] += sum[i + w];
+            d->dprob[r] = sum[0];
+        }
+    }
+}
+
+/* The same for every set of vector instructions. */
+static void gmm__act_rows_plain(const gmm__act_job *job, int64_t begin, int64_t end) { gmm__act_rows(job, begin, end); }
+#ifdef GMM__X86
+__attribute__((target("avx2,fma"))) static void gmm__act_rows_avx2(const gmm__act_job *job, int64_t begin,
+                                                                   int64_t end) {
+    gmm__act_rows(job, begin, end);
+}
+__attribute__((target("avx512f"))) static void gmm__act_rows_avx512(const gmm__act_job *job, int64_t begin,
+                                                                    int64_t end) {
+    gmm__act_rows(job, begin, end);
+}
+#endif
+
+static void gmm__act_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__act_job *job = (const gmm__act_job *)arg;
+    const int64_t begin = index * job->rows_per_task, left = job->live - begin;
+    const int64_t end = begin + (left < job->rows_per_task ? left : job->rows_per_task);
+    (void)thread;
+#ifdef GMM__X86
+    if (job->call->ctx->cpu_level == 3) {
+        gmm__act_rows_avx512(job, begin, end);
+        return;
+    }
+    if (job->call->ctx->cpu_level == 2) {
+        gmm__act_rows_avx2(job, begin, end);
+        return;
+    }
+#endif
+    gmm__act_rows_plain(job, begin, end);
+}
+
+/* Rows that make one task: enough for about 16 Ki elements of `cols` per row. */
+static int64_t gmm__rows_per_task(int64_t cols) { return cols < 16384 ? 16384 / cols : 1; }
+
+static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_activation *d = &call->d.act;
+    const int backward = call->op == GMM_OP_ACT_BWD;
+    gmm__act_job job;
+    int64_t B = call->act.interleave, step = GMM__ACT_LANES;
+    (void)stream;
+    if (B == call->out) B = 0;
+    if (B > 0 && B <= GMM__ACT_LANES)
+        while (step % B) step += GMM__ACT_LANES; /* at most 15 * 16 */
+    job.call = call;
+    job.coef = gmm_act_coefficients(&call->act);
+    job.live = gmm__cpu_offsets(&call->groups, NULL);
+    job.rows_per_task = gmm__rows_per_task(call->in);
+    job.block = B;
+    job.chunk = GMM__ACT_CHUNK / step * step;
+    gmm__cpu_for(call->ctx, gmm__ceil_div(job.live, job.rows_per_task), gmm__act_task, &job);
+    if (call->mat[GMM__Y].dtype != GMM_NONE)
+        gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, job.live, call->rows, call->out);
+    if (backward && call->mat[GMM__DX].dtype != GMM_NONE)
+        gmm__cpu_tail(&call->mat[GMM__DX], call->groups.tail, job.live, call->rows, call->in);
+    if (backward && d->dprob && call->groups.tail == GMM_TAIL_ZERO)
+        memset(d->dprob + job.live, 0, (size_t)(call->rows - job.live) * sizeof *d->dprob);
+    return GMM_OK;
+}
+

@@ -1,0 +1,264 @@
+/* What a gradient of group g does to its destination: beta of dst = grad + beta dst. */
+static float gmm__grad_beta(const gmm_grad *grad, int64_t g) {
+    gmm_wgrad_in in = GMM_ZERO;
+    gmm_wgrad_out out = GMM_ZERO;
+    if (grad->beta) return grad->beta[g];
+    in.want = 1;
+    in.main_grad = (uint8_t)grad->main_grad;
+    in.overwrite = (uint8_t)grad->overwrite;
+    (void)gmm_wgrad_decide(&in, &out, NULL);
+    return out.beta_one ? 1.0f : 0.0f;
+}
+
+static float gmm__alpha(const gmm_linear *d, int64_t g) {
+    return d->alpha ? d->alpha[d->alpha_per_group ? g : 0] : 1.0f;
+}
+
+/* The accumulators of a tile are registers only if its loops are unrolled, at any optimisation level. */
+#if defined(__CUDACC__) /* nvcc knows neither spelling; its host passes run at -O3, which unrolls */
+#define GMM__UNROLL
+#elif defined(__clang__)
+#define GMM__UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define GMM__UNROLL _Pragma("GCC unroll 16")
+#else
+#define GMM__UNROLL
+#endif
+
+/* --- the register tile: c[mr][nr] += sum over k of a[k][mr] b[k][nr], one chain per element in the order of k --- */
+
+enum {
+    GMM__MC = 240, GMM__NC = 512, GMM__KC = 256, /* cache block: A and C and B panels stay in the L2 */
+    GMM__MR_512 = 12, GMM__NR_512 = 32, GMM__MR = 6, GMM__NR = 16
+};
+
+static void gmm__tile_plain(int64_t kc, const float *a, const float *b, float *c, int64_t ldc) {
+    int64_t k;
+    int i, j;
+    for (i = 0; i < GMM__MR; i++, c += ldc) {
+        float acc[GMM__NR];
+        for (j = 0; j < GMM__NR; j++) acc[j] = c[j];
+        for (k = 0; k < kc; k++)
+            for (j = 0; j < GMM__NR; j++) acc[j] += a[k * GMM__MR + i] * b[k * GMM__NR + j];
+        for (j = 0; j < GMM__NR; j++) c[j] = acc[j];
+    }
+}
+
+#ifdef GMM__X86
+__attribute__((target("avx2,fma"))) static void gmm__tile_avx2(int64_t kc, const float *a, const float *b, float *c,
+                                                                int64_t ldc) {
+    __m256 acc[GMM__MR][2];
+    int64_t k;
+    int i;
+    GMM__UNROLL
+    for (i = 0; i < GMM__MR; i++) {
+        acc[i][0] = _mm256_loadu_ps(c + i * ldc);
+        acc[i][1] = _mm256_loadu_ps(c + i * ldc + 8);
+    }
+    for (k = 0; k < kc; k++, a += GMM__MR, b += GMM__NR) {
+        const __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
+        GMM__UNROLL
+        for (i = 0; i < GMM__MR; i++) {
+            const __m256 ai = _mm256_broadcast_ss(a + i);
+            acc[i][0] = _mm256_fmadd_ps(ai, b0, acc[i][0]);
+            acc[i][1] = _mm256_fmadd_ps(ai, b1, acc[i][1]);
+        }
+    }
+    GMM__UNROLL
+    for (i = 0; i < GMM__MR; i++) {
+        _mm256_storeu_ps(c + i * ldc, acc[i][0]);
+        _mm256_storeu_ps(c + i * ldc + 8, acc[i][1]);
+    }
+}
+
+__attribute__((target("avx512f"))) static void gmm__tile_avx512(int64_t kc, const float *a, const float *b, float *c,
+                                                                 int64_t ldc) {
+    __m512 acc[GMM__MR_512][2];
+    int64_t k;
+    int i;
+    GMM__UNROLL
+    for (i = 0; i < GMM__MR_512; i++) {
+        acc[i][0] = _mm512_loadu_ps(c + i * ldc);
+        acc[i][1] = _mm512_loadu_ps(c + i * ldc + 16);
+    }
+    for (k = 0; k < kc; k++, a += GMM__MR_512, b += GMM__NR_512) {
+        const __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
+        GMM__UNROLL
+        for (i = 0; i < GMM__MR_512; i++) {
+            const __m512 ai = _mm512_set1_ps(a[i]);
+            acc[i][0] = _mm512_fmadd_ps(ai, b0, acc[i][0]);
+            acc[i][1] = _mm512_fmadd_ps(ai, b1, acc[i][1]);
+        }
+    }
+    GMM__UNROLL
+    for (i = 0; i < GMM__MR_512; i++) {
+        _mm512_storeu_ps(c + i * ldc, acc[i][0]);
+        _mm512_storeu_ps(c + i * ldc + 16, acc[i][1]);
+    }
+}
+#endif
+
+typedef struct gmm__cpu_tile {
+    int mr, nr;
+    void (*run)(int64_t kc, const float *a, const float *b, float *c, int64_t ldc);
+} gmm__cpu_tile;
+
+/* By gmm_context.cpu_level. */
+static const gmm__cpu_tile gmm__cpu_tiles[] = {
+    { GMM__MR, GMM__NR, gmm__tile_plain },
+    { GMM__MR, GMM__NR, gmm__tile_plain },
+#ifdef GMM__X86
+    { GMM__MR, GMM__NR, gmm__tile_avx2 },
+    { GMM__MR_512, GMM__NR_512, gmm__tile_avx512 },
+#endif
+};
+
+/* --- one block of a product: C[m][n] = sum over k of A(i, k) B(j, k), C in fp32, ld GMM__NC --- */
+
+/* A factor: element (i, k) stands at base + i * stride_i + k * stride_k elements; one of the strides is 1. Or,
+   quantized, it is element k of line `line` + i of a copy. */
+typedef struct gmm__cpu_factor {
+    gmm_dtype dtype;
+    int quantized;
+    const void *base;
+    int64_t stride_i, stride_k;
+    gmm__qview view;
+    int64_t line;
+} gmm__cpu_factor;
+
+/* Writes rows row[0..n) as columns of a panel: to[k * width + i] = row[i][k]. */
+static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *to) {
+    int64_t k = 0;
+    int i;
+#ifdef GMM__X86
+    if (n == 4)
+        for (; k + 4 <= kc; k += 4) {
+            __m128 a = _mm_loadu_ps(row[0] + k), b = _mm_loadu_ps(row[1] + k), c = _mm_loadu_ps(row[2] + k),
+                   d = _mm_loadu_ps(row[3] + k);
+            _MM_TRANSPOSE4_PS(a, b, c, d);
+            _mm_storeu_ps(to + k * width, a);
+            _mm_storeu_ps(to + (k + 1) * width, b);
+            _mm_storeu_ps(to + (k + 2) * width, c);
+            _mm_storeu_ps(to + (k + 3) * width, d);
+        }
+#endif
+    for (; k < kc; k++)
+        for (i = 0; i < n; i++) to[k * width + i] = row[i][k];
+}
+
+/* Packs `count` rows of a factor as panels [ceil(count / width)][kc][width] of fp32, missing rows as zeros. */
+static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, int64_t kc, int width, float *to) {
+    const int64_t size = gmm_dtype_bits(f->dtype) / 8;
+    int64_t i0, k;
+    for (i0 = 0; i0 < count; i0 += width, to += kc * width) {
+        const int live = count - i0 < width ? (int)(count - i0) : width;
+        const char *from = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
+        int i;
+        if (!f->quantized && f->stride_i == 1) {
+            for (k = 0; k < kc; k++, from += f->stride_k * size) {
+                gmm__row_load(f->dtype, from, to + k * width, live);
+                for (i = live; i < width; i++) to[k * width + i] = 0.0f;
+            }
+        } else {
+            float row[4][GMM__KC];
+            for (i = 0; i < live; i += 4) {
+                const int n = live - i < 4 ? live - i : 4;
+                int r;
+                for (r = 0; r < n; r++)
+                    if (f->quantized) gmm__qview_load(&f->view, f->line + i0 + i + r, k0, kc, 0, row[r]);
+                    else gmm__row_load(f->dtype, from + (i + r) * f->stride_i * size, row[r], kc);
+                gmm__cpu_transpose(row, n, kc, width, to + i);
+            }
+            for (i = live; i < width; i++)
+                for (k = 0; k < kc; k++) to[k * width + i] = 0.0f;
+        }
+    }
+}
+
+typedef struct gmm__cpu_scratch { float *a, *b, *c; } gmm__cpu_scratch;
+
+static size_t gmm__cpu_scratch_bytes(void) {
+    return sizeof(float) * (GMM__MC * GMM__KC + GMM__KC * GMM__NC + GMM__MC * GMM__NC);
+}
+static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, int32_t thread) {
+    gmm__cpu_scratch s;
+    s.a = (float *)((char *)base + (size_t)thread * gmm__cpu_scratch_bytes());
+    s.b = s.a + GMM__MC * GMM__KC;
+    s.c = s.b + GMM__KC * GMM__NC;
+    return s;
+}
+
+/* One register tile of one block of 128 along k: its own sum, times the scales of both factors, is added to c. */
+static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A, int64_t i, int64_t m,
+                             const gmm__cpu_factor *B, int64_t j, int64_t n, int64_t k, int64_t kc, const float *a,
+                             const float *b, float *c) {
+    float part[GMM__MR_512 * GMM__NR_512] = { 0 }, scale[GMM__NR_512];
+    int64_t r, q;
+    tile->run(kc, a, b, part, tile->nr);
+    for (q = 0; q < n; q++) scale[q] = gmm__qview_factor(&B->view, B->line + j + q, k / 128, 1);
+    for (r = 0; r < m; r++) {
+        const float row = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1);
+        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * scale[q];
+    }
+}
+
+static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_factor *A, int64_t m,
+                           const gmm__cpu_factor *B, int64_t n, int64_t K) {
+    const int64_t mp = gmm__round_up(m, tile->mr), np = gmm__round_up(n, tile->nr);
+    const int promote = A->quantized && gmm_block_along(A->view.scaling) == 128;
+    const int64_t step = promote ? 128 : GMM__KC;
+    int64_t i, j, k;
+    for (i = 0; i < mp; i++) memset(s->c + i * GMM__NC, 0, (size_t)np * sizeof(float));
+    for (k = 0; k < K; k += step) {
+        const int64_t kc = gmm__min_i64(K - k, step);
+        gmm__cpu_pack(A, m, k, kc, tile->mr, s->a);
+        gmm__cpu_pack(B, n, k, kc, tile->nr, s->b);
+        for (j = 0; j < np; j += tile->nr)
+            for (i = 0; i < mp; i += tile->mr) {
+                const float *a = s->a + i * kc, *b = s->b + j * kc;
+                float *c = s->c + i * GMM__NC + j;
+                if (promote)
+                    gmm__cpu_promote(tile, A, i, gmm__min_i64(m - i, tile->mr), B, j, gmm__min_i64(n - j, tile->nr), k,
+                                     kc, a, b, c);
+                else tile->run(kc, a, b, c, GMM__NC);
+            }
+    }
+}
+
+/* What line l of a copy is multiplied by outside of the sum: scales of whole tensors and lines, and NV16's amax. */
+static float gmm__cpu_outer(const gmm__cpu_factor *f, int64_t l) {
+    const gmm__qview *v = &f->view;
+    if (!f->quantized) return 1.0f;
+    if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
+    return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
+}
+/* acc *= alpha outer(A) outer(B), with 1 / (6 e4m3_max) for each NV16 factor, over the sums of line i of A. */
+static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cpu_factor *A, int64_t i,
+                               const gmm__cpu_factor *B) {
+    const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
+    const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
+    const float row = alpha * gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    int64_t j;
+    if (!B->quantized || (B->view.scaling != GMM_SCALING_ROW && !B->view.per_line)) {
+        const float all = row * gmm__cpu_outer(B, B->line) * share;
+        for (j = 0; j < n; j++) acc[j] *= all;
+    } else
+        for (j = 0; j < n; j++) acc[j] *= row * gmm__cpu_outer(B, B->line + j) * share;
+}
+
+/* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
+static void gmm__cpu_finish_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
+                                gmm_dtype dtype, void *dst) {
+    int64_t i;
+    if (alpha != 1.0f)
+        for (i = 0; i < n; i++) acc[i] *= alpha;
+    if (addend)
+        for (i = 0; i < n; i++) acc[i] += addend[i] * s;
+    if (beta != 0.0f) {
+        float old[GMM__NC];
+        gmm__row_load(dtype, dst, old, n);
+        for (i = 0; i < n; i++) acc[i] += beta * old[i];
+    }
+    gmm__row_store(dtype, dst, acc, n);
+}
+

@@ -1,0 +1,241 @@
+/* --- the four operations --- */
+
+enum { GMM__PART_OFFSETS, GMM__PART_STARTS, GMM__PART_PADDED, GMM__PART_SCRATCH };
+
+/* Everything a task of a linear operation reads. */
+typedef struct gmm__cpu_linear {
+    const gmm__call *call;
+    const gmm__cpu_tile *tile;
+    const int64_t *offsets; /* [G + 1] rows */
+    const int64_t *starts;  /* [G + 1] row blocks before each group */
+    const int64_t *padded;  /* [G + 1] rows before each group in padded copies */
+    const float *row_scale; /* bias gradient; NULL = ones */
+    void *scratch;
+    int64_t col_blocks, row_blocks;
+} gmm__cpu_linear;
+
+/* The group g with starts[g] <= i < starts[g + 1]. */
+static int64_t gmm__cpu_find(const int64_t *starts, int64_t groups, int64_t i) {
+    int64_t low = 0, high = groups;
+    while (high - low > 1) {
+        const int64_t mid = low + (high - low) / 2;
+        if (starts[mid] <= i) low = mid;
+        else high = mid;
+    }
+    return low;
+}
+
+/* The factor that a role's matrix of group g is: a copy from line `line` on, or floats from (row, col) on, where k
+   runs along the rows or along the columns. */
+static gmm__cpu_factor gmm__cpu_factor_of(const gmm__cpu_linear *job, int role, int64_t g, int64_t line, int64_t row,
+                                          int64_t col, int along_rows) {
+    const gmm__call *call = job->call;
+    const gmm_mat *m = &call->mat[role];
+    const int weight = role == GMM__W;
+    gmm__cpu_factor f;
+    memset(&f, 0, sizeof f);
+    f.dtype = m->dtype;
+    f.line = line;
+    f.quantized = m->scaling != GMM_SCALING_NONE;
+    if (f.quantized)
+        f.view = gmm__qview_of(m, call->direction[role], !weight, g, weight ? 0 : job->offsets[g],
+                               weight ? 0 : job->padded[g], weight ? call->out : job->offsets[g + 1] - job->offsets[g],
+                               role == GMM__DY ? call->out : call->in);
+    else {
+        f.base = gmm__at(m, weight ? g : 0, row, col);
+        f.stride_i = along_rows ? 1 : m->ld;
+        f.stride_k = along_rows ? m->ld : 1;
+    }
+    return f;
+}
+
+/* One block of y or dx: rows of one group by columns of the output. */
+static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
+    const gmm__call *call = job->call;
+    const gmm_linear *d = &call->d.linear;
+    const int fwd = call->op == GMM_OP_LINEAR_FWD;
+    const gmm_mat *bias = &call->mat[GMM__BIAS], *out = &call->mat[fwd ? GMM__Y : GMM__DX];
+    const int64_t cols = fwd ? call->out : call->in, K = fwd ? call->in : call->out;
+    const int64_t block = index / job->col_blocks, g = gmm__cpu_find(job->starts, call->groups.count, block);
+    const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, left = job->offsets[g + 1] - r0;
+    const int64_t m = gmm__min_i64(left, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
+    const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
+    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, thread);
+    float addend[GMM__NC], alpha = gmm__alpha(d, g);
+    gmm__cpu_factor A, B;
+    int64_t i;
+
+    A = gmm__cpu_factor_of(job, fwd ? GMM__X_ : GMM__DY, g, r0 - job->offsets[g], r0, 0, 0);
+    B = gmm__cpu_factor_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
+    gmm__cpu_block(job->tile, &s, &A, m, &B, n, K);
+    if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
+    if (B.quantized) alpha = 1.0f;
+    for (i = 0; i < m && B.quantized; i++)
+        gmm__cpu_outer_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
+    for (i = 0; i < m; i++)
+        gmm__cpu_finish_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
+                            d->row_scale ? d->row_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
+                            gmm__at(out, 0, r0 + i, c0));
+}
+
+/* One block of dw: out features by in features of one group, summed over the group's rows. */
+static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
+    const gmm__call *call = job->call;
+    const gmm_mat *x = &call->mat[GMM__X_], *dw = &call->mat[GMM__DW];
+    const gmm_grad *grad = &call->grad[GMM__DW];
+    const int64_t per_group = job->row_blocks * job->col_blocks, g = index / per_group;
+    const int64_t n0 = index % per_group / job->col_blocks * GMM__MC, k0 = index % job->col_blocks * GMM__NC;
+    const int64_t n = gmm__min_i64(call->out - n0, GMM__MC);
+    const int64_t k = gmm__min_i64(call->in - k0, GMM__NC);
+    const int64_t r0 = job->offsets[g], rows = job->offsets[g + 1] - r0;
+    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, thread);
+    const float beta = gmm__grad_beta(grad, g);
+    gmm__cpu_factor A, B;
+    float alpha;
+    int64_t i;
+
+    if (grad->frozen && grad->frozen[g]) return;
+    if (rows == 0 && beta == 1.0f) return; /* adding nothing keeps the bits, -0.0 and NaN included */
+    A = gmm__cpu_factor_of(job, GMM__DY, g, n0, r0, n0, 1);
+    B = gmm__cpu_factor_of(job, GMM__X_, g, k0, r0, k0, 1);
+    /* a transform spreads the last rows over whole runs of 16 */
+    gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
+    /* an empty sum is +0, whatever the sign of alpha */
+    alpha = rows ? gmm__alpha(&call->d.linear, g) : 1.0f;
+    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_outer_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
+    if (B.quantized) alpha = 1.0f;
+    for (i = 0; i < n; i++)
+        gmm__cpu_finish_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
+}
+
+static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
+    const size_t groups = (size_t)call->groups.count + 1;
+    plan->kernel = call->ctx->cpu_level;
+    gmm__reserve(plan, GMM__PART_OFFSETS, groups * sizeof(int64_t));
+    gmm__reserve(plan, GMM__PART_STARTS, groups * sizeof(int64_t));
+    gmm__reserve(plan, GMM__PART_PADDED, groups * sizeof(int64_t));
+    gmm__reserve(plan, GMM__PART_SCRATCH, (size_t)call->ctx->threads * gmm__cpu_scratch_bytes());
+    return 1;
+}
+
+static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int64_t G = call->groups.count;
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__PART_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__part(plan, GMM__PART_STARTS);
+    int64_t *padded = (int64_t *)gmm__part(plan, GMM__PART_PADDED);
+    const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
+    gmm__cpu_linear job;
+    int64_t g;
+
+    (void)stream;
+    job.call = call;
+    job.tile = &gmm__cpu_tiles[plan->kernel];
+    job.offsets = offsets;
+    job.starts = starts;
+    job.padded = padded;
+    job.scratch = gmm__part(plan, GMM__PART_SCRATCH);
+    padded[0] = 0;
+    for (g = 0; g < G; g++) padded[g + 1] = padded[g] + gmm_group_rows(offsets[g + 1] - offsets[g]);
+    if (call->op == GMM_OP_LINEAR_WGRAD) {
+        job.row_blocks = gmm__ceil_div(call->out, GMM__MC);
+        job.col_blocks = gmm__ceil_div(call->in, GMM__NC);
+        gmm__cpu_for(call->ctx, G * job.row_blocks * job.col_blocks, gmm__cpu_wgrad_task, &job);
+    } else {
+        const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
+        starts[0] = 0;
+        for (g = 0; g < G; g++) starts[g + 1] = starts[g] + gmm__ceil_div(offsets[g + 1] - offsets[g], GMM__MC);
+        job.row_blocks = starts[G];
+        job.col_blocks = gmm__ceil_div(cols, GMM__NC);
+        gmm__cpu_for(call->ctx, job.row_blocks * job.col_blocks, gmm__cpu_rows_task, &job);
+        gmm__cpu_tail(&call->mat[call->op == GMM_OP_LINEAR_FWD ? GMM__Y : GMM__DX], call->groups.tail, live, call->rows,
+                      cols);
+    }
+    return GMM_OK;
+}
+
+enum { GMM__CHUNK = 256 }; /* columns or rows of one task of a streaming operation */
+
+/* A chunk of columns of one group's db. */
+static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
+    const gmm__call *call = job->call;
+    const gmm_mat *dy = &call->mat[GMM__DY], *db = &call->mat[GMM__DB];
+    const gmm_grad *grad = &call->grad[GMM__DB];
+    const float *scale = job->row_scale;
+    const int64_t g = index / job->col_blocks, c0 = index % job->col_blocks * GMM__CHUNK;
+    const int64_t n = gmm__min_i64(call->out - c0, GMM__CHUNK);
+    const float beta = gmm__grad_beta(grad, g);
+    float sum[GMM__CHUNK] = { 0 }, row[GMM__CHUNK];
+    int64_t r, i;
+    (void)thread;
+    if (grad->frozen && grad->frozen[g]) return;
+    if (job->offsets[g] == job->offsets[g + 1] && beta == 1.0f) return;
+    for (r = job->offsets[g]; r < job->offsets[g + 1]; r++) {
+        const float s = scale ? scale[r] : 1.0f;
+        gmm__row_load(dy->dtype, gmm__at(dy, 0, r, c0), row, n);
+        for (i = 0; i < n; i++) sum[i] += s * row[i];
+    }
+    gmm__cpu_finish_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
+}
+
+/* A chunk of rows of d_row_scale. Each row sums in lanes, an order that N alone decides. */
+static void gmm__cpu_row_scale_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
+    const gmm__call *call = job->call;
+    const gmm_mat *dy = &call->mat[GMM__DY], *bias = &call->mat[GMM__BIAS];
+    float *out = call->d.linear.d_row_scale;
+    const int64_t G = call->groups.count, live = job->offsets[G], r1 = (index + 1) * GMM__CHUNK;
+    int64_t r, c;
+    (void)thread;
+    for (r = index * GMM__CHUNK; r < r1 && r < live; r++) {
+        const int64_t g = gmm__cpu_find(job->offsets, G, r);
+        float lane[GMM__LANES] = { 0 }, row[GMM__CHUNK], b[GMM__CHUNK], sum;
+        for (c = 0; c < call->out; c += GMM__CHUNK) {
+            const int64_t n = gmm__min_i64(call->out - c, GMM__CHUNK);
+            gmm__row_load(dy->dtype, gmm__at(dy, 0, r, c), row, n);
+            gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c), b, n);
+            gmm__lanes_add(lane, row, b, n);
+        }
+        sum = gmm__lanes_fold(lane);
+        out[r] = call->d.linear.d_row_scale_add ? out[r] + sum : sum;
+    }
+}
+
+/* db of a call from its dy. */
+static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const float *row_scale) {
+    gmm__cpu_linear job;
+    memset(&job, 0, sizeof job);
+    job.call = call;
+    job.offsets = offsets;
+    job.row_scale = row_scale;
+    job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
+    gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks, gmm__cpu_bgrad_task, &job);
+}
+
+static int gmm__cpu_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
+    gmm__reserve(plan, GMM__PART_OFFSETS, ((size_t)call->groups.count + 1) * sizeof(int64_t));
+    return 1;
+}
+
+static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__PART_OFFSETS);
+    const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
+    gmm__cpu_linear job;
+    int64_t r;
+    (void)stream;
+    memset(&job, 0, sizeof job);
+    job.call = call;
+    job.offsets = offsets;
+    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.row_scale);
+    if (call->d.linear.d_row_scale) {
+        gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), gmm__cpu_row_scale_task, &job);
+        if (call->groups.tail == GMM_TAIL_ZERO)
+            for (r = live; r < call->rows; r++) call->d.linear.d_row_scale[r] = 0.0f;
+    }
+    return GMM_OK;
+}
+

@@ -1,0 +1,449 @@
+/* --- CPU engine: tiles of 128 rows of one group or matrix by 128 columns --- */
+
+enum {
+    GMM__QUANT_OFFSETS, GMM__QUANT_STARTS, /* [units + 1] rows of the source, and padded rows */
+    GMM__QUANT_AMAX,                       /* [2][units]: of the rowwise and of the columnwise copy */
+    GMM__QUANT_STRIPS,                     /* [2][strips]: the same by strip */
+    GMM__QUANT_LINES, GMM__QUANT_COLUMNS,  /* amax by row (ROW, row_amax) and by column (ROW) */
+    GMM__QUANT_SCRATCH
+};
+
+typedef struct gmm__quant_scratch {
+    float x[GMM_TILE * GMM_TILE], xt[GMM_TILE * GMM_TILE];
+    uint32_t scale[GMM_TILE * GMM_TILE_BLOCKS];
+    uint8_t code[GMM_TILE * GMM_TILE];
+} gmm__quant_scratch;
+
+typedef struct gmm__quant_job {
+    const gmm__call *call;
+    const int64_t *offsets, *starts;
+    float *amax[2], *strips[2], *lines, *columns;
+    gmm__quant_scratch *scratch;
+    int64_t units, strip_count, col_tiles;
+} gmm__quant_job;
+
+/* A strip: rows [row, row + m) of a unit, which has `rows`. */
+typedef struct gmm__strip { int64_t unit, row, m, rows; } gmm__strip;
+
+static gmm__strip gmm__strip_of(const gmm__quant_job *job, int64_t index) {
+    gmm__strip s;
+    s.unit = gmm__cpu_find(job->starts, job->units, index * GMM_TILE);
+    s.row = index * GMM_TILE - job->starts[s.unit];
+    s.rows = job->offsets[s.unit + 1] - job->offsets[s.unit];
+    s.m = gmm__min_i64(s.rows - s.row, GMM_TILE);
+    return s;
+}
+/* Unit u of a copy. */
+static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, gmm_direction direction, int64_t u) {
+    const int grouped = gmm__grouped(job->call);
+    return gmm__qview_of(m, direction, grouped, u, grouped ? job->offsets[u] : 0, grouped ? job->starts[u] : 0,
+                         job->offsets[u + 1] - job->offsets[u], job->call->in);
+}
+
+/* Rows of the source as fp32, whichever it is. */
+static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
+                            float *to) {
+    const gmm_mat *m = &job->call->mat[GMM__DY];
+    const int grouped = gmm__grouped(job->call);
+    if (m->scaling == GMM_SCALING_NONE) {
+        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col), to,
+                      n);
+    } else {
+        const gmm__qview v = gmm__quant_view(job, m, GMM_ROWWISE, s->unit);
+        gmm__qview_load(&v, row, col, n, 1, to);
+    }
+}
+
+/* A tile of a strip, zeros where the strip or the columns end. */
+static void gmm__quant_tile_load(const gmm__quant_job *job, const gmm__strip *s, int64_t col, int64_t n, float *x) {
+    int64_t r;
+    memset(x, 0, sizeof(float) * GMM_TILE * GMM_TILE);
+    for (r = 0; r < s->m; r++) gmm__quant_load(job, s, s->row + r, col, n, x + r * GMM_TILE);
+}
+/* The same as lines of columns, transformed if the columnwise copy is. */
+static void gmm__quant_tile_turn(const gmm_format *f, const float *x, int64_t n, float *xt) {
+    int64_t r, c;
+    for (c = 0; c < n; c++) {
+        for (r = 0; r < GMM_TILE; r++) xt[c * GMM_TILE + r] = x[r * GMM_TILE + c];
+        if (f->hadamard)
+            for (r = 0; r < GMM_TILE; r += 16) gmm_hadamard16(xt + c * GMM_TILE + r, (uint32_t)f->hadamard & 0xFFFFu);
+    }
+}
+static uint32_t gmm__quant_amax(const float *x, int64_t n, uint32_t amax) {
+    int64_t i;
+    for (i = 0; i < n; i++) amax = gmm_amax_bits(amax, x[i]);
+    return amax;
+}
+
+/* Amax of a strip, for both copies; and of its rows. */
+static void gmm__quant_strip_amax(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const gmm__call *call = job->call;
+    const gmm_format *f = &call->format;
+    const gmm__strip s = gmm__strip_of(job, index);
+    gmm__quant_scratch *w = &job->scratch[thread];
+    uint32_t line[GMM_TILE] = { 0 }, all = 0, turned = 0;
+    int64_t r, c0;
+    for (c0 = 0; c0 < call->in; c0 += GMM_TILE) {
+        const int64_t n = gmm__min_i64(call->in - c0, GMM_TILE);
+        gmm__quant_tile_load(job, &s, c0, n, w->x);
+        for (r = 0; r < s.m; r++) line[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, line[r]);
+        if (f->hadamard && call->mat[GMM__DX].dtype != GMM_NONE) {
+            gmm__quant_tile_turn(f, w->x, n, w->xt);
+            turned = gmm__quant_amax(w->xt, n * GMM_TILE, turned);
+        }
+    }
+    for (r = 0; r < s.m; r++) {
+        if (line[r] > all) all = line[r];
+        if (job->lines)
+            job->lines[(gmm__grouped(call) ? job->offsets[s.unit] : s.unit * s.rows) + s.row + r] =
+                gmm_f32_from_bits(line[r]);
+    }
+    job->strips[0][index] = gmm_f32_from_bits(all);
+    job->strips[1][index] = gmm_f32_from_bits(f->hadamard ? turned : all);
+}
+
+/* Amax of up to 128 columns of one unit. */
+static void gmm__quant_column_amax(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const int64_t u = index / job->col_tiles, c0 = index % job->col_tiles * GMM_TILE;
+    const int64_t n = gmm__min_i64(job->call->in - c0, GMM_TILE), rows = job->offsets[u + 1] - job->offsets[u];
+    uint32_t amax[GMM_TILE] = { 0 };
+    float x[GMM_TILE];
+    gmm__strip s;
+    int64_t r, c;
+    (void)thread;
+    s.unit = u;
+    for (r = 0; r < rows; r++) {
+        gmm__quant_load(job, &s, r, c0, n, x);
+        for (c = 0; c < n; c++) amax[c] = gmm_amax_bits(amax[c], x[c]);
+    }
+    for (c = 0; c < n; c++) job->columns[u * job->call->in + c0 + c] = gmm_f32_from_bits(amax[c]);
+}
+
+/* Stores codes of a tile, and the scales of its blocks with the padding behind them. Lines l0 on, elements a0 on. */
+static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_t lines, int64_t data_lines,
+                             int64_t along, const gmm__quant_scratch *w) {
+    const int width = gmm_block_along(v->scaling);
+    int64_t l, a, j;
+    for (l = 0; l < data_lines && !v->apart; l++) {
+        const uint8_t *code = w->code + l * GMM_TILE;
+        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
+        if (v->dtype != GMM_E2M1) memcpy(to, code, (size_t)along);
+        else for (a = 0; a < along; a += 2) to[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
+    }
+    for (a = 0; a < along && v->apart; a++) {
+        uint8_t *to = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
+        if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) to[l] = w->code[l * GMM_TILE + a];
+        else
+            for (l = 0; l < lines; l += 2)
+                to[l / 2] = (uint8_t)(w->code[l * GMM_TILE + a] | w->code[(l + 1) * GMM_TILE + a] << 4);
+    }
+    if (width == 128) {
+        float *scale = (float *)(void *)v->scale;
+        if (v->scaling == GMM_SCALING_128X128) {
+            const int64_t first = a0 / 128, used = gmm__ceil_div(v->along, 128), end = gmm__round_up(used, 4);
+            scale[gmm__qview_scale(v, l0, first)] = gmm_f32_from_bits(w->scale[0]);
+            if (first + 1 == used)
+                for (j = used; j < end; j++) scale[gmm__qview_scale(v, l0, j)] = 0.0f;
+        } else
+            for (l = 0; l < gmm__min_i64(GMM_TILE, gmm__round_up(v->lines, 4) - l0); l++)
+                scale[gmm__qview_scale(v, l0 + l, a0 / 128)] =
+                    l < lines ? gmm_f32_from_bits(w->scale[l * GMM_TILE_BLOCKS]) : 0.0f;
+    } else if (width) {
+        const int64_t first = a0 / width, used = gmm__ceil_div(v->along, width), end = gmm__round_up(used, 4);
+        for (l = 0; l < GMM_TILE; l++)
+            for (j = 0; j < gmm__min_i64(GMM_TILE / width, end - first); j++)
+                v->scale[gmm__qview_scale(v, l0 + l, first + j)] =
+                    l < lines && first + j < used ? (uint8_t)w->scale[l * GMM_TILE_BLOCKS + j] : (uint8_t)0;
+    }
+}
+
+/* One tile: loaded once, quantized along its rows, its columns or both. */
+static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const gmm__call *call = job->call;
+    const gmm_format *f = &call->format;
+    const gmm_quantization *d = &call->d.quant;
+    const gmm_mat *rowwise = &call->mat[GMM__Y], *columnwise = &call->mat[GMM__DX];
+    const int grouped = gmm__grouped(call), width = gmm_block_along(f->scaling);
+    const gmm__strip s = gmm__strip_of(job, index / job->col_tiles);
+    const int64_t c0 = index % job->col_tiles * GMM_TILE, n = gmm__min_i64(call->in - c0, GMM_TILE);
+    gmm__quant_scratch *w = &job->scratch[thread];
+    gmm_tile t = GMM_ZERO;
+
+    gmm__quant_tile_load(job, &s, c0, n, w->x);
+    t.format = f;
+    t.source = call->mat[GMM__DY].scaling == GMM_SCALING_NONE ? call->mat[GMM__DY].dtype : GMM_F32;
+    t.scale = d->scale ? d->scale[s.unit] : 1.0f;
+    t.group = d->first_group + s.unit;
+    if (f->stochastic) {
+        t.seed = d->random[0];
+        t.offset = d->random[1];
+    }
+    if (rowwise->dtype != GMM_NONE) {
+        const gmm__qview v = gmm__quant_view(job, rowwise, GMM_ROWWISE, s.unit);
+        memset(w->code, 0, sizeof w->code);
+        memset(w->scale, 0, sizeof w->scale);
+        t.direction = GMM_ROWWISE;
+        t.lines = (int)s.m;
+        t.along = (int)n;
+        t.x = w->x;
+        t.amax_per_line = job->lines != NULL;
+        t.amax = job->lines ? job->lines + (grouped ? job->offsets[s.unit] : s.unit * s.rows) + s.row
+                            : job->amax[0] + s.unit;
+        t.blocks_per_line = width ? gmm__ceil_div(call->in, width) : 1;
+        t.first_block = s.row * t.blocks_per_line + (width ? c0 / width : 0);
+        gmm_quantize_tile(&t, w->code, w->scale);
+        gmm__quant_store(&v, s.row, c0, s.m, s.m, n, w);
+        if (f->scaling == GMM_SCALING_ROW && c0 == 0) {
+            int64_t r;
+            for (r = 0; r < s.m; r++)
+                ((float *)(void *)v.scale)[s.row + r] = gmm_f32_from_bits(w->scale[r * GMM_TILE_BLOCKS]);
+        }
+    }
+    if (columnwise->dtype != GMM_NONE) {
+        const gmm__qview v = gmm__quant_view(job, columnwise, GMM_COLUMNWISE, s.unit);
+        /* a padded copy holds whole tiles: zeros, or what the transform makes of rows beside them */
+        const int64_t along = grouped ? (int64_t)GMM_TILE : s.m;
+        memset(w->code, 0, sizeof w->code);
+        memset(w->scale, 0, sizeof w->scale);
+        gmm__quant_tile_turn(f, w->x, n, w->xt);
+        t.direction = GMM_COLUMNWISE;
+        t.lines = (int)n;
+        t.along = (int)along;
+        t.x = w->xt;
+        t.amax_per_line = job->columns != NULL;
+        t.amax = job->columns ? job->columns + s.unit * call->in + c0 : job->amax[1] + s.unit;
+        t.blocks_per_line = width ? gmm__ceil_div(s.rows, width) : 1;
+        t.first_block = c0 * t.blocks_per_line + (width ? s.row / width : 0);
+        gmm_quantize_tile(&t, w->code, w->scale);
+        gmm__quant_store(&v, c0, s.row, n, n, v.apart ? s.m : along, w);
+    }
+}
+
+static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
+    const gmm_format *f = &call->format;
+    const size_t units = (size_t)gmm__units(call), strips = (size_t)gmm__strips(call);
+    const size_t rows = (size_t)(gmm__grouped(call) ? call->rows : call->units * call->rows);
+    const int by_row = f->scaling == GMM_SCALING_ROW;
+    gmm__reserve(plan, GMM__QUANT_OFFSETS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_STARTS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_AMAX, 2 * units * sizeof(float));
+    gmm__reserve(plan, GMM__QUANT_STRIPS, 2 * strips * sizeof(float));
+    gmm__reserve(plan, GMM__QUANT_LINES, by_row || f->row_amax ? rows * sizeof(float) : 0);
+    gmm__reserve(plan, GMM__QUANT_COLUMNS, by_row ? units * (size_t)call->in * sizeof(float) : 0);
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    return 1;
+}
+
+/* Offsets of the units: rows of the source, and padded rows. Returns the live rows of a split. */
+static int64_t gmm__quant_offsets(const gmm__call *call, int64_t *offsets, int64_t *starts) {
+    const int64_t units = gmm__units(call);
+    int64_t u, live = 0;
+    if (gmm__grouped(call)) live = gmm__cpu_offsets(&call->groups, offsets);
+    else for (u = 0; u <= units; u++) offsets[u] = u * call->rows;
+    starts[0] = 0;
+    for (u = 0; u < units; u++) starts[u + 1] = starts[u] + gmm_group_rows(offsets[u + 1] - offsets[u]);
+    return live;
+}
+
+/* Zeroes the elements of an unpadded copy past the live rows. */
+static void gmm__quant_tail(const gmm_mat *m, int64_t live, int64_t rows, int64_t cols) {
+    int64_t r;
+    for (r = live; r < rows; r++)
+        if (m->dtype == GMM_E2M1) memset((char *)m->data + r * m->ld / 2, 0, (size_t)(cols / 2));
+        else memset((char *)m->data + r * m->ld, 0, (size_t)cols);
+}
+
+static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_quantization *d = &call->d.quant;
+    const gmm_format *f = &call->format;
+    const gmm_mat *copy[2];
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
+    const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
+    const int global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+    gmm__quant_job job;
+    int64_t live, u, i;
+    int k;
+
+    (void)stream;
+    if (d->skip && *d->skip) return GMM_OK;
+    copy[0] = &call->mat[GMM__Y];
+    copy[1] = &call->mat[GMM__DX];
+    live = gmm__quant_offsets(call, offsets, starts);
+    memset(&job, 0, sizeof job);
+    job.call = call;
+    job.units = gmm__units(call);
+    job.offsets = offsets;
+    job.starts = starts;
+    job.strip_count = starts[job.units] / GMM_TILE;
+    job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    for (k = 0; k < 2; k++) {
+        job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
+        job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
+    }
+    if (by_row || f->row_amax) job.lines = (float *)gmm__part(plan, GMM__QUANT_LINES);
+    if (by_row && copy[1]->dtype != GMM_NONE) job.columns = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
+
+    if (d->phase == GMM_QUANT_CAST) {
+        for (k = 0; k < 2; k++)
+            if (copy[k]->dtype != GMM_NONE) memcpy(job.amax[k], copy[k]->amax, (size_t)job.units * sizeof(float));
+        if (tensor && copy[0]->dtype != GMM_NONE) memcpy(job.amax[1], job.amax[0], (size_t)job.units * sizeof(float));
+    } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.lines) {
+        gmm__cpu_for(call->ctx, job.strip_count, gmm__quant_strip_amax, &job);
+        for (k = 0; k < 2; k++)
+            for (u = 0; u < job.units; u++) {
+                uint32_t amax = 0;
+                for (i = starts[u] / GMM_TILE; i < starts[u + 1] / GMM_TILE; i++)
+                    amax = gmm_amax_bits(amax, job.strips[k][i]);
+                if (f->delayed && copy[k]->amax) amax = gmm_amax_bits(amax, copy[k]->amax[u]);
+                job.amax[k][u] = gmm_f32_from_bits(amax);
+                if (global && copy[k]->dtype != GMM_NONE && copy[k]->amax) copy[k]->amax[u] = job.amax[k][u];
+            }
+        if (f->row_amax && copy[0]->dtype != GMM_NONE)
+            memcpy(copy[0]->amax, job.lines, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
+                   sizeof(float));
+        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, gmm__quant_column_amax, &job);
+        if (d->phase == GMM_QUANT_AMAX) return GMM_OK;
+    }
+    for (k = 0; k < 2 && tensor; k++)
+        for (u = 0; u < job.units && copy[k]->dtype != GMM_NONE; u++) {
+            const gmm__qview v = gmm__quant_view(&job, copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, u);
+            const float scale = f->delayed ? d->scale ? d->scale[u] : 1.0f
+                                           : gmm_scale_from_amax(job.amax[k][u], gmm_dtype_largest(f->dtype),
+                                                                 gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+            *(float *)(void *)v.scale = gmm_scale_inverse(scale);
+        }
+    for (i = 0; job.columns && i < job.units * call->in; i++) {
+        const gmm__qview v = gmm__quant_view(&job, copy[1], GMM_COLUMNWISE, i / call->in);
+        ((float *)(void *)v.scale)[i % call->in] = gmm_scale_inverse(gmm_scale_from_amax(
+            job.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+    }
+    gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, gmm__quant_task, &job);
+    if (gmm__grouped(call) && call->groups.tail == GMM_TAIL_ZERO)
+        for (k = 0; k < 2; k++)
+            if (copy[k]->dtype != GMM_NONE && (k == 0 || f->scaling == GMM_SCALING_MX32))
+                gmm__quant_tail(copy[k], live, call->rows, call->in);
+    if (d->db) gmm__cpu_bgrad(call, offsets, NULL);
+    return GMM_OK;
+}
+
+/* A strip of a dequantized matrix. Lines of a columnwise copy are turned back through a tile. */
+static void gmm__dequant_task(const void *arg, int64_t index, int32_t thread) {
+    const gmm__quant_job *job = (const gmm__quant_job *)arg;
+    const gmm__call *call = job->call;
+    const gmm_direction direction = call->d.dequant.direction;
+    const gmm_mat *dst = &call->mat[GMM__Y];
+    const gmm__strip s = gmm__strip_of(job, index / job->col_tiles);
+    const int64_t c0 = index % job->col_tiles * GMM_TILE, n = gmm__min_i64(call->in - c0, GMM_TILE);
+    const gmm__qview v = gmm__quant_view(job, &call->mat[GMM__DY], direction, s.unit);
+    gmm__quant_scratch *w = &job->scratch[thread];
+    const int grouped = gmm__grouped(call);
+    int64_t r, c;
+    if (direction == GMM_ROWWISE)
+        for (r = 0; r < s.m; r++) gmm__qview_load(&v, s.row + r, c0, n, 1, w->x + r * GMM_TILE);
+    else {
+        for (c = 0; c < n; c++) gmm__qview_load(&v, c0 + c, s.row, s.m, 1, w->xt + c * GMM_TILE);
+        for (r = 0; r < s.m; r++)
+            for (c = 0; c < n; c++) w->x[r * GMM_TILE + c] = w->xt[c * GMM_TILE + r];
+    }
+    for (r = 0; r < s.m; r++)
+        gmm__row_store(dst->dtype, gmm__at(dst, grouped ? 0 : s.unit,
+                                           (grouped ? job->offsets[s.unit] : 0) + s.row + r, c0),
+                       w->x + r * GMM_TILE, n);
+}
+
+static int gmm__cpu_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
+    const size_t units = (size_t)gmm__units(call);
+    gmm__reserve(plan, GMM__QUANT_OFFSETS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_STARTS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    return 1;
+}
+static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
+    const int64_t live = gmm__quant_offsets(call, offsets, starts);
+    gmm__quant_job job;
+    (void)stream;
+    memset(&job, 0, sizeof job);
+    job.call = call;
+    job.units = gmm__units(call);
+    job.offsets = offsets;
+    job.starts = starts;
+    job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles, gmm__dequant_task, &job);
+    if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, live, call->rows, call->in);
+    return GMM_OK;
+}
+
+/* A tile of 128 x 128, in squares that stay in the nearest cache. */
+static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) {
+    enum { SIDE = 32 };
+    const gmm__call *call = (const gmm__call *)arg;
+    const int64_t down = gmm__ceil_div(call->rows, GMM_TILE), across = gmm__ceil_div(call->in, GMM_TILE);
+    const int64_t u = index / (down * across), i = index / across % down, j = index % across;
+    const gmm__qview from = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview to = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
+    const int64_t r1 = gmm__min_i64(call->rows, (i + 1) * GMM_TILE), c1 = gmm__min_i64(call->in, (j + 1) * GMM_TILE);
+    int64_t r0, c0, r, c;
+    (void)thread;
+    for (r0 = i * GMM_TILE; r0 < r1; r0 += SIDE)
+        for (c0 = j * GMM_TILE; c0 < c1; c0 += SIDE)
+            for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
+                for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
+                    to.data[c * to.ld + r] = from.data[r * from.ld + c];
+    gmm__qview_turn_scales(&from, &to, i, j);
+}
+static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    (void)stream;
+    gmm__cpu_for(call->ctx, call->units * gmm__ceil_div(call->rows, GMM_TILE) * gmm__ceil_div(call->in, GMM_TILE),
+                 gmm__transpose_task, call);
+    return GMM_OK;
+}
+
+static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_scale_update *d = &plan->call->d.update;
+    int32_t i;
+    (void)stream;
+    for (i = 0; i < d->slots; i++)
+        d->scale[i] = gmm_delayed_scale(d->history + i, d->stride, d->history_length, gmm_dtype_largest(d->dtype),
+                                        d->margin, d->most_recent, 0.0f, d->scale[i]);
+    return GMM_OK;
+}
+
+static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__shard_args a = gmm__shard_of(plan->call);
+    const int nv = a.format.scaling == GMM_SCALING_NV16;
+    int64_t i, lines, blocks;
+    int k;
+    (void)stream;
+    if (plan->call->d.shard.phase == GMM_QUANT_AMAX) {
+        memset(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float));
+        for (i = 0; i < a.length; i++) {
+            const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
+            const float v = gmm__shard_value(&a, i);
+            for (k = 0; k < 2 + nv; k++) {
+                float *to = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                if (k == 2 || a.copy[k].dtype != GMM_NONE)
+                    *to = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*to), v));
+            }
+        }
+        return GMM_OK;
+    }
+    for (k = 0; k < 2; k++) {
+        if (a.copy[k].dtype == GMM_NONE) continue;
+        gmm__shard_scales(&a, k, &lines, &blocks);
+        for (i = 0; i < a.count * lines * blocks; i++) gmm__shard_store_scale(&a, k, i);
+        for (i = a.start / 2; 2 * i < a.start + a.length; i++) gmm__shard_store_pair(&a, k, i);
+    }
+    return GMM_OK;
+}
+

@@ -1,0 +1,261 @@
+/* ........................................................................ 14.13 CUBLASLT engine: grouped linear ... */
+
+#ifdef GMM__CUBLASLT
+
+/* One cublasLtMatmul per group, for calls whose sizes the host knows: what the other engines are compared with.
+   Row-major matrices are described as their column-major transposes. Algorithms are chosen by what belongs to one
+   group, never by the rows before it, and reduce in fp32 in a fixed order: results are deterministic and do not depend
+   on the other groups. */
+
+enum { GMM__LT_BETA, GMM__LT_SCRATCH }; /* regions of the workspace */
+enum { GMM__LT_SCRATCH_BYTES = 32 << 20 };
+
+/* One group's product as cuBLASLt describes it. Descriptors live on the stack: nothing is allocated. */
+typedef struct gmm__lt_problem {
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
+    const void *a, *b, *bias;
+    void *d;
+    uint32_t align_a, align_b, align_d, align_bias; /* bytes */
+} gmm__lt_problem;
+
+static cudaDataType_t gmm__lt_type(gmm_dtype dtype) {
+    return dtype == GMM_BF16 ? CUDA_R_16BF : dtype == GMM_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+/* What an address and the step between rows are surely multiples of, at most 16 bytes: no more is of use, and so rows
+   before a group change nothing. */
+static uint32_t gmm__lt_align(const void *at, int64_t row_bytes) {
+    const uint64_t bits = (uint64_t)(uintptr_t)at | (uint64_t)row_bytes | 16u;
+    return (uint32_t)(bits & (~bits + 1u));
+}
+
+static gmm_status gmm__lt_status(const gmm__call *call, cublasStatus_t status) {
+    if (status == CUBLAS_STATUS_SUCCESS) return GMM_OK;
+    return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: cuBLASLt: %s (%s)", call->function,
+                     cublasLtGetStatusString(status), call->shapes);
+}
+
+/* The handle of a context, on its device; without one the engine declines. */
+static void gmm__lt_open(gmm_context *ctx) {
+    int current = 0;
+    cudaError_t e = cudaGetDevice(&current);
+    if (e == cudaSuccess) e = cudaSetDevice(ctx->config.device);
+    if (e != cudaSuccess || cublasLtCreate(&ctx->lt.handle) != CUBLAS_STATUS_SUCCESS) ctx->lt.handle = NULL;
+    (void)cudaSetDevice(current);
+    (void)cudaGetLastError();
+}
+static void gmm__lt_close(gmm_context *ctx) {
+    if (ctx->lt.handle) (void)cublasLtDestroy(ctx->lt.handle);
+}
+
+/* Roles of the factors a, b and the result d of an operation. */
+static int gmm__lt_a(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__W; }
+static int gmm__lt_b(gmm_op op) { return op == GMM_OP_LINEAR_FWD ? GMM__X_ : GMM__DY; }
+static int gmm__lt_d(gmm_op op) {
+    return op == GMM_OP_LINEAR_FWD ? GMM__Y : op == GMM_OP_LINEAR_DGRAD ? GMM__DX : GMM__DW;
+}
+
+static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const gmm_mat *m, int64_t rows,
+                                     int64_t cols) {
+    return cublasLtMatrixLayoutInit(layout, gmm__lt_type(m->dtype), (uint64_t)cols, (uint64_t)rows, m->ld);
+}
+
+/* Describes group g, whose rows [row, row + rows) are not none. The bias pointer is set when it is known to stay. */
+static cublasStatus_t gmm__lt_describe(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
+                                       gmm__lt_problem *p) {
+    const gmm_op op = call->op;
+    const int wgrad = op == GMM_OP_LINEAR_WGRAD;
+    const gmm_mat *a = &call->mat[gmm__lt_a(op)], *b = &call->mat[gmm__lt_b(op)], *d = &call->mat[gmm__lt_d(op)];
+    const gmm_mat *bias = &call->mat[GMM__BIAS];
+    const int32_t trans_a = op == GMM_OP_LINEAR_FWD ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t trans_b = wgrad ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t mode = call->d.linear.alpha ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
+    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const int tf32 = a->dtype == GMM_F32 && call->options.allow_tf32;
+    cublasStatus_t s;
+
+    memset(p, 0, sizeof *p);
+    p->a = gmm__at(a, wgrad ? 0 : g, wgrad ? row : 0, 0);
+    p->b = gmm__at(b, 0, row, 0);
+    p->d = gmm__at(d, wgrad ? g : 0, wgrad ? 0 : row, 0);
+    p->align_a = gmm__lt_align(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
+    p->align_b = gmm__lt_align(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
+    p->align_d = gmm__lt_align(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
+    s = cublasLtMatmulDescInit(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
+    if (!s) s = gmm__lt_layout(&p->a_layout, a, wgrad ? rows : call->out, call->in);
+    if (!s) s = gmm__lt_layout(&p->b_layout, b, rows, op == GMM_OP_LINEAR_FWD ? call->in : call->out);
+    if (!s)
+        s = gmm__lt_layout(&p->d_layout, d, wgrad ? call->out : rows, op == GMM_OP_LINEAR_FWD ? call->out : call->in);
+    if (s || bias->dtype == GMM_NONE) return s;
+    p->bias = gmm__at(bias, g, 0, 0);
+    p->align_bias = gmm__lt_align(p->bias, 0);
+    return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+}
+
+static cublasStatus_t gmm__lt_set_bias(gmm__lt_problem *p, const void *bias) {
+    if (!p->bias) return CUBLAS_STATUS_SUCCESS;
+    return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+}
+
+/* Asks cuBLASLt for the algorithm of a product. Partial sums may be reduced in fp32 only, so that the store rounds
+   once; the bias pointer, which is not followed, stands for its alignment. */
+static cublasStatus_t gmm__lt_ask(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
+    cublasLtMatmulPreferenceOpaque_t pref;
+    cublasLtMatmulHeuristicResult_t result;
+    const uint64_t scratch = GMM__LT_SCRATCH_BYTES;
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const cublasLtMatmulPreferenceAttributes_t which[4] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+    };
+    uint32_t align[4];
+    cublasStatus_t s;
+    int found = 0, i;
+    align[0] = p->align_a;
+    align[1] = p->align_b;
+    align[2] = align[3] = p->align_d;
+    s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
+    if (!s) s = cublasLtMatmulPreferenceInit(&pref);
+    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch,
+                                                     sizeof scratch);
+    if (!s) s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                     sizeof reduction);
+    for (i = 0; i < 4 && !s; i++) s = cublasLtMatmulPreferenceSetAttribute(&pref, which[i], &align[i], sizeof align[i]);
+    memset(&result, 0, sizeof result);
+    if (!s) s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
+                                               &p->d_layout, &pref, 1, &result, &found);
+    if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
+    *algo = result.algo;
+    return s;
+}
+
+/* The algorithm for `rows` rows of a described group: from the cache, whose entries newer shapes overwrite. */
+static cublasStatus_t gmm__lt_choose(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
+                                     const cublasLtMatmulAlgo_t **algo) {
+    const gmm_mat *d = &call->mat[gmm__lt_d(call->op)], *a = &call->mat[gmm__lt_a(call->op)];
+    gmm__lt_choice *choice;
+    int64_t key[GMM__LT_KEY];
+    uint64_t hash = 0;
+    cublasStatus_t s;
+    int i;
+    key[0] = (int64_t)call->op + 1; /* 0 marks an empty entry */
+    key[1] = (int64_t)a->dtype << 8 | (int64_t)d->dtype;
+    key[2] = (call->d.linear.alpha ? 1 : 0) | (call->options.allow_tf32 ? 2 : 0) | (int64_t)p->align_bias << 2;
+    key[3] = (int64_t)p->align_a << 16 | (int64_t)p->align_b << 8 | (int64_t)p->align_d;
+    key[4] = rows;
+    key[5] = call->in;
+    key[6] = call->out;
+    key[7] = a->ld;
+    key[8] = call->mat[gmm__lt_b(call->op)].ld;
+    key[9] = d->ld;
+    for (i = 0; i < GMM__LT_KEY; i++) {
+        hash = (hash ^ (uint64_t)key[i]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+    }
+    choice = &call->ctx->lt.cache[hash % GMM__LT_CACHE];
+    *algo = &choice->algo;
+    if (!memcmp(choice->key, key, sizeof key)) return CUBLAS_STATUS_SUCCESS;
+    choice->key[0] = 0;
+    s = gmm__lt_ask(call->ctx, p, &choice->algo);
+    if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
+    return s;
+}
+
+static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
+    const gmm_op op = call->op;
+    const gmm_mat *a = &call->mat[gmm__lt_a(op)], *d = &call->mat[gmm__lt_d(op)], *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a;
+    if (!call->ctx->lt.handle) return gmm__decline(plan, "could not be opened on this device");
+    if (gmm__quantized(call)) return gmm__decline(plan, "takes no quantized operands");
+    if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
+    if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
+        return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
+    if ((table->table && !(table->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) ||
+        (bias->table && !(bias->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
+        return gmm__decline(plan, "needs pointer tables on the host");
+    if (d->dtype != a->dtype && d->dtype != GMM_F32)
+        return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(d->dtype), gmm_dtype_name(a->dtype));
+    if (bias->dtype != GMM_NONE && (a->dtype != GMM_F32 || bias->dtype != GMM_F32)) /* 16-bit sums are rounded first */
+        return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
+                            gmm_dtype_name(a->dtype));
+    if (bias->dtype != GMM_NONE && call->d.linear.row_scale) return gmm__decline(plan, "scales no bias by row");
+    if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].beta) return gmm__decline(plan, "takes no beta per group");
+    if (op == GMM_OP_LINEAR_WGRAD && call->grad[GMM__DW].frozen) return gmm__decline(plan, "takes no frozen groups");
+    if (call->options.sm_limit)
+        return gmm__decline(plan, "cannot keep sm_limit %d without other results", (int)call->options.sm_limit);
+    gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
+    gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
+    (void)snprintf(plan->note, sizeof plan->note, "one product per group%s",
+                   a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
+    return 1;
+}
+
+/* Zeroes a row-major part of a matrix. */
+static cudaError_t gmm__lt_zero(const gmm_mat *m, void *at, int64_t rows, int64_t cols, gmm_stream stream) {
+    const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
+    if (rows <= 0) return cudaSuccess;
+    return cudaMemset2DAsync(at, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
+}
+
+static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_linear *l = &call->d.linear;
+    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const gmm_mat *d = &call->mat[gmm__lt_d(call->op)];
+    const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
+    const float one = 1.0f, beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
+    const float *beta_at = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
+    const cublasLtMatmulAlgo_t *algo = NULL;
+    gmm__lt_problem p;
+    cudaError_t e = cudaSuccess;
+    cublasStatus_t s;
+    int64_t begin, end = 0, g;
+    uint32_t fault = 0;
+    int pass;
+
+    if (gmm__capturing(call->ctx, stream))
+        return gmm__fail(&call->ctx->error, GMM_E_CAPTURE, "%s: groups.on_host: host sizes cannot be captured, since "
+                         "every replay would use them, and cublaslt serves no others (%s)", call->function,
+                         call->shapes);
+    /* the first pass finds what cannot be served before anything is launched */
+    for (pass = 0; pass < 2; pass++) {
+        if (pass == 1 && l->alpha) { /* alpha stands in device memory, and beta must stand there too */
+            uint64_t word = 0;
+            memcpy(&word, &beta, sizeof beta);
+            e = gmm_launch_copy(gmm__part(plan, GMM__LT_BETA), &word, 1, stream);
+        }
+        for (g = 0, end = 0; g < call->groups.count && e == cudaSuccess; g++) {
+            begin = end;
+            end = gmm_split_end(begin, gmm__split_value(&call->groups, g), call->groups.form, call->groups.capacity,
+                                call->groups.row_align, &fault);
+            if (begin == end) {
+                if (pass == 1 && wgrad && beta == 0.0f)
+                    e = gmm__lt_zero(d, gmm__at(d, g, 0, 0), call->out, cols, stream);
+                continue;
+            }
+            s = gmm__lt_describe(call, g, begin, end - begin, &p);
+            if (s == CUBLAS_STATUS_SUCCESS) s = gmm__lt_choose(call, end - begin, &p, &algo);
+            if (s == CUBLAS_STATUS_NOT_SUPPORTED)
+                return gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.engine: cublaslt has no algorithm "
+                                 "for the %lld rows of group %lld (%s)", call->function, (long long)(end - begin),
+                                 (long long)g, call->shapes);
+            if (s == CUBLAS_STATUS_SUCCESS && pass == 1) s = gmm__lt_set_bias(&p, p.bias);
+            if (s == CUBLAS_STATUS_SUCCESS && pass == 1)
+                s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,
+                                   l->alpha ? l->alpha + (l->alpha_per_group ? g : 0) : &one, p.a, &p.a_layout, p.b,
+                                   &p.b_layout, beta_at, p.d, &p.d_layout, p.d, &p.d_layout, algo,
+                                   gmm__part(plan, GMM__LT_SCRATCH), (size_t)GMM__LT_SCRATCH_BYTES, stream);
+            if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
+        }
+    }
+    if (e == cudaSuccess && !wgrad && call->groups.tail == GMM_TAIL_ZERO && end < call->rows)
+        e = gmm__lt_zero(d, gmm__at(d, 0, end, 0), call->rows - end, cols, stream);
+    return gmm__cuda_status(call, e);
+}
+
+#endif /* GMM__CUBLASLT */
+

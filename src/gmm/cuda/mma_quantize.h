@@ -1,0 +1,284 @@
+/* --- quantization --- */
+
+enum { GMM__MMA_QUANT_AMAX = 2, GMM__MMA_QUANT_TABLES, GMM__MMA_QUANT_SUMS };
+
+static size_t gmm__mma_quant_floats(const gmm__call *call, size_t part[3]) {
+    const gmm_format *f = &call->format;
+    const size_t units = (size_t)gmm__units(call);
+    const size_t rows = (size_t)(gmm__grouped(call) ? call->rows : call->units * call->rows);
+    const int by_row = f->scaling == GMM_SCALING_ROW;
+    part[0] = 2 * units;
+    part[1] = by_row || f->row_amax ? rows : 0;
+    part[2] = by_row && call->mat[GMM__DX].dtype != GMM_NONE ? units * (size_t)call->in : 0;
+    return part[0] + part[1] + part[2];
+}
+/* The bias gradient that a quantizing call asks for. */
+static gmm_linear gmm__mma_quant_sums(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
+    gmm_linear l = GMM_ZERO;
+    *options = call->options;
+    options->engine = GMM_ENGINE_MMA;
+    *grad = call->grad[GMM__DB];
+    grad->mat = &call->mat[GMM__DB];
+    l.groups = &call->groups;
+    l.options = options;
+    l.in_features = 1;
+    l.out_features = call->in;
+    l.dy = &call->mat[GMM__DY];
+    l.db = grad;
+    return l;
+}
+
+static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
+    const size_t units = (size_t)gmm__units(call);
+    if (gmm__strips(call) > INT32_MAX / GMM_TILE || gmm__units(call) > INT32_MAX - 1)
+        return gmm__decline(plan, "takes at most %lld padded rows", (long long)INT32_MAX);
+    gmm__reserve(plan, GMM__MMA_OFFSETS, (units + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__MMA_TILES, (units + 1) * sizeof(int32_t));
+    return 1;
+}
+static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
+    const gmm_quantization *d = &call->d.quant;
+    size_t part[3], sums = 0;
+    if (!gmm__mma_plan_quant_units(call, plan)) return 0;
+    gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_floats(call, part) * sizeof(float));
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
+    if (d->db) {
+        gmm_options options;
+        gmm_grad grad;
+        const gmm_linear l = gmm__mma_quant_sums(call, &options, &grad);
+        if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &sums, plan)) return 0;
+    }
+    gmm__reserve(plan, GMM__MMA_QUANT_SUMS, sums);
+    return 1;
+}
+
+/* A copy or source whose tables stand in device memory; slot: the first of two tables in the workspace. */
+static cudaError_t gmm__mma_quant_mat(const gmm__plan *plan, int part, int role, int slot, gmm_mat *out,
+                                      gmm_stream stream) {
+    const gmm_mat *m = &plan->call->mat[role];
+    void **to = (void **)gmm__part(plan, part) + slot * plan->call->units;
+    cudaError_t e = cudaSuccess;
+    *out = *m;
+    if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return e;
+    out->table = (void *const *)to;
+    e = gmm_launch_copy(to, m->table, plan->call->units, stream);
+    if (!m->scale_table || e != cudaSuccess) return e;
+    out->scale_table = (void *const *)(to + plan->call->units);
+    return gmm_launch_copy(to + plan->call->units, m->scale_table, plan->call->units, stream);
+}
+
+static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, int64_t bytes, int64_t pitch,
+                                       const int32_t *skip, gmm_stream stream) {
+    gmm__quant_tail_args t;
+    memset(&t, 0, sizeof t);
+    t.data = (uint8_t *)m->data;
+    t.pitch = pitch;
+    t.bytes = bytes;
+    t.rows = plan->call->rows;
+    t.live = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
+    t.skip = skip;
+    return gmm__k_quantize_tail(&t, stream);
+}
+
+/* Whether the kernels that move whole vectors serve the call, and what they want to know. */
+static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
+    const gmm_format *f = &call->format;
+    const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE, turned = transformed || f->stochastic;
+    const gmm_mat *mat[3];
+    uint64_t odd = (uint64_t)a->cols % 8; /* address bits that would have to be 0 */
+    int k;
+    mat[0] = &a->rowwise;
+    mat[1] = &a->columnwise;
+    mat[2] = &a->src;
+    for (k = 0; k < 3; k++) {
+        const gmm_mat *m = mat[k];
+        const int64_t bits = gmm_dtype_bits(m->dtype);
+        /* a row of eight elements, or of a transposed copy a run of 16 bytes, is one access */
+        const int64_t whole = k == 2 || (k == 1 && f->scaling != GMM_SCALING_MX32) ? 16 : bits;
+        if (m->dtype == GMM_NONE) continue;
+        a->step[k] = a->grouped ? 0 : m->group_stride * bits / 8;
+        if (k < 2 && !a->grouped)
+            a->scale_step[k] = gmm__scale_count(m->scaling, k ? a->cols : a->rows, k ? a->rows : a->cols) *
+                               (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16 ? 1 : 4);
+        else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
+        odd |= (uint64_t)(m->table != NULL) | ((uint64_t)(uintptr_t)m->data & (uint64_t)(whole - 1)) |
+               ((uint64_t)(m->ld * bits / 8) & (uint64_t)(whole - 1)) |
+               ((uint64_t)a->step[k] & (uint64_t)(whole - 1)) | (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) |
+               ((uint64_t)(uintptr_t)m->scale & 3);
+        if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
+            odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
+    }
+    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
+               !(turned && a->src.dtype != GMM_BF16) && !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
+    if (!a->swift) return;
+    a->swift += turned;
+    a->groups = call->groups;
+    a->few = a->grouped && call->groups.count <= 32 && !call->groups.on_host && call->groups.tail == GMM_TAIL_KEEP;
+    a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
+    a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
+                  (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
+    if (a->phase == GMM_QUANT_ALL && !transformed) a->amax[1] = a->amax[0];
+    if (a->phase != GMM_QUANT_CAST) return;
+    a->amax[0] = a->rowwise.dtype != GMM_NONE ? a->rowwise.amax : a->columnwise.amax;
+    a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
+}
+
+static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_quantization *d = &call->d.quant;
+    const gmm_format *f = &call->format;
+    const int32_t processors = call->ctx->device.processors;
+    const int global = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
+                       (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+    const int records = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
+    size_t part[3], floats = gmm__mma_quant_floats(call, part);
+    float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
+    gmm__quant_args a;
+    cudaError_t e;
+    int k;
+
+    memset(&a, 0, sizeof a);
+    a.format = *f;
+    a.grouped = gmm__grouped(call);
+    a.phase = d->phase;
+    a.first_group = d->first_group;
+    a.units = gmm__units(call);
+    a.rows = call->rows;
+    a.cols = call->in;
+    a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+    a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    a.amax[0] = amax;
+    a.amax[1] = amax + a.units;
+    if (part[1]) a.lines = amax + part[0];
+    if (part[2]) a.columns = amax + part[0] + part[1];
+    a.scale = d->scale;
+    a.skip = d->skip;
+    a.random = d->random;
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
+    gmm__mma_quant_swift(call, &a);
+    if (e == cudaSuccess && a.grouped && !a.few) {
+        const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+                                              (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
+        if (s != GMM_OK) return s;
+    }
+    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (global || records || a.lines))
+        e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
+    a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
+    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
+                        d->phase != GMM_QUANT_AMAX, gmm__strips(call),
+                        gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
+                        gmm__mma_stream(call).most, stream);
+    for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
+        const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
+        const int64_t bits = gmm_dtype_bits(m->dtype);
+        if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
+        e = gmm__mma_quant_tail(plan, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
+    }
+    if (e == cudaSuccess && d->db) {
+        gmm_options options;
+        gmm_grad grad;
+        const gmm_linear l = gmm__mma_quant_sums(call, &options, &grad);
+        return gmm__linear_run(call->ctx, GMM_OP_LINEAR_BGRAD, call->function, &l, gmm__part(plan, GMM__MMA_QUANT_SUMS),
+                               plan->workspace_bytes - plan->part[GMM__MMA_QUANT_SUMS], stream);
+    }
+    return gmm__cuda_status(call, e);
+}
+
+static int gmm__mma_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
+    if (!gmm__mma_plan_quant_units(call, plan)) return 0;
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 3 * (size_t)call->units * sizeof(void *));
+    return 1;
+}
+static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int32_t processors = call->ctx->device.processors;
+    const gmm_mat *dst = &call->mat[GMM__Y];
+    gmm__dequant_args a;
+    cudaError_t e;
+    memset(&a, 0, sizeof a);
+    a.direction = call->d.dequant.direction;
+    a.grouped = gmm__grouped(call);
+    a.units = gmm__units(call);
+    a.rows = call->rows;
+    a.cols = call->in;
+    a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    a.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+    a.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    if (a.grouped) {
+        const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
+                                              (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
+        if (s != GMM_OK) return s;
+    }
+    e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
+    if (e == cudaSuccess)
+        e = gmm__k_dequantize(&a, gmm__strips(call) * a.col_tiles,
+                              gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+    if (e == cudaSuccess && a.grouped && call->groups.tail == GMM_TAIL_ZERO) {
+        const int64_t size = gmm_dtype_bits(dst->dtype) / 8;
+        e = gmm__mma_quant_tail(plan, dst, call->in * size, dst->ld * size, NULL, stream);
+    }
+    return gmm__cuda_status(call, e);
+}
+
+/* One matrix takes no workspace: its table is an address. */
+static int gmm__mma_plan_transpose(const gmm__call *call, gmm__plan *plan) {
+    gmm__reserve(plan, GMM__MMA_QUANT_TABLES, call->units > 1 ? 4 * (size_t)call->units * sizeof(void *) : 0);
+    return 1;
+}
+static cudaError_t gmm__mma_transpose_mat(const gmm__plan *plan, int role, int slot, gmm_mat *out, gmm_stream stream) {
+    const gmm_mat *m = &plan->call->mat[role];
+    if (plan->call->units > 1 || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+        return gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, role, slot, out, stream);
+    *out = *m;
+    out->data = m->table[0];
+    out->scale = m->scale_table[0];
+    out->table = out->scale_table = NULL;
+    return cudaSuccess;
+}
+static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int32_t processors = call->ctx->device.processors;
+    gmm__transpose_args a;
+    cudaError_t e;
+    memset(&a, 0, sizeof a);
+    a.units = gmm__units(call);
+    a.rows = call->rows;
+    a.cols = call->in;
+    e = gmm__mma_transpose_mat(plan, GMM__DY, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_transpose_mat(plan, GMM__Y, 2, &a.dst, stream);
+    if (e == cudaSuccess)
+        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TURN_PER_SM, INT32_MAX), stream);
+    return gmm__cuda_status(call, e);
+}
+
+static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_scale_update *d = &plan->call->d.update;
+    gmm__update_args a;
+    memset(&a, 0, sizeof a);
+    a.history = d->history;
+    a.scale = d->scale;
+    a.slots = d->slots;
+    a.stride = d->stride;
+    a.length = d->history_length;
+    a.margin = d->margin;
+    a.most_recent = d->most_recent;
+    a.qmax = gmm_dtype_largest(d->dtype);
+    return gmm__cuda_status(plan->call, gmm__k_update_scales(&a, stream));
+}
+
+static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__shard_args a = gmm__shard_of(plan->call);
+    const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
+    cudaError_t e = cudaSuccess;
+    if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
+    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call).most, stream);
+    return gmm__cuda_status(plan->call, e);
+}
+
+#endif /* __CUDACC__ */
+

@@ -1,0 +1,323 @@
+/* .................................................... 14.12 MMA engine: activation, routing, rows, gated layout ... */
+
+#ifdef __CUDACC__
+
+/* Regions of the workspace, by family of operations. */
+enum { GMM__SPLIT_PLAIN, GMM__SPLIT_PADDED };                 /* [G + 1] offsets, int64; padding: blocks, int32 */
+enum { GMM__ROUTE_COUNTS, GMM__ROUTE_SUMS, GMM__ROUTE_SCRATCH }; /* [E] int32; partial losses; rows of experts */
+enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int32; [E] int64 */
+enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
+enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
+
+static gmm__room gmm__mma_room(const gmm__call *call, int32_t blocks) {
+    const int32_t processors = call->ctx->device.processors;
+    gmm__room room;
+    room.most = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
+    room.early = gmm__mma_early(call);
+    room.limit = call->options.sm_limit;
+    return room;
+}
+/* What kernels may take, and those that stream rows. */
+static gmm__room gmm__mma_blocks(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_PER_SM); }
+static gmm__room gmm__mma_stream(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_STREAM); }
+
+static gmm__view gmm__mma_view(const gmm__call *call, int role) {
+    const gmm_mat *m = &call->mat[role];
+    gmm__view v;
+    v.data = m->dtype == GMM_NONE ? NULL : m->data;
+    v.ld = m->ld;
+    v.dtype = m->dtype;
+    v.vec = (((uintptr_t)m->data | (uintptr_t)(m->ld * (gmm_dtype_bits(m->dtype) / 8))) & 15) == 0;
+    return v;
+}
+
+static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int part) {
+    gmm__reserve(plan, part, ((size_t)call->groups.count + 1) * sizeof(int64_t));
+}
+static gmm_status gmm__mma_read_split(const gmm__plan *plan, gmm_stream stream) {
+    return gmm__mma_offsets(plan->call, (int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN), NULL, 1, stream);
+}
+
+/* --- activation --- */
+
+static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
+    if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
+        return gmm__decline(plan, "takes at most %d rows and columns", (int)(INT32_MAX - 1024));
+    gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
+    return 1;
+}
+
+static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_activation *d = &call->d.act;
+    const int forward = call->op == GMM_OP_ACT_FWD;
+    const gmm_status s = gmm__mma_read_split(plan, stream);
+    gmm__act_args a;
+    if (s != GMM_OK) return s;
+    memset(&a, 0, sizeof a);
+    a.live = (const int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN) + call->groups.count;
+    a.rows = call->rows;
+    a.ffn = (int32_t)call->out;
+    a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave; /* one block is the halves */
+    a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
+    a.gated = gmm_act_gated(call->act.kind);
+    a.kind = call->act.kind;
+    a.coef = gmm_act_coefficients(&call->act);
+    a.prob = d->prob;
+    a.x = gmm__mma_view(call, GMM__X_);
+    a.y = gmm__mma_view(call, GMM__Y);
+    if (!forward) {
+        a.dy = gmm__mma_view(call, GMM__DY);
+        a.dx = gmm__mma_view(call, GMM__DX);
+        a.dprob = d->dprob;
+    }
+    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_stream(call), stream)
+                                          : gmm__k_act_bwd(&a, gmm__mma_stream(call), stream));
+}
+
+/* --- routing --- */
+
+static gmm__route_args gmm__mma_route(const gmm__plan *plan) {
+    const gmm__call *call = plan->call;
+    const gmm_route *r = &call->d.route;
+    const double tokens = r->tokens > 0 ? (double)r->tokens : 1.0;
+    gmm__route_args a;
+    memset(&a, 0, sizeof a);
+    a.logits = gmm__mma_view(call, GMM__X_);
+    a.tokens = r->tokens;
+    a.experts = r->experts;
+    a.topk = r->topk;
+    a.sigmoid = r->score == GMM_SCORE_SIGMOID;
+    a.normalize = r->normalize;
+    a.scale = r->scale;
+    a.aux = (float)((double)r->aux_coeff * r->experts / (r->topk * tokens * tokens));
+    a.z = (float)(r->z_coeff / tokens);
+    a.indices = r->indices;
+    a.scratch = (float *)gmm__part(plan, GMM__ROUTE_SCRATCH);
+    return a;
+}
+
+/* Losses that are asked for and not zero by their coefficient. */
+static int gmm__mma_route_losses(const gmm__call *call) {
+    const gmm_route *r = &call->d.route;
+    if (call->query) return r->aux_coeff != 0.0f || r->z_coeff != 0.0f;
+    return (r->aux_loss && r->aux_coeff != 0.0f) || (r->z_loss && r->z_coeff != 0.0f);
+}
+
+static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
+    const gmm_route *r = &call->d.route;
+    gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
+    gmm__reserve(plan, GMM__ROUTE_SUMS,
+                 gmm__mma_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
+    return 1;
+}
+static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_route *r = &call->d.route;
+    gmm__route_args a = gmm__mma_route(plan);
+    a.expert_bias = r->expert_bias;
+    a.probs = r->probs;
+    a.counts = r->counts ? r->counts : (int32_t *)gmm__part(plan, GMM__ROUTE_COUNTS);
+    a.offsets = r->offsets;
+    a.aux_loss = r->aux_loss;
+    a.z_loss = r->z_loss;
+    if (gmm__mma_route_losses(call)) a.sums = (float *)gmm__part(plan, GMM__ROUTE_SUMS);
+    return gmm__cuda_status(call, gmm__k_topk_fwd(&a, gmm__mma_blocks(call), stream));
+}
+
+static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
+    const gmm_route *r = &call->d.route;
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
+    return 1;
+}
+static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm__route_args a = gmm__mma_route(plan);
+    a.dlogits = gmm__mma_view(call, GMM__DX);
+    a.counts = call->d.route.counts;
+    a.dprobs = call->d.route.dprobs;
+    a.dloss = call->d.route.dloss;
+    return gmm__cuda_status(call, gmm__k_topk_bwd(&a, gmm__mma_blocks(call), stream));
+}
+
+/* --- permute, unpermute --- */
+
+static int gmm__mma_plan_permute_map(const gmm__call *call, gmm__plan *plan) {
+    const gmm_permute *p = &call->d.permute;
+    gmm__reserve(plan, GMM__SORT_COUNTS, gmm__map_counts_bytes(p->tokens * p->topk, p->experts));
+    gmm__reserve(plan, GMM__SORT_STARTS, (size_t)p->experts * sizeof(int64_t));
+    return 1;
+}
+static gmm_status gmm__mma_launch_permute_map(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_permute *p = &call->d.permute;
+    gmm__map_args a;
+    memset(&a, 0, sizeof a);
+    a.indices = p->indices;
+    a.slots = p->tokens * p->topk;
+    a.capacity = p->capacity;
+    a.experts = p->experts;
+    a.align = p->align;
+    a.row_of = p->row_of;
+    a.slot_of = p->slot_of;
+    a.sizes = p->sizes;
+    a.fault = p->fault;
+    a.counts = (int32_t *)gmm__part(plan, GMM__SORT_COUNTS);
+    a.starts = (int64_t *)gmm__part(plan, GMM__SORT_STARTS);
+    return gmm__cuda_status(call, gmm__k_permute_map(&a, gmm__mma_blocks(call), stream));
+}
+
+static gmm__permute_args gmm__mma_permute(const gmm__call *call, int src, int dst) {
+    const gmm_permute *p = &call->d.permute;
+    gmm__permute_args a;
+    memset(&a, 0, sizeof a);
+    a.src = gmm__mma_view(call, src);
+    a.dst = gmm__mma_view(call, dst);
+    a.tokens = p->tokens;
+    a.capacity = p->capacity;
+    a.hidden = p->hidden;
+    a.topk = p->topk;
+    a.experts = p->experts;
+    a.tail_zero = p->tail == GMM_TAIL_ZERO;
+    a.row_of = p->row_of;
+    a.slot_of = p->slot_of;
+    a.sizes = p->sizes;
+    a.fault = p->fault;
+    return a;
+}
+
+static int gmm__mma_plan_permute(const gmm__call *call, gmm__plan *plan) {
+    if (call->d.permute.hidden > INT32_MAX - 1024)
+        return gmm__decline(plan, "takes at most %d columns", (int)(INT32_MAX - 1024));
+    return 1;
+}
+static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm__permute_args a = gmm__mma_permute(call, GMM__X_, GMM__ROWS);
+    a.probs = call->d.permute.probs;
+    a.row_probs = call->d.permute.row_probs;
+    return gmm__cuda_status(call, gmm__k_permute_rows(&a, gmm__mma_stream(call), stream));
+}
+
+static gmm_status gmm__mma_launch_permute_bwd(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm__permute_args a = gmm__mma_permute(call, GMM__DROWS, GMM__DX);
+    cudaError_t e = cudaSuccess;
+    if (call->d.permute.dx) e = gmm__k_unpermute_fwd(&a, gmm__mma_blocks(call), stream);
+    a.row_probs_in = call->d.permute.drow_probs;
+    a.dprobs = call->d.permute.dprobs;
+    if (e == cudaSuccess && a.dprobs) e = gmm__k_gather_probs(&a, gmm__mma_blocks(call), stream);
+    return gmm__cuda_status(call, e);
+}
+
+static gmm_status gmm__mma_launch_unpermute_fwd(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm__permute_args a = gmm__mma_permute(call, GMM__ROWS, GMM__OUT);
+    a.probs = call->d.permute.probs;
+    return gmm__cuda_status(call, gmm__k_unpermute_fwd(&a, gmm__mma_blocks(call), stream));
+}
+
+static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_permute *p = &call->d.permute;
+    cudaError_t e = cudaSuccess;
+    if (p->drows) {
+        gmm__permute_args a = gmm__mma_permute(call, GMM__DOUT, GMM__DROWS);
+        a.probs = p->probs;
+        if (!a.probs && a.src.dtype == a.dst.dtype) e = gmm__k_permute_rows(&a, gmm__mma_stream(call), stream);
+        else e = gmm__k_unpermute_bwd(&a, gmm__mma_blocks(call), stream);
+    }
+    if (e == cudaSuccess && p->dprobs) {
+        gmm__permute_args a = gmm__mma_permute(call, GMM__DOUT, GMM__ROWS);
+        a.dprobs = p->dprobs;
+        e = gmm__k_unpermute_dots(&a, gmm__mma_blocks(call), stream);
+    }
+    return gmm__cuda_status(call, e);
+}
+
+/* --- pad, unpad --- */
+
+static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
+    if (call->rows > INT32_MAX || call->d.pad.padded_capacity > INT32_MAX)
+        return gmm__decline(plan, "takes at most %d rows", (int)INT32_MAX);
+    gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
+    gmm__reserve(plan, GMM__SPLIT_PADDED, ((size_t)call->groups.count + 1) * sizeof(int32_t));
+    return 1;
+}
+
+static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_padding *d = &call->d.pad;
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN);
+    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__SPLIT_PADDED);
+    const gmm_status s = gmm__mma_offsets(call, offsets, blocks, d->align, stream);
+    gmm__pad_args a;
+    if (s != GMM_OK) return s;
+    memset(&a, 0, sizeof a);
+    a.pad = call->op == GMM_OP_PAD;
+    a.src = gmm__mma_view(call, GMM__X_);
+    a.dst = gmm__mma_view(call, GMM__Y);
+    a.rows = a.pad ? d->padded_capacity : call->rows;
+    a.cols = d->cols;
+    a.offsets = offsets;
+    a.blocks = blocks;
+    a.groups = call->groups.count;
+    a.align = d->align;
+    a.capacity = d->padded_capacity;
+    a.src_prob = d->src_prob;
+    a.dst_prob = d->dst_prob;
+    a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
+    a.sizes = a.pad ? d->sizes : NULL;
+    a.fault = call->groups.fault;
+    return gmm__cuda_status(call, gmm__k_pad(&a, gmm__mma_stream(call), stream));
+}
+
+/* --- GLU interleave --- */
+
+static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) {
+    const int role[2] = { GMM__X_, GMM__Y }, part[2] = { GMM__GLU_SRC, GMM__GLU_DST };
+    const gmm_glu *d = &call->d.glu;
+    const int64_t most = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
+    int i;
+    if (d->ffn > most || d->count > (d->axis == GMM_GLU_ROWS ? INT32_MAX / (2 * d->ffn) : INT32_MAX))
+        return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)most, (int)INT32_MAX);
+    for (i = 0; i < 2; i++)
+        if (call->mat[role[i]].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)
+            gmm__reserve(plan, part[i], (size_t)call->d.glu.count * sizeof(void *));
+    return 1;
+}
+
+/* A table in device memory; one on the host is copied to the workspace. */
+static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int part, void *const **table,
+                                         gmm_stream stream) {
+    const gmm_mat *m = &plan->call->mat[role];
+    *table = m->table;
+    if (!m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
+    *table = (void *const *)gmm__part(plan, part);
+    return gmm_launch_copy(gmm__part(plan, part), m->table, plan->call->d.glu.count, stream);
+}
+
+static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_glu *d = &call->d.glu;
+    const gmm__room room = gmm__mma_stream(call);
+    gmm__glu_args a;
+    cudaError_t e;
+    memset(&a, 0, sizeof a);
+    a.src = gmm__mma_view(call, GMM__X_);
+    a.dst = gmm__mma_view(call, GMM__Y);
+    a.src_stride = call->mat[GMM__X_].group_stride;
+    a.dst_stride = call->mat[GMM__Y].group_stride;
+    a.count = d->count;
+    a.ffn = d->ffn;
+    a.cols = d->cols;
+    a.block = d->block;
+    a.inverse = d->inverse;
+    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, room, stream));
+    e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC, &a.src_table, stream);
+    if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST, &a.dst_table, stream);
+    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, room, stream);
+    return gmm__cuda_status(call, e);
+}
+

@@ -1,0 +1,483 @@
+/* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
+
+#ifdef __CUDACC__
+
+/* The products of 16-bit matrices by TMA and wgmma; FP8; and MX32 and NV16, converted to 16-bit elements by the kernel
+   or ahead of it in the workspace. The kernels read the split themselves; else they use the workspace for what stands
+   on the host, laid out as the MMA engine's, which serves a call of unsuited addresses in no more bytes. So a query may
+   leave addresses open. */
+
+/* What the engine needs, looked for once per context. */
+static void gmm__wgmma_open(gmm_context *ctx) {
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *encode = NULL;
+    int current = 0, built = 0;
+    cudaError_t e = cudaGetDevice(&current);
+    if (e == cudaSuccess) e = cudaSetDevice(ctx->config.device);
+    if (e == cudaSuccess) {
+        built = gmm_sm90_present();
+        e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+        (void)cudaSetDevice(current);
+    }
+    (void)cudaGetLastError();
+    ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
+    if (ctx->device.capability != 90) ctx->wgmma_lacks = "needs compute capability 9.0";
+    else if (!built) ctx->wgmma_lacks = "is not in this build: compile for sm_90a";
+    else if (e != cudaSuccess || found != cudaDriverEntryPointSuccess || !encode)
+        ctx->wgmma_lacks = "needs a driver with cuTensorMapEncodeTiled";
+}
+
+/* Whether rows of an operand begin where TMA takes them. Of tables on the device the kernel tells by a fault bit. */
+static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
+    const gmm_mat *m = &call->mat[role];
+    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
+    int64_t g;
+    if (m->ld % unit)
+        return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
+    if (call->groups.count > 1 && m->group_stride % unit)
+        return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
+                            (long long)m->group_stride);
+    if ((uintptr_t)m->data % 16)
+        return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
+    for (g = 0; m->table && (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) && !call->query && g < call->groups.count; g++)
+        if ((uintptr_t)m->table[g] % 16)
+            return gmm__decline(plan, "needs %s at multiples of 16 bytes, not table[%lld] %p", name, (long long)g,
+                                m->table[g]);
+    return 1;
+}
+
+/* Clocks of a tile of wgrad, whose stages take `stage` each. D goes by TMA beside the products, and draws on the same
+   memory: what takes less time is hidden in part only. Fitted to 56 rows each of added-to fp32 and of 16 bits. */
+static double gmm__wgmma_wgrad_tile(const gmm_sm90_kernel *k, double deep, double stage, double height, int f32) {
+    const double out = height * (f32 ? 880.0 : 208.0) * (k->units > 8 ? 1.05 : 1.0);
+    const double sum = 1.14 * deep * stage + (f32 ? 0.0 : 80.0 * height);
+    return sum > out ? sum + 0.4 * out : out + 0.4 * sum;
+}
+
+/* Tokens per group, as far as the host knows. */
+static int64_t gmm__wgmma_rows(const gmm__call *call) {
+    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
+                                                                                            : call->rows;
+    return gmm__ceil_div(hint, call->groups.count);
+}
+
+/* What a kernel's tiles are, for notes. */
+static const char *gmm__wgmma_tile(int32_t kernel, char text[64]) {
+    const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *one = gmm_sm90_kernels;
+    if (k->which == 2) {
+        while (one->function != k->function || one->which != 1) one++;
+        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)one->units * 16, (int)one->cols,
+                       (int)k->units * 16, (int)k->cols);
+    } else
+        (void)snprintf(text, 64, "tile %d x %d", (int)k->units * 16, (int)k->cols);
+    return text;
+}
+
+/* Of the kernels for `kernel` the one that is likely to be fastest for groups of equal size, or -1. All give the same
+   bits. Of two tiles in one kernel the device chooses, by the groups' sizes, unless groups are so small that memory
+   bounds them. A stage costs the clocks of its products or of its shared memory, whichever are more; a tile also costs
+   its way out. Weights as codes are taken by kernels for `factor`, or cost their conversion. */
+static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel, gmm_dtype dtype,
+                                 int32_t factor, int32_t processors) {
+    const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
+    const int64_t rows = gmm__wgmma_rows(call), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
+    const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
+    double best = 0.0;
+    int32_t choice = -1, nth = 0, i, u;
+    for (i = 0; i < GMM_SM90_KERNELS; i++) {
+        const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
+        const int32_t least = op == gmm_gemm_wgrad ? k->units : k->units / 2 + 1; /* tiles of wgrad are all as tall */
+        if (k->op != kernel || k->dtype != dtype || (k->factor && k->factor != factor)) continue;
+        if (++nth == call->options.tile) return i;
+        if (k->which == 2) {
+            if (rows >= 256 && choice >= 0 && gmm_sm90_kernels[choice].function == k->function) choice = i;
+            continue;
+        }
+        for (u = k->units; u >= least; u--) { /* the heights that the device chooses among */
+            const int64_t tiles = gmm__ceil_div(m > 0 ? m : 1, 16 * u);
+            const double height = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles, wide = k->cols / 128.0;
+            const int both = k->teams == 2;
+            /* codes wait for instructions */
+            const double multiply = k->factor ? 1000.0 + 36.0 * height : 64.0 * wide * height;
+            const double move = 256.0 * wide + (both ? 16.0 + 32.0 * wide : 43.4) * height;
+            /* half the columns share a row of A: more bytes, which show alone, in tall tiles and in deep sums most;
+               groups are seldom of equal size, and what the tallest tile leaves over is the lowest */
+            const double more = both ? (k->later ? 1.04 : k->cols == 128 && rows < 2048 ? 1.05 : 1.0)
+                                     : (height < 10.5 ? 0.95 : 1.0) + (double)depths / 2500.0;
+            const double stage = multiply > move ? multiply : move, deep = (double)depths, sum = deep * stage;
+            /* out to D: behind the products, or beside those of the next tile, or beside those of the other group of
+               threads, which goes out as well */
+            const double half = k->later ? 20.0 : both ? 195.0 : 500.0;
+            const double out = wide * height * (f32 ? 2200.0 + 3200.0 / k->out : half);
+            const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile(k, deep, stage, height, f32)
+                              : both ? sum * more + out + 400.0
+                                     : (sum * more > 0.5 * out ? sum * more : 0.5 * out) + 200.0;
+            const double convert = factor && !k->factor ? (double)(G * call->in) * (double)call->out / 400.0 : 0.0;
+            const int64_t columns = gmm__ceil_div(n, k->cols);
+            const int64_t rounds = gmm__ceil_div(G * tiles * columns, processors * k->blocks);
+            const double sums = (double)rounds * tile * (k->blocks > 1 ? 1.2 : 1.0) + convert;
+            /* weights come at 26 bytes a clock, and the faster, the more bytes are under way; low tiles become so
+               narrow that their last round is full */
+            const int64_t full = tiles == 1 ? rounds * processors / G / 2 * 2 : 0;
+            const int64_t across = full > columns ? full : columns;
+            const double ahead = 128.0 * k->stages * (double)n / (double)across;
+            const double weights = 2.0 * (double)(G * call->in) * (double)call->out / (26.0 * processors);
+            const double read = op == gmm_gemm_wgrad || factor ? 0.0 : weights * (1.0 + 11000.0 / ahead);
+            const double cost = sums > read ? sums : read;
+            if (choice >= 0 && cost >= 0.99 * best) continue;
+            best = cost;
+            choice = i;
+        }
+    }
+    return choice;
+}
+
+static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
+    return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
+}
+
+/* The FP8 kernel that is likely to be fastest for groups of equal size, or -1. All that promote give the same bits. A
+   stage costs the clocks of its products, or of its bytes where few rows share them. */
+static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t sums,
+                                     int32_t processors) {
+    const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
+    const int64_t rows = gmm__wgmma_rows(call), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t depths = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
+    const int64_t units = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_UNIT);
+    double best = 0.0;
+    int32_t choice = -1, nth = 0, i;
+    for (i = 0; i < GMM_FP8_KERNELS; i++) {
+        const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
+        const int64_t tiles = gmm__ceil_div(units, k->teams);
+        const double height = (double)units / (double)tiles;
+        const int64_t least = gmm__ceil_div(n, k->cols), rounds = gmm__ceil_div(G * tiles * least, processors);
+        /* low tiles of 192 columns become so narrow that their last round is full */
+        const int64_t full = op != gmm_gemm_wgrad && tiles == 1 && k->cols == 192 ? rounds * processors / G / 2 * 2 : 0;
+        const int64_t across = full > least ? full : least;
+        const double cols = (double)n / (double)across;
+        /* a group of threads alone takes half as long again for what it waits for */
+        const double multiply = 2.0 * k->cols * height * (height < 1.5 ? 1.5 : k->teams == 3 ? 1.2 : 1.3);
+        const double move = 7.0 * cols / (double)tiles; /* weights from device memory; tiles below find them in L2 */
+        const double sum = (double)depths * (multiply > move ? multiply : move);
+        const double cost = (double)rounds * (sum + 2000.0);
+        /* 192 x 128 that guesses its first tile saves 4 us of a launch, and loses up to 4% where products take long */
+        const int guess = op != gmm_gemm_wgrad && (cost < 230e3 || multiply < move);
+        const int twin = k->teams == 3 && k->guess != guess; /* the other of the two serves */
+        if (k->dtype != dtype || k->sums != sums) continue;
+        if (++nth == call->options.tile) return i;
+        if (twin || (choice >= 0 && cost >= 0.99 * best)) continue;
+        best = cost;
+        choice = i;
+    }
+    return choice;
+}
+
+/* The FP8 kernel: sums are promoted every 128, or not where scales are outside of the sum and the caller allows it; in
+   wgrad always, where that is no slower. */
+static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op), wgrad = op == gmm_gemm_wgrad;
+    const gmm_mat *a = &call->mat[ra], *b = &call->mat[rb];
+    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
+    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, huge = INT32_MAX - 1024;
+    const int32_t processors = call->ctx->device.processors;
+    const int blocks = gmm_block_along(b->scaling) == 128;
+    const int32_t sums = blocks ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_BOTH : GMM_FP8_ROWS)
+                                : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_ROWS;
+    const gmm_fp8_kernel *k;
+    int64_t tiles;
+    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, sums, processors);
+    if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
+        (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
+        return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
+                            gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
+    k = &gmm_fp8_kernels[plan->kernel];
+    if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
+    tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_UNIT) : m / GMM_FP8_UNIT + G;
+    if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
+    if (!gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_takes(call, rb, wgrad ? "x" : "w", plan))
+        return 0;
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
+    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
+    if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
+    gmm__mma_reserve_groups(call, plan);
+    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
+    if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
+    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
+                   gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
+                   (int)(GMM_FP8_UNIT * k->teams), (int)k->cols, (int)plan->grid[0]);
+    return 1;
+}
+
+/* What products of 16-bit operands come to: tile, blocks, workspace. `kernel` is the kernel's operation: dgrad by
+   weights that stand as those of fwd is one. `factor`: kernels that take weights as codes may serve. */
+static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel,
+                                 gmm_dtype dtype, int32_t factor) {
+    const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
+    const int a = gmm__mma_factor_a(op), b = gmm__mma_factor_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
+    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
+    const int64_t huge = INT32_MAX - 1024;
+    const int32_t processors = call->ctx->device.processors;
+    const gmm_sm90_kernel *k;
+    int64_t tiles;
+    if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
+        return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
+    if (call->rows > GMM_SM90_RAGGED || call->in > huge || call->out > huge)
+        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED, (long long)huge);
+    if (call->mat[a].ld > huge || call->mat[b].ld > huge || call->mat[d].ld > huge)
+        return gmm__decline(plan, "takes ld up to %lld", (long long)huge);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel, dtype, factor, processors);
+    if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
+    k = &gmm_sm90_kernels[plan->kernel];
+    /* where the device chooses, tiles have more than half the height */
+    tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->units) : m / (8 * k->units) + G;
+    if (tiles > huge / gmm__ceil_div(n, k->cols)) return gmm__decline(plan, "takes no so many tiles");
+    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, INT32_MAX);
+    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* pairs of blocks share operands */
+    if (G > k->groups) gmm__reserve(plan, GMM__MMA_PIECES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
+    gmm__mma_reserve_groups(call, plan);
+    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_TABLE);
+    if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
+    return 1;
+}
+
+/* MX32 and NV16: copies become 16-bit elements in the workspace, which are multiplied. */
+static int gmm__wgmma_expands(const gmm__call *call, gmm_gemm_op op) {
+    const gmm_scaling scaling = call->mat[gmm__mma_factor_b(op)].scaling;
+    return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
+}
+/* Columnwise NV16 has its lines along the contraction: tokens are turned, and weights are those of another fwd. */
+static int gmm__wgmma_turns(const gmm__call *call, gmm_gemm_op op) {
+    return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
+}
+/* The kernels that take the weights as codes, if any: lines run along the contraction, and TMA can read them. Addresses
+   are left to the plan: it must come to the same workspace while they are not known. */
+static int32_t gmm__wgmma_factor(const gmm__call *call, gmm_gemm_op op) {
+    const gmm_mat *b = &call->mat[gmm__mma_factor_b(op)];
+    const int64_t unit = 128 / gmm_dtype_bits(b->dtype);
+    const int mx = b->scaling == GMM_SCALING_MX32;
+    if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % unit ||
+        (call->groups.count > 1 && b->group_stride % unit))
+        return 0;
+    return !mx ? gmm9_factor_nv4 : b->dtype == GMM_E2M1 ? gmm9_factor_mx4 : gmm9_factor_mx8;
+}
+/* Rows and columns of what side 0 (A) or 1 (B) becomes; none if it is multiplied as it stands. */
+static int64_t gmm__wgmma_expanded(const gmm__call *call, gmm_gemm_op op, int side, int64_t *cols) {
+    const int64_t G = call->groups.count;
+    const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
+    const int weight = role == GMM__W, turned_weight = call->mat[role].scaling == GMM_SCALING_NV16 &&
+                                                      call->direction[role] == GMM_COLUMNWISE;
+    *cols = weight ? (turned_weight ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
+    if (call->mat[role].scaling == GMM_SCALING_NONE) return 0;
+    return weight ? G * (turned_weight ? call->in : call->out)
+                  : call->rows + (gmm__wgmma_turns(call, op) ? 15 * G : 0);
+}
+
+static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const gmm_mat *a = &call->mat[gmm__mma_factor_a(op)], *b = &call->mat[gmm__mma_factor_b(op)];
+    const int64_t G = call->groups.count;
+    const int nv = b->scaling == GMM_SCALING_NV16;
+    const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
+    const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
+    int64_t blocks = 0, elements = 0;
+    char tile[64];
+    int side;
+    if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
+        return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
+                            gmm_scaling_name(b->scaling));
+    if ((a->flags | b->flags) & (uint32_t)GMM_MAT_ROW_AMAX) return gmm__decline(plan, "applies no amax per row");
+    if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype,
+                               gmm__wgmma_factor(call, op)))
+        return 0;
+    if (a->scaling == GMM_SCALING_NONE &&
+        !gmm__wgmma_takes(call, gmm__mma_factor_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
+        return 0;
+    if (gmm_sm90_kernels[plan->kernel].factor && !gmm__wgmma_takes(call, gmm__mma_factor_b(op), "w", plan)) return 0;
+    for (side = 0; side < 2; side++) {
+        int64_t cols;
+        const int64_t rows = side && gmm_sm90_kernels[plan->kernel].factor
+                                 ? 0 : gmm__wgmma_expanded(call, op, side, &cols);
+        if (!rows) continue;
+        if (rows + G * GMM_GROUP_ROWS > INT32_MAX / gmm__ceil_div(cols, 64))
+            return gmm__decline(plan, "converts no so many rows");
+        blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
+        elements += rows * cols;
+        gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
+    }
+    if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, (size_t)G * sizeof(float));
+    if (gmm__wgmma_turns(call, op)) {
+        gmm__reserve(plan, GMM__WGMMA_UNITS, (size_t)(G + 1) * sizeof(int32_t));
+        gmm__reserve(plan, GMM__WGMMA_ENDS, (size_t)(G + 1) * sizeof(int64_t));
+    }
+    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALES);
+    if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
+        return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
+                            (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
+    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 64, blocks);
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, %s, %d blocks",
+                   gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
+                   (long long)(elements >> 19), gmm__wgmma_tile(plan->kernel, tile), (int)plan->grid[0]);
+    return 1;
+}
+
+static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const int ra = gmm__mma_factor_a(op), rb = gmm__mma_factor_b(op);
+    const gmm_dtype dtype = call->mat[ra].dtype;
+    char tile[64];
+    if (call->ctx->wgmma_lacks) return gmm__decline(plan, "%s", call->ctx->wgmma_lacks);
+    if (gmm__wgmma_expands(call, op)) return gmm__wgmma_plan_expanded(call, plan, op);
+    if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
+    if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
+    if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0) ||
+        !gmm__wgmma_takes(call, ra, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+        !gmm__wgmma_takes(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
+        return 0;
+    (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile(plan->kernel, tile),
+                   (int)plan->grid[0]);
+    return 1;
+}
+
+/* Launches an FP8 product; `product` holds the split and what is not of the scales. */
+static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const int rb = gmm__mma_factor_b(op);
+    const gmm_fp8_kernel *k = &gmm_fp8_kernels[plan->kernel];
+    gmm_fp8_args args;
+    cudaError_t e = cudaSuccess;
+    memset(&args, 0, sizeof args);
+    args.p = product->p;
+    args.groups = product->groups;
+    args.a_scale = call->mat[gmm__mma_factor_a(op)];
+    args.b_scale = call->mat[rb];
+    args.b_scale.table = product->p.b.table;
+    args.wgrad = op == gmm_gemm_wgrad;
+    args.b_columnwise = op == gmm_gemm_dgrad;
+    if (call->groups.count > k->groups) args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+    if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
+        args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
+        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[rb].scale_table, call->groups.count, stream);
+    }
+    if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
+    return gmm__cuda_status(call, e);
+}
+
+/* Converts the copies of a product and puts what they become in their place. `product` holds the rest, and the split:
+   offsets, where tokens are converted. */
+static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const int turns = gmm__wgmma_turns(call, op);
+    const int64_t G = call->groups.count;
+    gmm_expand_args args;
+    cudaError_t e = cudaSuccess;
+    int side;
+    memset(&args, 0, sizeof args);
+    args.dtype = gmm_sm90_kernels[plan->kernel].dtype;
+    args.groups = call->groups.count;
+    args.offsets = (const int64_t *)product->groups.splits;
+    args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    for (side = 0; side < 2; side++) {
+        const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
+        gmm_expand_side *s = &args.side[side];
+        gmm_kmat *m = side ? &product->p.b : &product->p.a;
+        int64_t cols;
+        if (call->mat[role].scaling == GMM_SCALING_NONE) continue;
+        (void)gmm__wgmma_expanded(call, op, side, &cols);
+        s->from = call->mat[role];
+        s->from.table = m->table;
+        if (role == GMM__W && s->from.scale_table && (s->from.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
+            s->from.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
+            e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[role].scale_table, G, stream);
+            if (e != cudaSuccess) return gmm__cuda_status(call, e);
+        }
+        if (side && gmm_sm90_kernels[plan->kernel].factor) { /* as they stand, to the kernel */
+            product->codes = s->from;
+            product->along = call->direction[role];
+            product->rows = (int32_t)call->out;
+            product->cols = (int32_t)call->in;
+            m->stride = s->from.group_stride * gmm_dtype_bits(s->from.dtype) / 8;
+            s->from.dtype = GMM_NONE;
+            continue;
+        }
+        s->to = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
+        s->direction = call->direction[role];
+        s->grouped = role != GMM__W;
+        s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
+        s->cols = (int32_t)(role == GMM__DY ? call->out : call->in);
+        m->dtype = args.dtype;
+        m->data = s->to;
+        m->table = NULL;
+        m->ld = cols;
+        m->stride = role == GMM__W ? call->in * call->out * 2 : 0;
+    }
+    if (call->mat[gmm__mma_factor_b(op)].scaling == GMM_SCALING_NV16) {
+        args.alpha = product->p.alpha;
+        args.alpha_per_group = product->p.alpha_per_group;
+        args.factor = (float *)gmm__part(plan, GMM__WGMMA_FACTOR);
+        product->p.alpha = args.factor;
+        product->p.alpha_per_group = 1;
+    }
+    if (turns) {
+        args.units = (const int32_t *)gmm__part(plan, GMM__WGMMA_UNITS);
+        args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_ENDS);
+        product->groups.splits = args.ends;
+        product->groups.capacity = product->p.capacity = call->rows + 15 * G;
+    }
+    if (args.side[0].from.dtype == GMM_NONE && args.side[1].from.dtype == GMM_NONE && !args.factor) return GMM_OK;
+    return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], call->options.sm_limit > 0,
+                                                    gmm__mma_early(call), &args, stream));
+}
+
+static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const int wgrad = op == gmm_gemm_wgrad, expands = gmm__wgmma_expands(call, op);
+    const int fp8 = gmm__quantized(call) && !expands;
+    const int tokens = expands && call->mat[gmm__mma_factor_a(op)].scaling != GMM_SCALING_NONE;
+    gmm_sm90_args args;
+    gmm_status s = GMM_OK;
+    cudaError_t e = cudaSuccess;
+
+    memset(&args, 0, sizeof args);
+    args.groups = call->groups;
+    if (call->groups.on_host || tokens) {
+        int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
+        if (expands && gmm__wgmma_turns(call, op)) /* first: tiles of 16 rows, to another place */
+            s = gmm__mma_offsets(call, offsets, (int32_t *)gmm__part(plan, GMM__WGMMA_UNITS), 16, stream);
+        if (s == GMM_OK)
+            s = gmm__mma_offsets(call, offsets, tokens ? (int32_t *)gmm__part(plan, GMM__MMA_TILES) : NULL,
+                                 GMM_GROUP_ROWS, stream);
+        if (s != GMM_OK) return s;
+        args.groups.splits = offsets;
+        args.groups.form = GMM_SPLIT_OFFSETS;
+        args.groups.dtype = GMM_I64;
+        args.groups.on_host = args.groups.row_align = 0;
+    }
+    if ((s = gmm__mma_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
+    if (args.p.zero_tail && !wgrad) {
+        gmm_tail_args tail;
+        tail.d = args.p.d;
+        tail.groups = args.groups;
+        tail.n = args.p.n;
+        e = gmm_launch_tail(plan->grid[0], &tail, stream);
+        if (e != cudaSuccess) return gmm__cuda_status(call, e);
+    }
+    if (expands && (s = gmm__wgmma_expand(plan, &args, stream)) != GMM_OK) return s;
+    if (call->rows == 0) { /* token matrices may have no address then, and maps need one */
+        args.p.a.data = plan->workspace;
+        if (wgrad) args.p.b.data = plan->workspace;
+        else args.p.d.data = plan->workspace;
+    }
+    if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
+    if (call->groups.count > gmm_sm90_kernels[plan->kernel].groups)
+        args.tables = (int32_t *)gmm__part(plan, GMM__MMA_PIECES);
+    return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
+}
+
+#endif /* __CUDACC__ */
+

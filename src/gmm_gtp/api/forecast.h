@@ -1,0 +1,84 @@
+/* ------------------------------------------------------------------------------------------- 5 Memory, forecast --- */
+
+/* Weights of one shape, and the buffers that serve them. Slot counts are of bundles; 0 = none, or the slots counted
+   with another use are shared. With gtp_size 1 weights stay in place and nothing is received. */
+typedef struct gmm_gtp_use {
+    uint32_t struct_size;
+    int32_t bundle;           /* weights gathered and reduced together, such as a layer's local experts; 0 = 1 */
+    const gmm_shard *shard;   /* the plan of each */
+    int64_t layers;           /* bundles that the rank holds; 0 = 1 */
+    int32_t gather_slots;     /* gather buffers of each direction: lookahead + 1 */
+    int32_t recompute_slots;  /* rowwise gather buffers of a recompute chain */
+    int32_t wgrad_slots;      /* whole gradients alive: the one being written and those being reduced; in captured
+                                 graphs the slots of their ring */
+    int32_t reduce_slots;     /* reductions in flight */
+    int32_t all_to_all;       /* a reduction receives 0: its shard; 1: all parts, which it then adds up in fp32 */
+    gmm_dtype main_grad;      /* F32 or BF16; NONE: frozen, without gradient and optimizer state */
+    gmm_dtype wire;           /* of reductions and of the gradients they read: F32 or BF16; NONE = main_grad's */
+    int32_t optimizer_bytes;  /* per parameter; 0 = 12: fp32 master and two moments */
+    int32_t optimizer_ranks;  /* that share the optimizer state of a shard (CP * DP); 0 = 1 */
+    int32_t reserved;         /* 0 */
+} gmm_gtp_use;
+
+/* Bytes per rank, as a runtime takes them. Padding rows and scales are counted; alignment, amaxes and workspaces are
+   not. */
+typedef struct gmm_gtp_memory {
+    uint32_t struct_size;
+    int32_t reserved;
+    int64_t weights;    /* shards in every direction that is stored */
+    int64_t main_grads;
+    int64_t optimizer;
+    int64_t gather;     /* gathered operands; also the local transposes that TENSOR and 128X128 need for backward */
+    int64_t wgrad;      /* whole gradients before their reduction */
+    int64_t reduce;     /* what reductions receive */
+    int64_t total;      /* of the above, and the stage */
+    int64_t whole_weights; /* for comparison: what `weights` would be with gtp_size 1; not in the total */
+    int64_t stage;      /* where parts of ranks arrive that are put side by side (1X128, NV16) or transposed (TENSOR,
+                           128X128): once for all uses, the most that one wants */
+} gmm_gtp_memory;
+
+/* Adds the bytes of one use to *memory; start from GMM_ZERO. *memory is written on success only.
+   Errors: as gmm_gtp_plan; GMM_E_NULL, GMM_E_ARG (field out of range), GMM_E_DTYPE (main_grad, wire),
+       GMM_E_CONFIG (gradient slots of a frozen weight), GMM_E_OVERFLOW. */
+GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *memory, gmm_error *error);
+
+/* A bundle as a forecast sees it, and what it finds. Times are in seconds. */
+typedef struct gmm_gtp_stage {
+    uint32_t struct_size;
+    int32_t bundle;          /* weights gathered together; 0 = 1 */
+    const gmm_shard *shard;  /* of each */
+    double tokens;           /* rows that go through its GEMMs on this rank, all weights together; >= 0 */
+    double gather, reduce;   /* out: on the wire alone; gather: rowwise */
+    double sum;              /* out: into main_grad */
+    double forward, backward;/* out: GEMMs alone */
+    double exposed_forward;  /* out: what the compute waits for the gather, forward */
+    double exposed_backward; /* out: the same, backward */
+    double exposed_reduce;   /* out: what it waits for a gradient buffer */
+} gmm_gtp_stage;
+
+/* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The host
+   is ahead: a gather starts when the one before it is done and its slot has been read, a reduction when its gradient is
+   there and the one before it is done. Gathers and reductions do not slow each other or the GEMMs down. */
+typedef struct gmm_gtp_forecast {
+    uint32_t struct_size;
+    int32_t stages;
+    double gemm_rate;        /* flop/s that GEMMs of these shapes reach; > 0 */
+    double link_rate;        /* bytes/s that a rank receives and sends in a collective; > 0 */
+    double latency;          /* of a collective; >= 0 */
+    double memory_rate;      /* bytes/s of the sum into main_grad and of transposes; 0 = they take no time */
+    gmm_dtype wire;          /* of gradients: F32 or BF16; NONE = F32 */
+    gmm_dtype main_grad;     /* F32 or BF16; NONE = F32 */
+    int32_t prefetch;        /* bundles gathered ahead; one slot more, of each direction */
+    int32_t wgrad_slots;     /* 0 = 2 */
+    int32_t wrap;            /* 1: the head of forward was gathered during the backward before */
+    int32_t reserved;        /* 0 */
+    double compute;          /* out: GEMMs alone */
+    double step;             /* out: compute and all that is exposed */
+    double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: and the wait of the fence */
+    double gather, reduce;   /* out: on the wire, forward and backward */
+} gmm_gtp_forecast;
+
+/* Plays the step with the given rates. stages [forecast->stages] in the order of forward, at most 4096. Pure.
+   Errors: as gmm_gtp_plan; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE. Nothing is written on failure. */
+GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error);
+

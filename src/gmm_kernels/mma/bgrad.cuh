@@ -1,0 +1,67 @@
+/* ......................................................................................... Bias gradient ... */
+
+/* db_g[n] = sum over the group's rows of s[r] dy[r][n]: pieces of GMM_BGRAD_ROWS rows, counted from the group's start,
+   are summed in a fixed order, and then the pieces in theirs. d_row_scale[r] = sum over n of dy[r][n] bias_g[n]. */
+enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
+typedef struct gmm_bgrad_args {
+    gmm_kmat dy, db, bias;
+    const int64_t *offsets;   /* [G + 1] */
+    const int32_t *tiles;     /* [G + 1] prefix sums of the groups' pieces */
+    float *pieces;            /* [pieces][n] */
+    int32_t groups, n;
+    int64_t capacity;
+    const float *row_scale;   /* NULL = 1 */
+    const float *beta;        /* [G]; NULL = beta_all */
+    const uint8_t *frozen;    /* [G]; NULL = none */
+    float beta_all;
+    int32_t row_add, zero_tail;
+    float *d_row_scale;       /* NULL = not wanted */
+} gmm_bgrad_args;
+
+#define GMM__BODY 3
+#define GMM__TAG bf16
+#define GMM__DTYPE GMM_BF16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f16
+#define GMM__DTYPE GMM_F16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f32
+#define GMM__DTYPE GMM_F32
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+
+GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __grid_constant__ gmm_bgrad_args args) {
+    const int64_t count = (int64_t)args.groups * args.n;
+    int64_t i;
+    for (i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+        const int64_t g = i / args.n, n = i % args.n;
+        const float beta = args.beta ? args.beta[g] : args.beta_all;
+        const int32_t first = args.tiles[g], last = args.tiles[g + 1];
+        char *to;
+        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        int32_t p;
+        if ((args.frozen && args.frozen[g]) || (first == last && beta == 1.0f)) continue;
+        to = gmm_kmat_at(&args.db, g);
+        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.pieces[(int64_t)p * args.n + n]);
+        to += n * gmm_kmat_size(&args.db);
+        if (beta != 0.0f) {
+            float old[4];
+            gmm_read4(args.db.dtype, to, 1, 0, old);
+            sum[0] = __fmaf_rn(beta, old[0], sum[0]);
+        }
+        gmm_write4(args.db.dtype, to, 1, 0, sum);
+    }
+}
+
+/* One row per precision of dy. */
+typedef struct gmm_bgrad_kernel {
+    gmm_dtype dtype;
+    const void *pieces, *rows;
+} gmm_bgrad_kernel;
+
+static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
+    { GMM_BF16, (const void *)gmm_linear_bgrad_pieces_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
+    { GMM_F16, (const void *)gmm_linear_bgrad_pieces_f16, (const void *)gmm_linear_bgrad_rows_f16 },
+    { GMM_F32, (const void *)gmm_linear_bgrad_pieces_f32, (const void *)gmm_linear_bgrad_rows_f32 }
+};
+

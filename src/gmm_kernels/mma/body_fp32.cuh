@@ -1,0 +1,85 @@
+/* .................................................................. Body: fp32 product, one chain per element ... */
+#elif GMM__BODY == 2
+
+#ifndef GMM__OP
+#error "gmm: this body needs GMM__OP"
+#endif
+GMM__KERNEL __launch_bounds__(gmm_threads_f32, 1)
+GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_args args) {
+    enum {
+        TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
+        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        BM = gmm_bm_f32, BN = gmm_bn_f32, BK = gmm_bk_f32, LD = gmm_ld_f32
+    };
+    __shared__ __align__(16) float as[2][BK * LD], bs[2][BK * LD]; /* [k][m], [k][n] */
+    const int tid = (int)threadIdx.x, ty = tid / 16 * 4, tx = tid % 16 * 4;
+    gmm_gemm_tile tile;
+    int64_t at;
+
+    tile.g = 0;
+    for (at = blockIdx.x; gmm_gemm_next(&args, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
+        const char *a = gmm_kmat_at(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
+        const char *b = gmm_kmat_at(&args.b, RAGGED_K ? 0 : tile.g) +
+                        4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
+        const int whole_a = gmm_whole4(GMM_F32, a, args.a.ld), whole_b = gmm_whole4(GMM_F32, b, args.b.ld);
+        const int m = tile.m - tile.m0, n = args.n - tile.n0;
+        float acc[8][8], va[2][4], vb[2][4];
+        int i, j, k, k0, now = 0;
+#pragma unroll
+        for (i = 0; i < 8; i++)
+#pragma unroll
+            for (j = 0; j < 8; j++) acc[i][j] = 0.0f;
+
+        k0 = 0;
+        gmm_f32_fetch(TA, a, whole_a, args.a.ld, m, k0, tile.k, va);
+        gmm_f32_fetch(TB, b, whole_b, args.b.ld, n, k0, tile.k, vb);
+        gmm_f32_place(TA, as[0], va);
+        gmm_f32_place(TB, bs[0], vb);
+        __syncthreads();
+        for (k0 = BK;; k0 += BK) {
+            const int last = k0 >= tile.k;
+            if (!last) {
+                gmm_f32_fetch(TA, a, whole_a, args.a.ld, m, k0, tile.k, va);
+                gmm_f32_fetch(TB, b, whole_b, args.b.ld, n, k0, tile.k, vb);
+            }
+#pragma unroll
+            for (k = 0; k < BK; k++) {
+                float x[8], y[8];
+                *(float4 *)&x[0] = *(const float4 *)&as[now][k * LD + ty];
+                *(float4 *)&x[4] = *(const float4 *)&as[now][k * LD + ty + 64];
+                *(float4 *)&y[0] = *(const float4 *)&bs[now][k * LD + tx];
+                *(float4 *)&y[4] = *(const float4 *)&bs[now][k * LD + tx + 64];
+#pragma unroll
+                for (i = 0; i < 8; i++)
+#pragma unroll
+                    for (j = 0; j < 8; j++) acc[i][j] = __fmaf_rn(x[i], y[j], acc[i][j]);
+            }
+            if (last) break;
+            now ^= 1;
+            gmm_f32_place(TA, as[now], va);
+            gmm_f32_place(TB, bs[now], vb);
+            __syncthreads();
+        }
+        __syncthreads(); /* the next tile overwrites the first buffer */
+        {
+            const gmm_gemm_out o = gmm_gemm_open(&args, RAGGED_K, &tile);
+#pragma unroll
+            for (j = 0; j < 8; j += 4) {
+                const int32_t col = tile.n0 + tx + (j ? 64 : 0);
+                float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+                if (o.bias) {
+                    const int size = gmm_kmat_size(&args.bias);
+                    gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_whole, bias);
+                }
+#pragma unroll
+                for (i = 0; i < 8; i++) {
+                    const int32_t row = tile.m0 + ty + i % 4 + (i < 4 ? 0 : 64);
+                    if (row < tile.m && col < args.n) gmm_gemm_store(&args, &o, row, col, bias, &acc[i][j]);
+                }
+            }
+        }
+    }
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+}
+#undef GMM__OP
+

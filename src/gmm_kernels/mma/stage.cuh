@@ -1,0 +1,167 @@
+/* One operand of 16-bit elements on its way into a stage. A stage holds lines of contiguous elements: rows of an
+   operand that stands as [row][k], or values of k of one that stands as [k][row]. A thread moves the 16-byte chunk at
+   `from` and those `step` lines further on; `lines` and `cols` say how many lines and elements are left from there. */
+typedef struct gmm_feed {
+    const char *from;
+    int64_t hop, advance; /* bytes to the next chunk of the stage, and to the next stage */
+    int32_t lines, cols;  /* of stage 0 */
+    int32_t whole;        /* chunks are aligned to 16 bytes */
+    int32_t full;         /* stages that are whole, and exist to the last element */
+    uint32_t to;          /* byte in the stage */
+} gmm_feed;
+
+/* Chunks are permuted inside a line so that 8 neighbouring lines fall into different banks. */
+GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
+    return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
+}
+
+GMM__DEVICE gmm_feed gmm_feed_open(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines, int32_t cols,
+                                   int line_chunks, int threads, int span, int depth_lines, int depth_cols) {
+    gmm_feed f;
+    const int64_t pitch = m->ld * 2;
+    const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
+    const char *base = gmm_kmat_at(m, g);
+    f.from = base + (row + line) * pitch + (col + chunk * 8) * 2;
+    f.hop = pitch * (threads / line_chunks);
+    f.advance = pitch * depth_lines + 2 * depth_cols;
+    f.lines = lines - line;
+    f.cols = cols - chunk * 8;
+    f.whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    f.full = depth_lines ? (cols >= span ? lines / depth_lines : 0) : (lines >= span ? cols / depth_cols : 0);
+    if (!f.whole) f.full = 0;
+    f.to = gmm_swizzle((uint32_t)line, (uint32_t)chunk, (uint32_t)line_chunks * 16);
+    return f;
+}
+
+/* Moves stage number `q` and steps on. */
+GMM__DEVICE void gmm_feed_stage(gmm_feed *f, char *stage, int q, int chunks, int step, int line_bytes, int depth_lines,
+                                int depth_cols) {
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(stage) + f->to;
+    const char *from = f->from;
+    int i, e;
+    if (q < f->full) {
+#pragma unroll
+        for (i = 0; i < chunks; i++, from += f->hop) gmm_cp_async(to + (uint32_t)(i * step * line_bytes), from);
+    } else {
+        const int lines = f->lines - q * depth_lines, cols = f->cols - q * depth_cols;
+        const int live = cols < 0 ? 0 : cols > 8 ? 8 : cols;
+        if (f->whole) {
+#pragma unroll
+            for (i = 0; i < chunks; i++, from += f->hop)
+                gmm_cp_async_part(to + (uint32_t)(i * step * line_bytes), from, i * step < lines ? 2 * live : 0);
+        } else {
+            uint16_t *h = (uint16_t *)(stage + f->to);
+#pragma unroll 1
+            for (i = 0; i < chunks; i++, from += f->hop, h += step * line_bytes / 2)
+#pragma unroll 1
+                for (e = 0; e < 8; e++) h[e] = i * step < lines && e < live ? ((const uint16_t *)from)[e] : (uint16_t)0;
+        }
+    }
+    f->from += f->advance;
+}
+
+/* Tile of the fp32 product, which runs on the plain arithmetic units. */
+enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gmm_threads_f32 = 256 };
+
+/* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
+#define GMM__BODY 1
+#define GMM__TAG bf16
+#define GMM__OP fwd
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP dgrad
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP wgrad
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#undef GMM__TAG
+#define GMM__TAG f16
+#define GMM__OP fwd
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP dgrad
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#define GMM__OP wgrad
+#define GMM__TILE 128x256
+#include GMM_KERNELS_FILE
+#define GMM__TILE 64x128
+#include GMM_KERNELS_FILE
+#undef GMM__OP
+#undef GMM__TAG
+#undef GMM__BODY
+
+/* One depth of an operand of the fp32 product: 4 values of k of a row or, where the operand stands as [k][rows], 4 rows
+   of a value of k, twice per thread; into registers, and from there to shared memory as [k][rows]. */
+GMM__DEVICE void gmm_f32_fetch(int transposed, const char *base, int whole, int64_t ld, int rows, int k0, int depth,
+                               float v[2][4]) {
+    int i;
+#pragma unroll
+    for (i = 0; i < 2; i++) {
+        const int c = (int)threadIdx.x + i * gmm_threads_f32;
+        const int line = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
+        const int count = line < (transposed ? depth : rows) ? (transposed ? rows : depth) - col : 0;
+        gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, whole, v[i]);
+    }
+}
+GMM__DEVICE void gmm_f32_place(int transposed, float *to, const float v[2][4]) {
+    int i, j;
+#pragma unroll
+    for (i = 0; i < 2; i++) {
+        const int c = (int)threadIdx.x + i * gmm_threads_f32;
+        if (transposed) {
+            *(float4 *)&to[c / 32 * gmm_ld_f32 + c % 32 * 4] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+            continue;
+        }
+#pragma unroll
+        for (j = 0; j < 4; j++) to[(c % 4 * 4 + j) * gmm_ld_f32 + c / 4] = v[i][j];
+    }
+}
+
+#define GMM__BODY 2
+#define GMM__OP fwd
+#include GMM_KERNELS_FILE
+#define GMM__OP dgrad
+#include GMM_KERNELS_FILE
+#define GMM__OP wgrad
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+
+/* One row per kernel. */
+typedef struct gmm_gemm_kernel {
+    gmm_gemm_op op;
+    gmm_dtype dtype;
+    int32_t tile_rows, tile_cols, threads, blocks, shared;
+    const void *function;
+} gmm_gemm_kernel;
+
+static const gmm_gemm_kernel gmm_gemm_kernels[] = {
+#define GMM__X(op, dtype, tag, tile) \
+    { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
+      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)gmm_linear_##op##_##tag##_##tile },
+    GMM_MMA_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(op, ta, tb, ragged) \
+    { GMM__CAT(gmm_gemm_, op), GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, \
+      (const void *)gmm_linear_##op##_f32 },
+    GMM_GEMM_OP_LIST(GMM__X)
+#undef GMM__X
+};
+enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
+

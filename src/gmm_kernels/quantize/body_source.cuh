@@ -1,0 +1,150 @@
+/* ============================================================================== Bodies per source: quantization === */
+
+#elif GMM__BODY == 6
+#ifndef GMM__TAG
+#error "gmm: this body needs GMM__TAG"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+#define GMM__FIXED ((gmm_dtype)GMM__NAME(gmm__fixed))
+
+/* A tile of a strip into shared memory (if x is not NULL), zeros where rows or columns end; and the lane's amax of it.
+   A quantized source comes as F32. */
+GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_place *p, int64_t c0,
+                                                int32_t n, int32_t lines, float *x) {
+    const int32_t lane = gmm__lane(), count = n - 4 * lane;
+    const int64_t size = GMM__FIXED == GMM_F32 ? 4 : 2;
+    uint32_t *line = (uint32_t *)a->lines + (a->grouped ? p->first : p->unit * p->rows) + p->row, all = 0;
+    int32_t r;
+    if (GMM__FIXED == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
+        const gmm__qview v = gmm__quant_copy(&a->src, GMM_ROWWISE, a->grouped, p, a->cols);
+        const int32_t width = gmm_block_along(v.scaling);
+        for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
+            float u[4];
+            int32_t j;
+            for (j = 0; j < 4; j++) {
+                const int64_t c = c0 + 4 * lane + j, l = p->row + r;
+                u[j] = 0.0f;
+                if (r < p->m && j < count)
+                    u[j] = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l, c)),
+                                            gmm__qview_factor(&v, l, width ? c / width : 0, 1));
+            }
+            all = gmm__quant_line_amax(all, u, lines && r < p->m ? line + r : NULL);
+            if (x) gmm__quant_put_row(x, r, u);
+        }
+    } else {
+        const char *base = a->src.table ? (const char *)a->src.table[p->unit]
+                                        : (const char *)a->src.data +
+                                              (a->grouped ? 0 : p->unit * a->src.group_stride) * size;
+        const char *from = base + ((p->first + p->row) * a->src.ld + c0) * size;
+        const int32_t whole = gmm_whole4(GMM__FIXED, from, a->src.ld);
+#pragma unroll 4
+        for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
+            float u[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+            if (r < p->m && count > 0)
+                gmm_read4(GMM__FIXED, from + (r * a->src.ld + 4 * lane) * size, count, whole, u);
+            all = gmm__quant_line_amax(all, u, lines && r < p->m ? line + r : NULL);
+            if (x) gmm__quant_put_row(x, r, u);
+        }
+    }
+    return all;
+}
+
+/* Amaxes of units, rows and columns, by maxima on their bits: the same in any order. They start at 0. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
+GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
+    extern __shared__ float gmm__quant_shared[];
+    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int32_t turned = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
+    int64_t item;
+    if (a.skip && *a.skip) return;
+    for (item = blockIdx.x; item < items; item += gridDim.x) {
+        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        uint32_t all[2] = { 0, 0 };
+        int32_t l;
+        all[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
+                                            turned || a.columns ? gmm__quant_shared : NULL);
+        __syncthreads();
+        for (l = gmm__warp(); l < n && (turned || a.columns); l += GMM__QUANT_WARPS) {
+            float v[4];
+            uint32_t bits;
+            gmm__quant_get_col(gmm__quant_shared, l, turned ? a.format.hadamard : 0, v);
+            bits = gmm__quant_amax4(v);
+            all[1] = bits > all[1] ? bits : all[1];
+            if (a.columns) {
+                bits = __reduce_max_sync(0xFFFFFFFFu, bits);
+                if (lane == 0) atomicMax((uint32_t *)a.columns + p.unit * a.cols + c0 + l, bits);
+            }
+        }
+        all[0] = __reduce_max_sync(0xFFFFFFFFu, all[0]);
+        all[1] = __reduce_max_sync(0xFFFFFFFFu, all[1]);
+        if (lane == 0) atomicMax((uint32_t *)a.amax[0] + p.unit, all[0]);
+        if (lane == 0 && turned) atomicMax((uint32_t *)a.amax[1] + p.unit, all[1]);
+        __syncthreads();
+    }
+}
+
+#undef GMM__FIXED
+#undef GMM__NAME
+#undef GMM__TAG
+
+/* ================================================================================= Bodies per source and format === */
+
+#elif GMM__BODY == 7
+#ifndef GMM__TAG
+#error "gmm: this body needs GMM__TAG"
+#endif
+#define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
+
+/* Both copies of a tile that is loaded once. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
+GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
+    extern __shared__ float gmm__quant_shared[];
+    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes, and chosen scales */
+    uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
+    const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
+    const int32_t width = gmm_block_along(a.format.scaling);
+    int64_t item;
+    if (a.skip && *a.skip) return;
+    for (item = blockIdx.x; item < items; item += gridDim.x) {
+        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const int64_t c0 = item % a.col_tiles * GMM_TILE;
+        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        gmm__quant_side s;
+        (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
+        __syncthreads();
+        s.scale = a.format.delayed && a.scale ? a.scale[p.unit] : 1.0f;
+        s.group = a.first_group + p.unit;
+        if (a.rowwise.dtype != GMM_NONE) {
+            s.view = gmm__quant_copy(&a.rowwise, GMM_ROWWISE, a.grouped, &p, a.cols);
+            s.l0 = p.row;
+            s.a0 = c0;
+            s.lines = (int32_t)p.m;
+            s.data = n;
+            s.per_line = a.lines != NULL;
+            s.amax = a.lines ? a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
+            s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
+            s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
+            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
+            __syncthreads();
+        }
+        if (a.columnwise.dtype != GMM_NONE) {
+            s.view = gmm__quant_copy(&a.columnwise, GMM_COLUMNWISE, a.grouped, &p, a.cols);
+            s.l0 = c0;
+            s.a0 = p.row;
+            s.lines = n;
+            s.data = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
+            s.per_line = a.columns != NULL;
+            s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
+            s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
+            s.first_block = c0 * s.blocks_per_line + (width ? p.row / width : 0);
+            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
+            __syncthreads();
+        }
+    }
+}
+
+#undef GMM__NAME
+#undef GMM__TAG
+

@@ -1,0 +1,148 @@
+/* ..................................................................................................... Elements ... */
+
+GMM__DEVICE int32_t gmm__lane(void) { return (int32_t)(threadIdx.x & 31u); }
+GMM__DEVICE int32_t gmm__warp(void) { return (int32_t)(threadIdx.x >> 5); }
+
+/* Products and sums that no flag contracts or flushes. */
+GMM__DEVICE float gmm__mul_rn(float a, float b) {
+    float r;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+GMM__DEVICE float gmm__add_rn(float a, float b) {
+    float r;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+
+/* One element. */
+GMM__DEVICE float gmm__get(const gmm__view *m, int64_t row, int64_t col) {
+    const int64_t i = row * m->ld + col;
+    if (m->dtype == GMM_F32) return ((const float *)m->data)[i];
+    return gmm_widen(m->dtype, ((const uint16_t *)m->data)[i]);
+}
+GMM__DEVICE void gmm__put(const gmm__view *m, int64_t row, int64_t col, float v) {
+    const int64_t i = row * m->ld + col;
+    if (m->dtype == GMM_F32) ((float *)m->data)[i] = v;
+    else ((uint16_t *)m->data)[i] = (uint16_t)gmm_pack2(m->dtype, v, 0.0f);
+}
+
+/* The eight columns of a lane: two quads of neighbours, of which n count (which may be below 0). In 16-bit rows the
+   quads are neighbours too, so that one access takes both. In fp32 rows each quad follows the one of the lane before,
+   so that the accesses of a warp leave no gaps: memory is slow to write half a sector. */
+typedef struct gmm__quads { int32_t col[2], n[2]; } gmm__quads;
+
+GMM__DEVICE gmm__quads gmm__quads_at(int32_t first, int32_t second, int32_t cols) {
+    gmm__quads q;
+    q.col[0] = first;
+    q.col[1] = second;
+    q.n[0] = min(cols - first, 4);
+    q.n[1] = min(cols - second, 4);
+    return q;
+}
+/* Those of this lane in part `part` of a row of `cols` columns; wide: as in fp32 rows. */
+GMM__DEVICE gmm__quads gmm__lane_quads(int wide, int32_t part, int32_t cols) {
+    const int32_t first = part * GMM__ELEM_SPAN + gmm__lane() * (wide ? 4 : 8);
+    return gmm__quads_at(first, first + (wide ? 128 : 4), cols);
+}
+
+/* Eight elements as they stand in memory; 16-bit elements fill the first four words. Loading and decoding are apart so
+   that a kernel can have several loads under way. Elements that do not count read as 0 and are not written. `fixed` is
+   the dtype of the table's row. */
+typedef struct gmm__eight { uint32_t w[8]; } gmm__eight;
+
+/* How the quads of a matrix are accessed: 2 both at once, 1 one by one, of which the second may be absent, 0 element by
+   element. */
+GMM__DEVICE int gmm__access(gmm_dtype fixed, const gmm__view *m, const gmm__quads *q) {
+    if (fixed != GMM_NONE) return fixed == GMM_F32 ? 1 : 2;
+    if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
+    return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
+}
+
+GMM__DEVICE gmm__eight gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q) {
+    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
+    const int access = gmm__access(fixed, m, q);
+    gmm__eight r = GMM_ZERO;
+    int32_t i, j;
+    if (dtype == GMM_F32) {
+        const uint32_t *p = (const uint32_t *)m->data + row * m->ld;
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (access && q->n[j] > 0) {
+                const uint4 v = *(const uint4 *)(p + q->col[j]);
+                r.w[4 * j] = v.x; r.w[4 * j + 1] = v.y; r.w[4 * j + 2] = v.z; r.w[4 * j + 3] = v.w;
+            } else {
+#pragma unroll
+                for (i = 0; i < 4; i++) r.w[4 * j + i] = i < q->n[j] ? p[q->col[j] + i] : 0u;
+            }
+    } else {
+        const uint16_t *p = (const uint16_t *)m->data + row * m->ld;
+        if (access == 2) {
+            const uint4 v = *(const uint4 *)(p + q->col[0]);
+            r.w[0] = v.x; r.w[1] = v.y; r.w[2] = v.z; r.w[3] = v.w;
+            return r;
+        }
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (access && q->n[j] > 0) {
+                const uint2 v = *(const uint2 *)(p + q->col[j]);
+                r.w[2 * j] = v.x; r.w[2 * j + 1] = v.y;
+            } else {
+#pragma unroll
+                for (i = 0; i < 4; i++)
+                    if (i < q->n[j]) r.w[2 * j + i / 2] |= (uint32_t)p[q->col[j] + i] << (i & 1) * 16;
+            }
+    }
+    return r;
+}
+
+GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__eight *r, float v[8]) {
+    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
+    int32_t i;
+    if (dtype == GMM_F32) {
+#pragma unroll
+        for (i = 0; i < 8; i++) v[i] = gmm_f32_from_bits(r->w[i]);
+    } else if (dtype == GMM_F16) {
+#pragma unroll
+        for (i = 0; i < 8; i++) v[i] = gmm_widen(GMM_F16, (uint16_t)(r->w[i / 2] >> (i & 1) * 16));
+    } else {
+#pragma unroll
+        for (i = 0; i < 8; i++) v[i] = gmm_f32_from_bits(i & 1 ? r->w[i / 2] & 0xFFFF0000u : r->w[i / 2] << 16);
+    }
+}
+
+GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q, const float v[8]) {
+    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
+    const int access = gmm__access(fixed, m, q);
+    int32_t i, j;
+    if (dtype == GMM_F32) {
+        float *p = (float *)m->data + row * m->ld;
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (access && q->n[j] > 0) {
+                *(float4 *)(p + q->col[j]) = make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
+            } else {
+#pragma unroll
+                for (i = 0; i < 4; i++)
+                    if (i < q->n[j]) p[q->col[j] + i] = v[4 * j + i];
+            }
+    } else {
+        uint16_t *p = (uint16_t *)m->data + row * m->ld;
+        uint32_t w[4];
+#pragma unroll
+        for (i = 0; i < 4; i++) w[i] = gmm_pack2(dtype, v[2 * i], v[2 * i + 1]);
+        if (access == 2) {
+            *(uint4 *)(p + q->col[0]) = make_uint4(w[0], w[1], w[2], w[3]);
+            return;
+        }
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            if (access && q->n[j] > 0) *(uint2 *)(p + q->col[j]) = make_uint2(w[2 * j], w[2 * j + 1]);
+            else {
+#pragma unroll
+                for (i = 0; i < 4; i++)
+                    if (i < q->n[j]) p[q->col[j] + i] = (uint16_t)(w[2 * j + i / 2] >> (i & 1) * 16);
+            }
+    }
+}
+

@@ -1,0 +1,30 @@
+/* .................................................................................................... Instances ... */
+
+#define GMM__X(tag, dtype) enum { gmm__fixed_##tag = dtype };
+GMM__ELEM_PRECISIONS(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, type, bytes) typedef type gmm__unit_##tag;
+GMM__ELEM_UNITS(GMM__X)
+#undef GMM__X
+
+#define GMM__BODY 4
+#define GMM__TAG bf16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f16
+#include GMM_KERNELS_FILE
+#define GMM__TAG f32
+#include GMM_KERNELS_FILE
+#define GMM__TAG any
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+#define GMM__BODY 5
+#define GMM__TAG b16
+#include GMM_KERNELS_FILE
+#define GMM__TAG b4
+#include GMM_KERNELS_FILE
+#define GMM__TAG b2
+#include GMM_KERNELS_FILE
+#define GMM__TAG b1
+#include GMM_KERNELS_FILE
+#undef GMM__BODY
+

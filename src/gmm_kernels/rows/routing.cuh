@@ -1,0 +1,212 @@
+/* ...................................................................................................... Routing ... */
+
+/* Orders scores: larger first, then lower index; NaN behind everything. Never 0. */
+GMM__DEVICE uint64_t gmm__rank(float v, int32_t e) {
+    const uint32_t u = gmm_f32_bits(v);
+    const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
+    return (uint64_t)key << 32 | (0xFFFFFFFFu - (uint32_t)e);
+}
+
+GMM__DEVICE uint64_t gmm__warp_max_rank(uint64_t v) {
+    const uint32_t hi = __reduce_max_sync(0xFFFFFFFFu, (uint32_t)(v >> 32));
+    const uint32_t lo = __reduce_max_sync(0xFFFFFFFFu, (uint32_t)(v >> 32) == hi ? (uint32_t)v : 0u);
+    return (uint64_t)hi << 32 | lo;
+}
+
+/* Largest logit of a token, and the sum of exp(logit - largest). */
+GMM__DEVICE void gmm__route_softmax(const gmm__route_args *a, int64_t t, float *largest, float *sum) {
+    float m = gmm_f32_from_bits(0xFF800000u), z = 0.0f;
+    int32_t e;
+    for (e = gmm__lane(); e < a->experts; e += 32) m = fmaxf(m, gmm__get(&a->logits, t, e));
+    m = gmm__warp_max(m);
+    for (e = gmm__lane(); e < a->experts; e += 32) z += gmm_exp(gmm__get(&a->logits, t, e) - m);
+    *largest = m;
+    *sum = gmm__warp_sum(z);
+}
+
+GMM__DEVICE float gmm__route_score(const gmm__route_args *a, int64_t t, int32_t e, float largest, float sum) {
+    const float l = gmm__get(&a->logits, t, e);
+    return a->sigmoid ? gmm_sigmoid(l) : gmm_exp(l - largest) / sum;
+}
+
+/* Scores so small that their sum is 0 in fp32 share nothing out. */
+GMM__DEVICE float gmm__portion(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
+
+/* A warp's array of `experts` values: in shared memory where that suffices. */
+GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
+    extern __shared__ float gmm__route_shared[];
+    const int64_t warps = blockDim.x / 32u;
+    return a->scratch ? a->scratch + ((int64_t)blockIdx.x * warps + gmm__warp()) * a->experts
+                      : gmm__route_shared + (int64_t)gmm__warp() * a->experts;
+}
+
+/* A warp routes a token after the other; with losses, ROUTE_CHUNK of them, whose loss terms it adds up. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
+    gmm_early();
+    const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
+    const int64_t chunk = a.sums ? GMM__ROUTE_CHUNK : 1, chunks = (a.tokens + chunk - 1) / chunk;
+    const int32_t lane = gmm__lane();
+    float *value = gmm__route_array(&a);
+    int64_t c;
+    for (c = (int64_t)blockIdx.x * warps + gmm__warp(); c < chunks; c += stride) {
+        const int64_t last_token = (c + 1) * chunk < a.tokens ? (c + 1) * chunk : a.tokens;
+        float *sums = a.sums ? a.sums + c * (a.experts + 1) : NULL, z_sum = 0.0f;
+        int64_t t;
+        for (t = c * chunk; t < last_token; t++) {
+            float m = 0.0f, z = 1.0f, total = 1.0f, chosen = 0.0f, divisor = 1.0f;
+            uint64_t above = ~(uint64_t)0;
+            int32_t e, i;
+            if (!a.sigmoid || (sums && a.z_loss)) gmm__route_softmax(&a, t, &m, &z);
+            if (sums && a.sigmoid) {
+                total = 0.0f;
+                for (e = lane; e < a.experts; e += 32) total += gmm__route_score(&a, t, e, m, z);
+                total = gmm__warp_sum(total);
+            }
+            for (e = lane; e < a.experts; e += 32) {
+                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__portion(s, total) : s;
+                value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
+                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* always this lane */
+            }
+            if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
+            for (i = 0; i < a.topk; i++) {
+                uint64_t best = 0;
+                for (e = lane; e < a.experts; e += 32) {
+                    const uint64_t rank = gmm__rank(value[e], e);
+                    if (rank < above && rank > best) best = rank;
+                }
+                above = gmm__warp_max_rank(best);
+                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)above);
+            }
+            for (i = lane; i < a.topk; i += 32) { /* what this lane wrote */
+                e = a.indices[t * a.topk + i];
+                chosen += gmm__route_score(&a, t, e, m, z);
+                if (a.counts) atomicAdd(&a.counts[e], 1);
+            }
+            if (a.normalize) chosen = gmm__warp_sum(chosen);
+            if (a.normalize) divisor = a.sigmoid ? chosen + 1e-20f : chosen;
+            for (i = lane; i < a.topk; i += 32) {
+                const float s = gmm__route_score(&a, t, a.indices[t * a.topk + i], m, z);
+                a.probs[t * a.topk + i] = a.scale * gmm__portion(s, divisor);
+            }
+        }
+        if (sums && lane == 0) sums[a.experts] = z_sum;
+    }
+}
+
+/* Adds rows of partial sums, ROUTE_FOLD at a time: in [rows][cols] -> out [ceil(rows / ROUTE_FOLD)][cols]. */
+typedef struct gmm__fold_args {
+    const float *in;
+    float *out;
+    int64_t rows, cols;
+} gmm__fold_args;
+
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_constant__ gmm__fold_args a) {
+    gmm_early();
+    __shared__ float part[GMM__ELEM_WARPS][32];
+    const int64_t tiles = (a.cols + 31) / 32, folds = (a.rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
+    int64_t i;
+    for (i = blockIdx.x; i < tiles * folds; i += gridDim.x) {
+        const int64_t fold = i / tiles, col = (i - fold * tiles) * 32 + gmm__lane();
+        const int64_t first = fold * GMM__ROUTE_FOLD + gmm__warp() * (GMM__ROUTE_FOLD / GMM__ELEM_WARPS);
+        float sum = 0.0f;
+        int32_t k;
+#pragma unroll
+        for (k = 0; k < GMM__ROUTE_FOLD / GMM__ELEM_WARPS; k++)
+            if (col < a.cols && first + k < a.rows) sum += a.in[(first + k) * a.cols + col];
+        part[gmm__warp()][gmm__lane()] = sum;
+        __syncthreads();
+        if (gmm__warp() == 0 && col < a.cols) {
+            for (k = 1; k < GMM__ELEM_WARPS; k++) sum += part[k][gmm__lane()];
+            a.out[fold * a.cols + col] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+/* One warp: prefix sums of the counts, and the losses from the sums over all tokens. */
+GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gmm__route_args a) {
+    gmm_early();
+    const int32_t lane = gmm__lane();
+    int32_t base;
+    int64_t begin = 0;
+    float sum = 0.0f;
+    if (a.offsets && lane == 0) a.offsets[0] = 0;
+    for (base = 0; a.offsets && base < a.experts; base += 32) {
+        const int32_t e = base + lane;
+        const int64_t end = begin + gmm__warp_scan(e < a.experts ? a.counts[e] : 0);
+        if (e < a.experts) a.offsets[e + 1] = (int32_t)end;
+        begin = __shfl_sync(0xFFFFFFFFu, end, 31);
+    }
+    if (a.aux_loss) {
+        for (base = lane; a.sums && base < a.experts; base += 32)
+            sum += (float)a.counts[base] * a.sums[base];
+        sum = gmm__warp_sum(sum);
+        if (lane == 0) a.aux_loss[0] = a.aux != 0.0f ? a.aux * sum : 0.0f;
+    }
+    if (a.z_loss && lane == 0) a.z_loss[0] = a.sums && a.z != 0.0f ? a.z * a.sums[a.experts] : 0.0f;
+}
+
+/* A warp per token. w[e] = score times its gradient: then every score in a denominator meets one in a numerator, and no
+   quotient of small numbers is left. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
+    gmm_early();
+    const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
+    const int32_t lane = gmm__lane();
+    const float aux = a.aux != 0.0f ? (a.dloss ? a.dloss[0] : 1.0f) * a.aux : 0.0f;
+    const float z_scale = a.z != 0.0f ? (a.dloss ? a.dloss[1] : 1.0f) * 2.0f * a.z : 0.0f;
+    float *w = gmm__route_array(&a);
+    int64_t t;
+    for (t = (int64_t)blockIdx.x * warps + gmm__warp(); t < a.tokens; t += stride) {
+        float m = 0.0f, z = 1.0f, total = 1.0f, mean = 0.0f;
+        int32_t e, i;
+        if (!a.sigmoid || a.z != 0.0f) gmm__route_softmax(&a, t, &m, &z);
+
+        /* the loss: q_e has the gradient aux c_e */
+        if (a.aux != 0.0f && a.sigmoid) {
+            float sum = 0.0f;
+            for (e = lane; e < a.experts; e += 32) sum += gmm__route_score(&a, t, e, m, z);
+            total = gmm__warp_sum(sum);
+            for (e = lane; e < a.experts; e += 32)
+                mean += aux * (float)a.counts[e] * gmm__portion(gmm__route_score(&a, t, e, m, z), total);
+            mean = gmm__warp_sum(mean);
+        }
+        for (e = lane; e < a.experts; e += 32)
+            w[e] = a.aux == 0.0f ? 0.0f : gmm__portion(gmm__route_score(&a, t, e, m, z), total) *
+                                              (aux * (float)a.counts[e] - mean);
+
+        /* the probabilities: scale s_i / D, with D the sum over the chosen if normalised */
+        if (a.dprobs) {
+            const int32_t *chosen = a.indices + t * a.topk;
+            const float *g = a.dprobs + t * a.topk;
+            float divisor = 1.0f, pull = 0.0f;
+            if (a.normalize) {
+                float sum = 0.0f;
+                for (i = 0; i < a.topk; i++)
+                    if ((uint32_t)chosen[i] < (uint32_t)a.experts) sum += gmm__route_score(&a, t, chosen[i], m, z);
+                divisor = a.sigmoid ? sum + 1e-20f : sum;
+                for (i = 0; i < a.topk; i++)
+                    if ((uint32_t)chosen[i] < (uint32_t)a.experts)
+                        pull += g[i] * gmm__portion(gmm__route_score(&a, t, chosen[i], m, z), divisor);
+            }
+            for (i = 0; i < a.topk; i++) { /* the lane that owns the expert adds */
+                e = chosen[i];
+                if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
+                    w[e] += a.scale * gmm__portion(gmm__route_score(&a, t, e, m, z), divisor) * (g[i] - pull);
+            }
+        }
+
+        mean = 0.0f;
+        if (!a.sigmoid) {
+            for (e = lane; e < a.experts; e += 32) mean += w[e];
+            mean = gmm__warp_sum(mean);
+        }
+        for (e = lane; e < a.experts; e += 32) {
+            float rest = 0.0f, d;
+            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__get(&a.logits, t, e), &rest); /* 1 - s, digits kept */
+            d = a.sigmoid ? w[e] * rest : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
+            if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__get(&a.logits, t, e) - m) / z);
+            gmm__put(&a.dlogits, t, e, d);
+        }
+    }
+}
+

@@ -1,0 +1,94 @@
+/* --- quantized copies as lines, on the host and on the device --- */
+
+/* Scales of one matrix of `lines` x `along` elements. */
+GMM__HD int64_t gmm__scale_count(gmm_scaling scaling, int64_t lines, int64_t along) {
+    switch (scaling) {
+    case GMM_SCALING_TENSOR: return 1;
+    case GMM_SCALING_ROW: return lines;
+    case GMM_SCALING_1X128: return gmm__ceil_div(along, 128) * gmm__round_up(lines, 4);
+    case GMM_SCALING_128X128: return gmm__ceil_div(lines, 128) * gmm__round_up(gmm__ceil_div(along, 128), 4);
+    case GMM_SCALING_MX32:
+    case GMM_SCALING_NV16:
+        return gmm__round_up(lines, 128) * gmm__round_up(gmm__ceil_div(along, gmm_block_along(scaling)), 4);
+    default: return 0;
+    }
+}
+
+/* One group's part of a copy, or one matrix. */
+typedef struct gmm__qview {
+    gmm_dtype dtype;
+    gmm_scaling scaling;
+    gmm_scale_order order;
+    gmm_direction direction;
+    int32_t apart;        /* elements of a line stand ld apart, lines 1 (columnwise MX32); else the other way round */
+    int32_t per_line;     /* amax has one value per line */
+    int64_t ld;
+    int64_t lines, along; /* extents of the scales' layout */
+    uint8_t *data;
+    uint8_t *scale;
+    float *amax;          /* NULL = none */
+    float e4m3_max;
+} gmm__qview;
+
+/* Group or matrix g of a copy. Activations (grouped): its rows start at `row` of the source and at `start` among padded
+   rows; matrices: row and start are 0. */
+GMM__HD gmm__qview gmm__qview_of(const gmm_mat *m, gmm_direction direction, int grouped, int64_t g, int64_t row,
+                                 int64_t start, int64_t rows, int64_t cols) {
+    const int rowwise = direction == GMM_ROWWISE;
+    const int64_t reach = grouped ? gmm_group_rows(rows) : rows;
+    const int64_t scale_bytes = m->scaling == GMM_SCALING_MX32 || m->scaling == GMM_SCALING_NV16 ? 1 : 4;
+    int64_t element, scale;
+    gmm__qview v;
+    v.dtype = m->dtype;
+    v.scaling = m->scaling;
+    v.order = m->scale_order;
+    v.direction = direction;
+    v.apart = !rowwise && m->scaling == GMM_SCALING_MX32;
+    v.per_line = (m->flags & (uint32_t)GMM_MAT_ROW_AMAX) != 0;
+    v.ld = m->ld;
+    v.lines = rowwise ? reach : cols;
+    v.along = rowwise ? cols : reach;
+    v.e4m3_max = m->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f;
+    element = !grouped ? (m->table ? 0 : g * m->group_stride) : rowwise || v.apart ? row * m->ld : start;
+    scale = grouped ? gmm_scale_base(m->scaling, direction, cols, g, row, start)
+                    : m->scale_table ? 0 : g * gmm__scale_count(m->scaling, v.lines, v.along);
+    v.data = (uint8_t *)(m->table ? m->table[g] : m->data);
+    v.scale = (uint8_t *)(m->scale_table ? m->scale_table[g] : m->scale);
+    if (v.data) v.data += m->dtype == GMM_E2M1 ? element / 2 : element;
+    if (v.scale) v.scale += scale * scale_bytes;
+    v.amax = m->amax ? m->amax + (v.per_line ? grouped ? row : g * rows : g) : NULL;
+    return v;
+}
+GMM__HD int64_t gmm__qview_scale(const gmm__qview *v, int64_t l, int64_t j) {
+    return gmm_scale_index(v->scaling, v->order, v->direction, v->lines, v->along, l, j);
+}
+GMM__HD uint8_t gmm__qview_code(const gmm__qview *v, int64_t l, int64_t a) {
+    const int64_t i = v->apart ? a * v->ld + l : l * v->ld + a;
+    return v->dtype == GMM_E2M1 ? gmm_nibble(v->data, i) : v->data[i];
+}
+/* What the elements of line l, block j are multiplied by: all of it, or of MX32 and NV16 what the scale byte says. */
+GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int whole) {
+    const int64_t i = gmm__qview_scale(v, l, j);
+    if (v->scaling == GMM_SCALING_MX32) return gmm_e8m0_to_f32(v->scale[i]);
+    if (v->scaling == GMM_SCALING_NV16)
+        return whole ? gmm_nv_decode(v->scale[i], v->amax[v->per_line ? l : 0], v->e4m3_max)
+                     : gmm_e4m3_to_f32(v->scale[i]);
+    return whole ? ((const float *)v->scale)[i] : 1.0f;
+}
+/* Scales of the tile of 128 x 128 that is the i-th down and the j-th across, from a rowwise copy into the columnwise
+   one of the same blocks (TENSOR, 128X128); with the last tile down, the padding behind its line. */
+GMM__HD void gmm__qview_turn_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j) {
+    const int tensor = to->scaling == GMM_SCALING_TENSOR;
+    int64_t k;
+    if (tensor && (i || j)) return;
+    ((float *)(void *)to->scale)[tensor ? 0 : gmm__qview_scale(to, j * 128, i)] =
+        ((const float *)(const void *)from->scale)[tensor ? 0 : gmm__qview_scale(from, i * 128, j)];
+    if (tensor || i + 1 < gmm__ceil_div(to->along, 128)) return;
+    for (k = i + 1; k % 4; k++) ((float *)(void *)to->scale)[gmm__qview_scale(to, j * 128, k)] = 0.0f;
+}
+/* One dequantized element; NaN as it is on every machine. */
+GMM__HD float gmm__qview_value(float code, float factor) {
+    const float v = gmm__fmul(code, factor);
+    return (gmm_f32_bits(v) & 0x7FFFFFFFu) > 0x7F800000u ? gmm_f32_from_bits(0x7FFFFFFFu) : v;
+}
+

@@ -1,0 +1,84 @@
+/* gmm_quant.h - v0.1.0 - formats of mixture-of-experts compute: dtypes, operands, groups, codecs, layouts - MIT
+ * SPDX-License-Identifier: MIT
+ *
+ * Quick start: this header is the ground floor of gmm.h, which includes it. It is useful alone for its codecs and
+ * layout queries:
+ *
+ *     #define GMM_IMPLEMENTATION          // in exactly one .c or .cu file of the program
+ *     #include "gmm_quant.h"
+ *
+ *     uint16_t bits = gmm_f32_to_bf16(1.5f);
+ *     gmm_layout lay = GMM_ZERO;          // bytes that a 2880 x 2880 MXFP8 weight takes, scales in 128x4 tiles
+ *     gmm_layout_of(GMM_E4M3, GMM_SCALING_MX32, GMM_SCALES_SWIZZLED, GMM_ROWWISE, 2880, 2880, &lay, NULL);
+ *
+ * CONTENTS
+ *     1  Linkage               5  Codecs                       9  Host quantizer
+ *     2  Version               6  Layout queries              10  Activation arithmetic
+ *     3  Status, dtypes        7  Quantization arithmetic     11  Implementation
+ *     4  Operands and groups   8  Recipes                     12  Licence
+ *
+ * CONFIGURATION (define before the first gmm include of a translation unit)
+ *     GMM_IMPLEMENTATION   once per program: this unit holds the functions. Never undefine it.
+ *     GMM_STATIC           functions become static to this unit, which must define GMM_IMPLEMENTATION too.
+ *     GMMDEF               linkage of every function; default: extern with hidden visibility on ELF. Every unit of a
+ *                          program must see the same value. Hidden means that another shared object cannot link
+ *                          against these functions, and that two copies in one process never mix.
+ *
+ * Thread safety: every function here is pure or writes only through its arguments.
+ *
+ * REVISIONS (full list: CHANGELOG.md)
+ *     0.1.0  first version
+ */
+#ifndef GMM_MOE_QUANT_H_INCLUDED
+#define GMM_MOE_QUANT_H_INCLUDED
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* ------------------------------------------------------------------------------------------------- 1 Linkage --- */
+
+#if defined(GMM_STATIC) && !defined(GMM_IMPLEMENTATION)
+#error "gmm: GMM_STATIC needs GMM_IMPLEMENTATION before the first gmm include of the same file"
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define GMM__UNUSED __attribute__((unused))
+#define GMM__HIDDEN __attribute__((visibility("hidden")))
+#define GMM__FORCE_INLINE __inline__ __attribute__((always_inline))
+#else
+#define GMM__UNUSED
+#define GMM__HIDDEN
+#define GMM__FORCE_INLINE inline
+#endif
+
+#ifndef GMMDEF
+#ifdef GMM_STATIC
+#define GMMDEF static GMM__UNUSED
+#else
+#define GMMDEF extern GMM__HIDDEN
+#endif
+#endif
+
+/* Element arithmetic compiles for the host and, under nvcc, for the device. */
+#ifdef __CUDACC__
+#define GMM__HD static __host__ __device__ __forceinline__
+#else
+#define GMM__HD static GMM__FORCE_INLINE GMM__UNUSED
+#endif
+
+/* Zero initialiser of a descriptor that is clean in C11 and C++17: gmm_mat m = GMM_ZERO; */
+#ifdef __cplusplus
+#define GMM_ZERO {}
+extern "C" {
+#else
+#define GMM_ZERO {0}
+#endif
+
+/* ------------------------------------------------------------------------------------------------- 2 Version --- */
+
+#define GMM_VERSION_MAJOR 0 /* breaking interface changes */
+#define GMM_VERSION_MINOR 1 /* new interfaces */
+#define GMM_VERSION_PATCH 0 /* corrections */
+#define GMM_VERSION_NUMBER (GMM_VERSION_MAJOR * 10000 + GMM_VERSION_MINOR * 100 + GMM_VERSION_PATCH)
+#define GMM_VERSION_STRING "0.1.0"
+

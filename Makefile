@@ -93,7 +93,7 @@ test: $(B)/gmm_tests
 	$(Q)$(B)/gmm_tests --jobs $(JOBS) $(ARGS)
 
 ##   test-files             the programs' files beside Python's safetensors, with numpy (a folder with both: PYTHONPATH=)
-test-files: $(B)/train_moe $(B)/convert_checkpoint
+test-files: $(B)/train_moe $(B)/convert_checkpoint $(B)/fault.so
 	$(Q)python3 tests/checkpoint_files.py --build $(B) $(ARGS)
 
 ##   test-train             each step of train_moe on its engine, and from the same state on the CPU engine; with a GPU
@@ -338,8 +338,14 @@ $(B)/obj/%.o: %.c $(B)/flags $(RESPONSES)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) $(C_RESPONSES) -MMD -MP -c -o $@ $<
 
+# System calls that fail, kill or stop a program under test, for the tests of files.
+$(B)/fault.so: tests/fault/fault.c $(B)/flags
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -std=c11 -O1 $(WARN) -fPIC -shared -o $@ $<
+
 LINK_C = $(Q)mkdir -p $(@D) && $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) @$(P)/openmp @$(P)/pthread @$(CUDA_LINK)
-$(B)/gmm_tests: $(TEST_OBJ) $(B)/obj/examples/common/safetensors.o $(B)/gmm.o $(P)/cjson
+$(B)/gmm_tests: $(TEST_OBJ) $(B)/obj/examples/common/safetensors.o $(B)/obj/examples/common/files.o $(B)/gmm.o $(P)/cjson
 	$(call say,LINK,$@)
 	$(LINK_C) @$(P)/cjson -lm
 $(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_planner $(B)/loss_curves: $(B)/%: $(B)/obj/examples/apps/%.o $(COMMON_OBJ) $(B)/gmm.o $(P)/cjson

@@ -71,6 +71,32 @@ class Run:
     def path(self, name):
         return os.path.join(self.folder, name)
 
+    def start(self, *arguments, fault=None):
+        """The program in the background; fault: "CALL:NUMBER:ACTION", see tests/fault/fault.c."""
+        environment = dict(os.environ)
+        if fault:
+            environment.update(LD_PRELOAD=os.path.abspath(os.path.join(self.build, "fault.so")), FAULT=fault)
+        return subprocess.Popen([os.path.join(self.build, "convert_checkpoint"), *arguments], env=environment,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def faulty(self, fault, *arguments):
+        """The exit status of a run with that fault, and what it said."""
+        process = self.start(*arguments, fault=fault)
+        out, err = process.communicate()
+        return process.returncode, err
+
+    def stopped(self, fault, *arguments):
+        """A run that has stopped itself there."""
+        process = self.start(*arguments, fault=fault)
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), "it ended without the fault"
+        return process
+
+    def goes_on(self, process):
+        process.send_signal(signal.SIGCONT)
+        _, err = process.communicate()
+        return process.returncode, err
+
     def convert(self, *arguments, limit=None):
         def child():
             if limit is not None:
@@ -357,7 +383,7 @@ def shards_in_and_out(t):
     refuse = lambda *needles: t.refused("--in", index, "--from", "mixtral", "--out", out, out=out, needles=needles)
     first = names[0]
     put(dict(files, **{first: "missing.safetensors"}))
-    refuse("missing.safetensors", "cannot open")
+    refuse("part-0", first)
     put(dict(files, **{first: "part-1.safetensors"}))
     refuse("part-", first)
     put({n: files[n] for n in names[1:]})
@@ -515,8 +541,8 @@ def killed_and_resumed(t):
     def noted(path):
         try:
             with open(path + ".resume") as f:
-                return int(f.read().split()[3])
-        except (OSError, IndexError):
+                return int(f.read().split()[-1])
+        except (OSError, IndexError, ValueError):
             return -1
 
     def kill_after(path, moves):
@@ -577,6 +603,384 @@ def memory_and_dry_run(t):
         time.sleep(0.002)
     assert process.returncode == 0 and 0 < peak < (64 + 16) * 1024, "%d KiB" % peak
     assert os.path.getsize(out) > 26 * 3 * 1920 * 512 * 2
+
+
+# ------------------------------------------------------------------------------------- Files of other runs, and faults
+
+def mixtral(layers, experts, f=6, h=4, router=False):
+    tensors = {}
+    for l in range(layers):
+        at = "model.layers.%d.block_sparse_moe." % l
+        for e in range(experts):
+            for w in ("w1", "w2", "w3"):
+                tensors[at + "experts.%d.%s.weight" % (e, w)] = filled("BF16", [f, h] if w != "w2" else [h, f])
+        if router:
+            tensors[at + "gate.weight"] = filled("BF16", [experts, h])
+    return tensors
+
+
+def listing(folder, name):
+    return sorted(f for f in os.listdir(folder) if f.startswith(name))
+
+
+@case
+def older_output_is_no_result(t):
+    """The input is replaced, the run killed, and its temporary file removed: the older output does not pass for the
+    result of the new input."""
+    source, out, good = t.path("in.safetensors"), t.path("out.safetensors"), t.path("good.safetensors")
+    arguments = ["--in", source, "--from", "mixtral", "--to", "fused", "--cursor-bytes", "1"]
+    write(source, mixtral(2, 4))
+    t.ok(*arguments, "--out", out)
+    older = digest(out)
+    for number in range(1, 40):
+        write(t.path("new.safetensors"), mixtral(2, 4))
+        os.replace(t.path("new.safetensors"), source)
+        t.ok(*arguments, "--out", good)
+        status, _ = t.faulty("fsync:%d:kill" % number, *arguments, "--out", out)
+        if status == 0:
+            break
+        if os.path.exists(out + ".partial"):
+            os.remove(out + ".partial")
+        t.ok(*arguments, "--out", out)
+        assert digest(out) == digest(good) != older, number
+        older = digest(out)
+    assert number > 8
+
+
+@case
+def last_write_that_fails(t):
+    """Wherever bringing bytes to the disk fails, the run is an error, and the same command then makes the output anew;
+    an older one does not pass for it. Where it was the last time, no file of the run is left."""
+    source, out, good = t.path("in.safetensors"), t.path("out.safetensors"), t.path("good.safetensors")
+    arguments = ["--in", source, "--from", "mixtral", "--to", "fused"]
+    last = None
+    for number in range(1, 40):
+        write(source, mixtral(1, 4))
+        t.ok(*arguments, "--out", out)
+        older = digest(out)
+        write(source, mixtral(1, 4))
+        t.ok(*arguments, "--out", good)
+        status, said = t.faulty("fsync:%d:fail" % number, *arguments, "--out", out)
+        if status == 0:
+            break
+        assert status == 1 and "Input/output error" in said, (number, status, said)
+        left = listing(t.folder, "out.")
+        if digest(out) == older and "cannot finish" in said and left == ["out.safetensors"]:
+            last = number
+        t.ok(*arguments, "--out", out)
+        assert digest(out) == digest(good) and listing(t.folder, "out.") == ["out.safetensors"], number
+    assert number > 5 and last, "no fault was the last write's"
+
+
+@case
+def input_changes_while_it_is_read(t):
+    source, out = t.path("in.safetensors"), t.path("out.safetensors")
+    write(source, mixtral(1, 4))
+    for change in ("time", "shorter", "replaced"):
+        process = t.stopped("pwrite:5:stop", "--in", source, "--from", "mixtral", "--out", out)
+        if change == "time":
+            os.utime(source)
+        elif change == "shorter":
+            os.truncate(source, os.path.getsize(source) - 8)
+        else:  # by another file: the one that was opened stays what it was
+            write(t.path("new.safetensors"), mixtral(1, 4))
+            os.replace(t.path("new.safetensors"), source)
+        status, said = t.goes_on(process)
+        if change == "replaced":
+            assert status == 0, said
+            continue
+        assert status == 1 and ("changed while it was read" in said or "became shorter" in said), (change, status, said)
+        assert not os.path.exists(out)
+        if change == "time":
+            assert not listing(t.folder, "out.")
+        else:
+            write(source, mixtral(1, 4))
+            t.ok("--in", source, "--from", "mixtral", "--out", out)
+            os.remove(out)
+
+
+@case
+def two_runs_with_one_output(t):
+    """The second is refused and touches nothing; the first ends as if alone. A lock that nobody holds is taken over. A
+    temporary file that another program put in the place of the run's own is not moved."""
+    source, out, good = t.path("in.safetensors"), t.path("out.safetensors"), t.path("good.safetensors")
+    write(source, mixtral(2, 4))
+    one = ["--in", source, "--from", "mixtral", "--to", "fused"]
+    other = ["--in", source, "--from", "mixtral", "--to", "qwen3-moe", "--dtype", "f32"]
+    t.ok(*one, "--out", good)
+    first = t.stopped("pwrite:6:stop", *one, "--out", out)
+    try:
+        before = listing(t.folder, "out.")
+        t.refused(*other, "--out", out, out=out, needles=["locked", "process %d" % first.pid])
+        t.refused(*other, "--out", out, "--restart", out=out, needles=["locked"])
+        assert listing(t.folder, "out.") == before
+    finally:
+        status, said = t.goes_on(first)
+    assert status == 0 and digest(out) == digest(good), said
+    assert listing(t.folder, "out.") == ["out.safetensors"]
+    os.remove(out)
+    first = t.stopped("pwrite:6:stop", *one, "--out", out)
+    first.kill()
+    first.wait()
+    assert os.path.exists(out + ".lock")
+    t.ok(*other, "--out", out)
+    assert listing(t.folder, "out.") == ["out.safetensors"]
+    os.remove(out)
+    for replaced in (0, 1):
+        first = t.stopped("pwrite:6:stop", *one, "--out", out)
+        os.remove(out + ".partial")
+        if replaced:
+            with open(out + ".partial", "wb") as f:
+                f.write(b"another program's")
+        status, said = t.goes_on(first)
+        assert status == 1 and "removed or replaced" in said and not os.path.exists(out), said
+    with open(out + ".partial", "rb") as f:
+        assert f.read() == b"another program's"
+    os.remove(out + ".partial")
+    with open(out + ".lock", "w") as f:
+        f.write("no lock file")
+    t.refused(*one, "--out", out, out=out, needles=["out.safetensors.lock", "not empty"])
+    assert os.path.getsize(out + ".lock") == 12
+
+
+@case
+def outputs_never_replace_inputs(t):
+    """Every name that a run may write or remove, given as its input, also through links: refused, and left as it is."""
+    tensors = mixtral(1, 4)
+    names = sorted(tensors)
+
+    def sharded(index, parts):
+        files = {n: parts[i % len(parts)] for i, n in enumerate(names)}
+        for part in parts:
+            write(t.path(part), {n: tensors[n] for n in names if files[n] == part})
+        with open(t.path(index), "w") as f:
+            json.dump({"weight_map": files}, f)
+
+    def refuse(source, out, *arguments, keep=()):
+        before = {f: os.path.islink(t.path(f)) or digest(t.path(f)) for f in os.listdir(t.folder)
+                  if not os.path.isdir(t.path(f))}
+        for more in ((), ("--dry-run",), ("--restart",)):
+            t.refused("--in", t.path(source), "--from", "mixtral", "--to", "fused", "--out", t.path(out), *arguments,
+                      *more, needles=["replace the input"])
+        assert before == {f: os.path.islink(t.path(f)) or digest(t.path(f)) for f in os.listdir(t.folder)
+                          if not os.path.isdir(t.path(f))}
+
+    sharded("model.safetensors.index.json", ["a.safetensors", "b.safetensors"])
+    refuse("model.safetensors.index.json", "model.safetensors", "--shard-size", "1K")
+    refuse("model.safetensors.index.json", "b.safetensors")
+    for name in ("y.safetensors", "y.safetensors.partial", "y.safetensors.resume", "y.safetensors.resume.tmp",
+                 "y.safetensors.lock"):
+        write(t.path(name), tensors)
+        refuse(name, "y.safetensors")
+        os.link(t.path(name), t.path("hard"))
+        os.symlink("hard", t.path("soft"))
+        refuse("hard", "y.safetensors")
+        refuse("soft", "y.safetensors")
+        os.remove(t.path("soft"))
+        os.remove(t.path("hard"))
+        os.remove(t.path(name))
+    write(t.path("z-00002-of-00002.safetensors"), tensors)
+    refuse("z-00002-of-00002.safetensors", "z.safetensors", "--shard-size", "400")  # a file for each of two tensors
+    two = mixtral(2, 4)
+    write(t.path("there.safetensors"), {n: v for n, v in two.items() if "layers.0" in n})
+    with open(t.path("old.index.json"), "w") as f:
+        json.dump({"weight_map": {n: "there.safetensors" if "layers.0" in n else "gone.safetensors" for n in two}}, f)
+    refuse("old.index.json", "gone.safetensors", "--partial")
+    os.mkdir(t.path("folder"))
+    os.symlink("folder", t.path("link"))
+    write(t.path("folder/x.safetensors.partial"), tensors)
+    refuse("folder/x.safetensors.partial", "link/x.safetensors")
+
+
+@case
+def killed_while_shards_are_put_in_place(t):
+    """An older sharded output is there. At every rename and removal: an index that is there names files of one output
+    only, and the same command then ends the run."""
+    source, out = t.path("in.safetensors"), t.path("out.safetensors")
+    arguments = ["--in", source, "--from", "mixtral", "--to", "qwen3-moe", "--shard-size", "300"]
+
+    def merged():
+        """The tensors that the index leads to; None without an index."""
+        if not os.path.exists(out + ".index.json"):
+            return None
+        with open(out + ".index.json") as f:
+            files = json.load(f)["weight_map"]
+        parts = {f: read(t.path(f)) for f in set(files.values())}
+        return {n: parts[f][n] for n, f in files.items()}
+
+    for call in ("rename", "unlink"):
+        for number in range(1, 40):
+            write(source, mixtral(2, 3))
+            t.ok(*arguments, "--out", out)
+            older = merged()
+            write(source, mixtral(2, 3))
+            t.ok(*arguments, "--out", t.path("good.safetensors"))
+            status, _ = t.faulty("%s:%d:kill" % (call, number), *arguments, "--out", out)
+            there = merged()
+            t.ok(*arguments, "--out", out)
+            newer = merged()
+            assert there in (None, older, newer), "a mix after %s %d" % (call, number)
+            assert older != newer
+            for f in listing(t.folder, "good-"):
+                assert digest(t.path(f)) == digest(t.path(f.replace("good", "out"))), (call, number, f)
+            assert not [f for f in os.listdir(t.folder) if f.endswith((".partial", ".resume", ".lock"))]
+            if status == 0:
+                break
+        assert number > (6 if call == "rename" else 3), (call, number)
+
+
+# ---------------------------------------------------------------------------------------------- What a source lacks
+
+@case
+def incomplete_sources(t):
+    source, out = t.path("in.safetensors"), t.path("out.safetensors")
+    at = "model.layers.%d.block_sparse_moe.%s"
+
+    def lacks(tensors, *needles, partial=(), arguments=()):
+        """Refused with these words; with --partial the layers that are whole come out."""
+        write(source, tensors)
+        said = t.refused("--in", source, "--from", "mixtral", "--out", out, *arguments, out=out,
+                         needles=("lacks:", "--partial") + needles)
+        if not partial:
+            t.refused("--in", source, "--from", "mixtral", "--out", out, "--partial", out=out, needles=["no tensor"])
+            return said
+        text = t.ok("--in", source, "--from", "mixtral", "--to", "mixtral", "--out", out, "--partial", *arguments)
+        for n in needles:
+            assert n in text, (n, text)
+        got = read(out)
+        os.remove(out)
+        assert got == {n: v for n, v in tensors.items() if "experts" not in n and "gate" not in n or
+                       int(n.split(".")[2]) in partial}, (sorted(got), partial)
+        return said
+
+    whole = mixtral(4, 4, router=True)
+    whole["model.norm.weight"] = filled("BF16", [4])
+    write(source, whole)
+    t.ok("--in", source, "--from", "mixtral", "--to", "mixtral", "--out", out)
+    assert read(out) == whole
+    os.remove(out)
+    without = lambda *gone: {n: v for n, v in whole.items() if not any(n.startswith(g) for g in gone)}
+    lacks(without(at % (1, "experts.2.w3.weight")), "layer 1: " + at % (1, "experts.2.w3.weight"), partial=(0, 2, 3))
+    said = lacks(without(at % (1, "experts.2.w3.weight"), at % (2, "experts.3."), at % (3, "experts.0."),
+                         at % (3, "experts.1.")),
+                 at % (1, "experts.2.w3.weight"), at % (2, "experts.3.w1.weight"), at % (2, "experts.3.w2.weight"),
+                 at % (3, "experts.N.w1.weight, N = 0-1: 2 of 4 experts"), partial=(0,))
+    assert "layer 0" not in said
+    lacks(without(*[at % (l, "experts.3.") for l in range(4)]), at % (0, "experts.3.w1.weight"), partial=())
+    lacks(without("model.layers.1.", "model.layers.2."), "layers 1 to 2: no tensor at all", partial=(0, 3))
+    lacks(without(*[at % (2, "experts.%d.w2" % e) for e in range(4)]), at % (2, "experts.N.w2.weight, N = 0-3"),
+          partial=(0, 1, 3))
+    lacks(without(*[at % (2, "experts.%d.w3" % e) for e in range(4)]), at % (2, "experts.N.w3.weight, N = 0-3"),
+          partial=(0, 1, 3))
+    lacks(without(at % (2, "gate")), "layer 2: " + at % (2, "gate.weight"), partial=(0, 1, 3))
+    lacks(without(at % (2, "experts")), at % (2, "experts.N.w1.weight, N = 0-3"), partial=(0, 1, 3))
+    states = dict(whole, **{"optimizer.exp_avg." + n: v for n, v in without(at % (3, "experts.1.w1")).items()
+                            if "experts" in n})
+    write(source, states)
+    t.refused("--in", source, "--from", "mixtral", "--out", out, out=out,
+              needles=["optimizer.exp_avg." + at % (3, "experts.1.w1.weight")])
+    # ranks of expert parallelism that count their own experts, one of them without its last
+    write(source, whole)
+    for e in range(2):
+        t.ok("--in", source, "--from", "mixtral", "--to", "indexed", "--ep", "%d/2" % e, "--out",
+             t.path("ep-%d.safetensors" % e))
+    back = ["--in", t.path("ep-{ep}.safetensors"), "--in-ep", "2", "--from", "indexed", "--to", "mixtral",
+            "--in-glu-block", "0"]
+    t.ok(*back, "--out", out)
+    assert read(out) == whole
+    os.remove(out)
+    broken = read(t.path("ep-1.safetensors"))
+    meta = metadata(t.path("ep-1.safetensors"))
+    gone = "decoder.layers.3.mlp.experts.linear_fc2.weight1"
+    write(t.path("ep-1.safetensors"), {n: v for n, v in broken.items() if n != gone}, meta)
+    t.refused(*back, "--out", out, out=out, needles=["layer 3 of ep rank 1: " + gone])
+    os.remove(t.path("ep-1.safetensors"))
+    t.refused(*back, "--out", out, out=out, needles=["lacks:", "ep-1.safetensors"])
+
+
+@case
+def missing_shards(t):
+    tensors = mixtral(3, 2, router=True)
+    names = sorted(tensors)
+    files = {n: "part-%d.safetensors" % int(n.split(".")[2]) for n in names}
+    for part in sorted(set(files.values())):
+        write(t.path(part), {n: tensors[n] for n in names if files[n] == part})
+    index, out = t.path("in.safetensors.index.json"), t.path("out.safetensors")
+    with open(index, "w") as f:
+        json.dump({"weight_map": files}, f)
+    arguments = ["--in", index, "--from", "mixtral", "--to", "mixtral", "--out", out]
+    t.ok(*arguments)
+    assert read(out) == tensors
+    os.remove(out)
+    os.remove(t.path("part-1.safetensors"))
+    t.refused(*arguments, out=out, needles=["file " + t.path("part-1.safetensors"), "layer 1", "--partial"])
+    assert "part-1.safetensors" in t.ok(*arguments, "--partial")
+    assert read(out) == {n: v for n, v in tensors.items() if files[n] != "part-1.safetensors"}
+    os.remove(out)
+    os.remove(t.path("part-2.safetensors"))
+    t.refused(*arguments, out=out, needles=["file " + t.path("part-1.safetensors"),
+                                            "file " + t.path("part-2.safetensors")])
+    os.remove(t.path("part-0.safetensors"))
+    t.refused(*arguments, "--partial", out=out, needles=["none of the 3 files"])
+
+
+@case
+def passed_through_and_plan_table(t):
+    source, out = t.path("in.safetensors"), t.path("out.safetensors")
+    tensors = mixtral(3, 4, router=True)
+    for l in range(3):
+        for n in ("q_proj", "k_proj"):
+            tensors["model.layers.%d.self_attn.%s.weight" % (l, n)] = filled("BF16", [4, 4])
+    tensors["odd.name12"] = filled("I64", [2])
+    write(source, tensors)
+    arguments = ["--in", source, "--from", "mixtral", "--to", "indexed", "--dtype", "f32"]
+    for more in (["--dry-run"], ["--out", out]):
+        lines = [l.split() for l in t.ok(*arguments, *more).splitlines()]
+        assert ["3", "model.layers.N.self_attn.q_proj.weight"] in lines
+        assert ["3", "model.layers.N.self_attn.k_proj.weight"] in lines
+        assert ["1", "odd.nameN"] in lines
+        assert any("unrenamed:" in l and "7" in l for l in lines)
+    lines = [l.split() for l in t.ok(*arguments, "--dry-run").splitlines()]
+    moe, to = "model.layers.N.block_sparse_moe.experts.N.", "decoder.layers.N.mlp.experts."
+    size = 3 * 4 * 6 * 4 * 4
+    assert [moe + "w1.weight", to + "linear_fc1.weightN", "12", "convert", "BF16", "to", "F32", "1.15", "KB"] in lines
+    assert [moe + "w3.weight", to + "linear_fc1.weightN", "12", "convert", "BF16", "to", "F32", "1.15", "KB"] in lines
+    assert [moe + "w2.weight", to + "linear_fc2.weightN", "12", "convert", "BF16", "to", "F32", "1.15", "KB"] in lines
+    assert ["model.layers.N.block_sparse_moe.gate.weight", "decoder.layers.N.mlp.router.weight", "3", "copy", "BF16",
+            "96", "B"] in lines
+    assert ["odd.nameN", "odd.nameN", "1", "copy", "I64", "16", "B"] in lines
+    assert size == 1152 and not os.path.exists(out + ".lock")
+
+
+@case
+def inspects_without_from(t):
+    """The layout is found from the keys, and where several fit they are named."""
+    source, middle = t.path("in.safetensors"), t.path("middle.safetensors")
+    write(source, mixtral(2, 4, f=8, router=True))
+    seen = set()
+    for layout in LAYOUTS:
+        t.ok("--in", source, "--from", "mixtral", "--to", layout, "--out", middle)
+        bare = t.path("bare.safetensors")
+        write(bare, read(middle))  # no metadata
+        said = t.ok("--in", bare, "--inspect")
+        read_as = [l for l in said.splitlines() if l.startswith("read as ")]
+        assert len(read_as) == 1, said
+        name = {"indexed": "megatron", "grouped": "megatron", "olmoe": "qwen3-moe"}.get(layout, layout)
+        assert name in read_as[0].split(";")[0], (layout, said)
+        assert said.count("fc1") == 2 and said.count("fc2") == 2 and "gated" in said, said
+        seen.add(read_as[0].split()[2])
+        os.remove(middle)
+    assert len(seen) > 6, seen
+    write(source, {"a.0.weight": filled("F32", [2]), "a.1.weight": filled("F32", [2])})
+    said = t.ok("--in", source, "--inspect")
+    assert [["2", "a.N.weight"]] == [l.split() for l in said.splitlines() if "a.N" in l], said
+    write(source, mixtral(1, 2))
+    t.refused("--in", source, "--out", middle, out=middle, needles=["its keys fit --from mixtral"])
+    broken = mixtral(2, 2)
+    broken.pop("model.layers.0.block_sparse_moe.experts.1.w1.weight")
+    write(source, broken)
+    said = t.ok("--in", source, "--inspect")
+    assert "layer 0: model.layers.0.block_sparse_moe.experts.1.w1.weight" in said and "layer 1" in said
 
 
 def main():

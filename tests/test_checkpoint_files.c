@@ -5,10 +5,13 @@
 #endif
 #include "test.h"
 
+#include "files.h"
 #include "fuzz/target.h"
 
 #include <dirent.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void need_cjson(void) {
@@ -96,9 +99,44 @@ static void missing_shard(int arg) {
             error.text);
 }
 
+static void missing_shards(int arg) { /* noted, and the others opened, where that is asked for */
+    char *path = file_of("y.safetensors.index.json"), *there = file_of("there.safetensors");
+    const char *name = strrchr(there, '/') + 1;
+    FILE *out = fopen(path, "w");
+    st_tensor t;
+    st_writer w;
+    st_set set;
+    st_error error;
+    int strict, ok;
+    (void)arg;
+    need_cjson();
+    T_CHECK(out != NULL, "%s", path);
+    fprintf(out, "{\"weight_map\":{\"a\":\"gmm-gone-1.safetensors\",\"b\":\"%s\",\"c\":\"gmm-gone-2.safetensors\","
+                 "\"d\":\"gmm-gone-2.safetensors\"}}", name);
+    fclose(out);
+    memset(&t, 0, sizeof t);
+    t.name = "b";
+    strcpy(t.dtype, "U8");
+    ok = st_create(&w, there, &t, 1, NULL, 0, &error) && st_write(&w, 0, "x", 1, &error) && st_commit(&w, &error);
+    T_CHECK(ok, "%s", error.text);
+    strict = st_set_open(&set, path, &error);
+    T_CHECK(!strict && strstr(error.text, "/tmp/gmm-gone-1.safetensors") && strstr(error.text, "2 of the 3"), "%s",
+            error.text);
+    ok = st_set_open_partial(&set, path, &error);
+    unlink(path);
+    unlink(there);
+    T_CHECK(ok, "%s", error.text);
+    ok = set.count == 1 && set.missing_count == 2 && !strcmp(set.missing[0], "/tmp/gmm-gone-1.safetensors") &&
+         !strcmp(set.missing[1], "/tmp/gmm-gone-2.safetensors") && st_find(&set.files[0], "b");
+    st_set_close(&set);
+    T_CHECK(ok, "the files of the index were sorted wrongly");
+}
+
 static void names(int arg) { /* quotes, backslashes, control characters, UTF-8; and through a resumed writer */
     static const char *const list[3] = {"a\"b\\c\n\t\x01", "\xC3\xA9\xF0\x9F\x98\x80", ""};
     char *path = file_of("names.safetensors"), *temporary = file_of("names.partial");
+    st_identity identity;
+    st_resume resume = {temporary, NULL, 0};
     st_tensor t[3];
     st_file file;
     st_writer w;
@@ -113,15 +151,18 @@ static void names(int arg) { /* quotes, backslashes, control characters, UTF-8; 
         t[i].rank = 1;
         t[i].shape[0] = i + 1;
     }
-    ok = st_create_resumable(&w, path, temporary, 1, t, 3, NULL, 0, &error) && !w.resumed &&
-         st_write(&w, 0, "xyy", 3, &error) && st_flush(&w, &error);
+    ok = st_create_resumable(&w, path, &resume, t, 3, NULL, 0, &error) && !w.resumed &&
+         st_write(&w, 0, "xyy", 3, &error) && st_flush(&w, &error) && st_writer_identify(&w, &identity, &error);
     st_suspend(&w);
     T_CHECK(ok && access(path, F_OK), "%s", error.text);
-    ok = st_create_resumable(&w, path, temporary, 1, t, 3, NULL, 0, &error);
+    resume.earlier = &identity;
+    ok = st_create_resumable(&w, path, &resume, t, 3, NULL, 0, &error);
     resumed = ok && w.resumed;
-    ok = ok && st_write(&w, 3, "zzz", 3, &error) && !st_write(&w, 4, "zzz", 3, &error) && st_commit(&w, &error);
+    ok = ok && st_write(&w, 3, "zzz", 3, &error) && !st_write(&w, 4, "zzz", 3, &error) && st_flush(&w, &error) &&
+         st_writer_identify(&w, &identity, &error) && st_commit(&w, &error);
     T_CHECK(ok && resumed && access(temporary, F_OK), "%s", error.text);
-    ok = st_create_resumable(&w, path, temporary, 1, t, 3, NULL, 0, &error) && w.resumed && w.descriptor < 0 &&
+    resume.finished = 1;
+    ok = st_create_resumable(&w, path, &resume, t, 3, NULL, 0, &error) && w.resumed && w.descriptor < 0 &&
          st_commit(&w, &error); /* it is finished already */
     T_CHECK(ok, "%s", error.text);
     ok = st_open(&file, path, &error);
@@ -142,10 +183,129 @@ static void names(int arg) { /* quotes, backslashes, control characters, UTF-8; 
     T_CHECK(!st_create(&w, path, t, 3, NULL, 0, &error) && strstr(error.text, "UTF-8"), "%s", error.text);
 }
 
+/* A finished file of other bytes and equal header is not taken for the one that a run wrote, in any order of what was
+   removed; nor is a file moved that another program put under the temporary name. */
+static void identities(int arg) {
+    char *path = file_of("same.safetensors"), *temporary = file_of("same.partial"), *other = file_of("same.other");
+    st_identity identity, earlier;
+    st_resume resume = {temporary, NULL, 0};
+    st_tensor t;
+    st_file file;
+    st_writer w;
+    st_error error;
+    struct stat about;
+    FILE *out;
+    char got = 0;
+    int ok, resumed = 0;
+    (void)arg;
+    need_cjson();
+    memset(&t, 0, sizeof t);
+    t.name = "a";
+    strcpy(t.dtype, "U8");
+    ok = st_create(&w, path, &t, 1, NULL, 0, &error) && st_write(&w, 0, "o", 1, &error) && st_commit(&w, &error);
+    T_CHECK(ok, "%s", error.text);
+    for (int finished = 0; finished < 2; finished++) { /* the temporary file is gone, the older output there */
+        resume.earlier = NULL;
+        ok = st_create_resumable(&w, path, &resume, &t, 1, NULL, 0, &error) && st_write(&w, 0, "n", 1, &error) &&
+             st_flush(&w, &error) && st_writer_identify(&w, &identity, &error);
+        T_CHECK(ok && link(temporary, other) == 0, "%s", error.text); /* so that its inode is not given anew */
+        st_suspend(&w);
+        unlink(temporary);
+        resume.earlier = &identity;
+        resume.finished = finished;
+        ok = st_create_resumable(&w, path, &resume, &t, 1, NULL, 0, &error);
+        resumed |= ok && w.resumed;
+        st_abandon(&w);
+        unlink(other);
+    }
+    T_CHECK(ok && !resumed, "an older output was taken for a run's: %s", error.text);
+    ok = st_open(&file, path, &error) && st_identify(&file, &identity, &error) && st_read(&file, 0, &got, 1, &error);
+    st_close(&file);
+    T_CHECK(ok && got == 'o' && !stat(path, &about), "%s", error.text);
+    T_CHECK(identity.inode == (uint64_t)about.st_ino && identity.size == (int64_t)about.st_size, "not this file");
+    earlier = identity;
+    resume.earlier = &earlier;
+    resume.finished = 1;
+    ok = st_create_resumable(&w, path, &resume, &t, 1, NULL, 0, &error) && w.resumed && w.descriptor < 0;
+    st_suspend(&w);
+    T_CHECK(ok, "the file itself was not found");
+    earlier.nanoseconds ^= 1; /* an inode used again */
+    ok = st_create_resumable(&w, path, &resume, &t, 1, NULL, 0, &error);
+    T_CHECK(ok && !w.resumed, "a file changed at another time was taken for a finished one");
+    unlink(temporary);
+    out = fopen(temporary, "w");
+    T_CHECK(out && fputs("another program's", out) >= 0 && !fclose(out), "%s", temporary);
+    ok = st_commit(&w, &error);
+    T_CHECK(!ok && strstr(error.text, temporary) && strstr(error.text, "removed or replaced"), "%s", error.text);
+    T_CHECK(!stat(temporary, &about) && about.st_size == 17, "the other program's file is gone");
+    ok = st_open(&file, path, &error) && st_read(&file, 0, &got, 1, &error);
+    st_close(&file);
+    unlink(path);
+    unlink(temporary);
+    T_CHECK(ok && got == 'o', "the older file is gone");
+}
+
+static void locks(int arg) { /* of two processes one has it; it ends with its process, or when it is given back */
+    char *path = file_of("lock");
+    file_lock lock;
+    file_error error;
+    int status = 0;
+    pid_t child;
+    (void)arg;
+    T_CHECK(file_lock_take(&lock, path, &error), "%s", error.text);
+    if (!lock.held) t_skip("no locks here");
+    for (int held = 1; held >= 0; held--) {
+        if (!held) file_lock_release(&lock);
+        child = fork();
+        if (!child) {
+            file_lock mine;
+            const int taken = file_lock_take(&mine, path, &error);
+            _exit(taken ? 1 : strstr(error.text, path) && strstr(error.text, "process") ? 2 : 3);
+        }
+        T_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status), "no child");
+        T_CHECK(WEXITSTATUS(status) == (held ? 2 : 1), "held %d: %d", held, WEXITSTATUS(status));
+    }
+    T_CHECK(!access(path, F_OK), "the child left its file");
+    T_CHECK(file_lock_take(&lock, path, &error), "%s", error.text); /* what an ended process left */
+    file_lock_release(&lock);
+    T_CHECK(access(path, F_OK), "the lock file is still there");
+}
+
+static void places(int arg) { /* one file by many paths, existing or not */
+    char *a = file_of("a"), *hard = file_of("hard"), *soft = file_of("soft"), *folder = file_of("link");
+    const char *const name = strrchr(a, '/') + 1;
+    char through[400], absent[400], absent_through[400];
+    FILE *out = fopen(a, "w");
+    file_place p[8];
+    (void)arg;
+    T_CHECK(out && !fclose(out) && !link(a, hard) && !symlink(name, soft) && !symlink("/tmp", folder), "%s", a);
+    snprintf(through, sizeof through, "%s/../tmp/./%s", folder, name);
+    snprintf(absent, sizeof absent, "%s.absent", a);
+    snprintf(absent_through, sizeof absent_through, "%s/%s.absent", folder, name);
+    {
+        const char *const paths[8] = {a, hard, soft, through, absent, absent_through, "/tmp", folder};
+        for (int i = 0; i < 8; i++) T_CHECK(file_place_of(&p[i], paths[i]), "no memory");
+    }
+    unlink(soft);
+    unlink(hard);
+    unlink(folder);
+    unlink(a);
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 8; k++) {
+            static const int kind[8] = {0, 0, 0, 0, 1, 1, 2, 2};
+            T_CHECK(file_place_same(&p[i], &p[k]) == (kind[i] == kind[k]), "paths %d and %d", i, k);
+        }
+    for (int i = 0; i < 8; i++) file_place_free(&p[i]);
+}
+
 void tests_checkpoint_files(void) {
     t_add_host(header, -1, "row66 headers that lie");
     t_add_host(replay, 0, "row66 kept inputs of the header fuzzer");
     t_add_host(replay, 1, "row66 kept inputs of the plan fuzzer");
     t_add_host(missing_shard, 0, "row67 index that names a missing shard");
+    t_add_host(missing_shards, 0, "index with missing shards opened in part");
     t_add_host(names, 0, "row68 names with escapes and UTF-8, resumed writer");
+    t_add_host(identities, 0, "older files taken for no run's output");
+    t_add_host(locks, 0, "lock of an output between two processes");
+    t_add_host(places, 0, "one file by many paths");
 }

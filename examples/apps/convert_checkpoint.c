@@ -3,8 +3,8 @@
  *
  * Names, layouts and slices are gmm's checkpoint plans (gmm.h, section 13); this program brings the files: it lists the
  * tensors of the input, lets gmm plan, verify and cost the conversion, and applies the moves from file to file through
- * a scratch of fixed size. Nothing stands under the output's name before it is whole; a run that was stopped goes on
- * where it was.
+ * a scratch of fixed size. Nothing stands under the output's name before it is whole. A run that was stopped goes on
+ * where it was: OUT.resume names the input, what was written of each file (FILE.partial), and how far it went.
  *
  *     convert_checkpoint --help
  *
@@ -20,10 +20,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "gmm_gtp.h"
+#include "../common/checkpoint_keys.h"
+#include "../common/files.h"
 #include "../common/options.h"
 #include "../common/progress.h"
 #include "../common/safetensors.h"
@@ -52,7 +53,7 @@ enum { STATES = 16 };
 static struct settings {
     const char *in, *out, *from, *to, *prefix, *ep, *etp, *gtp, *dtype, *bias_dtype, *extra, *states, *shard_size;
     int64_t in_glu_block, glu_block, in_ep, in_etp, in_gtp, experts, scratch, cursor_bytes;
-    int64_t drop_extra_state, dry_run, inspect, restart, quiet, help;
+    int64_t drop_extra_state, partial, dry_run, inspect, restart, quiet, help;
 } opt;
 
 #define SCHEMES "megatron|indexed|grouped|sequential|legacy|mixtral|qwen2-moe|qwen3-moe|olmoe|deepseek-v3|fused|" \
@@ -89,8 +90,11 @@ static option options[] = {
     {"scratch", OPTION_INTEGER, 0, &opt.scratch, "64", 1, 1 << 20, "", "MiB of memory to convert through", 0},
     {"cursor-bytes", OPTION_INTEGER, 0, &opt.cursor_bytes, "1000000000", 1, 9e18, "",
      "written between two notes of how far the run is", 0},
-    {"dry-run", OPTION_SWITCH, 0, &opt.dry_run, "0", 0, 1, "", "plan and verify, print the cost, write nothing", 0},
-    {"inspect", OPTION_SWITCH, 0, &opt.inspect, "0", 0, 1, "", "print what the input holds", 0},
+    {"partial", OPTION_SWITCH, 0, &opt.partial, "0", 0, 1, "",
+     "go on without files, experts or layers that the input lacks", 0},
+    {"dry-run", OPTION_SWITCH, 0, &opt.dry_run, "0", 0, 1, "", "plan and verify, print plan and cost, write nothing",
+     0},
+    {"inspect", OPTION_SWITCH, 0, &opt.inspect, "0", 0, 1, "", "print what the input holds; finds --from itself", 0},
     {"restart", OPTION_SWITCH, 0, &opt.restart, "0", 0, 1, "", "do not go on with an earlier run", 0},
     {"quiet", OPTION_SWITCH, 0, &opt.quiet, "0", 0, 1, "", "print errors only", 0},
     {"help", OPTION_SWITCH, 0, &opt.help, "0", 0, 1, "", "this text", 0},
@@ -161,6 +165,8 @@ static const char *dtype_out(gmm_dtype dtype) {
     return "?";
 }
 
+enum { LISTED = 100 }; /* lines of a list; the others are counted */
+
 typedef struct input {
     st_set *sets;                /* one for each rank */
     gmm_ckpt_part *parts;
@@ -221,12 +227,27 @@ static void check_metadata(input *in, const st_file *file, const char *path, con
     }
 }
 
+/* Ends the run where files of ranks are not there. */
+static void check_ranks(const input *in) {
+    int64_t missing = 0;
+    for (int32_t p = 0; p < in->count && in->count > 1; p++) {
+        char *path = path_of(opt.in, &in->parts[p].rank);
+        if (access(path, F_OK) && errno == ENOENT) {
+            if (!missing++) fprintf(stderr, "convert_checkpoint: %s lacks:\n", opt.in);
+            if (missing <= LISTED) fprintf(stderr, "  file %s\n", path);
+        }
+        free(path);
+    }
+    if (missing) die("%lld of the %d files of ranks are missing", (long long)missing, (int)in->count);
+}
+
 static void read_part(input *in, int32_t p, const gmm_ckpt_rank *rank) {
     char *path = path_of(opt.in, rank);
     gmm_ckpt_report report;
     st_error error;
-    if (!st_set_open(&in->sets[p], path, &error)) die("%s", error.text);
-    in->parts[p].rank = *rank;
+    if (!st_set_open_partial(&in->sets[p], path, &error)) die("%s", error.text);
+    if (!in->sets[p].count) die("%s: none of the %lld files that it names is there", path,
+                                (long long)in->sets[p].missing_count);
     if (gmm_ckpt_table_create(&in->tables[p], NULL, &report.error)) die("%s", report.error.text);
     for (int64_t f = 0; f < in->sets[p].count; f++) {
         const st_file *file = &in->sets[p].files[f];
@@ -273,9 +294,93 @@ static input read_input(void) {
         r.gtp_rank = p % r.gtp_size;
         r.etp_rank = p / r.gtp_size % r.etp_size;
         r.ep_rank = p / r.gtp_size / r.etp_size;
-        read_part(&in, p, &r);
+        in.parts[p].rank = r;
     }
+    check_ranks(&in);
+    for (int32_t p = 0; p < in.count; p++) read_part(&in, p, &in.parts[p].rank);
     return in;
+}
+
+/* Makes the tables anew without the tensors of layers that lack something. */
+static void leave_out(input *in, const key_inventory *found) {
+    gmm_ckpt_report report;
+    for (int32_t p = 0; p < in->count; p++) {
+        int64_t count;
+        const gmm_ckpt_tensor *t = gmm_ckpt_table_tensors(in->tables[p], &count);
+        gmm_ckpt_table *table;
+        int32_t storage;
+        if (gmm_ckpt_table_create(&table, NULL, &report.error)) die("%s", report.error.text);
+        for (int64_t f = 0; f < in->sets[p].count; f++)
+            if (gmm_ckpt_table_add_storage(table, NULL, in->sets[p].files[f].data_bytes, &storage, &report.error))
+                die("%s", report.error.text);
+        for (int64_t i = 0; i < count; i++)
+            if (!found->left_out[p][i] && gmm_ckpt_table_add(table, &t[i], &report)) die("%s", report.error.text);
+        gmm_ckpt_table_destroy(in->tables[p]);
+        in->parts[p].table = in->tables[p] = table;
+    }
+}
+
+/* Lists what the input lacks. Without --partial that ends the run; with it, or where the input is inspected alone,
+   layers that lack something are left out. */
+static void check_complete(input *in, const gmm_ckpt_source *source) {
+    FILE *to = opt.partial || (opt.inspect && !*opt.out && !opt.dry_run) ? stdout : stderr;
+    key_inventory found;
+    int64_t files = 0, listed = 0;
+    if (!key_inventory_of(&found, source, opt.experts)) die("out of memory");
+    for (int32_t p = 0; p < in->count; p++) files += in->sets[p].missing_count;
+    if (files + found.missing_count && !(opt.quiet && to == stdout)) {
+        fprintf(to, "%s%s lacks:\n", to == stderr ? "convert_checkpoint: " : "", opt.in);
+        for (int32_t p = 0; p < in->count; p++)
+            for (int64_t f = 0; f < in->sets[p].missing_count && listed < LISTED; f++, listed++)
+                fprintf(to, "  file %s\n", in->sets[p].missing[f]);
+        for (int64_t i = 0; i < found.missing_count && listed < LISTED; i++, listed++)
+            fprintf(to, "  %s\n", found.missing[i]);
+        if (listed < files + found.missing_count)
+            fprintf(to, "  and %lld more\n", (long long)(files + found.missing_count - listed));
+        if (to == stdout && found.left_out_count)
+            printf("left out: %lld tensors of %lld layers\n", (long long)found.left_out_count,
+                   (long long)found.layers_left_out);
+    }
+    if (files + found.missing_count && to == stderr)
+        die("the input is incomplete. --partial converts the layers that lack nothing%s",
+            found.missing_count && !opt.experts ? "; --experts N states their number where routers have more rows"
+                                                : "");
+    if (found.left_out_count) leave_out(in, &found);
+    key_inventory_free(&found);
+}
+
+/* The scheme that has most keys of the input, NULL if none has any; of equals one that reads without an error and finds
+   gate rows, then the one with the fewest rows. `others` gets the names of those that fit as well. */
+static const gmm_ckpt_scheme *find_scheme(gmm_ckpt_source *source, char *others, size_t room) {
+    const gmm_ckpt_scheme *best = NULL, *scheme;
+    int64_t best_score = 0;
+    *others = 0;
+    for (int32_t i = 0; (scheme = gmm_ckpt_scheme_at(i)) != NULL; i++) {
+        gmm_ckpt_linear *linears = NULL;
+        gmm_ckpt_report report;
+        key_inventory found;
+        int64_t score, count = 0;
+        if (!strcmp(scheme->name, "module")) continue; /* it knows no layers */
+        source->scheme = scheme;
+        if (!key_inventory_of(&found, source, opt.experts)) die("out of memory");
+        score = found.matched * 4;
+        key_inventory_free(&found);
+        if (score && !gmm_ckpt_scan(source, opt.experts, &linears, &count, NULL, &report))
+            score += 2 + (count && linears[0].gated);
+        gmm_ckpt_linears_release(linears, NULL);
+        if (!score || score < best_score) continue;
+        if (score > best_score) *others = 0;
+        if (score == best_score) {
+            const gmm_ckpt_scheme *more = scheme->count < best->count ? best : scheme;
+            const size_t used = strlen(others);
+            snprintf(others + used, room - used, "%s%s", used ? ", " : "", more->name);
+            if (more == scheme) continue;
+        }
+        best = scheme;
+        best_score = score;
+    }
+    source->scheme = best ? best : scheme_of(opt.from);
+    return best;
 }
 
 static void close_input(input *in) {
@@ -293,13 +398,16 @@ static void close_input(input *in) {
 
 typedef struct output {
     st_writer *writers;
+    st_identity *identities;   /* of the files as OUT.resume records them */
     char **names;              /* of the files, without the folder */
     char **paths, **temporaries;
     int64_t count;
     st_tensor *tensors;        /* as the plan's targets */
     int64_t *owner;            /* the file of each */
     int64_t tensor_count;
-    char *index, *cursor_path; /* index: NULL for one file */
+    char *index;               /* NULL for one file */
+    char *resume_path, *lock_path;
+    char *made_of;             /* what the output is made of: the plan and the identities of the input's files */
 } output;
 
 static char *format_path(const char *format, ...) {
@@ -322,8 +430,7 @@ static uint64_t hash(uint64_t h, const void *data, size_t bytes) { /* FNV-1a */
     return h;
 }
 
-/* What a cursor belongs to: these files, as they are now, and this plan. */
-static uint64_t hash_run(const input *in, const gmm_ckpt_plan *plan) {
+static uint64_t hash_plan(const gmm_ckpt_plan *plan) {
     uint64_t h = 14695981039346656037u;
     int64_t n;
     const gmm_ckpt_move *moves = gmm_ckpt_plan_moves(plan, &n);
@@ -331,40 +438,87 @@ static uint64_t hash_run(const input *in, const gmm_ckpt_plan *plan) {
     h = hash(h, moves, (size_t)n * sizeof *moves);
     t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), &n);
     for (int64_t i = 0; i < n; i++) h = hash(h, t[i].name, strlen(t[i].name) + 1);
-    for (int32_t p = 0; p < in->count; p++)
-        for (int64_t f = 0; f < in->sets[p].count; f++) {
-            struct stat about;
-            memset(&about, 0, sizeof about);
-            if (stat(in->sets[p].paths[f], &about)) die("%s: %s", in->sets[p].paths[f], strerror(errno));
-            h = hash(h, in->sets[p].paths[f], strlen(in->sets[p].paths[f]));
-            h = hash(h, &about.st_size, sizeof about.st_size);
-            h = hash(h, &about.st_mtim, sizeof about.st_mtim);
-        }
     return h;
 }
 
-static int64_t read_cursor(const output *o, uint64_t run) {
-    FILE *file = fopen(o->cursor_path, "r");
-    unsigned long long stored = 0;
-    long long cursor = -1;
-    if (!file) return -1;
-    if (fscanf(file, "gmm-convert 1 %llx %lld", &stored, &cursor) != 2 || stored != run) cursor = -1;
-    fclose(file);
-    return cursor;
+static file_place place_of(const char *path) {
+    file_place place;
+    if (!file_place_of(&place, path)) die("out of memory");
+    return place;
 }
 
-/* What was written so far reaches the disk first, so that the cursor never says more than is there. */
-static void write_cursor(output *o, uint64_t run, int64_t cursor) {
-    char *temporary = format_path("%s.tmp", o->cursor_path);
-    st_error error;
-    FILE *file;
-    for (int64_t i = 0; i < o->count; i++)
-        if (!st_flush(&o->writers[i], &error)) die("%s: %s", o->paths[i], error.text);
-    file = fopen(temporary, "w");
-    if (!file || fprintf(file, "gmm-convert 1 %016llx %lld\n", (unsigned long long)run, (long long)cursor) < 0 ||
-        fflush(file) || fsync(fileno(file)) || fclose(file) || rename(temporary, o->cursor_path))
-        die("cannot write %s: %s", o->cursor_path, strerror(errno));
+/* The first lines of OUT.resume. They must agree for a run to go on, and at the end with what they were. */
+static char *describe_source(const input *in, const gmm_ckpt_plan *plan) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *lines = open_memstream(&text, &size);
+    if (!lines) die("out of memory");
+    fprintf(lines, "gmm-convert 2\nplan %016llx\n", (unsigned long long)hash_plan(plan));
+    for (int32_t p = 0; p < in->count; p++)
+        for (int64_t f = 0; f < in->sets[p].count; f++) {
+            file_place place = place_of(in->sets[p].paths[f]);
+            st_identity is;
+            st_error error;
+            if (!st_identify(&in->sets[p].files[f], &is, &error)) die("%s: %s", in->sets[p].paths[f], error.text);
+            fprintf(lines, "input %llu %lld %lld.%09lld %016llx %s\n", (unsigned long long)is.inode,
+                    (long long)is.size, (long long)is.seconds, (long long)is.nanoseconds,
+                    (unsigned long long)is.header, place.entry);
+            file_place_free(&place);
+        }
+    if (fclose(lines)) die("out of memory");
+    return text;
+}
+
+/* The move that an earlier run of the same plan and input stopped before, and the identities of its files; -1 if there
+   is none. */
+static int64_t read_record(output *o) {
+    FILE *file = fopen(o->resume_path, "r");
+    const size_t size = strlen(o->made_of);
+    char *head = (char *)get(size + 1);
+    long long cursor = -1;
+    int ok = file && fread(head, 1, size, file) == size && !strcmp(head, o->made_of);
+    for (int64_t i = 0; ok && i < o->count; i++) {
+        unsigned long long inode, header;
+        long long bytes, seconds, nanoseconds;
+        ok = fscanf(file, " output %llu %lld %lld.%lld %llx", &inode, &bytes, &seconds, &nanoseconds, &header) == 5;
+        if (!ok) break;
+        o->identities[i].inode = inode;
+        o->identities[i].size = bytes;
+        o->identities[i].seconds = seconds;
+        o->identities[i].nanoseconds = nanoseconds;
+        o->identities[i].header = header;
+    }
+    ok = ok && fscanf(file, " next move %lld", &cursor) == 1 && cursor >= 0;
+    if (file) fclose(file);
+    free(head);
+    return ok ? cursor : -1;
+}
+
+/* Records how far the run is. What was written so far reaches the disk first, so that the record never says more than
+   is there. */
+static int write_record(output *o, int64_t cursor, st_error *error) {
+    char *temporary = format_path("%s.tmp", o->resume_path);
+    FILE *file = NULL;
+    int ok = 1;
+    for (int64_t i = 0; ok && i < o->count; i++)
+        ok = st_flush(&o->writers[i], error) && st_writer_identify(&o->writers[i], &o->identities[i], error);
+    if (ok) {
+        (void)unlink(temporary);
+        file = fopen(temporary, "w");
+        ok = file && fputs(o->made_of, file) >= 0;
+        for (int64_t i = 0; ok && i < o->count; i++) {
+            const st_identity *is = &o->identities[i];
+            ok = fprintf(file, "output %llu %lld %lld.%09lld %016llx\n", (unsigned long long)is->inode,
+                         (long long)is->size, (long long)is->seconds, (long long)is->nanoseconds,
+                         (unsigned long long)is->header) > 0;
+        }
+        ok = ok && fprintf(file, "next move %lld\n", (long long)cursor) > 0 && !fflush(file) && !fsync(fileno(file));
+        if (file) ok = !fclose(file) && ok;
+        ok = ok && !rename(temporary, o->resume_path);
+        if (!ok) snprintf(error->text, sizeof error->text, "cannot write %.500s: %s", o->resume_path, strerror(errno));
+    }
     free(temporary);
+    return ok;
 }
 
 /* Spreads the targets over files of at most `limit` bytes, in order. */
@@ -391,6 +545,8 @@ static void lay_out(output *o, const input *in, const gmm_ckpt_plan *plan, int64
         o->owner[i] = o->count - 1;
     }
     o->writers = (st_writer *)get((size_t)o->count * sizeof *o->writers);
+    o->identities = (st_identity *)get((size_t)o->count * sizeof *o->identities);
+    for (int64_t i = 0; i < o->count; i++) o->writers[i].descriptor = -1;
     o->names = (char **)get((size_t)o->count * sizeof *o->names);
     o->paths = (char **)get((size_t)o->count * sizeof *o->paths);
     o->temporaries = (char **)get((size_t)o->count * sizeof *o->temporaries);
@@ -401,19 +557,49 @@ static void lay_out(output *o, const input *in, const gmm_ckpt_plan *plan, int64
         o->temporaries[i] = format_path("%s.partial", o->paths[i]);
     }
     if (limit) o->index = format_path("%s.index.json", opt.out);
-    o->cursor_path = format_path("%s.resume", opt.out);
+    o->resume_path = format_path("%s.resume", opt.out);
+    o->lock_path = format_path("%s.lock", opt.out);
 }
 
-/* No output may be one of the inputs. */
+static int64_t add_place(file_place *list, int64_t count, const char *path) {
+    list[count] = place_of(path);
+    return count + 1;
+}
+
+/* No path that the run may write or remove may be one that it reads. */
 static void check_apart(const input *in, const output *o) {
+    int64_t written = 4, read = 0, w = 0, r = 0;
+    char *temporary = format_path("%s.tmp", o->resume_path);
+    file_place *writes, *reads;
+    written += 2 * o->count;
+    for (int32_t p = 0; p < in->count; p++) read += 1 + in->sets[p].count + in->sets[p].missing_count;
+    writes = (file_place *)get((size_t)written * sizeof *writes);
+    reads = (file_place *)get((size_t)read * sizeof *reads);
     for (int64_t i = 0; i < o->count; i++) {
-        struct stat a, b;
-        if (stat(o->paths[i], &a)) continue;
-        for (int32_t p = 0; p < in->count; p++)
-            for (int64_t f = 0; f < in->sets[p].count; f++)
-                if (!stat(in->sets[p].paths[f], &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
-                    die("%s: the output would replace the input", o->paths[i]);
+        w = add_place(writes, w, o->paths[i]);
+        w = add_place(writes, w, o->temporaries[i]);
     }
+    w = add_place(writes, w, o->resume_path);
+    w = add_place(writes, w, temporary);
+    w = add_place(writes, w, o->lock_path);
+    if (o->index) w = add_place(writes, w, o->index);
+    for (int32_t p = 0; p < in->count; p++) {
+        char *path = path_of(opt.in, &in->parts[p].rank);
+        r = add_place(reads, r, path); /* the index itself, where there is one */
+        for (int64_t f = 0; f < in->sets[p].count; f++) r = add_place(reads, r, in->sets[p].paths[f]);
+        for (int64_t f = 0; f < in->sets[p].missing_count; f++) r = add_place(reads, r, in->sets[p].missing[f]);
+        free(path);
+    }
+    for (int64_t i = 0; i < w; i++)
+        for (int64_t k = 0; k < r; k++)
+            if (file_place_same(&writes[i], &reads[k]))
+                die("%s: the output would replace the input: this run writes or removes that file, but reads it as %s",
+                    writes[i].entry, reads[k].entry);
+    for (int64_t i = 0; i < w; i++) file_place_free(&writes[i]);
+    for (int64_t k = 0; k < r; k++) file_place_free(&reads[k]);
+    free(writes);
+    free(reads);
+    free(temporary);
 }
 
 enum { PAIRS = 8 };
@@ -434,31 +620,131 @@ static st_pair *metadata_of(const input *in, char (*text)[32], int64_t *count) {
     return pairs;
 }
 
-/* Opens all files. With `resume` those of the earlier run; 0 if they are not all there. */
-static int open_output(output *o, const input *in, int resume) {
+static void abandon_output(output *o) {
+    for (int64_t i = 0; i < o->count; i++) st_abandon(&o->writers[i]);
+    (void)unlink(o->resume_path);
+}
+
+/* Opens all files: anew with cursor -1, else those of the run that stopped before that move. Returns 0, with nothing
+   open, where one of those is not there: only files that the record identifies are taken for it, and only after the
+   last move for finished. */
+static int open_output(output *o, const input *in, int64_t cursor, int64_t moves) {
     char text[1][32];
     int64_t count, first = 0;
     st_pair *pairs = metadata_of(in, text, &count);
     st_error error;
+    int ok = 1;
     for (int64_t i = 0; i < o->count; i++) {
+        st_resume resume = {o->temporaries[i], cursor >= 0 ? &o->identities[i] : NULL, cursor == moves};
         int64_t n = 0;
         while (first + n < o->tensor_count && o->owner[first + n] == i) n++;
-        if (!st_create_resumable(&o->writers[i], o->paths[i], o->temporaries[i], resume, o->tensors + first, n, pairs,
-                                 count, &error))
+        if (!st_create_resumable(&o->writers[i], o->paths[i], &resume, o->tensors + first, n, pairs, count, &error)) {
+            for (int64_t k = 0; k < i; k++) st_abandon(&o->writers[k]);
             die("%s: %s", o->paths[i], error.text);
+        }
         first += n;
-        if (resume && !o->writers[i].resumed) {
+        if (cursor >= 0 && !o->writers[i].resumed) {
             for (int64_t k = 0; k < i; k++) st_suspend(&o->writers[k]);
             st_abandon(&o->writers[i]);
-            resume = -1;
+            ok = 0;
             break;
         }
     }
     free(pairs);
-    return resume >= 0;
+    return ok;
+}
+
+/* Opens the output where an earlier run stopped, or anew, and returns the move to begin with. */
+static int64_t begin_output(output *o, const input *in, const gmm_ckpt_plan *plan, int64_t moves) {
+    int64_t cursor = -1;
+    st_error error;
+    o->made_of = describe_source(in, plan);
+    if (!opt.restart) cursor = read_record(o);
+    if (cursor > moves || (cursor >= 0 && !open_output(o, in, cursor, moves))) cursor = -1;
+    if (cursor >= 0 && !opt.quiet)
+        printf("going on after move %lld of %lld of an earlier run\n", (long long)cursor, (long long)moves);
+    if (cursor >= 0) return cursor;
+    (void)unlink(o->resume_path);
+    (void)open_output(o, in, -1, moves);
+    if (!write_record(o, 0, &error)) {
+        abandon_output(o);
+        die("%s: %s", opt.out, error.text);
+    }
+    return 0;
+}
+
+/* Puts the written files in place. Killed at any moment, it leaves files that are whole, and no index that names some
+   of an older output; the same command then finishes it. */
+static void finish_output(output *o, const input *in, const gmm_ckpt_plan *plan, int64_t moves) {
+    char *now = describe_source(in, plan);
+    st_error error;
+    if (strcmp(now, o->made_of)) {
+        abandon_output(o);
+        die("%s: it changed while it was read: nothing is written", opt.in);
+    }
+    for (int64_t i = 0; i < o->count; i++)
+        if (!st_flush(&o->writers[i], &error)) { /* what did not reach the disk may not pass for finished later */
+            abandon_output(o);
+            die("cannot finish %s: %s", o->paths[i], error.text);
+        }
+    if (!write_record(o, moves, &error)) die("%s", error.text);
+    if (o->index && unlink(o->index) && errno != ENOENT)
+        die("cannot remove the older %s: %s", o->index, strerror(errno));
+    if (o->index && !st_sync_folder(o->index, &error)) die("%s", error.text);
+    for (int64_t i = 0; i < o->count; i++)
+        if (!st_commit(&o->writers[i], &error)) die("%s", error.text);
+    if (o->index && !st_write_index(o->index, (const char *const *)o->names, o->tensors, o->owner, o->tensor_count,
+                                    &error))
+        die("%s", error.text);
+    (void)unlink(o->resume_path);
+    free(now);
+}
+
+static void free_output(output *o) {
+    for (int64_t i = 0; i < o->count; i++) {
+        free(o->names[i]);
+        free(o->paths[i]);
+        free(o->temporaries[i]);
+    }
+    free(o->names);
+    free(o->paths);
+    free(o->temporaries);
+    free(o->writers);
+    free(o->identities);
+    free(o->tensors);
+    free(o->owner);
+    free(o->index);
+    free(o->resume_path);
+    free(o->lock_path);
+    free(o->made_of);
+}
+
+/* A dry run finds what a run would refuse of its paths. */
+static void check_output(const input *in, const gmm_ckpt_plan *plan) {
+    output o;
+    if (!*opt.out) return;
+    memset(&o, 0, sizeof o);
+    lay_out(&o, in, plan, bytes_of("shard-size", opt.shard_size));
+    check_apart(in, &o);
+    free_output(&o);
+}
+
+static file_lock output_lock; /* of this process */
+
+static void unlock_output(void) { file_lock_release(&output_lock); }
+
+/* One run at a time writes an output. */
+static void lock_output(const output *o) {
+    file_error error;
+    if (!file_lock_take(&output_lock, o->lock_path, &error)) die("%s", error.text);
+    (void)atexit(unlock_output);
+    if (!output_lock.held && !opt.quiet)
+        printf("%s: this file system has no locks: no other run may write this output\n", o->lock_path);
 }
 
 /* -------------------------------------------------------------------------------------------------- 4 Reports --- */
+
+enum { WIDEST = 80 }; /* characters of a pattern in a table */
 
 static const char *size_text(double bytes, char *text, size_t room) {
     const char *const units[] = {"B", "KB", "MB", "GB", "TB", "PB"};
@@ -479,19 +765,163 @@ static void print_linear(const gmm_ckpt_linear *l) {
            l->bias ? "  bias" : "");
 }
 
-static void inspect(const input *in, const gmm_ckpt_linear *l, int64_t linears) {
+static void print_patterns(const char *const *names, int64_t count) {
+    int64_t *pattern_of = (int64_t *)get((size_t)count * sizeof *pattern_of);
+    key_patterns p;
+    if (!key_patterns_of(&p, names, count, pattern_of)) die("out of memory");
+    for (int64_t i = 0; i < p.count && i < LISTED; i++) printf("  %8lld  %.200s\n", (long long)p.names[i], p.texts[i]);
+    if (p.count > LISTED) printf("  and %lld more patterns\n", (long long)(p.count - LISTED));
+    key_patterns_free(&p);
+    free(pattern_of);
+}
+
+static void inspect_files(const input *in) {
     char text[32];
     int64_t files = 0, i;
     for (int32_t p = 0; p < in->count; p++) files += in->sets[p].count;
     printf("%s: %lld tensors, %s in %lld file%s\n", opt.in, (long long)in->tensor_count,
            size_text((double)in->bytes, text, sizeof text), (long long)files, files == 1 ? "" : "s");
-    printf("read as %s; gate and up rows: ", scheme_of(opt.from)->name);
-    if (in->recorded.known) printf("blocks of %d (0 = halves) are recorded\n", (int)in->recorded.block);
-    else printf("%s\n", scheme_of(opt.from)->glu_known ? "as the layout says" : "not recorded");
     for (i = 0; i < in->sets[0].files[0].metadata_count; i++)
         printf("  metadata %s = %s\n", in->sets[0].files[0].metadata[i].key, in->sets[0].files[0].metadata[i].value);
+}
+
+static void inspect_linears(const input *in, const gmm_ckpt_linear *l, int64_t linears, const char *others) {
+    const char **names = (const char **)get((size_t)in->tensor_count * sizeof *names);
+    for (int64_t i = 0; i < in->tensor_count; i++) names[i] = in->tensors[i]->name;
+    if (!linears) {
+        printf("no tensor is an expert's in %s. Keys by pattern (N: a number):\n",
+               given(&opt.from) ? opt.from : "a known layout");
+        print_patterns(names, in->tensor_count);
+    }
+    free((void *)names);
+    if (!linears) return;
+    printf("read as %s%s%s%s; gate and up rows: ", scheme_of(opt.from)->name, *others ? " (its keys fit " : "", others,
+           *others ? " as well)" : "");
+    if (in->recorded.known) printf("blocks of %d (0 = halves) are recorded\n", (int)in->recorded.block);
+    else printf("%s\n", scheme_of(opt.from)->glu_known ? "as the layout says" : "not recorded");
     printf("linears: experts x out x in\n");
-    for (i = 0; i < linears; i++) print_linear(&l[i]);
+    for (int64_t i = 0; i < linears; i++) print_linear(&l[i]);
+}
+
+/* Bytes that moves [begin, end) write. */
+static int64_t bytes_of_moves(const gmm_ckpt_plan *plan, int64_t begin, int64_t end) {
+    const gmm_ckpt_tensor *t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), NULL);
+    const gmm_ckpt_move *m = gmm_ckpt_plan_moves(plan, NULL);
+    int64_t sum = 0;
+    for (int64_t i = begin; i < end; i++) {
+        const int32_t bits = gmm_dtype_bits(t[m[i].dst].dtype);
+        int64_t bytes = bits < 8 ? 1 : bits / 8;
+        for (int l = 0; l < m[i].loops; l++) bytes *= m[i].count[l];
+        sum += bytes;
+    }
+    return sum;
+}
+
+/* What moves of one pattern of sources into one pattern of targets, of one kind and dtypes, do. */
+typedef struct passage {
+    int64_t from, to; /* patterns; from -1: zeros */
+    int64_t target, bytes;
+    const char *from_dtype, *to_dtype;
+    int kind;
+} passage;
+
+static int compare_passages(const void *a, const void *b) {
+    const passage *x = (const passage *)a, *y = (const passage *)b;
+    int order;
+    if (x->from != y->from) return x->from < y->from ? -1 : 1;
+    if (x->to != y->to) return x->to < y->to ? -1 : 1;
+    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
+    if ((order = strcmp(x->from_dtype, y->from_dtype)) != 0) return order;
+    if ((order = strcmp(x->to_dtype, y->to_dtype)) != 0) return order;
+    return x->target < y->target ? -1 : x->target > y->target;
+}
+
+static int same_row(const passage *a, const passage *b) {
+    passage x = *a, y = *b;
+    x.target = y.target = 0;
+    return !compare_passages(&x, &y);
+}
+
+/* The moves as passages, sorted. from_of and to_of: patterns of the sources by tag - 1, and of the targets. */
+static passage *passages_of(const input *in, const gmm_ckpt_plan *plan, const int64_t *from_of, const int64_t *to_of) {
+    int64_t moves;
+    const gmm_ckpt_tensor *targets = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), NULL);
+    const gmm_ckpt_move *m = gmm_ckpt_plan_moves(plan, &moves);
+    passage *list = (passage *)get((size_t)moves * sizeof *list);
+    for (int64_t i = 0; i < moves; i++) {
+        const gmm_ckpt_tensor *d = &targets[m[i].dst];
+        const int64_t tag = m[i].src < 0 ? 0 : gmm_ckpt_table_tensors(in->tables[m[i].part], NULL)[m[i].src].tag;
+        list[i].from = tag ? from_of[tag - 1] : -1;
+        list[i].to = to_of[m[i].dst];
+        list[i].target = m[i].dst;
+        list[i].bytes = bytes_of_moves(plan, i, i + 1);
+        list[i].kind = (int)m[i].kind;
+        list[i].from_dtype = tag ? in->tensors[tag - 1]->dtype : "";
+        list[i].to_dtype = d->tag ? in->tensors[d->tag - 1]->dtype : dtype_out(d->dtype);
+    }
+    if (moves) qsort(list, (size_t)moves, sizeof *list, compare_passages);
+    return list;
+}
+
+/* The plan, a line for each pattern of keys and what becomes of it. */
+static void print_plan(const input *in, const gmm_ckpt_plan *plan) {
+    static const char *const kinds[] = {"view", "copy", "convert", "dequantize", "zeros"};
+    int64_t count, moves, wide[2] = {4, 2};
+    const gmm_ckpt_tensor *targets = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), &count);
+    const char **from = (const char **)get((size_t)in->tensor_count * sizeof *from);
+    const char **to = (const char **)get((size_t)count * sizeof *to);
+    int64_t *from_of = (int64_t *)get((size_t)in->tensor_count * sizeof *from_of);
+    int64_t *to_of = (int64_t *)get((size_t)count * sizeof *to_of);
+    key_patterns p[2];
+    passage *list;
+    (void)gmm_ckpt_plan_moves(plan, &moves);
+    for (int64_t i = 0; i < in->tensor_count; i++) from[i] = in->tensors[i]->name;
+    for (int64_t i = 0; i < count; i++) to[i] = targets[i].name;
+    if (!key_patterns_of(&p[0], from, in->tensor_count, from_of) || !key_patterns_of(&p[1], to, count, to_of))
+        die("out of memory");
+    for (int k = 0; k < 2; k++)
+        for (int64_t i = 0; i < p[k].count; i++) {
+            const int64_t n = (int64_t)strlen(p[k].texts[i]);
+            if (n > wide[k]) wide[k] = n < WIDEST ? n : WIDEST;
+        }
+    list = passages_of(in, plan, from_of, to_of);
+    printf("%-*s  %-*s  %7s  %-10s  %-18s %10s\n", (int)wide[0], "from (N: a number)", (int)wide[1], "to", "tensors",
+           "how", "dtype", "bytes");
+    for (int64_t i = 0, end; i < moves; i = end) {
+        int64_t tensors = 0, bytes = 0;
+        char dtype[40], size[32];
+        for (end = i; end < moves && same_row(&list[i], &list[end]); end++) {
+            tensors += end == i || list[end].target != list[end - 1].target;
+            bytes += list[end].bytes;
+        }
+        snprintf(dtype, sizeof dtype, "%s%s%s", list[i].from_dtype,
+                 strcmp(list[i].from_dtype, list[i].to_dtype) && *list[i].from_dtype ? " to " : "",
+                 strcmp(list[i].from_dtype, list[i].to_dtype) ? list[i].to_dtype : "");
+        printf("%-*.*s  %-*.*s  %7lld  %-10s  %-18s %10s\n", (int)wide[0], WIDEST,
+               list[i].from < 0 ? "" : p[0].texts[list[i].from], (int)wide[1], WIDEST, p[1].texts[list[i].to],
+               (long long)tensors, kinds[list[i].kind], dtype, size_text((double)bytes, size, sizeof size));
+    }
+    key_patterns_free(&p[0]);
+    key_patterns_free(&p[1]);
+    free(list);
+    free((void *)from);
+    free((void *)to);
+    free(from_of);
+    free(to_of);
+}
+
+/* Keys that come out as they went in, and those that do not come out. */
+static void print_kept(const gmm_ckpt_plan *plan, const gmm_ckpt_report *report) {
+    int64_t count, kept = 0;
+    const gmm_ckpt_tensor *t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), &count);
+    const char **names = (const char **)get((size_t)count * sizeof *names);
+    for (int64_t i = 0; i < count; i++)
+        if (t[i].tag) names[kept++] = t[i].name;
+    if (kept) printf("passed through unrenamed: %lld of the %lld tensors that come out, by pattern (N: a number)\n",
+                     (long long)kept, (long long)count);
+    print_patterns(names, kept);
+    if (report->dropped) printf("dropped: %lld tensors\n", (long long)report->dropped);
+    free((void *)names);
 }
 
 static void print_cost(const gmm_ckpt_plan *plan, const gmm_ckpt_report *report) {
@@ -548,28 +978,13 @@ static int transfer_write(void *user, int64_t target, int64_t offset, const void
     return 0;
 }
 
-/* Bytes that moves [begin, end) write. */
-static int64_t bytes_of_moves(const gmm_ckpt_plan *plan, int64_t begin, int64_t end) {
-    const gmm_ckpt_tensor *t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), NULL);
-    const gmm_ckpt_move *m = gmm_ckpt_plan_moves(plan, NULL);
-    int64_t sum = 0;
-    for (int64_t i = begin; i < end; i++) {
-        const int32_t bits = gmm_dtype_bits(t[m[i].dst].dtype);
-        int64_t bytes = bits < 8 ? 1 : bits / 8;
-        for (int l = 0; l < m[i].loops; l++) bytes *= m[i].count[l];
-        sum += bytes;
-    }
-    return sum;
-}
-
 static void convert(const input *in, const gmm_ckpt_plan *plan) {
     gmm_ckpt_cost cost = GMM_ZERO;
     gmm_ckpt_run run = GMM_ZERO;
     gmm_error error;
     output o;
     transfer t;
-    int64_t cursor = -1, moves;
-    uint64_t id;
+    int64_t cursor, moves;
     char text[32], speed[32];
     double seconds;
     memset(&o, 0, sizeof o);
@@ -578,17 +993,8 @@ static void convert(const input *in, const gmm_ckpt_plan *plan) {
     (void)gmm_ckpt_plan_moves(plan, &moves);
     lay_out(&o, in, plan, bytes_of("shard-size", opt.shard_size));
     check_apart(in, &o);
-    id = hash_run(in, plan);
-    if (!opt.restart) cursor = read_cursor(&o, id);
-    if (cursor > moves || (cursor >= 0 && !open_output(&o, in, 1))) cursor = -1;
-    if (cursor >= 0 && !opt.quiet)
-        printf("going on after move %lld of %lld of an earlier run\n", (long long)cursor, (long long)moves);
-    if (cursor < 0) {
-        cursor = 0;
-        (void)unlink(o.cursor_path);
-        (void)open_output(&o, in, 0);
-        write_cursor(&o, id, 0);
-    }
+    lock_output(&o);
+    cursor = begin_output(&o, in, plan, moves);
     run.scratch_bytes = (size_t)opt.scratch << 20;
     if (run.scratch_bytes < (size_t)cost.scratch_min) run.scratch_bytes = (size_t)cost.scratch_min;
     run.scratch = malloc(run.scratch_bytes);
@@ -607,36 +1013,25 @@ static void convert(const input *in, const gmm_ckpt_plan *plan) {
         for (run.end = cursor; run.end < moves && left > 0; run.end++)
             left -= bytes_of_moves(plan, run.end, run.end + 1);
         if (gmm_ckpt_apply(plan, &run, &cursor, &error)) {
+            st_error failed = t.error;
+            const int kept = write_record(&o, cursor, &t.error);
             progress_clear(&t.bar);
-            write_cursor(&o, id, cursor);
-            die("%s: %s (%s)\nwhat was done is kept: the same command goes on from there", t.where ? t.where : opt.in,
-                t.error.text, error.text);
+            die("%s: %s (%s)\n%s", t.where ? t.where : opt.in, failed.text, error.text,
+                kept ? "what was done is kept: the same command goes on from there" : t.error.text);
         }
-        if (cursor < moves) write_cursor(&o, id, cursor);
+        if (cursor < moves && !write_record(&o, cursor, &t.error)) {
+            progress_clear(&t.bar);
+            die("%s: %s", opt.out, t.error.text);
+        }
     }
     progress_clear(&t.bar);
-    for (int64_t i = 0; i < o.count; i++)
-        if (!st_commit(&o.writers[i], &t.error)) die("%s", t.error.text);
-    if (o.index && !st_write_index(o.index, (const char *const *)o.names, o.tensors, o.owner, o.tensor_count, &t.error))
-        die("%s", t.error.text);
-    (void)unlink(o.cursor_path);
+    finish_output(&o, in, plan, moves);
     seconds = progress_seconds() - t.bar.began;
     if (!opt.quiet)
         printf("%s: %s in %.1f s, %s/s\n", o.index ? o.index : opt.out, size_text((double)t.written, text, sizeof text),
                seconds, size_text(seconds > 0 ? (double)(t.written - t.bar.first) / seconds : 0, speed, sizeof speed));
-    for (int64_t i = 0; i < o.count; i++) {
-        free(o.names[i]);
-        free(o.paths[i]);
-        free(o.temporaries[i]);
-    }
-    free(o.names);
-    free(o.paths);
-    free(o.temporaries);
-    free(o.writers);
-    free(o.tensors);
-    free(o.owner);
-    free(o.index);
-    free(o.cursor_path);
+    unlock_output();
+    free_output(&o);
     free(run.scratch);
 }
 
@@ -691,6 +1086,7 @@ int main(int argc, char **argv) {
     gmm_ckpt_plan *plan = NULL;
     gmm_ckpt_report report;
     int64_t count = 0;
+    char others[256] = "";
     static const char *const wrappers[] = {"module", "_orig_mod"};
     if (!options_parse(options, OPTIONS, argc, argv, &wrong)) die("%s", wrong.text);
     if (opt.help || argc == 1) {
@@ -729,9 +1125,18 @@ int main(int argc, char **argv) {
     source.extra = !strcmp(opt.extra, "keep") ? GMM_CKPT_EXTRA_KEEP
                  : !strcmp(opt.extra, "drop") ? GMM_CKPT_EXTRA_DROP : GMM_CKPT_EXTRA_REFUSE;
     source.drop_extra_state = (int32_t)opt.drop_extra_state;
+    if (opt.inspect) inspect_files(&in);
+    if (opt.inspect && !given(&opt.from) && !st_metadata(&in.sets[0].files[0], "gmm.layout") &&
+        find_scheme(&source, others, sizeof others))
+        opt.from = source.scheme->name;
+    check_complete(&in, &source);
     if (gmm_ckpt_scan(&source, opt.experts, &linears, &count, NULL, &report)) die("%s: %s", opt.in, report.error.text);
-    if (opt.inspect) inspect(&in, linears, count);
-    if (!count) die("%s: no tensor of it is an expert's in the layout %s", opt.in, opt.from);
+    if (opt.inspect) inspect_linears(&in, linears, count, others);
+    if (!count && (*opt.out || opt.dry_run)) {
+        const gmm_ckpt_scheme *fits = find_scheme(&source, others, sizeof others);
+        die("%s: no tensor of it is an expert's in the layout %s%s%s", opt.in, opt.from,
+            fits ? "; its keys fit --from " : "", fits ? fits->name : "");
+    }
 
     target.scheme = scheme_of(opt.to);
     target.glu_block = (int32_t)opt.glu_block;
@@ -746,8 +1151,11 @@ int main(int argc, char **argv) {
         if (gmm_ckpt_plan_create(&plan, &source, &target, linears, count, NULL, &report))
             die("%s: %s", opt.in, report.error.text);
         if (gmm_ckpt_verify(plan, NULL, 0, &report.error)) die("%s", report.error.text);
+        if (!opt.quiet && opt.dry_run) print_plan(&in, plan);
+        if (!opt.quiet) print_kept(plan, &report);
         if (!opt.quiet) print_cost(plan, &report);
-        if (!opt.dry_run) convert(&in, plan);
+        if (opt.dry_run) check_output(&in, plan);
+        else convert(&in, plan);
     }
     gmm_ckpt_plan_destroy(plan);
     gmm_ckpt_linears_release(linears, NULL);

@@ -423,16 +423,22 @@ static char *beside(const char *path, const char *name) {
     return joined;
 }
 
-/* Opens the next file of a set; errors open with its path. */
-static int set_add(st_set *set, char *path, st_error *error) {
+/* Opens the next file of a set; errors open with its path. A file of an index that is not there is noted as missing. */
+static int set_add(st_set *set, char *path, int of_index, st_error *error) {
     st_error why;
     st_file *files = (st_file *)realloc(set->files, ((size_t)set->count + 1) * sizeof *files);
     char **paths = (char **)realloc(set->paths, ((size_t)set->count + 1) * sizeof *paths);
+    char **missing = (char **)realloc(set->missing, ((size_t)set->missing_count + 1) * sizeof *missing);
     if (files) set->files = files;
     if (paths) set->paths = paths;
-    if (!path || !files || !paths) {
+    if (missing) set->missing = missing;
+    if (!path || !files || !paths || !missing) {
         free(path);
         return fail(error, "out of memory");
+    }
+    if (of_index && access(path, F_OK) && errno == ENOENT) {
+        missing[set->missing_count++] = path;
+        return 1;
     }
     if (!st_open(&files[set->count], path, &why)) {
         fail(error, "%.200s: %.500s", path, why.text);
@@ -444,12 +450,21 @@ static int set_add(st_set *set, char *path, st_error *error) {
 }
 
 static int set_of_index(st_set *set, const char *path, const entry *list, int64_t count, st_error *error) {
+    int missing = 0;
     for (int64_t i = 0, begin = 0; i < count; i++) {
         const st_file *file;
-        if (i == begin && !set_add(set, beside(path, list[i].file), error)) return 0;
-        file = &set->files[set->count - 1];
+        if (i == begin) {
+            const int64_t before = set->missing_count;
+            if (!set_add(set, beside(path, list[i].file), 1, error)) return 0;
+            missing = set->missing_count > before;
+        }
         if (i > begin && !strcmp(list[i].name, list[i - 1].name))
             return fail(error, "%.200s: it holds the key \"%.200s\" twice", path, list[i].name);
+        if (missing) {
+            if (i + 1 == count || strcmp(list[i + 1].file, list[i].file)) begin = i + 1;
+            continue;
+        }
+        file = &set->files[set->count - 1];
         if (!st_find(file, list[i].name))
             return fail(error, "%.200s: it lacks the tensor \"%.200s\", which the index says it holds",
                         set->paths[set->count - 1], list[i].name);
@@ -479,13 +494,13 @@ static int set_unique(const char *path, entry *list, int64_t count, st_error *er
     return 1;
 }
 
-int st_set_open(st_set *set, const char *path, st_error *error) {
+int st_set_open_partial(st_set *set, const char *path, st_error *error) {
     const size_t length = strlen(path);
     memset(set, 0, sizeof *set);
     if (length < 5 || strcmp(path + length - 5, ".json")) {
         char *copy = (char *)malloc(length + 1);
         if (copy) memcpy(copy, path, length + 1);
-        if (set_add(set, copy, error)) return 1;
+        if (set_add(set, copy, 0, error)) return 1;
     } else {
         st_error why;
         size_t size = 0;
@@ -530,7 +545,7 @@ int st_open_header(st_file *file, const void *header, int64_t bytes, int64_t dat
     return st_open(file, NULL, error);
 }
 
-int st_set_open(st_set *set, const char *path, st_error *error) {
+int st_set_open_partial(st_set *set, const char *path, st_error *error) {
     (void)path;
     memset(set, 0, sizeof *set);
     return fail(error, "%s", st_missing());
@@ -538,14 +553,51 @@ int st_set_open(st_set *set, const char *path, st_error *error) {
 
 #endif
 
+int st_set_open(st_set *set, const char *path, st_error *error) {
+    if (!st_set_open_partial(set, path, error)) return 0;
+    if (!set->missing_count) return 1;
+    fail(error, "%.300s: cannot open it: %s (%lld of the %lld files of its index are missing)", set->missing[0],
+         strerror(ENOENT), (long long)set->missing_count, (long long)(set->missing_count + set->count));
+    st_set_close(set);
+    return 0;
+}
+
 void st_set_close(st_set *set) {
     for (int64_t i = 0; i < set->count; i++) {
         st_close(&set->files[i]);
         free(set->paths[i]);
     }
+    for (int64_t i = 0; i < set->missing_count; i++) free(set->missing[i]);
     free(set->files);
     free(set->paths);
+    free(set->missing);
     memset(set, 0, sizeof *set);
+}
+
+static uint64_t hash(const void *data, int64_t bytes) { /* FNV-1a */
+    const unsigned char *p = (const unsigned char *)data;
+    uint64_t h = 14695981039346656037u;
+    for (int64_t i = 0; i < bytes; i++) h = (h ^ p[i]) * 1099511628211u;
+    return h;
+}
+
+static int identify(int descriptor, st_identity *identity, struct stat *about, st_error *error) {
+    memset(identity, 0, sizeof *identity);
+    if (fstat(descriptor, about)) return fail(error, "cannot read its state: %s", strerror(errno));
+    identity->inode = (uint64_t)about->st_ino;
+    identity->size = (int64_t)about->st_size;
+    identity->seconds = (int64_t)about->st_mtim.tv_sec;
+    identity->nanoseconds = (int64_t)about->st_mtim.tv_nsec;
+    return 1;
+}
+
+int st_identify(const st_file *file, st_identity *identity, st_error *error) {
+    const struct st_inside *in = file->inside;
+    struct stat about;
+    if (!identify(in->descriptor, identity, &about, error)) return 0;
+    if (about.st_size < (off_t)in->map_bytes) return fail(error, "it became shorter");
+    identity->header = hash((const char *)in->map + 8, in->data_at - 8);
+    return 1;
 }
 
 int st_read(const st_file *file, int64_t at, void *to, int64_t bytes, st_error *error) {
@@ -687,13 +739,40 @@ static int reserve(int descriptor, int64_t size, st_error *error) {
     return 1;
 }
 
-static int create(st_writer *writer, const char *path, const char *temporary, int resume, st_tensor *tensors,
-                  int64_t count, const st_pair *metadata, int64_t metadata_count, st_error *error) {
+/* Whether the open file is what an earlier run left. */
+static int is_earlier(int descriptor, const st_resume *resume, const text *header, int64_t size) {
+    const st_identity *e = resume->earlier;
+    st_identity found;
+    struct stat about;
+    return identify(descriptor, &found, &about, NULL) && found.inode == e->inode &&
+           begins_with(descriptor, header, size) &&
+           (!resume->finished || (found.seconds == e->seconds && found.nanoseconds == e->nanoseconds));
+}
+
+/* Opens what an earlier run left, as the temporary file or, finished, under the path. */
+static void reopen(st_writer *writer, const st_resume *resume, const text *header, int64_t size) {
+    writer->descriptor = open(writer->temporary, O_RDWR | O_NONBLOCK);
+    writer->resumed = writer->descriptor >= 0 && is_earlier(writer->descriptor, resume, header, size);
+    if (writer->descriptor >= 0 && !writer->resumed) {
+        close(writer->descriptor);
+        writer->descriptor = -1;
+    }
+    if (!writer->resumed && resume->finished) {
+        const int done = open(writer->path, O_RDONLY | O_NONBLOCK);
+        writer->resumed = done >= 0 && is_earlier(done, resume, header, size);
+        if (done >= 0) close(done);
+    }
+}
+
+int st_create_resumable(st_writer *writer, const char *path, const st_resume *resume, st_tensor *tensors, int64_t count,
+                        const st_pair *metadata, int64_t metadata_count, st_error *error) {
+    const char *temporary = resume ? resume->temporary : NULL;
     const st_tensor **names;
     text header = {NULL, 0, 0, 0};
     int ok;
     memset(writer, 0, sizeof *writer);
     writer->descriptor = -1;
+    writer->named = temporary != NULL;
     if (st_missing()) return fail(error, "%s", st_missing());
     for (int64_t i = 0; i < count; i++) {
         tensors[i].bits = st_dtype_bits(tensors[i].dtype);
@@ -720,18 +799,8 @@ static int create(st_writer *writer, const char *path, const char *temporary, in
             if (temporary) strcpy(writer->temporary, temporary);
             else snprintf(writer->temporary, room, "%s.%ld.tmp", path, (long)getpid());
         }
-        if (ok && resume) { /* what an earlier run left, if it is of the same making */
-            writer->descriptor = open(writer->temporary, O_RDWR);
-            writer->resumed = writer->descriptor >= 0 && begins_with(writer->descriptor, &header, size);
-            if (writer->descriptor < 0) {
-                const int done = open(path, O_RDONLY | O_NONBLOCK);
-                writer->resumed = done >= 0 && begins_with(done, &header, size);
-                if (done >= 0) close(done);
-            } else if (!writer->resumed) {
-                close(writer->descriptor);
-                writer->descriptor = -1;
-            }
-        }
+        writer->header = hash(header.bytes + 8, (int64_t)header.size - 8);
+        if (ok && resume && resume->earlier) reopen(writer, resume, &header, size);
         if (ok && !writer->resumed) {
             if (temporary) unlink(writer->temporary);
             writer->descriptor = open(writer->temporary, O_RDWR | O_CREAT | O_EXCL, 0666);
@@ -747,12 +816,17 @@ static int create(st_writer *writer, const char *path, const char *temporary, in
 
 int st_create(st_writer *writer, const char *path, st_tensor *tensors, int64_t count, const st_pair *metadata,
               int64_t metadata_count, st_error *error) {
-    return create(writer, path, NULL, 0, tensors, count, metadata, metadata_count, error);
+    return st_create_resumable(writer, path, NULL, tensors, count, metadata, metadata_count, error);
 }
 
-int st_create_resumable(st_writer *writer, const char *path, const char *temporary, int resume, st_tensor *tensors,
-                        int64_t count, const st_pair *metadata, int64_t metadata_count, st_error *error) {
-    return create(writer, path, temporary, resume, tensors, count, metadata, metadata_count, error);
+int st_writer_identify(const st_writer *writer, st_identity *identity, st_error *error) {
+    struct stat about;
+    const int descriptor = writer->descriptor >= 0 ? writer->descriptor : open(writer->path, O_RDONLY | O_NONBLOCK);
+    const int ok = descriptor >= 0 ? identify(descriptor, identity, &about, error)
+                                   : fail(error, "cannot open it: %s", strerror(errno));
+    if (descriptor >= 0 && writer->descriptor < 0) close(descriptor);
+    identity->header = writer->header;
+    return ok;
 }
 
 int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_error *error) {
@@ -770,7 +844,7 @@ int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_
 }
 
 int st_flush(st_writer *writer, st_error *error) {
-    return writer->descriptor < 0 || fdatasync(writer->descriptor) == 0 ||
+    return writer->descriptor < 0 || fsync(writer->descriptor) == 0 ||
            fail(error, "cannot write: %s", strerror(errno));
 }
 
@@ -781,34 +855,51 @@ static void forget(st_writer *writer) {
     writer->descriptor = -1;
 }
 
-/* Puts the folder's new entry on the disk. */
-static void sync_folder(const char *path) {
+int st_sync_folder(const char *path, st_error *error) {
     const char *slash = strrchr(path, '/');
     char *folder = (char *)malloc(strlen(path) + 2);
-    int descriptor;
-    if (!folder) return;
+    int descriptor, ok;
+    if (!folder) return fail(error, "out of memory");
     snprintf(folder, strlen(path) + 2, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
     descriptor = open(folder, O_RDONLY);
-    if (descriptor >= 0) {
-        (void)fsync(descriptor);
-        close(descriptor);
-    }
+    /* Some file systems sync no folders, and some folders may be written but not read: neither is a failure. */
+    ok = descriptor < 0 ? errno == EACCES : fsync(descriptor) == 0 || errno == EINVAL || errno == ENOTSUP;
+    if (!ok) fail(error, "cannot bring the folder %.300s to the disk: %s", folder, strerror(errno));
+    if (descriptor >= 0) close(descriptor);
     free(folder);
+    return ok;
+}
+
+/* Whether the open file is what stands under a name. */
+static int stands_at(int descriptor, const char *path) {
+    struct stat open_one, named;
+    return !fstat(descriptor, &open_one) && !lstat(path, &named) && open_one.st_dev == named.st_dev &&
+           open_one.st_ino == named.st_ino;
+}
+
+static void remove_temporary(const st_writer *writer) {
+    if (stands_at(writer->descriptor, writer->temporary)) unlink(writer->temporary);
 }
 
 int st_commit(st_writer *writer, st_error *error) {
     int ok = 1;
-    if (writer->descriptor >= 0) {
-        ok = fsync(writer->descriptor) == 0;
-        ok = close(writer->descriptor) == 0 && ok;
-        ok = ok && rename(writer->temporary, writer->path) == 0;
-        if (ok) {
-            sync_folder(writer->path);
-        } else {
-            fail(error, "cannot finish %.300s: %s", writer->path, strerror(errno));
-            unlink(writer->temporary);
+    if (writer->descriptor >= 0) { /* while it is open, no other file can have its inode */
+        if (fsync(writer->descriptor)) {
+            ok = fail(error, "cannot finish %.300s: %s", writer->path, strerror(errno));
+            remove_temporary(writer);
+        } else if (!stands_at(writer->descriptor, writer->temporary)) {
+            ok = fail(error, "cannot finish %.300s: another program removed or replaced %.300s", writer->path,
+                      writer->temporary);
+        } else if (rename(writer->temporary, writer->path)) {
+            ok = fail(error, "cannot finish %.300s: %s", writer->path, strerror(errno));
+            if (!writer->named) remove_temporary(writer);
+        } else if (!stands_at(writer->descriptor, writer->path)) {
+            ok = fail(error, "another program replaced %.300s as it was put in place", writer->path);
         }
+        if (close(writer->descriptor) && ok)
+            ok = fail(error, "%.300s is in place, but closing it failed: %s", writer->path, strerror(errno));
     }
+    ok = ok && st_sync_folder(writer->path, error);
     forget(writer);
     return ok;
 }
@@ -820,8 +911,8 @@ void st_suspend(st_writer *writer) {
 
 void st_abandon(st_writer *writer) {
     if (writer->descriptor >= 0) {
+        remove_temporary(writer);
         close(writer->descriptor);
-        unlink(writer->temporary);
     }
     forget(writer);
 }
@@ -850,10 +941,12 @@ int st_write_index(const char *path, const char *const *files, const st_tensor *
         descriptor = open(temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
         ok = descriptor >= 0 || fail(error, "cannot create %.300s: %s", temporary, strerror(errno));
         if (ok) ok = write_at(descriptor, 0, t.bytes, (int64_t)t.size, error);
-        if (ok && (fsync(descriptor) || close(descriptor) || rename(temporary, path)))
+        if (ok && (fsync(descriptor) || rename(temporary, path)))
             ok = fail(error, "cannot finish %.300s: %s", path, strerror(errno));
         if (!ok && descriptor >= 0) unlink(temporary);
-        if (ok) sync_folder(path);
+        if (descriptor >= 0 && close(descriptor) && ok)
+            ok = fail(error, "cannot finish %.300s: %s", path, strerror(errno));
+        ok = ok && st_sync_folder(path, error);
     }
     free(t.bytes);
     free(temporary);

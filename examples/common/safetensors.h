@@ -60,15 +60,29 @@ int st_read(const st_file *file, int64_t at, void *to, int64_t bytes, st_error *
 const st_tensor *st_find(const st_file *file, const char *name);
 const char *st_metadata(const st_file *file, const char *key);
 
+/* Tells one state of a file from another. */
+typedef struct st_identity {
+    uint64_t inode;
+    int64_t size, seconds, nanoseconds; /* of the last change of its bytes, since 1970 */
+    uint64_t header;                    /* a hash of the JSON header */
+} st_identity;
+
+/* Of the opened file itself, also after another file took its name. */
+int st_identify(const st_file *file, st_identity *identity, st_error *error);
+
 /* A checkpoint: one file, or the files that an index names ("weight_map" of NAME.safetensors.index.json). Every tensor
    of the index stands in its file, every tensor of a file in the index, no name twice. Errors open with the file. */
 typedef struct st_set {
     st_file *files;
     char **paths;
     int64_t count;
+    char **missing;             /* paths that the index names and where no file is */
+    int64_t missing_count;
 } st_set;
 
+/* Fails where a file of the index is missing; st_set_open_partial opens the others. */
 int st_set_open(st_set *set, const char *path, st_error *error);
+int st_set_open_partial(st_set *set, const char *path, st_error *error);
 void st_set_close(st_set *set);
 
 /* Writes the index of files that hold these tensors: owner[i] is the file of tensor i. In place in one move. */
@@ -76,27 +90,43 @@ int st_write_index(const char *path, const char *const *files, const st_tensor *
                    int64_t count, st_error *error);
 
 /* Writing: the header comes from tensors (name, dtype, rank, shape), whose begin and bytes are filled in, in the order
-   given. Then their bytes are written in any order, and the commit puts the file in place of `path` in one move.
-   Until then a file that stands there is untouched; st_abandon leaves it so. The writer is gone after either. */
+   given. Then their bytes are written in any order, and the commit puts the file in place of `path` in one move, once
+   all its bytes are on the disk. Until then a file that stands there is untouched; st_abandon leaves it so. The writer
+   is gone after either. Neither moves nor removes a file that another program put under the temporary name. */
 typedef struct st_writer {
-    int descriptor;
-    int resumed;                /* 1: the temporary file of an earlier run goes on */
+    int descriptor;             /* -1: `path` was found finished */
+    int resumed;                /* 1: a file of an earlier run goes on */
+    int named;                  /* 1: the temporary name is the caller's */
     int64_t data_at, data_bytes;
+    uint64_t header;            /* hash, as st_identity has it */
     char *path, *temporary;
 } st_writer;
 
 int st_create(st_writer *writer, const char *path, st_tensor *tensors, int64_t count, const st_pair *metadata,
               int64_t metadata_count, st_error *error);
-/* The same under a temporary name of the caller's, which st_suspend leaves behind: a later call with equal tensors and
-   metadata takes its bytes over (writer->resumed). If `path` itself already is the finished file, descriptor is -1, and
-   st_write and st_commit do nothing. */
-int st_create_resumable(st_writer *writer, const char *path, const char *temporary, int resume, st_tensor *tensors,
-                        int64_t count, const st_pair *metadata, int64_t metadata_count, st_error *error);
+/* The same under a temporary name of the caller's, which st_suspend leaves behind. A later call with equal tensors and
+   metadata takes its bytes over (writer->resumed) if `earlier` identifies it: inode and header are equal, and where the
+   file is finished, the time of its last change too. A finished file is also found under `path`: st_write and st_commit
+   have nothing to write then. Any other file under the temporary name is removed. */
+typedef struct st_resume {
+    const char *temporary;
+    const st_identity *earlier; /* by st_writer_identify; NULL = begin anew */
+    int finished;               /* 1: `earlier` was read after the last st_write and an st_flush */
+} st_resume;
+
+int st_create_resumable(st_writer *writer, const char *path, const st_resume *resume, st_tensor *tensors, int64_t count,
+                        const st_pair *metadata, int64_t metadata_count, st_error *error);
+int st_writer_identify(const st_writer *writer, st_identity *identity, st_error *error);
 /* Brings what was written to the disk; the temporary file then survives a crash of the machine. */
 int st_flush(st_writer *writer, st_error *error);
 void st_suspend(st_writer *writer);
 int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_error *error);
+/* After an error nothing new stands under `path`, but for one that says so; the temporary file is removed where its
+   bytes did not reach the disk, or where its name is not the caller's. */
 int st_commit(st_writer *writer, st_error *error);
 void st_abandon(st_writer *writer);
+
+/* Brings the entries of the folder that `path` stands in to the disk. */
+int st_sync_folder(const char *path, st_error *error);
 
 #endif

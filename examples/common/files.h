@@ -1,0 +1,37 @@
+/* files.h - for programs that write files beside those they read: paths compared, and a lock.
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef EXAMPLES_COMMON_FILES_H
+#define EXAMPLES_COMMON_FILES_H
+
+#include <stdint.h>
+
+typedef struct file_error { char text[768]; } file_error;
+
+/* What a path names: the file, if there is one, and the entry of its folder, which may not exist yet. */
+typedef struct file_place {
+    char *entry;            /* the folder without links, and the last name */
+    uint64_t device, inode; /* of the file, links followed */
+    int exists;
+} file_place;
+
+/* Returns 0 without memory. */
+int file_place_of(file_place *place, const char *path);
+void file_place_free(file_place *place);
+
+/* Whether writing or removing one would change the other. */
+int file_place_same(const file_place *a, const file_place *b);
+
+/* A lock between processes: an empty file that exists while it is held, and the system's record lock on it, which ends
+   with its process. A lock file that an ended process left is taken over. */
+typedef struct file_lock {
+    char *path;
+    int descriptor;
+    int held; /* 0: the file system knows no locks */
+} file_lock;
+
+/* Returns 1, or 0 with an error where another process holds the lock or the file cannot be made. */
+int file_lock_take(file_lock *lock, const char *path, file_error *error);
+void file_lock_release(file_lock *lock);
+
+#endif

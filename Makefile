@@ -64,7 +64,7 @@ APP_SRC := $(wildcard examples/apps/*.c)
 EXAMPLE_CXX := $(wildcard examples/*.cpp)
 C_SRC := $(TEST_SRC) $(COMMON_SRC) $(EXAMPLE_SRC) $(APP_SRC) tests/bench/cpu_gemm.c
 
-EMPTY := $(addprefix $(B)/empty/,gmm.h gmm_quant.h gmm_kernels.cuh)
+EMPTY := $(addprefix $(B)/empty/,gmm_quant.h gmm.h gmm_gtp.h gmm_kernels.cuh)
 
 TEST_OBJ := $(TEST_SRC:%.c=$(B)/obj/%.o)
 COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)

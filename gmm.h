@@ -1466,6 +1466,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__IMPLEMENTATION_DONE)
 #define GMM__IMPLEMENTATION_DONE
 
+#include "gmm_quant.h" /* its implementation, where the declarations alone came before GMM_IMPLEMENTATION */
 #include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
@@ -1497,7 +1498,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
 extern "C" {
 #endif
 
-#if defined(__CUDACC__) && !defined(GMM__GEMM_DONE)
+#ifdef __CUDACC__
 #include "gmm_kernels.cuh"
 #endif
 

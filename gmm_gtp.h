@@ -823,6 +823,7 @@ GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE
 
+#include "gmm.h" /* its implementation, where the declarations alone came before GMM_IMPLEMENTATION */
 #include <string.h>
 #include <time.h>
 #ifdef GMM_WITH_CPU_RANKS

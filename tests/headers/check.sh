@@ -108,19 +108,46 @@ leaks_of_implementation() {
 check "the implementation leaks no macro" empty leaks_of_implementation "$CC -x c"
 [ -z "$compilers_cxx" ] || check "the implementation leaks no macro in C++" empty leaks_of_implementation "$CXX -x c++"
 
-orders() { # every order of the headers, after a hostile prelude, with and without the implementation
+# unit FILE HEADER...: a file that includes the headers in this order; the word "define" stands for GMM_IMPLEMENTATION
+unit() {
+    file=$1
+    shift
+    for h in "$@"; do
+        if [ "$h" = define ]; then printf '#define GMM_IMPLEMENTATION\n'; else printf '#include "%s"\n' "$h"; fi
+    done > "$file"
+}
+# Lines of code after preprocessing, whatever their order.
+lines_of() { $CC -std=c11 -I. -Itests/headers -E "$1" | grep -v '^#' | grep . | sort; }
+# same_unit REFERENCE HEADER...: compiles in C and C++, and holds what REFERENCE holds
+same_unit() {
+    reference=$1
+    shift
+    unit "$W/order.c" hostile.h "$@"
+    { lines_of "$W/order.c" | cmp "$reference" - &&
+        $CC -std=c11 $STRICT -fsyntax-only -I. -Itests/headers "$W/order.c" &&
+        { [ -z "$compilers_cxx" ] ||
+            $CXX -x c++ -std=c++17 $STRICT -fsyntax-only -I. -Itests/headers "$W/order.c"; }; } ||
+        { echo "in the order: $*"; return 1; }
+}
+# Every order of the headers, twice, with GMM_IMPLEMENTATION at the first, before each of them, after the first time,
+# and nowhere. What stands before it are declarations, which the second time completes.
+orders() {
+    unit "$W/order.c" hostile.h $HEADERS && lines_of "$W/order.c" > "$W/declared" &&
+    unit "$W/order.c" hostile.h define $HEADERS && lines_of "$W/order.c" > "$W/implemented" || return 1
     for a in $HEADERS; do for b in $HEADERS; do for c in $HEADERS; do
         [ $a != $b ] && [ $a != $c ] && [ $b != $c ] || continue
-        for define in '' '#define GMM_IMPLEMENTATION'; do
-            printf '#include "hostile.h"\n%s\n#include "%s"\n#include "%s"\n#include "%s"\n' \
-                "$define" $a $b $c > "$W/order.c"
-            $CC -std=c11 $STRICT -fsyntax-only -I. -Itests/headers "$W/order.c" || return 1
-            [ -z "$compilers_cxx" ] ||
-                $CXX -x c++ -std=c++17 $STRICT -fsyntax-only -I. -Itests/headers "$W/order.c" || return 1
-        done
+        set -- $a $b $c
+        same_unit "$W/declared" "$@" "$@" gmm_kernels.cuh &&
+        same_unit "$W/implemented" define gmm_kernels.cuh "$@" "$@" &&
+        same_unit "$W/implemented" $a define $b $c "$@" gmm_kernels.cuh &&
+        same_unit "$W/implemented" $a $b define $c "$@" &&
+        same_unit "$W/implemented" "$@" define "$@" || return 1
     done; done; done
+    same_unit "$W/implemented" gmm_gtp.h define gmm_gtp.h
+    unit "$W/order.c" hostile.h define gmm.h && lines_of "$W/order.c" > "$W/implemented" &&
+    same_unit "$W/implemented" gmm.h define gmm.h
 }
-check "any include order, after hostile macros" orders
+check "any include order, implemented at any point, after hostile macros" orders
 
 # ---- Implementation
 
@@ -144,13 +171,6 @@ implementation_cxx() {
     for c in $compilers_cxx; do $c -x c++ -std=c++17 -O1 $STRICT -I. -c -o "$W/unit.o" $UNIT.c || return 1; done
 }
 [ -z "$compilers_cxx" ] || check "the implementation is clean in C++17" implementation_cxx
-
-twice() {
-    printf '#define GMM_IMPLEMENTATION\n' > "$W/twice.c"
-    for h in $HEADERS $HEADERS; do printf '#include "%s"\n' $h >> "$W/twice.c"; done
-    $CC -std=c11 $STRICT -fsyntax-only -I. "$W/twice.c"
-}
-check "the implementation twice in one unit is harmless" twice
 
 only_gmm_symbols() {
     nm -g --defined-only "$W/gmm.o" | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'

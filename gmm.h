@@ -95,7 +95,7 @@ typedef struct gmm_allocator {
 
 typedef enum gmm_log_level {
     GMM_LOG_NONE = 0,
-    GMM_LOG_WARN = 1,  /* nothing so far: what cannot be served as asked is refused */
+    GMM_LOG_WARN = 1,  /* contexts: what their build lacks for the speed of their machine (gmm_build_warning) */
     GMM_LOG_INFO = 2,  /* contexts: what they run on */
     GMM_LOG_TRACE = 3, /* every operation: the engine that serves it, and why others declined */
     GMM_LOG_LEVEL_MAX = 0x7fffffff
@@ -117,17 +117,40 @@ typedef struct gmm_config {
     int32_t cpu_level;     /* CPU engine: 0 = best vector code that the processor has; 1 plain, 2 AVX2, 3 AVX-512 */
     gmm_allocator allocator;
     gmm_log log;
+    gmm_engine require_engine; /* gmm_create fails where the context would not have it; AUTO: none is required */
 } gmm_config;
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
    Stream, graph: creates nothing on a stream; not while capturing.
    Errors: GMM_E_NULL (out), GMM_E_VERSION (header versions mixed), GMM_E_ARG (field out of range), GMM_E_BUILD (a GPU
-       asked of a unit that a C compiler built, or of a build without kernels for it), GMM_E_DEVICE (no such device, or
-       too old), GMM_E_UNSUPPORTED (an engine of the other space), GMM_E_MEMORY, GMM_E_CUDA. */
+       asked of a unit that a C compiler built, or of a build without kernels for it; a required engine that is not in
+       this build), GMM_E_DEVICE (no such device, or too old; no device for a required engine), GMM_E_UNSUPPORTED (an
+       engine of the other space), GMM_E_MEMORY, GMM_E_CUDA. */
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error);
 static inline gmm_status gmm_create(gmm_context **out, const gmm_config *config, gmm_error *error) {
     return gmm__create(out, config, (uint32_t)GMM_VERSION_NUMBER, error);
 }
+
+/* How an implementation was built, and what a context of it runs on. */
+typedef struct gmm_build {
+    uint32_t struct_size;
+    gmm_space space;
+    int32_t optimised;   /* 1: by the compiler of the host, and nvcc was not told -G */
+    int32_t openmp;      /* 1: with OpenMP */
+    int32_t threads;     /* gmm_config.threads */
+    int32_t processors;  /* of the host that are online; 0 = unknown */
+    int32_t capability;  /* GPU: 90 for compute capability 9.0 */
+    int32_t sm90a;       /* GPU: 1: kernels for sm_90a are in the build */
+    int32_t tensor_maps; /* GPU: 1: the driver has cuTensorMapEncodeTiled */
+} gmm_build;
+
+/* What makes contexts of such a build slower than their machine: text `i` from 0, which says what to compile with; NULL
+   from the first `i` on that there is nothing to say for. gmm_create writes each once to the log at GMM_LOG_WARN:
+       a GPU of compute capability 9.0 without the engine WGMMA
+       an implementation compiled without optimisation, where the compiler tells (gcc, clang, nvcc)
+       a CPU context without OpenMP on more than four processors, unless gmm_config.threads is 1
+   Pure. Errors: none; NULL or a struct_size of another version gives NULL. */
+GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
 
 /* Frees a context; NULL is allowed. Work that it enqueued may still run.
    Stream, graph: a GPU context's destruction may wait for the device (cuBLASLt). Errors: none. */
@@ -1471,6 +1494,8 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
+#elif defined(__unix__) || defined(__APPLE__)
+#include <unistd.h> /* sysconf */
 #endif
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -7315,6 +7340,13 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 /* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
 
+/* Why the engine serves nothing; NULL = it does. */
+static const char *gmm__wgmma_lacks(const gmm_build *build) {
+    if (build->capability != 90) return "needs compute capability 9.0";
+    if (!build->sm90a) return "is not in this build: compile for sm_90a (-gencode arch=compute_90a,code=sm_90a)";
+    return build->tensor_maps ? NULL : "needs a driver with cuTensorMapEncodeTiled";
+}
+
 #ifdef __CUDACC__
 
 /* The products of 16-bit matrices by TMA and wgmma; FP8; and MX32 and NV16, converted to 16-bit elements by the kernel
@@ -7322,8 +7354,8 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
    on the host, laid out as the MMA engine's, which serves a call of unsuited addresses in no more bytes. So a query may
    leave addresses open. */
 
-/* What the engine needs, looked for once per context. */
-static void gmm__wgmma_open(gmm_context *ctx) {
+/* What the engine needs, looked for once per context and told to `build`. */
+static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     void *encode = NULL;
     int current = 0, built = 0;
@@ -7336,10 +7368,9 @@ static void gmm__wgmma_open(gmm_context *ctx) {
     }
     (void)cudaGetLastError();
     ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
-    if (ctx->device.capability != 90) ctx->wgmma_lacks = "needs compute capability 9.0";
-    else if (!built) ctx->wgmma_lacks = "is not in this build: compile for sm_90a";
-    else if (e != cudaSuccess || found != cudaDriverEntryPointSuccess || !encode)
-        ctx->wgmma_lacks = "needs a driver with cuTensorMapEncodeTiled";
+    build->sm90a = (int32_t)(built != 0);
+    build->tensor_maps = (int32_t)(e == cudaSuccess && found == cudaDriverEntryPointSuccess && encode != NULL);
+    ctx->wgmma_lacks = gmm__wgmma_lacks(build);
 }
 
 /* Whether rows of an operand begin where TMA takes them. Of tables on the device the kernel tells by a fault bit. */
@@ -8396,11 +8427,85 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_
 }
 #endif
 
+/* What is known of a build before its device is. */
+static void gmm__describe_build(const gmm_config *c, gmm_build *build) {
+    memset(build, 0, sizeof *build);
+    build->space = c->space;
+    build->threads = c->threads;
+#if !(defined(__GNUC__) || defined(__clang__)) || (defined(__OPTIMIZE__) && !defined(__CUDACC_DEBUG__))
+    build->optimised = 1;
+#endif
+#ifdef _OPENMP
+    build->openmp = 1;
+#elif defined(_SC_NPROCESSORS_ONLN)
+    build->processors = (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
+#endif
+}
+
+GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i) {
+    const char *texts[3] = { NULL, NULL, NULL };
+    int32_t count = 0;
+    gmm_build b;
+    if (!build || !gmm__copy_sized(&b, sizeof b, build)) return NULL;
+    if (b.space == GMM_SPACE_CUDA && b.capability == 90 && gmm__wgmma_lacks(&b))
+        texts[count++] = b.sm90a ? "engine wgmma needs a driver with cuTensorMapEncodeTiled; engine mma serves its "
+                                   "products, more slowly"
+                                 : "engine wgmma is not in this build, and engine mma serves its products, more "
+                                   "slowly: compile for sm_90a (-gencode arch=compute_90a,code=sm_90a)";
+    if (!b.optimised)
+        texts[count++] = "the implementation was compiled without optimisation: compile it with -O3, and without -G";
+    if (b.space == GMM_SPACE_CPU && !b.openmp && b.processors > 4 && b.threads != 1)
+        texts[count++] = "the implementation was compiled without OpenMP and uses one processor: compile it with "
+                         "-fopenmp (nvcc: -Xcompiler=-fopenmp)";
+    return i >= 0 && i < count ? texts[i] : NULL;
+}
+
+/* Whether a context of this space can have an engine of that name. */
+static gmm_status gmm__check_engine(gmm_space space, gmm_engine engine, const char *field, gmm_error *error) {
+    if (engine < GMM_ENGINE_AUTO || engine > GMM_ENGINE_CUBLASLT)
+        return gmm__fail(error, GMM_E_ARG, "gmm_create: %s: %d is no engine", field, (int)engine);
+    if (engine != GMM_ENGINE_AUTO && (engine == GMM_ENGINE_CPU) != (space == GMM_SPACE_CPU))
+        return gmm__fail(error, GMM_E_UNSUPPORTED, "gmm_create: %s: %s needs a %s context, space %d", field,
+                         gmm_engine_name(engine), space == GMM_SPACE_CPU ? "GPU" : "CPU",
+                         space == GMM_SPACE_CPU ? 1 : 0);
+    return GMM_OK;
+}
+
+#ifdef __CUDACC__
+/* Opens the engines of a GPU context and refuses where it would not have the required one. */
+static gmm_status gmm__open_engines(gmm_context *ctx, gmm_build *build, gmm_error *error) {
+    const gmm_engine engine = ctx->config.require_engine;
+    const char *lacks = NULL;
+    gmm_status status = GMM_E_DEVICE;
+    build->capability = ctx->device.capability;
+    gmm__wgmma_open(ctx, build);
+    if (engine == GMM_ENGINE_WGMMA) {
+        lacks = ctx->wgmma_lacks;
+        if (build->capability == 90 && !build->sm90a) status = GMM_E_BUILD;
+    }
+#ifdef GMM__CUBLASLT
+    gmm__lt_open(ctx);
+    if (engine == GMM_ENGINE_CUBLASLT && !ctx->lt.handle) lacks = "could not be opened on this device";
+#else
+    if (engine == GMM_ENGINE_CUBLASLT) {
+        lacks = "is not in this build: compile without GMM_NO_CUBLASLT";
+        status = GMM_E_BUILD;
+    }
+#endif
+    if (!lacks) return GMM_OK;
+    return gmm__fail(error, status, "gmm_create: config.require_engine: %s %s; device %d has compute capability %d.%d",
+                     gmm_engine_name(engine), lacks, ctx->config.device, build->capability / 10,
+                     build->capability % 10);
+}
+#endif
+
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error) {
     gmm_config c = GMM_ZERO;
     gmm_context *ctx;
     gmm__device device = GMM_ZERO;
-    int32_t threads = 1;
+    gmm_build build;
+    gmm_status s;
+    int32_t threads = 1, i;
     const int32_t level = gmm__cpu_best_level();
 
     if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_create: out is NULL");
@@ -8418,10 +8523,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.space: %d is neither CPU (0) nor CUDA (1)",
                          (int)c.space);
 #ifdef __CUDACC__
-    if (c.space == GMM_SPACE_CUDA) {
-        const gmm_status s = gmm__cuda_probe(&c, &device, error);
-        if (s != GMM_OK) return s;
-    }
+    if (c.space == GMM_SPACE_CUDA && (s = gmm__cuda_probe(&c, &device, error)) != GMM_OK) return s;
 #else
     if (c.space == GMM_SPACE_CUDA)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.space: CUDA %d asked, but this build holds the CPU "
@@ -8429,12 +8531,9 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 #endif
     if (c.space == GMM_SPACE_CPU && c.device != 0)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.device: %d must be 0 for the CPU", (int)c.device);
-    if (c.engine < GMM_ENGINE_AUTO || c.engine > GMM_ENGINE_CUBLASLT)
-        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.engine: %d is no engine", (int)c.engine);
-    if (c.engine != GMM_ENGINE_AUTO && (c.engine == GMM_ENGINE_CPU) != (c.space == GMM_SPACE_CPU))
-        return gmm__fail(error, GMM_E_UNSUPPORTED, "gmm_create: config.engine: %s needs a %s context, space %d",
-                         gmm_engine_name(c.engine), c.space == GMM_SPACE_CPU ? "GPU" : "CPU",
-                         c.space == GMM_SPACE_CPU ? 1 : 0);
+    if ((s = gmm__check_engine(c.space, c.engine, "config.engine", error)) != GMM_OK ||
+        (s = gmm__check_engine(c.space, c.require_engine, "config.require_engine", error)) != GMM_OK)
+        return s;
     if (c.threads < 0 || c.threads > 4096)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.threads: %d must be 0 to 4096", (int)c.threads);
     if (c.cpu_level < 0 || c.cpu_level > 3)
@@ -8459,11 +8558,12 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     ctx->threads = threads;
     ctx->cpu_level = c.cpu_level ? c.cpu_level : level;
     ctx->device = device;
+    gmm__describe_build(&c, &build);
 #ifdef __CUDACC__
-    if (c.space == GMM_SPACE_CUDA) gmm__wgmma_open(ctx);
-#endif
-#ifdef GMM__CUBLASLT
-    if (c.space == GMM_SPACE_CUDA) gmm__lt_open(ctx);
+    if (c.space == GMM_SPACE_CUDA && (s = gmm__open_engines(ctx, &build, error)) != GMM_OK) {
+        gmm_destroy(ctx);
+        return s;
+    }
 #endif
     *out = ctx;
 #ifdef __CUDACC__
@@ -8476,6 +8576,8 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.space == GMM_SPACE_CPU)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, (int)threads,
              threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
+    for (i = 0; gmm_build_warning(&build, i); i++)
+        gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&build, i));
     return GMM_OK;
 }
 

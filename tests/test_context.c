@@ -116,6 +116,42 @@ static void log_hook(int arg) {
     lin_check(&r);
 }
 
+/* What a build lacks for a machine, for every combination of facts. */
+static void build_warnings(int arg) {
+    gmm_build b;
+    (void)arg;
+    for (int facts = 0; facts < 512; facts++) {
+        const int gpu = facts & 1, hopper = facts >> 1 & 1, many = facts >> 2 & 1;
+        const char *want[3];
+        int32_t count = 0;
+        memset(&b, 0, sizeof b);
+        b.struct_size = facts >> 3 & 1 ? (uint32_t)sizeof b : 0;
+        b.space = gpu ? GMM_SPACE_CUDA : GMM_SPACE_CPU;
+        b.capability = hopper ? 90 : 80;
+        b.processors = many ? 5 : 4;
+        b.sm90a = facts >> 4 & 1;
+        b.tensor_maps = facts >> 5 & 1;
+        b.optimised = facts >> 6 & 1;
+        b.openmp = facts >> 7 & 1;
+        b.threads = facts >> 8 & 1;
+        if (gpu && hopper && !b.sm90a) want[count++] = "compile for sm_90a";
+        else if (gpu && hopper && !b.tensor_maps) want[count++] = "needs a driver";
+        if (!b.optimised) want[count++] = "-O3";
+        if (!gpu && !b.openmp && many && b.threads != 1) want[count++] = "-fopenmp";
+        for (int32_t i = 0; i < count; i++) {
+            const char *text = gmm_build_warning(&b, i);
+            T_CHECK(text && strstr(text, want[i]), "facts %d: text %d is \"%s\" and lacks \"%s\"", facts, (int)i,
+                    text ? text : "NULL", want[i]);
+        }
+        T_CHECK(!gmm_build_warning(&b, count) && !gmm_build_warning(&b, count + 1) && !gmm_build_warning(&b, -1),
+                "facts %d: more than %d texts", facts, (int)count);
+    }
+    memset(&b, 0, sizeof b);
+    T_CHECK(gmm_build_warning(&b, 0) && !gmm_build_warning(NULL, 0), "zeroed, and NULL");
+    b.struct_size = (uint32_t)sizeof b + 4u;
+    T_CHECK(!gmm_build_warning(&b, 0), "a struct_size of a later version");
+}
+
 /* ------------------------------------------------------------------------------------------- Creation's errors --- */
 
 static void refused(const gmm_config *config, gmm_status want, const char *needle, const char *number) {
@@ -149,6 +185,8 @@ static void create_errors(int arg) {
     T_BAD(engine, (gmm_engine)40, GMM_E_ARG, "engine", "40");
     T_BAD(engine, (gmm_engine)-1, GMM_E_ARG, "engine", "-1");
     T_BAD(log.level, (gmm_log_level)5, GMM_E_ARG, "level", "5");
+    T_BAD(require_engine, (gmm_engine)40, GMM_E_ARG, "require_engine", "40");
+    T_BAD(require_engine, (gmm_engine)-1, GMM_E_ARG, "require_engine", "-1");
     (void)snprintf(number, sizeof number, "%u", (unsigned)sizeof c + 8u);
     T_BAD(struct_size, (uint32_t)sizeof c + 8u, GMM_E_VERSION, "struct_size", number);
 #undef T_BAD
@@ -158,6 +196,36 @@ static void create_errors(int arg) {
     (void)snprintf(number, sizeof number, "%u", (unsigned)GMM_VERSION_NUMBER + 100u);
     T_CHECK(strstr(error.text, number), "\"%s\" lacks %s", error.text, number);
     T_CHECK(gmm_version_number() == (uint32_t)GMM_VERSION_NUMBER, "gmm_version_number");
+}
+
+/* A context has the engine that is required of it, or is refused with the reason. */
+static void required_engine(int arg) {
+    static const int64_t sizes[] = {64};
+    const lin_spec s = {.op = GMM_OP_LINEAR_FWD, .in = GMM_BF16, .out = GMM_BF16, .groups = 1, .K = 64, .N = 64,
+                        .sizes = sizes};
+    const gmm_engine engine = (gmm_engine)arg;
+    gmm_config c = T.config;
+    gmm_context *ctx = (gmm_context *)&c;
+    gmm_error error = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_status got;
+    lin_run r;
+    c.engine = GMM_ENGINE_AUTO;
+    c.require_engine = engine;
+    if ((engine == GMM_ENGINE_CPU) == T.gpu) {
+        refused(&c, GMM_E_UNSUPPORTED, "config.require_engine", gmm_engine_name(engine));
+        return;
+    }
+    lin_build(&r, &s);
+    r.options.engine = engine;
+    r.d.options = &r.options;
+    got = gmm_create(&ctx, &c, &error);
+    if (got == GMM_OK) gmm_destroy(ctx);
+    if (gmm_linear_query(T.ctx, s.op, &r.d, &info) == GMM_OK) T_CHECK(got == GMM_OK, "\"%s\"", error.text);
+    else refused(&c, strstr(error.text, "not in this build") ? GMM_E_BUILD : GMM_E_DEVICE, "config.require_engine",
+                 gmm_engine_name(engine));
+    c.struct_size = (uint32_t)offsetof(gmm_config, require_engine); /* an older version requires none */
+    (void)t_context(&c);
 }
 
 /* A build or machine without a GPU says so; with one, an ordinal far too large is refused. */
@@ -306,6 +374,9 @@ void tests_context(void) {
     t_add(allocator, 0, "context allocator hooks, none called by operations");
     for (int i = 0; i < 2; i++) t_add(half_allocator, i, "context allocator with one function, %d", i);
     for (int i = 0; i < 4; i++) t_add(log_hook, i, "context log level %d", i);
+    t_add_host(build_warnings, 0, "context warnings about builds");
+    for (int i = GMM_ENGINE_CPU; i <= GMM_ENGINE_CUBLASLT; i++)
+        t_add(required_engine, i, "context required engine %s", gmm_engine_name((gmm_engine)i));
     t_add_host(create_errors, 0, "context errors of gmm_create");
     t_add_host(no_gpu, 0, "context GPU engines that are not there");
     t_add_host(defaults, 0, "context defaults");

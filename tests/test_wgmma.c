@@ -462,10 +462,11 @@ static void two_tiles(int arg) {
 
 /* ---------------------------------------------------------------------------------------- Choice, and its log --- */
 
-typedef struct lines { char created[512], last[512]; } lines;
+typedef struct lines { char created[512], warned[512], last[512]; } lines;
 static void write_line(void *user, gmm_log_level level, const char *message) {
     lines *l = (lines *)user;
-    (void)snprintf(level == GMM_LOG_INFO ? l->created : l->last, sizeof l->last, "%s", message);
+    (void)snprintf(level == GMM_LOG_INFO ? l->created : level == GMM_LOG_WARN && !l->warned[0] ? l->warned : l->last,
+                   sizeof l->last, "%s", message);
 }
 
 /* On compute capability 9.0 AUTO takes the engine; elsewhere, and where it declines, query and log name the reason. */
@@ -491,6 +492,10 @@ static void choice(int arg) {
     lin_check(&r);
     T_CHECK(strstr(l.created, "wgmma"), "\"%s\"", l.created);
     T_CHECK(strstr(l.last, name), "\"%s\" lacks %s", l.last, name);
+    if (strstr(l.created, "compute capability 9.0") && strstr(l.created, "is not in this build")) {
+        T_CHECK(strstr(l.warned, "wgmma") && strstr(l.warned, "compile for sm_90a"), "\"%s\"", l.warned);
+        T_CHECK(strstr(info.note, "compile for sm_90a"), "\"%s\"", info.note);
+    } else T_CHECK(!strstr(l.warned, "wgmma"), "\"%s\"", l.warned);
     if (!strstr(l.created, "compute capability 9.0") || strstr(l.created, "is not in this build")) {
         T_CHECK(info.engine == GMM_ENGINE_MMA && strstr(info.note, "wgmma "), "\"%s\"", info.note);
         T_CHECK(strstr(l.last, "served by mma") && strstr(l.last, "wgmma "), "\"%s\"", l.last);

@@ -156,6 +156,14 @@ implementation() {
     $CC -std=c11 -O0 $STRICT -I. -c -o "$W/unit.o" $UNIT.c
 }
 check "the implementation is clean in C11" implementation
+# $W/unit.o is without OpenMP, which counts on more than four processors.
+warns() {
+    [ "$(getconf _NPROCESSORS_ONLN)" -le 4 ] && serial= || serial=-fopenmp
+    $CC -std=c11 $STRICT -I. -o "$W/warns" tests/headers/warns.c "$W/unit.o" -lm && "$W/warns" -O3 $serial &&
+    $CC -std=c11 $STRICT -I. -o "$W/warns" tests/headers/warns.c "$W/gmm.o" $openmp -lm &&
+    if [ -n "$openmp" ]; then "$W/warns"; else "$W/warns" $serial; fi
+}
+check "a build without optimisation or OpenMP says so once per context" warns
 implementation_clang() {
     m=$openmp
     printf '#include <omp.h>\n' | clang $m -fsyntax-only -x c - 2> /dev/null || m=

@@ -60,6 +60,7 @@
 
 #include "gmm_quant.h"
 
+GMM_QUIET_BEGIN
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -1482,6 +1483,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
 #ifdef __cplusplus
 }
 #endif
+GMM_QUIET_END
 #endif /* GMM_MOE_GMM_H_INCLUDED */
 
 /* -------------------------------------------------------------------------------------------- 14 Implementation --- */

@@ -56,6 +56,7 @@
 
 #include "gmm.h"
 
+GMM_QUIET_BEGIN
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -816,6 +817,7 @@ GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts
 #ifdef __cplusplus
 }
 #endif
+GMM_QUIET_END
 #endif /* GMM_MOE_GTP_H_INCLUDED */
 
 /* -------------------------------------------------------------------------------------------- 12 Implementation --- */

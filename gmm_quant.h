@@ -35,6 +35,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Declarations are C and C++ from one text, so they cast as C does, and private names hold two underscores, which C++
+   reserves. Between these two, compilers of C++ do not warn of either. */
+#if defined(__cplusplus) && defined(__clang__)
+#define GMM_QUIET_BEGIN \
+    _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wunknown-warning-option\"") \
+    _Pragma("clang diagnostic ignored \"-Wold-style-cast\"") \
+    _Pragma("clang diagnostic ignored \"-Wreserved-identifier\"")
+#define GMM_QUIET_END _Pragma("clang diagnostic pop")
+#elif defined(__cplusplus) && defined(__GNUC__)
+#define GMM_QUIET_BEGIN _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wold-style-cast\"")
+#define GMM_QUIET_END _Pragma("GCC diagnostic pop")
+#else
+#define GMM_QUIET_BEGIN
+#define GMM_QUIET_END
+#endif
+
+GMM_QUIET_BEGIN
+
 /* ------------------------------------------------------------------------------------------------- 1 Linkage --- */
 
 #if defined(GMM_STATIC) && !defined(GMM_IMPLEMENTATION)
@@ -370,14 +388,14 @@ GMM__HD uint8_t gmm_f32_to_e5m2_nosat(float x) {
 GMM__HD uint8_t gmm_f32_to_e2m1(float x) { return (uint8_t)gmm__encode_small(x, 1u, 127u, 8u, 7u, 7u, 7u); }
 
 GMM__HD float gmm_e4m3_to_f32(uint8_t code) {
-    const uint32_t a = code & 0x7Fu, sign = (uint32_t)(code & 0x80u) << 24;
+    const uint32_t a = code & 0x7Fu, sign = (code & 0x80u) << 24;
     /* a subnormal is a * 2^-9: exact, and built from an integer so that no flag flushes it */
     const uint32_t tiny = a ? gmm_f32_bits((float)(int32_t)a) - (9u << 23) : 0u;
     return gmm_f32_from_bits(sign | (a == 0x7Fu ? 0x7FFFFFFFu : a < 8u ? tiny : (a << 20) + (120u << 23)));
 }
 GMM__HD float gmm_e5m2_to_f32(uint8_t code) { return gmm_f16_to_f32((uint16_t)(code << 8)); }
 GMM__HD float gmm_e2m1_to_f32(uint8_t code) {
-    const uint32_t a = code & 7u, sign = (uint32_t)(code & 8u) << 28;
+    const uint32_t a = code & 7u, sign = (code & 8u) << 28;
     return gmm_f32_from_bits(sign | (a == 0u ? 0u : a == 1u ? 0x3F000000u : (a << 22) + (126u << 23)));
 }
 /* Element of a dtype of 8 or 4 bits from its code, and back. */
@@ -493,7 +511,7 @@ GMM__HD int32_t gmm_block_along(gmm_scaling scaling) {
 GMM__HD int64_t gmm_scale_index(gmm_scaling scaling, gmm_scale_order order, gmm_direction direction, int64_t lines,
                                 int64_t along, int64_t l, int64_t j) {
     int64_t across;
-    switch (scaling) {
+    switch ((int)scaling) {
     case GMM_SCALING_ROW: return l;
     case GMM_SCALING_1X128: return j * gmm__round_up(lines, 4) + l;
     case GMM_SCALING_128X128: return l / 128 * gmm__round_up(gmm__ceil_div(along, 128), 4) + j;
@@ -511,7 +529,7 @@ GMM__HD int64_t gmm_scale_base(gmm_scaling scaling, gmm_direction direction, int
                                int64_t start) {
     const int rowwise = direction == GMM_ROWWISE;
     const int32_t along = gmm_block_along(scaling);
-    switch (scaling) {
+    switch ((int)scaling) {
     case GMM_SCALING_TENSOR: return g;
     case GMM_SCALING_ROW: return rowwise ? row : g * cols;
     case GMM_SCALING_1X128: return rowwise ? gmm__ceil_div(cols, 128) * start : start / 128 * gmm__round_up(cols, 4);
@@ -573,7 +591,7 @@ GMM__HD uint32_t gmm_amax_bits(uint32_t amax, float x) {
 
 /* Largest finite value of a dtype; 0 if it has none. */
 GMM__HD float gmm_dtype_largest(gmm_dtype dtype) {
-    switch (dtype) {
+    switch ((int)dtype) {
     case GMM_F32: return gmm_f32_from_bits(0x7F7FFFFFu);
     case GMM_BF16: return gmm_f32_from_bits(0x7F7F0000u);
     case GMM_F16: return 65504.0f;
@@ -959,7 +977,7 @@ GMM__HD gmm_act_coef gmm_act_coefficients(const gmm_act *act) {
    (1 + 0.044715 u^2), which needs no tanh. */
 GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, float b, float *da, float *db) {
     float pass_a = gmm__pick(a > c.limit, 0.0f, 1.0f), ga = gmm__min(a, c.limit), f, fa, s, r, t, u, v;
-    switch (gate) {
+    switch ((int)gate) {
     case GMM_GATE_RELU: f = gmm__max(ga, 0.0f); fa = gmm__pick(ga <= 0.0f, 0.0f, 1.0f); break;
     case GMM_GATE_SRELU: u = gmm__max(ga, 0.0f); f = u * u; fa = 2.0f * u; break;
     case GMM_GATE_GELU:
@@ -1019,6 +1037,7 @@ GMM__HD int64_t gmm_glu_linear_column(int64_t j, int64_t ffn, int64_t interleave
 #ifdef __cplusplus
 }
 #endif
+GMM_QUIET_END
 #endif /* GMM_MOE_QUANT_H_INCLUDED */
 
 /* ----------------------------------------------------------------------------------------- 11 Implementation --- */

@@ -75,6 +75,26 @@ declarations() {
 }
 check "declarations are clean in C99, C11, C++17" declarations
 
+# Warnings that projects turn on, beyond those that the whole of the sources is free of.
+EVERYTHING="-Weverything -Wno-padded -Wno-declaration-after-statement -Wno-unsafe-buffer-usage -Wno-c++98-compat
+    -Wno-c++98-compat-pedantic -Wno-unknown-warning-option -Werror"
+loud_declarations() {
+    for h in $HEADERS; do
+        printf '#include "%s"\n' "$h" > "$W/decl.c"
+        for c in $compilers_c $compilers_cxx; do
+            more="-Wconversion -Wsign-conversion -Wcast-qual -Wshadow"
+            case $c in clang*) more=$EVERYTHING;; esac
+            language="-std=c11"
+            case $c in *++*)
+                language="-x c++ -std=c++17"
+                case $c in clang*) ;; *) more="$more -Wuseless-cast -Wold-style-cast";; esac;;
+            esac
+            $c $language $STRICT $more -fsyntax-only -I. "$W/decl.c" || return 1
+        done
+    done
+}
+check "declarations are clean under -Wconversion, -Wuseless-cast and clang's -Weverything" loud_declarations
+
 # Lines of our own headers after preprocessing, with their include directives.
 own_includes() {
     printf '%s#include "gmm_gtp.h"\n' "$1" | $CC $2 -I. -E -dI -x c - |
@@ -179,6 +199,13 @@ implementation_cxx() {
     for c in $compilers_cxx; do $c -x c++ -std=c++17 -O1 $STRICT -I. -c -o "$W/unit.o" $UNIT.c || return 1; done
 }
 [ -z "$compilers_cxx" ] || check "the implementation is clean in C++17" implementation_cxx
+useless_casts() {
+    for flags in "" "$openmp -DGMM_WITH_CPU_RANKS"; do
+        $1 -x c++ -std=c++17 $STRICT -Wuseless-cast $flags -fsyntax-only -I. $UNIT.c || return 1
+    done
+}
+! $CXX -Werror -Wuseless-cast -fsyntax-only -x c++ /dev/null 2> /dev/null ||
+    check "no cast of the implementation is useless in C++" useless_casts "$CXX"
 
 only_gmm_symbols() {
     nm -g --defined-only "$W/gmm.o" | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
@@ -271,6 +298,18 @@ cuda_gated() {
         { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas_gated" || echo 'does not compile'; return 1; }
     cuda_spills "$W/ptxas_gated"
 }
+# What nvcc makes of the headers, in two orders, with kernels that are empty: soon, and the host compiler reads all of
+# the rest. Casts in the toolkit's own headers are not ours.
+cuda_host() {
+    unit "$W/order1.cu" gmm_kernels.cuh gmm_gtp.h define gmm_gtp.h gmm.h gmm_quant.h gmm_kernels.cuh
+    unit "$W/order2.cu" define gmm_kernels.cuh gmm_gtp.h
+    nccl=
+    ! printf '#include <nccl.h>\n' | $NVCC -E -x cu - > /dev/null 2>&1 || nccl=-DGMM_WITH_NCCL
+    $NVCC -std=c++17 -I$B/empty -Xcompiler=-Wall,-Wextra,-Wuseless-cast -arch=sm_80 -Xptxas -O0 \
+        -DGMM_WITH_CPU_RANKS $nccl -c -o "$W/order.o" "$W/order1.cu" > "$W/casts" 2>&1 || { cat "$W/casts"; return 1; }
+    empty grep -E '(^|/)gmm[a-z_]*\.(h|cuh):.*warning' "$W/casts" || return 1
+    $NVCC -std=c++17 -I$B/empty $cuda -arch=sm_80 -Xptxas -O0 -c -o "$W/order.o" "$W/order2.cu"
+}
 cuda_gated_done() { wait $gated; empty cat "$W/gated"; } # what it finds it prints; a subshell could not wait
 cuda_torch() {
     $NVCC -std=c++20 $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
@@ -297,6 +336,7 @@ if [ -n "$NVCC" ]; then
     cuda_gated > "$W/gated" 2>&1 & gated=$!
     check "CUDA: C++20, with the flags of PyTorch extensions" cuda_torch_done
     check "CUDA: a gated epilogue in the Hopper products' body, no spills" cuda_gated_done
+    check "CUDA: declarations first or last, no useless casts" cuda_host
     check "CUDA: GMM_STATIC in two units" cuda_units cs "" "-DGMM_STATIC -DGMM_IMPLEMENTATION" \
         "-DGMM_STATIC -DGMM_IMPLEMENTATION"
 else

@@ -43,6 +43,12 @@ void device_close(void) {
     free(D.image);
 }
 
+size_t device_memory(size_t *total) {
+    size_t available = 0;
+    if (cudaMemGetInfo(&available, total) != cudaSuccess) available = *total = 0;
+    return available;
+}
+
 void *device_alloc(size_t bytes, size_t alignment, int huge) {
     size_t at = (D.used + alignment - 1) / alignment * alignment;
     if (huge) {

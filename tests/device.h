@@ -10,6 +10,8 @@ int device_count(void);
 /* Opens device 0 with an arena of `bytes` and a stream. NULL on failure, with a text. */
 gmm_stream device_open(size_t bytes, const char **why);
 void device_close(void);
+/* Bytes of the device's memory that are free. */
+size_t device_memory(size_t *total);
 
 /* Memory from the arena at `alignment`, or NULL if it is used up; separately with cudaMalloc if `huge`. Reset frees. */
 void *device_alloc(size_t bytes, size_t alignment, int huge);

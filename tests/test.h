@@ -58,6 +58,10 @@ void t_add_host(void (*run)(int arg), int arg, const char *name, ...) __attribut
 void t_add_gpu(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 
+/* Says of the case added last how many bytes t_sparse gives it. One that needs more than the GPU has free is skipped;
+   one that needs more than a quarter of it runs when all other cases have ended. */
+void t_needs(size_t bytes);
+
 /* Leaves the case as failed, or as skipped (only for what this machine lacks). */
 _Noreturn void t_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
 _Noreturn void t_failed(const char *file, int line, const char *condition, const char *format, ...)
@@ -119,7 +123,8 @@ void t_upload(void *device, const void *host, size_t bytes);
 void t_download(void *host, const void *device, size_t bytes);
 void t_poison(void *device, int byte, size_t bytes);
 void *t_get(const void *device, size_t bytes);         /* host copy */
-void *t_sparse(size_t bytes);                          /* huge device memory, zero, backed only where touched */
+void *t_sparse(size_t bytes);                          /* huge device memory, zero, backed only where touched:
+                                                          see t_needs */
 
 /* A context like T.ctx with other settings; destroyed after the case. */
 gmm_context *t_context(const gmm_config *config);

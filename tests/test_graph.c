@@ -305,8 +305,9 @@ static void limits(int arg) {
 /* row 56: multiprocessors beyond the limit are free. While the product runs, another stream gets a block onto each of
    them, several times after one another, all of which ends before the product does. A block takes a multiprocessor's
    whole shared memory, so that it finds no place beside the product's blocks. */
+enum { FREED_ROWS = 24576, FREED_WIDE = 4096 };
 static void freed(int arg) {
-    enum { ROWS_ = 24576, WIDE = 4096, TURNS = 8 };
+    enum { ROWS_ = FREED_ROWS, WIDE = FREED_WIDE, TURNS = 8 };
     const gmm_op op = (gmm_op)(GMM_OP_LINEAR_FWD + arg);
     const int64_t size = ROWS_;
     const int processors = device_processors(), beside = processors / 4 / 2 * 2;
@@ -511,8 +512,10 @@ void tests_graph(void) {
         t_add_gpu(replay_layer, (int)dtypes[i], "row53 row54 graph of a whole layer, other routings %s", name);
         t_add_gpu(limits, (int)dtypes[i], "row56 sm_limit leaves the bits of a layer %s", name);
     }
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
         t_add_gpu(freed, i, "row56 sm_limit frees multiprocessors %s", gmm_op_name((gmm_op)(GMM_OP_LINEAR_FWD + i)));
+        t_needs((size_t)(2 * FREED_ROWS + FREED_WIDE) * FREED_WIDE * 2);
+    }
     for (int i = 1; i <= (int)GMM_RECIPE_NVFP4; i++) {
         t_add_gpu(replay_layer, (int)GMM_BF16 | i << 8, "row53 row54 graph of a whole layer, other routings, recipe %d",
                   i);

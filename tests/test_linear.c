@@ -629,14 +629,19 @@ static void frozen_groups(int arg) {
 }
 
 /* Row 61: element indices beyond 2^31 in x, w, y, dy, dx and dw, in memory that is backed only where it is used. */
+enum { BIG_ROWS = 5, BIG_K = 6, BIG_N = 5 };
+static const int64_t big_ld = (int64_t)1 << 29;           /* row 4 begins at element 2^31 */
+static const int64_t big_gap = ((int64_t)1 << 32) + 64;   /* group 1 of a packed operand, in elements */
+static int64_t big_w_rows(int arg) { return arg < 3 ? BIG_N : 1; }
+static size_t big_act_bytes(void) { return (size_t)((BIG_ROWS - 1) * big_ld + BIG_K + BIG_N) * 4; }
+static size_t big_w_bytes(int arg) {
+    return (size_t)(big_gap + (big_w_rows(arg) - 1) * big_ld + BIG_K + BIG_N) * 4;
+}
 static void big(int arg) {
-    enum { ROWS = 5, K = 6, N = 5 };
+    enum { ROWS = BIG_ROWS, K = BIG_K, N = BIG_N };
     const gmm_op op = ops[arg];
-    const int64_t ld = (int64_t)1 << 29, sizes[] = {2, 3}; /* row 4 begins at element 2^31 */
-    const int64_t gap = ((int64_t)1 << 32) + 64;           /* group 1 of a packed operand, in elements */
-    const int64_t w_rows = arg == 0 || arg == 1 || arg == 2 ? N : 1;
-    const size_t act_bytes = (size_t)((ROWS - 1) * ld + K + N) * 4;
-    const size_t w_bytes = (size_t)(gap + (w_rows - 1) * ld + K + N) * 4;
+    const int64_t ld = big_ld, gap = big_gap, w_rows = big_w_rows(arg), sizes[] = {2, 3};
+    const size_t act_bytes = big_act_bytes(), w_bytes = big_w_bytes(arg);
     double x[ROWS * K], dy[ROWS * N], w[2 * N * K];
     const int64_t offsets[] = {0, 2, 5};
     char *dev_x = (char *)t_sparse(act_bytes), *dev_dy = (char *)t_sparse(act_bytes);
@@ -763,7 +768,10 @@ void tests_linear(void) {
     for (int d = 0; d < 3; d++) t_add(row_scale_grads, d, "row30 bgrad %s d_row_scale", name[d]);
     for (int k = 0; k < 6; k++)
         t_add(frozen_groups, k, "row48 %s %s frozen groups", k / 3 ? "bgrad" : "wgrad", name[k % 3]);
-    for (int k = 0; k < 4; k++) t_add(big, k, "row61 %s more than 2^31 elements", lin_op(ops[k]));
+    for (int k = 0; k < 4; k++) {
+        t_add(big, k, "row61 %s more than 2^31 elements", lin_op(ops[k]));
+        t_needs(2 * big_act_bytes() + big_w_bytes(k));
+    }
     for (int k = 0; k < 18; k++)
         t_add(contained, k, "row64 %s %s NaN and Inf in %s of one group", lin_op(ops[k / 3 % 4]), name[k % 3],
               k / 12 ? "w" : "an activation");

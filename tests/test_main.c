@@ -23,6 +23,7 @@ t_state T;
 typedef struct t_case {
     void (*run)(int arg);
     int arg, where;
+    size_t bytes; /* t_needs */
     char name[160];
 } t_case;
 enum { T_ANY_ENGINE, T_HOST_ONLY, T_GPU_ENGINE, T_GPU_ONCE };
@@ -36,7 +37,9 @@ static struct {
     uint64_t seed, random;
     double worst; /* largest share of a bound in the running case */
     long allocations;
-    int times, jobs;
+    size_t memory;        /* bytes of the engine's memory, where it may be too little; 0: that of the host */
+    size_t needs, sparse; /* the running case: what it was added with, and what t_sparse has given it */
+    int times, jobs, last; /* last: of the processes, it runs the cases that must be alone */
     long place, mine; /* of the next case in the order that all processes go by; of the next that this one runs */
 } H;
 
@@ -59,6 +62,7 @@ static void t_append(void (*run)(int), int arg, int where, const char *name, va_
     c->run = run;
     c->arg = arg;
     c->where = where;
+    c->bytes = 0;
     (void)vsnprintf(c->name, sizeof c->name, name, list);
 }
 
@@ -89,6 +93,8 @@ void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) {
     t_append(run, arg, T_GPU_ONCE, name, list);
     va_end(list);
 }
+
+void t_needs(size_t bytes) { H.cases[H.count - 1].bytes = bytes; }
 
 void t_fail(const char *file, int line, const char *format, ...) {
     char text[768];
@@ -300,7 +306,11 @@ void *t_host(size_t bytes) {
 }
 
 void *t_alloc_aligned(size_t bytes, size_t alignment) { return t_guarded(bytes, alignment, 0, 0xFF); }
-void *t_sparse(size_t bytes) { return t_guarded(bytes, 64, 1, 0); }
+void *t_sparse(size_t bytes) {
+    H.sparse += bytes;
+    T_CHECK(H.sparse <= H.needs, "t_sparse gives %zu bytes, t_needs says %zu", H.sparse, H.needs);
+    return t_guarded(bytes, 64, 1, 0);
+}
 
 void *t_alloc(size_t bytes) {
     size_t alignment = 1;
@@ -684,17 +694,55 @@ static void t_injected(int arg) {
     t_exact("injected", GMM_F32, &got, &want, 1);
 }
 
+/* What the command line says. */
+enum { T_FILTERS = 64 };
+static struct {
+    const char *filters[T_FILTERS], *engine;
+    long cpu_level, arena, memory;
+    int filter_count, list, inject;
+} O;
+
+/* Bytes of the engine's memory that are free beside the arena; 0: unknown. */
+static size_t t_memory_free(size_t *total) {
+    size_t free_bytes = 0;
+    *total = 0;
+#ifdef HAVE_CUDA
+    if (T.gpu) free_bytes = device_memory(total);
+#endif
+    if (O.memory) free_bytes = *total = (size_t)O.memory << 20;
+    return free_bytes;
+}
+
+/* Whether a case runs after all others, when the other processes have given their memory back: it needs more than a
+   quarter of all, or more than their arenas and CUDA contexts leave. */
+static int t_apart(const t_case *c) {
+    const size_t context = (size_t)1 << 30, taken = T.gpu ? (size_t)H.jobs * (((size_t)O.arena << 20) + context) : 0;
+    if (H.jobs == 1 || !H.memory || !c->bytes) return 0;
+    return c->bytes > H.memory / 4 || taken > H.memory - c->bytes;
+}
+
+/* Leaves a case that needs more memory than there is. */
+static void t_fits(const t_case *c) {
+    size_t total;
+    const size_t free_bytes = t_memory_free(&total);
+    if (total && (H.jobs == 1 || H.last) && c->bytes > free_bytes)
+        t_skip("needs %zu bytes of %s memory; %zu of %zu are free", c->bytes, T.gpu ? "GPU" : "host", free_bytes, total);
+}
+
 static void t_run(const t_case *c) {
     struct timespec start, end;
     double seconds;
     int left;
     H.running = c->name;
+    H.needs = c->bytes;
+    H.sparse = 0;
     H.message[0] = 0;
     H.worst = 0.0;
     t_reseed(t_hash(c->name, strlen(c->name), 7));
     (void)timespec_get(&start, TIME_UTC);
     left = setjmp(H.leave);
     if (left == 0) {
+        t_fits(c);
         c->run(c->arg);
         t_check_guards();
         tally->passed++;
@@ -712,6 +760,7 @@ static void t_run(const t_case *c) {
     if (T.verbose && left == 0) {
         printf("ok   [%s] %s (%.3f s", H.engine_name, c->name, seconds);
         if (H.worst > 0.0) printf(", %.1f%% of the bound", 100.0 * H.worst);
+        if (H.last) printf(", alone");
         printf(")\n");
     } else if (H.times) printf("%8.3f s [%s] %s\n", seconds, H.engine_name, c->name);
     fflush(stdout);
@@ -754,11 +803,11 @@ static int t_gpus(void) {
 
 static const char t_usage[] =
     "usage: tests [--list] [--filter SUBSTRING]... [--seed N] [--engine NAME] [--threads N] [--cpu-level N]\n"
-    "             [--arena MIB] [--jobs N] [--verbose] [--times] [--rounds N] [--inject-failure]\n"
+    "             [--arena MIB] [--memory MIB] [--jobs N] [--verbose] [--times] [--rounds N] [--inject-failure]\n"
     "Runs the cases whose names hold SUBSTRING, or one of several, on every engine present or on the one named.\n"
     "--jobs: N processes share them, and the processors. --times: prints the seconds of each. --rounds: replays of a\n"
     "graph, 300 by default, of a whole layer's a tenth. --arena: MiB of GPU memory for a process's buffers, 4096 by\n"
-    "default.\n";
+    "default. --memory: MiB that the engines' memory is taken to have; by default what the GPU has.\n";
 
 static long t_number(const char *flag, const char *text) {
     char *end = NULL;
@@ -769,14 +818,6 @@ static long t_number(const char *flag, const char *text) {
     }
     return n;
 }
-
-/* What the command line says. */
-enum { T_FILTERS = 64 };
-static struct {
-    const char *filters[T_FILTERS], *engine;
-    long cpu_level, arena;
-    int filter_count, list, inject;
-} O;
 
 static int t_wanted(const char *name) {
     for (int i = 0; i < O.filter_count; i++)
@@ -791,9 +832,10 @@ static void t_turn(const t_case *c) {
     H.mine = atomic_fetch_add(&tally->taken, 1);
 }
 
-/* Goes by all wanted cases on all engines, and runs its share. Returns 0, or 2 where an engine has no context. */
+/* Goes by all wanted cases on all engines, and runs its share; the last process those that must be alone. Returns 0, or
+   2 where an engine has no context. */
 static int t_process(int first) {
-    static const t_case injected = {t_injected, 1, T_HOST_ONLY, "injected failure"};
+    static const t_case injected = {t_injected, 1, T_HOST_ONLY, 0, "injected failure"};
     int gpu = 0;
 #if !defined(__SANITIZE_ADDRESS__)
     signal(SIGSEGV, t_crashed);
@@ -804,8 +846,8 @@ static int t_process(int first) {
 #endif
     H.mine = atomic_fetch_add(&tally->taken, 1);
     H.engine_name = "host";
-    if (O.inject) t_turn(&injected);
-    for (size_t i = 0; i < H.count; i++)
+    if (O.inject && !H.last) t_turn(&injected);
+    for (size_t i = 0; i < H.count && !H.last; i++)
         if (H.cases[i].where == T_HOST_ONLY && t_wanted(H.cases[i].name)) t_turn(&H.cases[i]);
     for (size_t e = 0; e < sizeof t_engines / sizeof t_engines[0]; e++) {
         gmm_error error = GMM_ZERO;
@@ -838,10 +880,11 @@ static int t_process(int first) {
             fprintf(stderr, "tests: no %s context: %s\n", H.engine_name, error.text);
             return 2;
         }
+        (void)t_memory_free(&H.memory);
         if (t_has(t_engines[e].name)) {
             for (size_t i = 0; i < H.count; i++) {
                 const int where = H.cases[i].where;
-                if (t_wanted(H.cases[i].name) &&
+                if (t_wanted(H.cases[i].name) && t_apart(&H.cases[i]) == H.last &&
                     (where == T_ANY_ENGINE || (T.gpu && (where == T_GPU_ENGINE || (where == T_GPU_ONCE && !gpu)))))
                     t_turn(&H.cases[i]);
             }
@@ -861,15 +904,15 @@ static int t_process(int first) {
     return 0;
 }
 
-/* The processes of --jobs: begun before anything that a fork does not keep, as CUDA and OpenMP. */
-static int t_processes(void) {
+/* `count` processes, until all have ended. */
+static int t_forked(int count) {
     int status, worst = 0;
     fflush(stdout);
-    for (int i = 0; i < H.jobs; i++) {
+    for (int i = 0; i < count; i++) {
         const pid_t pid = fork();
         if (pid < 0) abort();
         if (pid == 0) {
-            status = t_process(i == 0);
+            status = t_process(i == 0 && !H.last);
             free(H.cases);
             exit(status);
         }
@@ -882,6 +925,17 @@ static int t_processes(void) {
             worst = 1;
         }
     return worst;
+}
+
+/* The processes of --jobs: begun before anything that a fork does not keep, as CUDA and OpenMP. Behind them, one for the
+   cases that must be alone. */
+static int t_processes(void) {
+    int large = 0, worst = t_forked(H.jobs);
+    for (size_t i = 0; i < H.count; i++) large |= H.cases[i].bytes > 0 && t_wanted(H.cases[i].name);
+    if (!large) return worst;
+    H.last = 1;
+    tally->taken = 0;
+    return t_forked(1) | worst;
 }
 
 int main(int argc, char **argv) {
@@ -903,6 +957,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(flag, "--jobs")) H.jobs = (int)t_number(flag, value), i++;
         else if (!strcmp(flag, "--seed")) H.seed = (uint64_t)t_number(flag, value), i++;
         else if (!strcmp(flag, "--arena")) O.arena = t_number(flag, value), i++;
+        else if (!strcmp(flag, "--memory")) O.memory = t_number(flag, value), i++;
         else if (!strcmp(flag, "--threads")) T.threads = (int)t_number(flag, value), i++;
         else if (!strcmp(flag, "--cpu-level")) O.cpu_level = t_number(flag, value), i++;
         else {

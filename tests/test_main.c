@@ -726,7 +726,8 @@ static void t_fits(const t_case *c) {
     size_t total;
     const size_t free_bytes = t_memory_free(&total);
     if (total && (H.jobs == 1 || H.last) && c->bytes > free_bytes)
-        t_skip("needs %zu bytes of %s memory; %zu of %zu are free", c->bytes, T.gpu ? "GPU" : "host", free_bytes, total);
+        t_skip("needs %zu bytes of %s memory; %zu of %zu are free", c->bytes, T.gpu ? "GPU" : "host", free_bytes,
+               total);
 }
 
 static void t_run(const t_case *c) {
@@ -927,8 +928,8 @@ static int t_forked(int count) {
     return worst;
 }
 
-/* The processes of --jobs: begun before anything that a fork does not keep, as CUDA and OpenMP. Behind them, one for the
-   cases that must be alone. */
+/* The processes of --jobs: begun before anything that a fork does not keep, as CUDA and OpenMP. Behind them, one for
+   the cases that must be alone. */
 static int t_processes(void) {
     int large = 0, worst = t_forked(H.jobs);
     for (size_t i = 0; i < H.count; i++) large |= H.cases[i].bytes > 0 && t_wanted(H.cases[i].name);

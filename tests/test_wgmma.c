@@ -572,6 +572,8 @@ static void mlp_choice(int arg) {
     for (int op = GMM_OP_MLP_FWD; op <= GMM_OP_MLP_BWD; op++) {
         T_OK_TEXT(gmm_mlp_query(ctx, (gmm_op)op, &mlp, &whole), gmm_last_error(ctx));
         T_CHECK(!!strstr(whole.note, "products by wgmma") == (part.engine == GMM_ENGINE_WGMMA), "\"%s\"", whole.note);
+        T_CHECK(!strstr(part.note, "compile for sm_90a") || strstr(whole.note, "compile for sm_90a"), "\"%s\"",
+                whole.note);
     }
 }
 

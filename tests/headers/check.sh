@@ -112,6 +112,16 @@ orders() { # every order of the headers, after a hostile prelude, with and witho
 }
 check "any include order, after hostile macros" orders
 
+# ---- Sources and the tools that compare versions
+
+within_limits() {
+    python3 -B tests/tools/check_sources.py > "$W/sources" || { grep 'above its limit' "$W/sources"; return 1; }
+}
+if works python3; then
+    check "sources are within tests/tools/limits.txt" within_limits
+    check "the tools that compare versions" env CC="$CC" B="$B" sh tests/tools/self_test.sh
+else skip "sources and tools" "no python3"; fi
+
 # ---- Implementation
 
 implementation() {

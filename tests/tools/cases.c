@@ -11,16 +11,17 @@ static case_setup setup;
 static case_memory memory;
 static char error_text[1024];
 
-/* --------------------------------------------------------------------------------------------------------- Words --- */
+/* -------------------------------------------------------------------------------------------------------- Words --- */
 
 typedef struct word { const char *text; int value; } word;
 
 /* Values of gmm_dtype. */
 static const word DTYPES[] = { { "f32", 1 }, { "f16", 2 }, { "bf16", 3 }, { NULL, 0 } };
-static const word ENGINES[] = { { "auto", 0 }, { "cpu", 1 }, { "mma", 2 }, { "wgmma", 3 }, { "cublaslt", 4 }, { NULL, 0 } };
+static const word ENGINES[] = { { "auto", 0 }, { "cpu", 1 }, { "mma", 2 }, { "wgmma", 3 }, { "cublaslt", 4 },
+                                { NULL, 0 } };
 enum { SPLIT_EVEN, SPLIT_SKEW, SPLIT_ODD, SPLIT_ONE, SPLIT_NONE };
-static const word SPLITS[] = { { "even", SPLIT_EVEN }, { "skew", SPLIT_SKEW }, { "odd", SPLIT_ODD }, { "one", SPLIT_ONE },
-                               { "none", SPLIT_NONE }, { NULL, 0 } };
+static const word SPLITS[] = { { "even", SPLIT_EVEN }, { "skew", SPLIT_SKEW }, { "odd", SPLIT_ODD },
+                               { "one", SPLIT_ONE }, { "none", SPLIT_NONE }, { NULL, 0 } };
 /* Values of gmm_act_kind. */
 static const word ACTS[] = { { "relu", 1 }, { "relu2", 2 }, { "gelu", 3 }, { "qgelu", 4 }, { "silu", 5 }, { "glu", 6 },
                              { "reglu", 7 }, { "relu2glu", 8 }, { "geglu", 9 }, { "qgeglu", 10 }, { "swiglu", 11 },
@@ -76,8 +77,9 @@ static int look(const word *table, const char *text, int *value) {
 /* A number behind the name of a size: g5, past3. */
 static int number(case_run *r, const char *token) {
     const struct { const char *name; int64_t *to; } sizes[] = {
-        { "g", &r->groups }, { "t", &r->rows }, { "k", &r->K }, { "n", &r->N }, { "past", &r->past }, { "top", &r->top },
-        { "align", &r->align }, { "block", &r->block }, { "count", &r->count }
+        { "g", &r->groups }, { "t", &r->rows }, { "k", &r->K }, { "n", &r->N }, { "past", &r->past },
+        { "top", &r->top }, { "align", &r->align }, { "block", &r->block },
+        { "count", &r->count }, { "tile", &r->tile }
     };
     const size_t letters = strcspn(token, "0123456789");
     char *end;
@@ -133,7 +135,7 @@ static int parse(case_run *r, const char *id) {
     return 0;
 }
 
-/* -------------------------------------------------------------------------------------------------------- Errors --- */
+/* ------------------------------------------------------------------------------------------------------- Errors --- */
 
 int case_fail(case_run *r, gmm_status status, const char *text) {
     if (r->status == GMM_OK) {
@@ -147,7 +149,7 @@ int case_check(case_run *r, gmm_status status) {
 }
 const char *case_error(void) { return error_text; }
 
-/* -------------------------------------------------------------------------------------------------------- Memory --- */
+/* ------------------------------------------------------------------------------------------------------- Memory --- */
 
 int64_t case_bytes(gmm_dtype dtype) { return gmm_dtype_bits(dtype) / 8; }
 
@@ -262,7 +264,7 @@ void *case_workspace(case_run *r, size_t bytes) {
     return r->workspace;
 }
 
-/* ------------------------------------------------------------------------------------------------------ Operands --- */
+/* ----------------------------------------------------------------------------------------------------- Operands --- */
 
 gmm_mat *case_storage(case_run *r, const char *name, const gmm_format *f, gmm_direction direction, int64_t count,
                       int64_t rows, int64_t cols) {
@@ -330,7 +332,7 @@ const gmm_mat *case_operand(case_run *r, const gmm_format *f, gmm_direction dire
     return root;
 }
 
-/* -------------------------------------------------------------------------------------------------------- Splits --- */
+/* ------------------------------------------------------------------------------------------------------- Splits --- */
 
 /* Sizes of the groups; returns their sum. skew: weight (G - i)^2 as exponential-squared splits have it, thinned. */
 static int64_t sizes_of(const case_run *r, int64_t *sizes) {
@@ -375,10 +377,11 @@ static void build_groups(case_run *r) {
         free(sizes);
     }
     r->options.engine = r->engine;
+    r->options.tile = (int32_t)r->tile;
     r->options.fp8_fast_accum = (r->flags & CASE_FAST) != 0;
 }
 
-/* --------------------------------------------------------------------------------------------------------- Cases --- */
+/* -------------------------------------------------------------------------------------------------------- Cases --- */
 
 int case_begin(const case_setup *s) {
     gmm_config config = GMM_ZERO;

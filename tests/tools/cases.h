@@ -2,12 +2,13 @@
  * are the cases, and no identifier of the library is part of an id, so that a rename leaves every id as it is.
  *
  * An id is a list of words and numbers between dots: family, operation, then in any order
- *     a dtype or format    f32 f16 bf16, or a quantized format (cases.c, FORMATS); f16 and f32 beside a quantized format
- *                          name the dtype of its source, which otherwise is bf16
+ *     a dtype or format    f32 f16 bf16, or a quantized format (cases.c, FORMATS); f16 and f32 beside a quantized
+ *                          format name the dtype of its source, which otherwise is bf16
  *     sizes                g groups, t rows of all groups, k in features or columns, n out features or ffn, past rows
- *                          behind the last group, top experts per token, align, block, count
- *     a split              even, skew (falling sizes, every fifth group empty), odd (uneven odd sizes), one (all rows in
- *                          group 0), none (no rows)
+ *                          behind the last group, top experts per token, align, block, count,
+ *                          tile (gmm_options.tile)
+ *     a split              even, skew (falling sizes, every fifth group empty), odd (uneven odd sizes), one (all rows
+ *                          in group 0), none (no rows)
  *     an engine            auto cpu mma wgmma cublaslt
  *     flags                cases.c, FLAGS
  * as in linear.fwd.bf16.g5.k264.n392.t300.skew.wgmma.

@@ -461,7 +461,8 @@ static int quantize_fill(case_run *r, const gmm_mat *src, int requantize) {
     if (r->format.stochastic) d->random = (const uint64_t *)case_put(r, state, sizeof state);
     if (r->flags & CASE_DB) d->db = gradient(r, 0, "db", 1, r->K);
     if (r->status != GMM_OK) return 1;
-    return ready(r, gmm_quantize_query(case_context, requantize ? GMM_OP_REQUANTIZE : GMM_OP_QUANTIZE, d, &info), &info);
+    return ready(r, gmm_quantize_query(case_context, requantize ? GMM_OP_REQUANTIZE : GMM_OP_QUANTIZE, d, &info),
+                 &info);
 }
 static int quantize_open(case_run *r) {
     const int64_t count = matrices(r);

@@ -38,7 +38,7 @@ struct case_run {
     int act;                /* value of gmm_act_kind */
     gmm_engine engine;
     int split;
-    int64_t groups, rows, K, N, past, top, align, block, count;
+    int64_t groups, rows, K, N, past, top, align, block, count, tile;
     /* built */
     gmm_groups g;
     gmm_options options;

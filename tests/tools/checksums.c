@@ -3,6 +3,7 @@
  * Two tables of the same machine and engine agree row by row if a change has altered no bit. Rows of the CPU engine
  * are made with one vector level (2, or 1 where the processor lacks AVX2), since levels with and without fused
  * multiply-add round differently; they depend on no number of threads. */
+#include "case_ids.h"
 #include "cases.h"
 
 #ifdef HAVE_CUDA
@@ -14,13 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --------------------------------------------------------------------------------------------------------- Cases --- */
+/* -------------------------------------------------------------------------------------------------------- Cases --- */
 
 /* What each engine runs. A row is opened with '.' and the engine behind it. Braces hold alternatives, as a shell's. */
 static const char *const PATTERNS[] = {
-    /* products of 16- and 32-bit operands: sizes around tiles of 64, 128, 192 and 256, few and many rows, odd features */
+    /* products of 16- and 32-bit operands: sizes around tiles of 64 to 256, few and many rows, odd features */
     "linear.{fwd,dgrad,wgrad}.{f32,f16,bf16}.g5.k264.n392.t300.past3.{even,skew,odd}",
-    "linear.{fwd,dgrad,wgrad}.{bf16,f16}.g3.k{128,520}.n{64,192,256}.t{3,200,1030}.odd",
+    "linear.{fwd,dgrad,wgrad}.{bf16,f16}.g3.k{128,520}.n{192,256}.t{3,200,500}.odd",
     "linear.{fwd,dgrad,wgrad}.bf16.g2.k1032.n328.t{64,129,257,390}.even",
     "linear.{fwd,dgrad,wgrad}.bf16.g7.k72.n104.t150.{one,none}.past2.zerotail",
     "linear.{fwd,dgrad,wgrad}.{bf16,f32}.g4.k67.n45.t91.odd.past5",
@@ -44,16 +45,17 @@ static const char *const PATTERNS[] = {
         "skew.prob",
     "act.{fwd,bwd}.{glu,reglu,relu2glu,geglu,qgeglu,swiglu,situglu}.f16.g4.n72.t99.skew.block8.past2.zerotail",
     "act.{fwd,bwd}.{swiglu.limit,gptoss,swiglu.block32,swiglu.to32}.bf16.g4.n96.t133.odd.prob",
+    "act.{fwd,bwd}.{f32,bf16}.g4.n40.t57.odd.prob",
     "act.bwd.{swiglu,gelu}.bf16.g4.n77.t133.odd.prob.saveact",
     /* the expert MLP */
     "mlp.{fwd,train}.{f32,f16,bf16}.swiglu.g5.k136.n72.t150.skew.past3.{prob,bias.prob}",
     "mlp.train.bf16.{relu2,gelu,silu,geglu,gptoss,situglu}.g4.k128.n64.t140.odd.bias",
     "mlp.train.bf16.swiglu.g4.k128.n64.t140.odd.prob.{saveact,savenothing,delay,delay.saveact,delay.savenothing,main32,"
         "store32,table,block8,frozen}",
-    "mlp.{fwd,train}.{fp8-delayed,fp8-tensor,fp8-row,fp8-1x128,mx8,mx8-mx4,wonly-mx4,nv4}.swiglu.g4.k128.n256.t140.skew."
-        "prob.store32",
-    "mlp.train.{fp8-tensor,fp8-1x128,mx8,nv4}.swiglu.g4.k128.n256.t140.skew.{saveact,savenothing,delay.main32,bias.prob,"
-        "cached}",
+    "mlp.{fwd,train}.{fp8-delayed,fp8-tensor,fp8-row,fp8-1x128,mx8,mx8-mx4,wonly-mx4,nv4}.swiglu.g4.k128.n256.t140."
+        "skew.prob.store32",
+    "mlp.train.{fp8-tensor,fp8-1x128,mx8,nv4}.swiglu.g4.k128.n256.t140.skew.{saveact,savenothing,delay.main32,"
+        "bias.prob,cached}",
     /* routing, permutation, padding, interleaving */
     "route.{fwd,bwd}.{f32,f16,bf16}.g{8,60,256}.top{1,6}.t131.aux",
     "route.{fwd,bwd}.f32.g64.top8.t200.{sigmoid.bias.normalize,sigmoid.aux,normalize.bias}",
@@ -82,7 +84,19 @@ static const char *const PATTERNS[] = {
     "small.offsets.g{1,9,300}.t500.past3.{even,skew,none}",
 };
 
-typedef struct ids { char **id; int count, room; } ids;
+/* What runs on GPUs alone: every tile that could serve a product (numbers past the last take the default), more tiles
+ * than multiprocessors, and few rows for many weights. */
+static const char *const GPU_PATTERNS[] = {
+    "linear.{fwd,dgrad,wgrad}.{bf16,fp8-tensor,fp8-1x128}.g5.k512.n768.t1900.odd.tile{1,2,3,4,5,6,7,8,9,10,11,12}",
+    "linear.{fwd,dgrad,wgrad}.{bf16,f16,fp8-tensor,fp8-row,fp8-1x128,fp8-1x128-1x128,mx8,nv4}.g6.k1024.n2048.t7000."
+        "skew",
+    "linear.{fwd,dgrad}.{bf16,fp8-tensor,fp8-1x128,mx8}.g16.k2048.n1536.t{1,16,256,1000}.skew",
+    "linear.wgrad.{bf16,fp8-tensor,fp8-1x128}.g16.k1536.n1024.t4096.skew.{main32,store32}",
+    "mlp.train.{bf16,fp8-tensor,fp8-1x128,mx8,nv4}.swiglu.g8.k1024.n512.t2048.skew.prob.main32",
+    "cast.quantize.{fp8-tensor,fp8-1x128,mx8,nv4}.bf16.grouped.g8.k2048.t3000.skew",
+};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 static void *need(void *p) {
     if (!p) {
@@ -92,32 +106,7 @@ static void *need(void *p) {
     return p;
 }
 
-/* Expands the first braces of `text`, and those of what results. */
-static void expand(ids *list, const char *text) {
-    const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL, *from;
-    if (!open || !close) {
-        if (list->count == list->room) {
-            list->room = list->room ? 2 * list->room : 1024;
-            list->id = (char **)need(realloc(list->id, (size_t)list->room * sizeof *list->id));
-        }
-        list->id[list->count] = (char *)need(malloc(strlen(text) + 1));
-        strcpy(list->id[list->count++], text);
-        return;
-    }
-    for (from = open + 1; from <= close; from++) {
-        const size_t length = strcspn(from, ",}");
-        const size_t before = (size_t)(open - text) - (length == 0); /* an empty alternative takes its dot along */
-        char *one = (char *)need(malloc(strlen(text) + 1));
-        memcpy(one, text, before);
-        memcpy(one + before, from, length);
-        strcpy(one + before + length, close + 1);
-        expand(list, one);
-        free(one);
-        from += length;
-    }
-}
-
-/* -------------------------------------------------------------------------------------------------------- Memory --- */
+/* ------------------------------------------------------------------------------------------------------- Memory --- */
 
 static void **blocks;
 static int block_count, block_room;
@@ -142,7 +131,7 @@ static void *gpu_alloc(size_t bytes) { return device_alloc(bytes, 256, 0); }
 static const case_memory GPU_MEMORY = { gpu_alloc, device_put, device_copy, device_set };
 #endif
 
-/* ---------------------------------------------------------------------------------------------------------- Hash --- */
+/* --------------------------------------------------------------------------------------------------------- Hash --- */
 
 static uint64_t fnv(uint64_t h, const unsigned char *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) h = (h ^ p[i]) * UINT64_C(0x100000001B3);
@@ -170,9 +159,9 @@ static uint64_t hash_of(const case_run *run, int gpu) {
     return h;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- Run --- */
+/* ---------------------------------------------------------------------------------------------------------- Run --- */
 
-typedef struct table { ids ids; char (*hash)[24]; } table;
+typedef struct table { case_ids ids; char (*hash)[24]; } table;
 
 /* Runs a case; writes its hash, or "declined". Returns 0, or 1 after a failure that is printed. */
 static int run_case(const char *id, int gpu, char hash[24]) {
@@ -204,20 +193,25 @@ typedef struct options { const char *base, *filter; int threads, level, list; } 
 static int wanted(const char *id, const char *filter) { return !filter || strstr(id, filter) != NULL; }
 
 /* Every case on every engine of one space. */
-static int run_space(const ids *cases, const options *o, int gpu, table *t) {
+static int run_space(const options *o, int gpu, table *t) {
     static const char *const engines[] = { "mma", "wgmma", "cublaslt.hostsplit", "cpu" };
+    case_ids list;
     int failed = 0;
-    for (int i = 0; i < cases->count; i++)
+    memset(&list, 0, sizeof list);
+    for (size_t i = 0; i < COUNT(PATTERNS); i++) case_ids_expand(&list, PATTERNS[i]);
+    for (size_t i = 0; gpu && i < COUNT(GPU_PATTERNS); i++) case_ids_expand(&list, GPU_PATTERNS[i]);
+    for (int i = 0; i < list.count; i++)
         for (int e = gpu ? 0 : 3; e < (gpu ? 3 : 4); e++) {
             char id[256], hash[24] = "";
-            snprintf(id, sizeof id, "%s.%s", cases->id[i], engines[e]);
+            snprintf(id, sizeof id, "%s.%s", list.id[i], engines[e]);
             if (!wanted(id, o->filter)) continue;
             if (!o->list) failed += run_case(id, gpu, hash);
-            expand(&t->ids, id);
+            case_ids_expand(&t->ids, id);
             t->hash = (char(*)[24])need(realloc(t->hash, (size_t)t->ids.room * sizeof *t->hash));
             strcpy(t->hash[t->ids.count - 1], hash);
             printf("%s %s\n", id, o->list ? "" : hash);
         }
+    case_ids_free(&list);
     return failed;
 }
 
@@ -232,14 +226,14 @@ static int begin(const case_memory *memory, void *stream, int gpu, const options
     return case_begin(&setup);
 }
 
-static int run_all(const ids *cases, const options *o, table *t) {
+static int run_all(const options *o, table *t) {
     int failed = 0;
     if (begin(&HOST_MEMORY, NULL, 0, o, o->level ? o->level : 2) != CASE_OK &&
         (o->level || begin(&HOST_MEMORY, NULL, 0, o, 1) != CASE_OK)) {
         fprintf(stderr, "checksums: %s\n", case_error());
         return 1;
     }
-    failed += run_space(cases, o, 0, t);
+    failed += run_space(o, 0, t);
     case_end();
 #ifdef HAVE_CUDA
     if (device_count() > 0) {
@@ -249,7 +243,7 @@ static int run_all(const ids *cases, const options *o, table *t) {
             fprintf(stderr, "checksums: %s\n", stream ? case_error() : why);
             return 1;
         }
-        failed += run_space(cases, o, 1, t);
+        failed += run_space(o, 1, t);
         case_end();
         device_close();
     }
@@ -257,7 +251,7 @@ static int run_all(const ids *cases, const options *o, table *t) {
     return failed;
 }
 
-/* ------------------------------------------------------------------------------------------------------- Compare --- */
+/* ------------------------------------------------------------------------------------------------------ Compare --- */
 
 static int order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
@@ -315,11 +309,9 @@ static int compare(const table *t, const options *o) {
 
 int main(int argc, char **argv) {
     options o;
-    ids cases;
     table t;
     int failed;
     memset(&o, 0, sizeof o);
-    memset(&cases, 0, sizeof cases);
     memset(&t, 0, sizeof t);
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
@@ -333,15 +325,11 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    for (size_t i = 0; i < sizeof PATTERNS / sizeof PATTERNS[0]; i++) expand(&cases, PATTERNS[i]);
-    failed = run_all(&cases, &o, &t);
+    failed = run_all(&o, &t);
     if (o.list) return failed != 0;
     fprintf(stderr, "checksums: %d rows, %d failed\n", t.ids.count, failed);
     if (o.base && compare(&t, &o)) failed++;
-    for (int i = 0; i < cases.count; i++) free(cases.id[i]);
-    for (int i = 0; i < t.ids.count; i++) free(t.ids.id[i]);
-    free(cases.id);
-    free(t.ids.id);
+    case_ids_free(&t.ids);
     free(t.hash);
     free(blocks);
     return failed != 0;

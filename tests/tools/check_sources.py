@@ -237,7 +237,8 @@ def self_test():
         assert main(["--lower"] + run, open(os.devnull, "w")) == 0
         assert main(run, open(os.devnull, "w")) == 0
         for name, more in (("longest function", "void f(void) {\n%s}\n" % ("\n" * 30)),
-                           ("asm", "void f(void) { asm(\"\"); }\n"), ("word", "/* it was told */\n"), ("parameters", "void f(%s) {}\n" % ", ".join(["int"] * 9))):
+                           ("asm", "void f(void) { asm(\"\"); }\n"), ("word", "/* it was told */\n"),
+                           ("parameters", "void f(%s) {}\n" % ", ".join(["int"] * 9))):
             open(part, "w").write(SELF_TEST + more)
             text = open(limits).read()  # a longer part is not what is looked for here
             open(limits, "w").write(re.sub(r"\d+  longest part", "9999  longest part", text))

@@ -4,10 +4,10 @@
  * Each plug-in holds one version and the functions of tests/tools/cases.h. A row is a case id. All three open a row at
  * the same addresses, one after another, so that no placement in memory favours one: what the last version writes when
  * it opens a row, the others read too, which supposes that they lay operands out alike. Then batches of launches
- * (captured as a graph) are timed by events in rotating order. A round gives the ratio of the base to its copy (A/A, the noise) and of
- * both to the new version (A/B; above 1: the new version is faster); a row's ratios are medians over rounds. Rows that
- * fail are measured once more. The run passes if no row's A/B is under 0.985 and their mean is at least 0.997 of the
- * mean of A/A. --cpu: a few tiny rows on the CPU engine, which tries the program itself. */
+ * (captured as a graph) are timed by events in rotating order. A round gives the ratio of the base to its copy (A/A,
+ * the noise) and of both to the new version (A/B; above 1: the new version is faster); a row's ratios are medians over
+ * rounds. Rows that fail are measured once more. The run passes if no row's A/B is under 0.985 and their mean is at
+ * least 0.997 of the mean of A/A. --cpu: a few tiny rows on the CPU engine, which tries the program itself. */
 #include "case_ids.h"
 #include "cases.h"
 

@@ -6,9 +6,10 @@
 
 Each side's unit is compiled to a cubin without line information and disassembled; build/sass keeps both by a hash of
 the headers, the unit, the architecture and the compiler. Kernels are paired by NAMES (lines `old new`, without
-parameters), then by name, then, as renamed, by equal code. Equal means the same instructions with the same
-encodings (scheduling included), registers, stack and shared memory; the names of symbols and the order of constant
-bank 4, which holds addresses of symbols, do not count. Data of constant and global arrays is not compared. Fails if code differs, or a kernel of one side has no partner.
+parameters), then by name, then, as renamed, by equal code. Equal means the same instructions with the same encodings
+(scheduling included), registers, stack and shared memory; the names of symbols and the order of constant bank 4, which
+holds addresses of symbols, do not count. Data of constant and global arrays is not compared. Fails if code differs, or
+a kernel of one side has no partner.
 """
 import argparse
 import glob

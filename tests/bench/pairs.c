@@ -467,7 +467,7 @@ int main(int argc, char **argv) {
     int count = 0, result = 0;
     memset(&o, 0, sizeof o);
     memset(&rows, 0, sizeof rows);
-    o.seconds = 330.0;
+    o.seconds = 300.0;
     o.seed = 1;
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";

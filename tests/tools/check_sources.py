@@ -249,7 +249,8 @@ def self_test():
 
 
 def main(arguments, out=sys.stdout):
-    words, limits, worst, lower, files = os.path.join(HERE, "words.txt"), os.path.join(HERE, "limits.txt"), 10, False, []
+    words, limits = os.path.join(HERE, "words.txt"), os.path.join(HERE, "limits.txt")
+    worst, lower, files = 10, False, []
     i = 0
     while i < len(arguments):
         a = arguments[i]

@@ -62,7 +62,8 @@ COMMON_SRC := $(wildcard examples/common/*.c)
 EXAMPLE_SRC := $(wildcard examples/*.c)
 APP_SRC := $(wildcard examples/apps/*.c)
 EXAMPLE_CXX := $(wildcard examples/*.cpp)
-C_SRC := $(TEST_SRC) $(COMMON_SRC) $(EXAMPLE_SRC) $(APP_SRC) tests/bench/cpu_gemm.c
+TOOL_SRC := $(wildcard tests/tools/*.c)
+C_SRC := $(TEST_SRC) $(COMMON_SRC) $(EXAMPLE_SRC) $(APP_SRC) $(TOOL_SRC) tests/bench/cpu_gemm.c
 
 EMPTY := $(addprefix $(B)/empty/,gmm_quant.h gmm.h gmm_gtp.h gmm_kernels.cuh)
 
@@ -72,7 +73,7 @@ EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
 .PHONY: all run test test-files test-train examples bench bench-gtp recipes probes gpu-report sanitize \
-        check headers fuzz help install clean FORCE
+        check headers checksums pairs sass-diff check-sources fuzz help install clean FORCE
 
 ##
 ## Targets
@@ -170,10 +171,24 @@ headers:
 	$(Q)sh tests/tools/headers.sh .
 
 ##   check                  header and build checks, then the tests under ASan and UBSan
-check: all $(P)/nvcc $(P)/cublaslt $(EMPTY) compile_commands.json
+check: all $(B)/checksums $(P)/nvcc $(P)/cublaslt $(EMPTY) compile_commands.json
 	$(Q)CC="$(CC)" CXX="$(CXX)" CUDA_COMPILER="$$(cat $(P)/nvcc $(P)/nvcc.flags $(P)/cublaslt | tr '\n' ' ')" MAKE_PROGRAM="$(MAKE_PROGRAM)" B="$(B)" \
 	sh tests/headers/check.sh
 	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test
+
+##   checksums              hashes of what every operation writes, in build/checksums.txt; BASE=FILE: beside an older one's
+checksums: $(B)/checksums
+	$(Q)s=0; $< $(if $(BASE),--base $(BASE)) $(ARGS) > $<.new || s=$$?; mv $<.new $<.txt; exit $$s
+##   pairs                  BASE=COMMIT beside this tree on one GPU, alternating, in one process; SEED=N draws 20 of the rows
+pairs: $(RESPONSES) $(CUDA_LINK) $(P)/cublaslt
+	$(Q)B=$(B) P=$(P) CC="$(CC)" NVCC_FLAGS="$(NVCC_FLAGS)" BASE="$(BASE)" SEED="$(SEED)" sh tests/bench/pairs.sh $(ARGS)
+##   sass-diff              machine code of each kernel beside BASE=COMMIT's; ARCH="sm_90a sm_80", NAMES=FILE of `old new`
+sass-diff: $(P)/nvcc
+	$(Q)python3 -B tests/tools/sass_diff.py --base "$(BASE)" --arch "$(or $(ARCH),sm_90a)" --names "$(NAMES)" \
+	--nvcc "$$(cat $(P)/nvcc)" --flags "$$(cat $(P)/nvcc.flags)" --unit $(or $(UNIT),examples/vendoring/gmm.cu) $(ARGS)
+##   check-sources          lengths, parameters, words and inline PTX of the sources against tests/tools/limits.txt
+check-sources:
+	$(Q)python3 -B tests/tools/check_sources.py $(ARGS)
 
 ##   fuzz                   libFuzzer on the header reader and on checkpoint plans, with clang; ARGS="-max_total_time=600"
 fuzz: $(B)/fuzz_header $(B)/fuzz_plan
@@ -354,6 +369,9 @@ $(B)/train_moe $(B)/convert_checkpoint $(B)/gtp_planner $(B)/loss_curves: $(B)/%
 $(B)/cpu_gemm: $(B)/obj/tests/bench/cpu_gemm.o $(B)/gmm.o $(P)/openblas
 	$(call say,LINK,$@)
 	$(LINK_C) @$(P)/openblas -lm
+$(B)/checksums: $(TOOL_SRC:%.c=$(B)/obj/%.o) $(B)/obj/tests/device.o $(B)/gmm.o
+	$(call say,LINK,$@)
+	$(LINK_C) -lm
 # The GPU benchmark: a program, or with torch a library that peers.py loads; gpu_bench.run is the command, or empty.
 $(B)/gpu_bench.run: tests/bench/gpu_bench.cu tests/bench/peers.py $(B)/gmm.o $(P)/cublas $(P)/torch
 	@: > $@; if test -s $(P)/cublas && test -s $(CUDA_LINK); then printf '  %-5s  %s\n' NVCC $<; fi

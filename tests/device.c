@@ -10,6 +10,7 @@ static struct {
     char *base, *image;
     size_t bytes, used;
     cudaStream_t stream;
+    cudaEvent_t begin, end;
     void *huge[8];
     int huge_count;
 } D;
@@ -38,6 +39,8 @@ gmm_stream device_open(size_t bytes, const char **why) {
 
 void device_close(void) {
     device_reset();
+    if (D.begin) (void)cudaEventDestroy(D.begin);
+    if (D.end) (void)cudaEventDestroy(D.end);
     (void)cudaFree(D.base);
     (void)cudaStreamDestroy(D.stream);
     free(D.image);
@@ -105,6 +108,20 @@ const char *device_end_capture(void **graph) {
 const char *device_replay(void *graph) { return text(cudaGraphLaunch((cudaGraphExec_t)graph, D.stream)); }
 void device_graph_free(void *graph) {
     if (graph) (void)cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
+
+const char *device_clock_start(void) {
+    cudaError_t e = D.begin ? cudaSuccess : cudaEventCreate(&D.begin);
+    if (e == cudaSuccess && !D.end) e = cudaEventCreate(&D.end);
+    return text(e != cudaSuccess ? e : cudaEventRecord(D.begin, D.stream));
+}
+const char *device_clock_stop(double *seconds) {
+    float milliseconds = 0.0f;
+    cudaError_t e = cudaEventRecord(D.end, D.stream);
+    if (e == cudaSuccess) e = cudaEventSynchronize(D.end);
+    if (e == cudaSuccess) e = cudaEventElapsedTime(&milliseconds, D.begin, D.end);
+    *seconds = 1e-3 * (double)milliseconds;
+    return text(e);
 }
 
 static const char stamp_text[] =

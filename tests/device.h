@@ -37,6 +37,10 @@ const char *device_end_capture(void **graph);
 const char *device_replay(void *graph);
 void device_graph_free(void *graph);
 
+/* Seconds that what is enqueued between both calls takes on the GPU; stop waits for it. NULL, or an error's text. */
+const char *device_clock_start(void);
+const char *device_clock_stop(double *seconds);
+
 /* What a block of device_stamp's kernel saw: the GPU's clock in nanoseconds, and its multiprocessor. */
 typedef struct device_stamp { uint64_t begin, end, processor; } device_stamp;
 /* Enqueues `blocks` blocks that each take a multiprocessor's whole shared memory if `whole`, stay for `nanoseconds`,

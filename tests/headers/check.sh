@@ -169,6 +169,16 @@ orders() {
 }
 check "any include order, implemented at any point, after hostile macros" orders
 
+# ---- Sources and the tools that compare versions
+
+within_limits() {
+    python3 -B tests/tools/check_sources.py > "$W/sources" || { grep 'above its limit' "$W/sources"; return 1; }
+}
+if works python3; then
+    check "sources are within tests/tools/limits.txt" within_limits
+    check "the tools that compare versions" env CC="$CC" B="$B" sh tests/tools/self_test.sh
+else skip "sources and tools" "no python3"; fi
+
 # ---- Implementation
 
 implementation() {

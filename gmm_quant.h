@@ -904,9 +904,8 @@ GMM__HD float gmm__fma(float a, float b, float c) {
 }
 /* The standard normal distribution Phi(x) = (1 + erf(x / sqrt(2))) / 2, and its density in *density. Host and device
    are each within 1.5e-5 of the value (results below 2^-126 aside), the host for |x| up to 3 within 16 ulp; NaN
-   propagates.
-   The tail 1 - Phi(t), t = |x|, is exp(-t^2 / 2) / (t + 3) times a polynomial in q = (t - 3) / (t + 3), which was fitted
-   to 6e-8 of the value for t up to 14.5. Beyond, the tail is 0 in fp32. */
+   propagates. The tail 1 - Phi(t), t = |x|, is exp(-t^2 / 2) / (t + 3) times a polynomial in q = (t - 3) / (t + 3),
+   which was fitted to 6e-8 of the value for t up to 14.5. Beyond, the tail is 0 in fp32. */
 GMM__HD float gmm_normal_cdf(float x, float *density) {
     float t = gmm__min(gmm__pick(x < 0.0f, -x, x), 14.5f);
     float e = gmm__exp_down(-0.5f * t * t), r = gmm__invert(t + 3.0f), q = gmm__fma(-6.0f, r, 1.0f), tail;
@@ -940,8 +939,8 @@ typedef enum gmm_gate {
 /* X(name, value, lower-case name, gate, gated, alpha, betas). The last three are 1 where the activation is gated, takes
    gmm_act.alpha, and takes beta1 and beta2. A gated activation reads two values a (gate) and b (linear) per output:
        y = F(a') (U(b') + offset),  a' = min(a, limit),  b' = clamp(b, -limit, limit)
-   and an ungated one y = F(a'). U is the identity but for SiTU-GLU, where it is beta2 tanh(b' / beta2). A new activation
-   is a row here and, if its F is new, a gate with its formula in gmm_act_point. */
+   and an ungated one y = F(a'). U is the identity but for SiTU-GLU, where it is beta2 tanh(b' / beta2). A new
+   activation is a row here and, if its F is new, a gate with its formula in gmm_act_point. */
 #define GMM_ACT_LIST(X) \
     X(GMM_ACT_NONE, 0, none, GMM_GATE_MAX, 0, 0, 0) \
     X(GMM_ACT_RELU, 1, relu, GMM_GATE_RELU, 0, 0, 0) \

@@ -52,8 +52,8 @@ int64_t ref_linear_terms(const ref_linear *l, gmm_op op, int64_t g);
 typedef struct ref_point { double y, da, db, y_size, da_size, db_size; } ref_point;
 ref_point ref_act(const gmm_act *act, double a, double b);
 
-/* What the tests know of each activation: one row, which every case about activations runs on. `gate` is F(a); it leaves
-   the terms of its derivative in first and second. */
+/* What the tests know of each activation: one row, which every case about activations runs on. `gate` is F(a); it
+   leaves the terms of its derivative in first and second. */
 typedef struct ref_act_row {
     gmm_act_kind kind;
     int value; /* of the enumerator: files and callers may hold it */

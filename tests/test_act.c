@@ -425,7 +425,8 @@ static void normal_cdf(int arg) {
     (void)arg;
     for (int64_t i = -1310000; i <= 1310000; i++) {
         const float x = (float)i * 1e-5f;
-        const double u = (double)x, want = 0.5 * erfc(-u / sqrt(2.0)), peak = exp(-0.5 * u * u) / sqrt(2.0 * acos(-1.0));
+        const double u = (double)x, want = 0.5 * erfc(-u / sqrt(2.0));
+        const double peak = exp(-0.5 * u * u) / sqrt(2.0 * acos(-1.0));
         const float got = gmm_normal_cdf(x, &density);
         if (fabs(u) <= 3.0) worst_near = fmax(worst_near, fmax(ulps(got, want), ulps(density, peak)));
         if (want > 0x1p-126) worst_far = fmax(worst_far, fabs((double)got - want) / want);

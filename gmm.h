@@ -367,7 +367,8 @@ typedef enum gmm_dispatcher {
 } gmm_dispatcher;
 
 /* The configuration of an expert MLP: y = act(x w1^T + b1) p w2^T + b2 (p). Fields below `save` describe the model
-   around the MLP; they change no result and exist so that gmm_mlp_validate can refuse what would train wrong. */
+   around the MLP; they change no result and exist so that gmm_mlp_validate, or an operation that sees its tensors too,
+   can refuse what would train wrong. */
 typedef struct gmm_mlp_config {
     uint32_t struct_size;
     int32_t bias1, bias2;           /* the linears have biases */
@@ -386,16 +387,17 @@ typedef struct gmm_mlp_config {
     int32_t prob_on_input;          /* x was weighted by the probability already */
     int32_t etp_size;               /* expert tensor parallelism; 0 = 1 */
     int32_t source_interleave;      /* GLU block of the weights as loaded; halves: ffn; 0 = not stated */
-    gmm_recipe_kind recipe;
+    gmm_recipe_kind recipe;         /* the kind of gmm_mlp.quant's recipe; other than NONE it needs gmm_mlp.quant */
     int32_t router_padding;         /* the router rounds counts up for quantization */
     gmm_dispatcher dispatcher;
-    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3 */
+    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3: not supported, must be 0 */
     int32_t act_recompute;          /* the activation is recomputed in bwd */
 } gmm_mlp_config;
 
 /* One call that checks a configuration; pure. Every operation on an MLP makes it too.
    Errors: GMM_E_CONFIG, and error->text opens with the field's name. The rules:
        hidden, ffn >= 1; hidden_out >= 0; enumerations in range; switches 0 or 1
+       act.kind: any but GMM_ACT_NONE, which is what a zeroed act holds
        act: as gmm_act_fwd (interleave >= 0, a divisor of ffn, gated only; limit 0 or finite > 0; offset finite, gated
            only; alpha finite, and other than 0 or 1 only where the activation takes it; betas 0 or finite > 0, SiTU
            only)
@@ -406,7 +408,7 @@ typedef struct gmm_mlp_config {
        bias2 with prob and topk > 1 needs prob_on_bias2: unweighted biases would add up topk times
        bias1 or bias2 need etp_size 1: every rank would add them
        router_padding needs a quantized recipe, and not the all-gather dispatcher
-       act_input_fp8 needs SwiGLU without limit and offset
+       act_input_fp8 is 0, since no operation implements it
        act_recompute excludes save = GMM_SAVE_PREACT_AND_ACT */
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error);
 
@@ -457,7 +459,8 @@ typedef enum gmm_mlp_slot {
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
-    const gmm_recipe *recipe;/* its kind must be the configuration's */
+    const gmm_recipe *recipe;/* its kind must be the configuration's. With hadamard, x, dy and the weights are BF16 in
+                                every operation, though only weight gradients are transformed */
     const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
     float *amax;             /* delayed: [GMM_SLOTS][G], raised to what is seen (history[0]); NULL = not wanted */
     const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients
@@ -3511,6 +3514,9 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
                          c.act.struct_size, (unsigned)sizeof act, GMM_VERSION_STRING);
     if (gmm__check_act(&act, c.ffn, "act.", act_rule, sizeof act_rule) != GMM_OK)
         return gmm__fail(error, GMM_E_CONFIG, "%s", act_rule);
+    if (act.kind == GMM_ACT_NONE)
+        return gmm__fail(error, GMM_E_CONFIG, "act.kind: 0 is no activation between the linears; gmm_act_of has usual "
+                         "ones");
     if (c.source_interleave < 0)
         return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be >= 0", (int)c.source_interleave);
     if (c.source_interleave && gmm_act_gated(act.kind) && c.source_interleave % c.ffn != act.interleave % c.ffn)
@@ -3544,9 +3550,9 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     if (c.router_padding && (c.recipe == GMM_RECIPE_NONE || c.dispatcher == GMM_DISPATCH_ALLGATHER))
         return gmm__fail(error, GMM_E_CONFIG, "router_padding: 1 needs a quantized recipe (is %d) and a dispatcher "
                          "other than all-gather (is %d)", (int)c.recipe, (int)c.dispatcher);
-    if (c.act_input_fp8 && (act.kind != GMM_ACT_SWIGLU || act.limit != 0.0f || act.offset != 0.0f))
-        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 needs swiglu without limit and offset, not %s",
-                         gmm_act_name(act.kind));
+    if (c.act_input_fp8)
+        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 is not supported: the activation's input is kept in the "
+                         "dtype of x");
     if (c.act_recompute && c.save == GMM_SAVE_PREACT_AND_ACT)
         return gmm__fail(error, GMM_E_CONFIG, "act_recompute: 1 excludes save %d, which keeps the activation",
                          (int)c.save);
@@ -3620,13 +3626,17 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
-/* The arrays of quant that the call's products read: seen to here, since work is enqueued before the first product. */
+/* What the call's products want of quant and the operands: checked here, since work is enqueued before the first
+   product. A dtype that the transform of weight gradients does not take is refused in every operation alike. */
 static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
     const int fwd = call->op == GMM_OP_MLP_FWD;
     const int products = d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
     const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, 1);
+    if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
+        return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "
+                           "input and grad (hadamard)", gmm_dtype_name(gmm__mlp_dtype(call)));
     if (!call->query && !fwd && r->grad.stochastic && products &&
         (!call->quant.random || (uintptr_t)call->quant.random % 8))
         return gmm__refuse(call, call->quant.random ? GMM_E_ALIGN : GMM_E_NULL, "quant.random", "%p must be {seed, "
@@ -3658,6 +3668,9 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                    gmm_act_name(c->act.kind));
     if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse(call, error.status, "config", "%s", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
+    if (!d->quant && c->recipe != GMM_RECIPE_NONE)
+        return gmm__refuse(call, GMM_E_CONFIG, "config.recipe", "%d needs quant, which is NULL: the products would not "
+                           "be quantized", (int)c->recipe);
     if (d->quant) {
         if ((s = gmm__read(call, "quant", &call->quant, sizeof call->quant, d->quant)) != GMM_OK ||
             (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)

@@ -112,7 +112,8 @@ typedef struct gmm_config {
     uint32_t struct_size;
     gmm_space space;
     int32_t device;        /* CUDA ordinal; 0 for the CPU */
-    int32_t threads;       /* CPU engine: 0 = as many as OpenMP gives; without OpenMP 1 is used */
+    int32_t threads;       /* CPU engine: the most that a call takes, and workspace is for; small calls take fewer, with
+                              the same bits. 0 = as many as OpenMP gives; without OpenMP 1 is used */
     gmm_engine engine;     /* default of gmm_options.engine for this context */
     int32_t cpu_level;     /* CPU engine: 0 = best vector code that the processor has; 1 plain, 2 AVX2, 3 AVX-512 */
     gmm_allocator allocator;
@@ -1987,20 +1988,33 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
 
 /* .............................................................................................. 14.2 CPU engine ... */
 
-/* Runs task(arg, i, thread) for i in [0, count) on the context's threads; thread < ctx->threads. Tasks are independent,
-   so results do not depend on the number of threads. The only place that knows OpenMP. */
+/* Work is counted in elements that one thread converts or copies, about a nanosecond each. A thread is started for no
+   less than GMM__CPU_GRAIN of them: beside busy processes a team of threads costs milliseconds. */
+enum { GMM__CPU_GRAIN = 32768, GMM__CPU_MULTIPLY_ADDS = 64 }; /* the latter count as one element */
+
+/* Threads for `count` tasks that are `work` together. More tasks or more work never mean fewer threads, so the largest
+   of both tell a plan the most that its launch may take. */
+static GMM__UNUSED int32_t gmm__cpu_threads(const gmm_context *ctx, int64_t count, double work) {
+    const int64_t most = count < ctx->threads ? count : ctx->threads;
+    const double worth = work / GMM__CPU_GRAIN;
+    return most <= 1 || worth < 2.0 ? 1 : worth < (double)most ? (int32_t)worth : (int32_t)most;
+}
+
+/* Runs task(arg, i, thread) for i in [0, count) on gmm__cpu_threads(ctx, count, work) threads, which number from 0.
+   Tasks are independent, so results do not depend on how many. The only place that knows OpenMP. */
 typedef void (*gmm__task)(const void *arg, int64_t i, int32_t thread);
-static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, gmm__task task, const void *arg) {
+static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, double work, gmm__task task,
+                                     const void *arg) {
+    const int32_t threads = gmm__cpu_threads(ctx, count, work);
     int64_t i;
 #ifdef _OPENMP
-    if (ctx->threads > 1 && count > 1) {
-        _Pragma("omp parallel for schedule(dynamic) num_threads(ctx->threads)")
+    if (threads > 1) {
+        _Pragma("omp parallel for schedule(dynamic) num_threads(threads)")
         for (i = 0; i < count; i++) task(arg, i, (int32_t)omp_get_thread_num());
         return;
     }
-#else
-    (void)ctx;
 #endif
+    (void)threads;
     for (i = 0; i < count; i++) task(arg, i, 0);
 }
 
@@ -2431,16 +2445,31 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
     }
 }
 
+/* One thread's panels of A and of B, and its block of C. */
 typedef struct gmm__cpu_scratch { float *a, *b, *c; } gmm__cpu_scratch;
 
-static size_t gmm__cpu_scratch_bytes(void) {
-    return sizeof(float) * (GMM__MC * GMM__KC + GMM__KC * GMM__NC + GMM__MC * GMM__NC);
+/* Floats of each, at the most that a call needs; multiples of a cache line. */
+typedef struct gmm__cpu_extent { int64_t a, b, c; } gmm__cpu_extent;
+static gmm__cpu_extent gmm__cpu_extent_of(const gmm__call *call, const gmm__cpu_tile *tile) {
+    const int fwd = call->op == GMM_OP_LINEAR_FWD, wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const int64_t rows = gmm__min_i64(wgrad ? call->out : call->rows, GMM__MC);
+    const int64_t m = gmm__round_up(rows, tile->mr);
+    const int64_t n = gmm__round_up(gmm__min_i64(fwd ? call->out : call->in, GMM__NC), tile->nr);
+    /* a transform of wgrad's operands spreads the last rows over whole runs of 16 */
+    const int64_t depth = wgrad ? gmm__round_up(gmm__min_i64(call->rows, GMM__KC), 16) : fwd ? call->in : call->out;
+    const int64_t k = gmm__min_i64(depth, GMM__KC);
+    gmm__cpu_extent e;
+    e.a = gmm__round_up(m * k, 16);
+    e.b = gmm__round_up(k * n, 16);
+    e.c = m * GMM__NC;
+    return e;
 }
-static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, int32_t thread) {
+static size_t gmm__cpu_extent_bytes(gmm__cpu_extent e) { return sizeof(float) * (size_t)(e.a + e.b + e.c); }
+static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, gmm__cpu_extent e, int32_t thread) {
     gmm__cpu_scratch s;
-    s.a = (float *)((char *)base + (size_t)thread * gmm__cpu_scratch_bytes());
-    s.b = s.a + GMM__MC * GMM__KC;
-    s.c = s.b + GMM__KC * GMM__NC;
+    s.a = (float *)(void *)((char *)base + (size_t)thread * gmm__cpu_extent_bytes(e));
+    s.b = s.a + e.a;
+    s.c = s.b + e.b;
     return s;
 }
 
@@ -2531,6 +2560,7 @@ typedef struct gmm__cpu_linear {
     const int64_t *padded;  /* [G + 1] rows before each group in padded copies */
     const float *row_scale; /* bias gradient; NULL = ones */
     void *scratch;
+    gmm__cpu_extent extent;
     int64_t col_blocks, row_blocks;
 } gmm__cpu_linear;
 
@@ -2581,7 +2611,7 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, left = job->offsets[g + 1] - r0;
     const int64_t m = gmm__min_i64(left, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
-    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, thread);
+    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     float addend[GMM__NC], alpha = gmm__alpha(d, g);
     gmm__cpu_factor A, B;
     int64_t i;
@@ -2610,7 +2640,7 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     const int64_t n = gmm__min_i64(call->out - n0, GMM__MC);
     const int64_t k = gmm__min_i64(call->in - k0, GMM__NC);
     const int64_t r0 = job->offsets[g], rows = job->offsets[g + 1] - r0;
-    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, thread);
+    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     const float beta = gmm__grad_beta(grad, g);
     gmm__cpu_factor A, B;
     float alpha;
@@ -2630,13 +2660,31 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
         gmm__cpu_finish_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
 }
 
+/* Tasks and work of a product of `rows` rows in `blocks` blocks of rows. Each block packs its weights; in wgrad, every
+   group stores its gradient. */
+static int64_t gmm__cpu_product_tasks(const gmm__call *call, int64_t blocks) {
+    const int fwd = call->op == GMM_OP_LINEAR_FWD;
+    if (call->op == GMM_OP_LINEAR_WGRAD)
+        return call->groups.count * gmm__ceil_div(call->out, GMM__MC) * gmm__ceil_div(call->in, GMM__NC);
+    return blocks * gmm__ceil_div(fwd ? call->out : call->in, GMM__NC);
+}
+static double gmm__cpu_product_work(const gmm__call *call, int64_t rows, int64_t blocks) {
+    const int64_t passes = call->op == GMM_OP_LINEAR_WGRAD ? call->groups.count : blocks;
+    return (double)call->in * (double)call->out * ((double)passes + (double)rows / GMM__CPU_MULTIPLY_ADDS);
+}
+
 static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
     const size_t groups = (size_t)call->groups.count + 1;
-    plan->kernel = call->ctx->cpu_level;
+    const int64_t blocks = call->rows / GMM__MC + gmm__min_i64(call->groups.count, call->rows); /* at most */
+    const int32_t level = call->ctx->cpu_level, threads = gmm__cpu_threads(call->ctx,
+        gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, call->rows, blocks));
+    plan->kernel = level;
     gmm__reserve(plan, GMM__PART_OFFSETS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_STARTS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_PADDED, groups * sizeof(int64_t));
-    gmm__reserve(plan, GMM__PART_SCRATCH, (size_t)call->ctx->threads * gmm__cpu_scratch_bytes());
+    gmm__reserve(plan, GMM__PART_SCRATCH,
+                 (size_t)threads * gmm__cpu_extent_bytes(gmm__cpu_extent_of(call, &gmm__cpu_tiles[level])));
+    (void)snprintf(plan->note, sizeof plan->note, "up to %d thread%s", (int)threads, threads == 1 ? "" : "s");
     return 1;
 }
 
@@ -2648,7 +2696,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     int64_t *padded = (int64_t *)gmm__part(plan, GMM__PART_PADDED);
     const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
     gmm__cpu_linear job;
-    int64_t g;
+    int64_t blocks, g;
 
     (void)stream;
     job.call = call;
@@ -2657,19 +2705,24 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     job.starts = starts;
     job.padded = padded;
     job.scratch = gmm__part(plan, GMM__PART_SCRATCH);
-    padded[0] = 0;
-    for (g = 0; g < G; g++) padded[g + 1] = padded[g] + gmm_group_rows(offsets[g + 1] - offsets[g]);
+    job.extent = gmm__cpu_extent_of(call, job.tile);
+    starts[0] = padded[0] = 0;
+    for (g = 0; g < G; g++) {
+        padded[g + 1] = padded[g] + gmm_group_rows(offsets[g + 1] - offsets[g]);
+        starts[g + 1] = starts[g] + gmm__ceil_div(offsets[g + 1] - offsets[g], GMM__MC);
+    }
+    blocks = starts[G];
     if (call->op == GMM_OP_LINEAR_WGRAD) {
         job.row_blocks = gmm__ceil_div(call->out, GMM__MC);
         job.col_blocks = gmm__ceil_div(call->in, GMM__NC);
-        gmm__cpu_for(call->ctx, G * job.row_blocks * job.col_blocks, gmm__cpu_wgrad_task, &job);
+        gmm__cpu_for(call->ctx, gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, live, blocks),
+                     gmm__cpu_wgrad_task, &job);
     } else {
         const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
-        starts[0] = 0;
-        for (g = 0; g < G; g++) starts[g + 1] = starts[g] + gmm__ceil_div(offsets[g + 1] - offsets[g], GMM__MC);
-        job.row_blocks = starts[G];
+        job.row_blocks = blocks;
         job.col_blocks = gmm__ceil_div(cols, GMM__NC);
-        gmm__cpu_for(call->ctx, job.row_blocks * job.col_blocks, gmm__cpu_rows_task, &job);
+        gmm__cpu_for(call->ctx, gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, live, blocks),
+                     gmm__cpu_rows_task, &job);
         gmm__cpu_tail(&call->mat[call->op == GMM_OP_LINEAR_FWD ? GMM__Y : GMM__DX], call->groups.tail, live, call->rows,
                       cols);
     }
@@ -2732,7 +2785,9 @@ static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const 
     job.offsets = offsets;
     job.row_scale = row_scale;
     job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
-    gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks, gmm__cpu_bgrad_task, &job);
+    gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks,
+                 (double)call->out * (double)(call->groups.count + offsets[call->groups.count]), gmm__cpu_bgrad_task,
+                 &job);
 }
 
 static int gmm__cpu_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
@@ -2752,7 +2807,8 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     job.offsets = offsets;
     if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.row_scale);
     if (call->d.linear.d_row_scale) {
-        gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), gmm__cpu_row_scale_task, &job);
+        gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), (double)live * (double)call->out,
+                     gmm__cpu_row_scale_task, &job);
         if (call->groups.tail == GMM_TAIL_ZERO)
             for (r = live; r < call->rows; r++) call->d.linear.d_row_scale[r] = 0.0f;
     }
@@ -3147,7 +3203,8 @@ static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) 
     job.rows_per_task = gmm__rows_per_task(call->in);
     job.block = B;
     job.chunk = GMM__ACT_CHUNK / step * step;
-    gmm__cpu_for(call->ctx, gmm__ceil_div(job.live, job.rows_per_task), gmm__act_task, &job);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(job.live, job.rows_per_task), (double)job.live * (double)call->in,
+                 gmm__act_task, &job);
     if (call->mat[GMM__Y].dtype != GMM_NONE)
         gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, job.live, call->rows, call->out);
     if (backward && call->mat[GMM__DX].dtype != GMM_NONE)
@@ -3304,7 +3361,8 @@ static gmm_status gmm__cpu_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     job.from = pad ? plain : padded;
     job.to = pad ? padded : plain;
     job.rows_per_task = gmm__rows_per_task(d->cols);
-    gmm__cpu_for(call->ctx, gmm__ceil_div(job.to[G], job.rows_per_task), gmm__pad_task, &job);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(job.to[G], job.rows_per_task), (double)job.to[G] * (double)d->cols,
+                 gmm__pad_task, &job);
     gmm__cpu_tail(dst, call->groups.tail, job.to[G], dst_rows, d->cols);
     if (d->dst_prob && call->groups.tail == GMM_TAIL_ZERO)
         memset(d->dst_prob + job.to[G], 0, (size_t)(dst_rows - job.to[G]) * sizeof *d->dst_prob);
@@ -3438,7 +3496,9 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     job.runs = 2 * (d->ffn / d->block);
     job.items = d->axis == GMM_GLU_COLUMNS ? d->count : d->count * job.runs;
     job.items_per_task = gmm__rows_per_task(d->axis == GMM_GLU_COLUMNS ? 2 * d->ffn : d->block * d->cols);
-    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(job.items, job.items_per_task), gmm__glu_task, &job);
+    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(job.items, job.items_per_task),
+                 2.0 * (double)d->count * (double)d->ffn * (d->axis == GMM_GLU_COLUMNS ? 1.0 : (double)d->cols),
+                 gmm__glu_task, &job);
     return GMM_OK;
 }
 
@@ -3515,8 +3575,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     if (gmm__check_act(&act, c.ffn, "act.", act_rule, sizeof act_rule) != GMM_OK)
         return gmm__fail(error, GMM_E_CONFIG, "%s", act_rule);
     if (act.kind == GMM_ACT_NONE)
-        return gmm__fail(error, GMM_E_CONFIG, "act.kind: 0 is no activation between the linears; gmm_act_of has usual "
-                         "ones");
+        return gmm__fail(error, GMM_E_CONFIG, "act.kind: 0 is no activation, and an MLP needs one");
     if (c.source_interleave < 0)
         return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be >= 0", (int)c.source_interleave);
     if (c.source_interleave && gmm_act_gated(act.kind) && c.source_interleave % c.ffn != act.interleave % c.ffn)
@@ -3551,8 +3610,8 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
         return gmm__fail(error, GMM_E_CONFIG, "router_padding: 1 needs a quantized recipe (is %d) and a dispatcher "
                          "other than all-gather (is %d)", (int)c.recipe, (int)c.dispatcher);
     if (c.act_input_fp8)
-        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 is not supported: the activation's input is kept in the "
-                         "dtype of x");
+        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 is not supported: the activation's input is kept in "
+                         "the dtype of x");
     if (c.act_recompute && c.save == GMM_SAVE_PREACT_AND_ACT)
         return gmm__fail(error, GMM_E_CONFIG, "act_recompute: 1 excludes save %d, which keeps the activation",
                          (int)c.save);
@@ -4463,9 +4522,18 @@ typedef struct gmm__topk_rows {
     uint64_t *best;
 } gmm__topk_rows;
 
+/* Scores are exponentials, of which one takes as long as a few copies. */
+static double gmm__topk_work(const gmm_route *r) { return 4.0 * (double)r->tokens * (double)r->experts; }
 static size_t gmm__topk_row_bytes(const gmm_route *r) { return (size_t)gmm__round_up(r->experts, 16) * sizeof(float); }
 static size_t gmm__topk_thread_bytes(const gmm_route *r) {
     return 4 * gmm__topk_row_bytes(r) + (size_t)gmm__round_up(r->topk, 8) * sizeof(uint64_t);
+}
+
+/* Bytes for the rows of all threads that a call takes. */
+static size_t gmm__topk_scratch(const gmm__call *call) {
+    const gmm_route *r = &call->d.route;
+    const int64_t chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
+    return (size_t)gmm__cpu_threads(call->ctx, chunks, gmm__topk_work(r)) * gmm__topk_thread_bytes(r);
 }
 
 /* Scores of token t in `rows`. Returns logsumexp where the softmax was needed, else 0. */
@@ -4535,7 +4603,7 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
 static int gmm__cpu_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
     const size_t chunks = (size_t)gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
-    gmm__reserve(plan, GMM__TOPK_SCRATCH, (size_t)call->ctx->threads * gmm__topk_thread_bytes(r));
+    gmm__reserve(plan, GMM__TOPK_SCRATCH, gmm__topk_scratch(call));
     gmm__reserve(plan, GMM__TOPK_COUNTS, chunks * (size_t)r->experts * sizeof(int32_t));
     gmm__reserve(plan, GMM__TOPK_SUMS, r->aux_coeff != 0.0f ? chunks * (size_t)r->experts * sizeof(float) : 0);
     gmm__reserve(plan, GMM__TOPK_Z, chunks * sizeof(float));
@@ -4552,7 +4620,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     int64_t c, e;
     int32_t first = 0;
     (void)stream;
-    gmm__cpu_for(plan->call->ctx, chunks, gmm__topk_fwd_chunk, plan);
+    gmm__cpu_for(plan->call->ctx, chunks, gmm__topk_work(r), gmm__topk_fwd_chunk, plan);
     for (e = 0; e < experts; e++) {
         int32_t count = 0;
         double sum = 0.0;
@@ -4631,14 +4699,15 @@ static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
 }
 
 static int gmm__cpu_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
-    gmm__reserve(plan, GMM__TOPK_SCRATCH, (size_t)call->ctx->threads * gmm__topk_thread_bytes(&call->d.route));
+    gmm__reserve(plan, GMM__TOPK_SCRATCH, gmm__topk_scratch(call));
     return 1;
 }
 
 static gmm_status gmm__cpu_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
     const int64_t tokens = plan->call->d.route.tokens;
     (void)stream;
-    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(tokens, gmm__topk_chunk(tokens)), gmm__topk_bwd_chunk, plan);
+    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(tokens, gmm__topk_chunk(tokens)),
+                 gmm__topk_work(&plan->call->d.route), gmm__topk_bwd_chunk, plan);
     return GMM_OK;
 }
 
@@ -4719,11 +4788,14 @@ enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = 
 
 /* Every slot gets the row behind those of the slots before it that chose the same expert: a counting sort. Chunks of
    slots count by themselves, then each knows where its rows of each expert start. */
-enum { GMM__MAP_NEXT, GMM__MAP_FAULT, GMM__MAP_SLOTS = 4096 };
+enum { GMM__MAP_NEXT, GMM__MAP_FAULT };
 
-static int64_t gmm__map_chunks(const gmm__call *call) {
-    const int64_t chunks = gmm__ceil_div(call->d.permute.tokens * call->d.permute.topk, GMM__MAP_SLOTS);
-    return chunks < call->ctx->threads ? chunks : call->ctx->threads;
+static double gmm__map_work(const gmm__call *call) { /* a slot takes as long as a few copies */
+    return 8.0 * (double)call->d.permute.tokens * (double)call->d.permute.topk;
+}
+static int64_t gmm__map_chunks(const gmm__call *call) { /* one per thread */
+    const int64_t slots = call->d.permute.tokens * call->d.permute.topk;
+    return slots ? gmm__cpu_threads(call->ctx, slots, gmm__map_work(call)) : 0;
 }
 static void gmm__map_range(const gmm__call *call, int64_t c, int64_t *begin, int64_t *end) {
     const int64_t slots = call->d.permute.tokens * call->d.permute.topk;
@@ -4777,7 +4849,7 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT), begin = 0, c, e;
     uint32_t fault = 0;
     (void)stream;
-    gmm__cpu_for(call->ctx, chunks, gmm__map_count, plan);
+    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_count, plan);
     for (e = 0; e < p->experts; e++) {
         int64_t row = begin, end;
         for (c = 0; c < chunks; c++) {
@@ -4791,7 +4863,7 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     }
     for (c = 0; c < chunks; c++) fault |= ((const uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c];
     if (p->slot_of) memset(p->slot_of, 0xFF, (size_t)p->capacity * sizeof *p->slot_of); /* -1 */
-    gmm__cpu_for(call->ctx, chunks, gmm__map_place, plan);
+    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_place, plan);
     if (fault && p->fault) *p->fault |= fault;
     return GMM_OK;
 }
@@ -4807,7 +4879,8 @@ static gmm_status gmm__move_all(const gmm__call *call, int64_t count, gmm__task 
     move.call = call;
     move.count = count;
     move.chunk = 1 + 16384 / call->d.permute.hidden;
-    gmm__cpu_for(call->ctx, gmm__ceil_div(count, move.chunk), task, &move);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(count, move.chunk), (double)count * (double)call->d.permute.hidden, task,
+                 &move);
     return GMM_OK;
 }
 static int64_t gmm__move_range(const gmm__move *move, int64_t c, int64_t *begin) {
@@ -5224,7 +5297,7 @@ enum { GMM__SMALL_PIECE = 1024, GMM__SMALL_TASK = 16 * GMM__SMALL_PIECE };
 static int64_t gmm__small_tasks_per_row(const gmm__call *call) { return gmm__ceil_div(call->in, GMM__SMALL_TASK); }
 static void gmm__small_for(const gmm__call *call, gmm__task task) {
     const int64_t blocks = gmm__ceil_div(call->rows, gmm__rows_per_task(call->in));
-    gmm__cpu_for(call->ctx, blocks * gmm__small_tasks_per_row(call), task, call);
+    gmm__cpu_for(call->ctx, blocks * gmm__small_tasks_per_row(call), (double)call->rows * (double)call->in, task, call);
 }
 
 /* Rows [row, row_end) and columns [col, col_end) of a task. */
@@ -5847,6 +5920,19 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     }
 }
 
+/* Work on `rows` rows that are `strips` strips: padded copies of columns hold whole ones. An element takes as long as a
+   few copies. */
+static double gmm__quant_work(const gmm__call *call, int64_t rows, int64_t strips) {
+    const int padded = gmm__grouped(call) && call->mat[GMM__DX].dtype != GMM_NONE;
+    return 4.0 * (double)call->in * (padded ? (double)strips * GMM_TILE : (double)rows);
+}
+/* Bytes for the tiles of all threads that a call takes. */
+static size_t gmm__quant_scratch_bytes(const gmm__call *call) {
+    const int64_t strips = gmm__strips(call), tiles = strips * gmm__ceil_div(call->in, GMM_TILE);
+    const int64_t rows = gmm__grouped(call) ? call->rows : call->units * call->rows;
+    return (size_t)gmm__cpu_threads(call->ctx, tiles, gmm__quant_work(call, rows, strips)) * sizeof(gmm__quant_scratch);
+}
+
 static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_format *f = &call->format;
     const size_t units = (size_t)gmm__units(call), strips = (size_t)gmm__strips(call);
@@ -5858,7 +5944,7 @@ static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__QUANT_STRIPS, 2 * strips * sizeof(float));
     gmm__reserve(plan, GMM__QUANT_LINES, by_row || f->row_amax ? rows * sizeof(float) : 0);
     gmm__reserve(plan, GMM__QUANT_COLUMNS, by_row ? units * (size_t)call->in * sizeof(float) : 0);
-    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, gmm__quant_scratch_bytes(call));
     return 1;
 }
 
@@ -5891,6 +5977,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
     const int global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     gmm__quant_job job;
+    double work;
     int64_t live, u, i;
     int k;
 
@@ -5907,6 +5994,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.strip_count = starts[job.units] / GMM_TILE;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    work = gmm__quant_work(call, offsets[job.units], job.strip_count);
     for (k = 0; k < 2; k++) {
         job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
         job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
@@ -5919,7 +6007,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
             if (copy[k]->dtype != GMM_NONE) memcpy(job.amax[k], copy[k]->amax, (size_t)job.units * sizeof(float));
         if (tensor && copy[0]->dtype != GMM_NONE) memcpy(job.amax[1], job.amax[0], (size_t)job.units * sizeof(float));
     } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.lines) {
-        gmm__cpu_for(call->ctx, job.strip_count, gmm__quant_strip_amax, &job);
+        gmm__cpu_for(call->ctx, job.strip_count, work, gmm__quant_strip_amax, &job);
         for (k = 0; k < 2; k++)
             for (u = 0; u < job.units; u++) {
                 uint32_t amax = 0;
@@ -5932,7 +6020,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         if (f->row_amax && copy[0]->dtype != GMM_NONE)
             memcpy(copy[0]->amax, job.lines, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
                    sizeof(float));
-        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, gmm__quant_column_amax, &job);
+        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);
         if (d->phase == GMM_QUANT_AMAX) return GMM_OK;
     }
     for (k = 0; k < 2 && tensor; k++)
@@ -5948,7 +6036,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         ((float *)(void *)v.scale)[i % call->in] = gmm_scale_inverse(gmm_scale_from_amax(
             job.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
     }
-    gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, gmm__quant_task, &job);
+    gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, work, gmm__quant_task, &job);
     if (gmm__grouped(call) && call->groups.tail == GMM_TAIL_ZERO)
         for (k = 0; k < 2; k++)
             if (copy[k]->dtype != GMM_NONE && (k == 0 || f->scaling == GMM_SCALING_MX32))
@@ -5986,7 +6074,7 @@ static int gmm__cpu_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
     const size_t units = (size_t)gmm__units(call);
     gmm__reserve(plan, GMM__QUANT_OFFSETS, (units + 1) * sizeof(int64_t));
     gmm__reserve(plan, GMM__QUANT_STARTS, (units + 1) * sizeof(int64_t));
-    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, gmm__quant_scratch_bytes(call));
     return 1;
 }
 static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
@@ -6003,7 +6091,8 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     job.starts = starts;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
-    gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles, gmm__dequant_task, &job);
+    gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles,
+                 gmm__quant_work(call, offsets[job.units], starts[job.units] / GMM_TILE), gmm__dequant_task, &job);
     if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, live, call->rows, call->in);
     return GMM_OK;
 }
@@ -6030,7 +6119,7 @@ static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream st
     const gmm__call *call = plan->call;
     (void)stream;
     gmm__cpu_for(call->ctx, call->units * gmm__ceil_div(call->rows, GMM_TILE) * gmm__ceil_div(call->in, GMM_TILE),
-                 gmm__transpose_task, call);
+                 (double)call->units * (double)call->rows * (double)call->in, gmm__transpose_task, call);
     return GMM_OK;
 }
 

@@ -205,14 +205,17 @@ typedef struct gmm_options {
 /* What a query tells. */
 typedef struct gmm_info {
     uint32_t struct_size;
-    gmm_engine engine;       /* that will serve the call */
+    gmm_engine engine;       /* that will serve the call. Addresses that a query is not given count as multiples of 16
+                                bytes; where the engine needs that, the note says so. A call with other addresses is
+                                served by another engine under AUTO, in no more than workspace_bytes, and refused where
+                                the engine was demanded or no other has the operation */
     size_t workspace_bytes;
     size_t saved_bytes;      /* MLP: gmm_mlp.saved */
     size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
     int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1 but
                                 for quantized operands */
     int32_t out_align;
-    char note[192];          /* how the engine serves it, and why better ones declined */
+    char note[192];          /* how the engine serves it, on what that depends, and why better ones declined */
 } gmm_info;
 
 /* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups says.
@@ -1599,6 +1602,7 @@ typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;
     int32_t kernel;              /* row of the engine's kernel table */
+    int32_t assumes_aligned;     /* 1: a query left open an address that must be a multiple of 16 bytes */
     int32_t grid[3], block, cluster;
     size_t shared_bytes;
     size_t workspace_bytes;
@@ -3935,7 +3939,8 @@ static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *
     }
     if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
     if (sub.engine != plan->engine)
-        (void)snprintf(plan->note, sizeof plan->note, "products by %s", gmm_engine_name(sub.engine));
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(sub.engine),
+                       sub.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
     return 1;
 }
 static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {
@@ -7345,7 +7350,8 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
         return gmm__decline(plan, "cannot keep sm_limit %d without other results", (int)call->options.sm_limit);
     gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
     gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
-    (void)snprintf(plan->note, sizeof plan->note, "one product per group%s",
+    (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
+                   "for a group's rows and addresses",
                    a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
     return 1;
 }
@@ -7417,12 +7423,34 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 /* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
 
+/* Whether rows of an operand begin where TMA takes them. Addresses that a query does not know are assumed to; those in
+   tables on the device the kernel checks, which sets a fault bit. */
+static GMM__UNUSED int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
+    const gmm_mat *m = &call->mat[role];
+    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
+    const int host_table = (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0;
+    int64_t g;
+    if (m->ld % unit)
+        return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
+    if (call->groups.count > 1 && m->group_stride % unit)
+        return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
+                            (long long)m->group_stride);
+    if ((uintptr_t)m->data % 16)
+        return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
+    if (call->query && !m->data && (!m->table || host_table)) plan->assumes_aligned = 1;
+    for (g = 0; m->table && host_table && !call->query && g < call->groups.count; g++)
+        if ((uintptr_t)m->table[g] % 16)
+            return gmm__decline(plan, "needs %s at multiples of 16 bytes, not table[%lld] %p", name, (long long)g,
+                                m->table[g]);
+    return 1;
+}
+
 #ifdef __CUDACC__
 
 /* The products of 16-bit matrices by TMA and wgmma; FP8; and MX32 and NV16, converted to 16-bit elements by the kernel
    or ahead of it in the workspace. The kernels read the split themselves; else they use the workspace for what stands
-   on the host, laid out as the MMA engine's, which serves a call of unsuited addresses in no more bytes. So a query may
-   leave addresses open. */
+   on the host, laid out as the MMA engine's, which serves calls with other addresses. A query that leaves addresses
+   open asks for the larger workspace of the two. */
 
 /* What the engine needs, looked for once per context. */
 static void gmm__wgmma_open(gmm_context *ctx) {
@@ -7442,25 +7470,6 @@ static void gmm__wgmma_open(gmm_context *ctx) {
     else if (!built) ctx->wgmma_lacks = "is not in this build: compile for sm_90a";
     else if (e != cudaSuccess || found != cudaDriverEntryPointSuccess || !encode)
         ctx->wgmma_lacks = "needs a driver with cuTensorMapEncodeTiled";
-}
-
-/* Whether rows of an operand begin where TMA takes them. Of tables on the device the kernel tells by a fault bit. */
-static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
-    const gmm_mat *m = &call->mat[role];
-    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
-    int64_t g;
-    if (m->ld % unit)
-        return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
-    if (call->groups.count > 1 && m->group_stride % unit)
-        return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
-                            (long long)m->group_stride);
-    if ((uintptr_t)m->data % 16)
-        return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
-    for (g = 0; m->table && (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) && !call->query && g < call->groups.count; g++)
-        if ((uintptr_t)m->table[g] % 16)
-            return gmm__decline(plan, "needs %s at multiples of 16 bytes, not table[%lld] %p", name, (long long)g,
-                                m->table[g]);
-    return 1;
 }
 
 /* Clocks of a tile of wgrad, whose stages take `stage` each. D goes by TMA beside the products, and draws on the same
@@ -8316,24 +8325,56 @@ static const gmm__engine_row gmm__engines[] = {
 #undef GMM__OP_ANY
 #undef GMM__NO_OP
 
-static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
+/* Appends to a note, as far as it fits. */
+static void gmm__note(gmm__plan *plan, const char *format, ...) {
+    const size_t used = strlen(plan->note);
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(plan->note + used, sizeof plan->note - used, format, list);
+    va_end(list);
+}
+
+/* Whether AUTO may ask a row for a call. */
+static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
+    return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
+}
+
+/* Completes the plan of a query that left addresses open, made by rows[i]: the note says what it assumes of them, and
+   the workspace is enough for the engine that AUTO asks next, which serves a call where that does not hold. */
+static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size_t i, const gmm__call *call,
+                                 gmm__plan *plan) {
+    gmm__plan other;
+    while (call->options.engine == GMM_ENGINE_AUTO && ++i < count) {
+        if (!gmm__automatic(&rows[i], call)) continue;
+        memset(&other, 0, sizeof other);
+        other.call = call;
+        other.engine = rows[i].engine;
+        if (!rows[i].ops[call->op].plan(call, &other)) continue;
+        if (other.workspace_bytes > plan->workspace_bytes) plan->workspace_bytes = other.workspace_bytes;
+        if (other.assumes_aligned) continue;
+        gmm__note(plan, "; for addresses at multiples of 16 bytes, else %s", gmm_engine_name(other.engine));
+        return;
+    }
+    gmm__note(plan, "; only for addresses at multiples of 16 bytes");
+}
+
+/* gmm__select over the given engine table. */
+static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gmm__call *call, gmm__plan *plan) {
     const gmm_engine wanted = call->options.engine;
     char declined[160] = "";
     size_t i, used = 0;
-    for (i = 0; i < sizeof gmm__engines / sizeof gmm__engines[0]; i++) {
-        const gmm__engine_row *row = &gmm__engines[i];
+    for (i = 0; i < count; i++) {
+        const gmm__engine_row *row = &rows[i];
         const char *why;
-        if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !row->automatic) continue;
-        if (wanted == GMM_ENGINE_AUTO && (row->space != call->ctx->config.space || !row->ops[call->op].plan)) continue;
+        if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !gmm__automatic(row, call)) continue;
         memset(plan, 0, sizeof *plan);
         plan->call = call;
         plan->engine = row->engine;
         if (row->space != call->ctx->config.space) why = "serves another memory space";
         else if (!row->ops[call->op].plan) why = "does not have this operation";
         else if (row->ops[call->op].plan(call, plan)) {
-            const size_t own = strlen(plan->note), room = sizeof plan->note - own;
-            if (declined[0] && room > 3)
-                (void)snprintf(plan->note + own, room, "%s%.*s", own ? "; " : "", (int)(room - 3), declined);
+            if (plan->assumes_aligned) gmm__cover_unaligned(rows, count, i, call, plan);
+            if (declined[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", declined);
             return GMM_OK;
         } else why = plan->note;
         used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
@@ -8343,6 +8384,10 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),
                        gmm_op_name(call->op), declined[0] ? declined : wanted == GMM_ENGINE_AUTO
                        ? "no engine of this build has it" : "this build does not hold that engine");
+}
+
+static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
+    return gmm__select_from(gmm__engines, sizeof gmm__engines / sizeof gmm__engines[0], call, plan);
 }
 
 static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {

@@ -917,8 +917,8 @@ void tests_mlp(void) {
         const mlp_spec *s = &table[i];
         t_add(numerics, i, "row%s mlp fwd bwd %s %s hidden=%d ffn=%d interleave=%d limit=%g bias=%d prob=%d%s",
               i < table_kinds ? "43" : s->hidden == 128 ? "42" : "44", gmm_act_name(s->act.kind),
-              gmm_dtype_name(s->dtype), (int)s->hidden, (int)s->ffn, (int)s->act.interleave, (double)s->act.limit, s->bias, s->prob,
-              s->on_bias2 ? " on bias2" : "");
+              gmm_dtype_name(s->dtype), (int)s->hidden, (int)s->ffn, (int)s->act.interleave, (double)s->act.limit,
+              s->bias, s->prob, s->on_bias2 ? " on bias2" : "");
     }
     t_add(inference, 0, "row42 mlp inference");
     for (int i = 0; i < 3; i++) {

@@ -404,6 +404,47 @@ static mlp_spec usual(gmm_dtype dtype) {
     return spec_make(dtype, act_make(GMM_ACT_SWIGLU, 8, 7.0f, 1.702f, 1.0f, 0, 0), 24, 16);
 }
 
+/* The sizes that queries without addresses give serve a call whose inputs stand at odd addresses. */
+static void odd_inputs(int arg) {
+    const mlp_spec s = usual((gmm_dtype)arg);
+    const size_t element = (size_t)ref_bytes(s.dtype);
+    gmm_info info = GMM_ZERO;
+    gmm_mat open[4];
+    gmm_mlp d;
+    mlp_run r;
+    t_mat *inputs[4];
+    build(&r, &s);
+    inputs[0] = &r.x;
+    inputs[1] = &r.dy;
+    inputs[2] = &r.w1;
+    inputs[3] = &r.w2;
+    for (int i = 0; i < 4; i++) { /* dense, so that nothing but the address is in the way of an engine */
+        t_mat *m = inputs[i], dense = t_mat_make(m->dtype, m->count, m->rows, m->cols, 0, 0, T_PACKED, T_REALS);
+        const size_t bytes = (size_t)(m->count * m->rows * m->cols) * element;
+        char *moved = (char *)t_alloc_aligned(bytes + 16, 16) + element;
+        memcpy(dense.v, m->v, (size_t)(m->count * m->rows * m->cols) * sizeof *m->v);
+        t_mat_put(&dense);
+        t_upload(moved, t_get(dense.data, bytes), bytes);
+        *m = dense;
+        open[i] = dense.mat;
+        open[i].data = NULL;
+        m->mat.data = moved;
+    }
+    d = r.d;
+    d.x = &open[0];
+    d.dy = &open[1];
+    d.w1 = &open[2];
+    d.w2 = &open[3];
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &d, &info));
+    T_CHECK(!strstr(info.note, "wgmma") || strstr(info.note, "multiples of 16 bytes"), "\"%s\"", info.note);
+    r.d.saved = t_workspace(info.saved_bytes);
+    r.d.saved_bytes = info.saved_bytes;
+    T_OK(gmm_mlp_fwd(T.ctx, &r.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &d, &info));
+    T_OK(gmm_mlp_bwd(T.ctx, &r.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    check(&r, 1);
+}
+
 /* row 45: what is saved changes memory, not results */
 static void save_policies(int arg) {
     outputs first, o;
@@ -923,6 +964,7 @@ void tests_mlp(void) {
     t_add(inference, 0, "row42 mlp inference");
     for (int i = 0; i < 3; i++) {
         const char *name = gmm_dtype_name(dtypes[i]);
+        t_add(odd_inputs, (int)dtypes[i], "mlp inputs at odd addresses %s", name);
         t_add(save_policies, (int)dtypes[i], "row45 mlp save policies %s", name);
         t_add(three_calls, (int)dtypes[i], "row46 mlp equals three calls %s", name);
         t_add(delayed, (int)dtypes[i], "row49 mlp delayed wgrad %s", name);

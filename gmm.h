@@ -113,7 +113,8 @@ typedef struct gmm_config {
     uint32_t struct_size;
     gmm_space space;
     int32_t device;        /* CUDA ordinal; 0 for the CPU */
-    int32_t threads;       /* CPU engine: 0 = as many as OpenMP gives; without OpenMP 1 is used */
+    int32_t threads;       /* CPU engine: the most that a call takes, and workspace is for; small calls take fewer, with
+                              the same bits. 0 = as many as OpenMP gives; without OpenMP 1 is used */
     gmm_engine engine;     /* default of gmm_options.engine for this context */
     int32_t cpu_level;     /* CPU engine: 0 = best vector code that the processor has; 1 plain, 2 AVX2, 3 AVX-512 */
     gmm_allocator allocator;
@@ -228,14 +229,17 @@ typedef struct gmm_options {
 /* What a query tells. */
 typedef struct gmm_info {
     uint32_t struct_size;
-    gmm_engine engine;       /* that will serve the call */
+    gmm_engine engine;       /* that will serve the call. Addresses that a query is not given count as multiples of 16
+                                bytes; where the engine needs that, the note says so. A call with other addresses is
+                                served by another engine under AUTO, in no more than workspace_bytes, and refused where
+                                the engine was demanded or no other has the operation */
     size_t workspace_bytes;
     size_t saved_bytes;      /* MLP: gmm_mlp.saved */
     size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
     int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1 but
                                 for quantized operands */
     int32_t out_align;
-    char note[192];          /* how the engine serves it, and why better ones declined */
+    char note[192];          /* how the engine serves it, on what that depends, and why better ones declined */
 } gmm_info;
 
 /* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups says.
@@ -391,7 +395,8 @@ typedef enum gmm_dispatcher {
 } gmm_dispatcher;
 
 /* The configuration of an expert MLP: y = act(x w1^T + b1) p w2^T + b2 (p). Fields below `save` describe the model
-   around the MLP; they change no result and exist so that gmm_mlp_validate can refuse what would train wrong. */
+   around the MLP; they change no result and exist so that gmm_mlp_validate, or an operation that sees its tensors too,
+   can refuse what would train wrong. */
 typedef struct gmm_mlp_config {
     uint32_t struct_size;
     int32_t bias1, bias2;           /* the linears have biases */
@@ -410,18 +415,20 @@ typedef struct gmm_mlp_config {
     int32_t prob_on_input;          /* x was weighted by the probability already */
     int32_t etp_size;               /* expert tensor parallelism; 0 = 1 */
     int32_t source_interleave;      /* GLU block of the weights as loaded; halves: ffn; 0 = not stated */
-    gmm_recipe_kind recipe;
+    gmm_recipe_kind recipe;         /* the kind of gmm_mlp.quant's recipe; other than NONE it needs gmm_mlp.quant */
     int32_t router_padding;         /* the router rounds counts up for quantization */
     gmm_dispatcher dispatcher;
-    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3 */
+    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3: not supported, must be 0 */
     int32_t act_recompute;          /* the activation is recomputed in bwd */
 } gmm_mlp_config;
 
 /* One call that checks a configuration; pure. Every operation on an MLP makes it too.
    Errors: GMM_E_CONFIG, and error->text opens with the field's name. The rules:
        hidden, ffn >= 1; hidden_out >= 0; enumerations in range; switches 0 or 1
+       act.kind: any but GMM_ACT_NONE, which is what a zeroed act holds
        act: as gmm_act_fwd (interleave >= 0, a divisor of ffn, gated only; limit 0 or finite > 0; offset finite, gated
-           only; alpha finite, and not 0 or 1 only where a sigmoid takes it; betas 0 or finite > 0, SiTU only)
+           only; alpha finite, and other than 0 or 1 only where the activation takes it; betas 0 or finite > 0, SiTU
+           only)
        source_interleave >= 0 and, where stated for a gated activation, the layout that act.interleave reads
        delay_wgrad and overlap_dispatch_wgrad exclude each other; with ddp, either needs ddp_expects_delay, and
            ddp_expects_delay needs either: otherwise hooks fire before, or never after, the gradient
@@ -429,7 +436,7 @@ typedef struct gmm_mlp_config {
        bias2 with prob and topk > 1 needs prob_on_bias2: unweighted biases would add up topk times
        bias1 or bias2 need etp_size 1: every rank would add them
        router_padding needs a quantized recipe, and not the all-gather dispatcher
-       act_input_fp8 needs SwiGLU without limit and offset
+       act_input_fp8 is 0, since no operation implements it
        act_recompute excludes save = GMM_SAVE_PREACT_AND_ACT */
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error);
 
@@ -480,7 +487,8 @@ typedef enum gmm_mlp_slot {
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
-    const gmm_recipe *recipe;/* its kind must be the configuration's */
+    const gmm_recipe *recipe;/* its kind must be the configuration's. With hadamard, x, dy and the weights are BF16 in
+                                every operation, though only weight gradients are transformed */
     const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
     float *amax;             /* delayed: [GMM_SLOTS][G], raised to what is seen (history[0]); NULL = not wanted */
     const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients
@@ -1614,6 +1622,7 @@ typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;
     int32_t kernel;              /* row of the engine's kernel table */
+    int32_t assumes_aligned;     /* 1: a query left open an address that must be a multiple of 16 bytes */
     int32_t grid[3], block, cluster;
     size_t shared_bytes;
     size_t workspace_bytes;
@@ -2003,20 +2012,33 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
 
 /* .............................................................................................. 14.2 CPU engine ... */
 
-/* Runs task(arg, i, thread) for i in [0, count) on the context's threads; thread < ctx->threads. Tasks are independent,
-   so results do not depend on the number of threads. The only place that knows OpenMP. */
+/* Work is counted in elements that one thread converts or copies, about a nanosecond each. A thread is started for no
+   less than GMM__CPU_GRAIN of them: beside busy processes a team of threads costs milliseconds. */
+enum { GMM__CPU_GRAIN = 32768, GMM__CPU_MULTIPLY_ADDS = 64 }; /* the latter count as one element */
+
+/* Threads for `count` tasks that are `work` together. More tasks or more work never mean fewer threads, so the largest
+   of both tell a plan the most that its launch may take. */
+static GMM__UNUSED int32_t gmm__cpu_threads(const gmm_context *ctx, int64_t count, double work) {
+    const int64_t most = count < ctx->threads ? count : ctx->threads;
+    const double worth = work / GMM__CPU_GRAIN;
+    return most <= 1 || worth < 2.0 ? 1 : worth < (double)most ? (int32_t)worth : (int32_t)most;
+}
+
+/* Runs task(arg, i, thread) for i in [0, count) on gmm__cpu_threads(ctx, count, work) threads, which number from 0.
+   Tasks are independent, so results do not depend on how many. The only place that knows OpenMP. */
 typedef void (*gmm__task)(const void *arg, int64_t i, int32_t thread);
-static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, gmm__task task, const void *arg) {
+static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, double work, gmm__task task,
+                                     const void *arg) {
+    const int32_t threads = gmm__cpu_threads(ctx, count, work);
     int64_t i;
 #ifdef _OPENMP
-    if (ctx->threads > 1 && count > 1) {
-        _Pragma("omp parallel for schedule(dynamic) num_threads(ctx->threads)")
+    if (threads > 1) {
+        _Pragma("omp parallel for schedule(dynamic) num_threads(threads)")
         for (i = 0; i < count; i++) task(arg, i, (int32_t)omp_get_thread_num());
         return;
     }
-#else
-    (void)ctx;
 #endif
+    (void)threads;
     for (i = 0; i < count; i++) task(arg, i, 0);
 }
 
@@ -2447,16 +2469,31 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
     }
 }
 
+/* One thread's panels of A and of B, and its block of C. */
 typedef struct gmm__cpu_scratch { float *a, *b, *c; } gmm__cpu_scratch;
 
-static size_t gmm__cpu_scratch_bytes(void) {
-    return sizeof(float) * (GMM__MC * GMM__KC + GMM__KC * GMM__NC + GMM__MC * GMM__NC);
+/* Floats of each, at the most that a call needs; multiples of a cache line. */
+typedef struct gmm__cpu_extent { int64_t a, b, c; } gmm__cpu_extent;
+static gmm__cpu_extent gmm__cpu_extent_of(const gmm__call *call, const gmm__cpu_tile *tile) {
+    const int fwd = call->op == GMM_OP_LINEAR_FWD, wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const int64_t rows = gmm__min_i64(wgrad ? call->out : call->rows, GMM__MC);
+    const int64_t m = gmm__round_up(rows, tile->mr);
+    const int64_t n = gmm__round_up(gmm__min_i64(fwd ? call->out : call->in, GMM__NC), tile->nr);
+    /* a transform of wgrad's operands spreads the last rows over whole runs of 16 */
+    const int64_t depth = wgrad ? gmm__round_up(gmm__min_i64(call->rows, GMM__KC), 16) : fwd ? call->in : call->out;
+    const int64_t k = gmm__min_i64(depth, GMM__KC);
+    gmm__cpu_extent e;
+    e.a = gmm__round_up(m * k, 16);
+    e.b = gmm__round_up(k * n, 16);
+    e.c = m * GMM__NC;
+    return e;
 }
-static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, int32_t thread) {
+static size_t gmm__cpu_extent_bytes(gmm__cpu_extent e) { return sizeof(float) * (size_t)(e.a + e.b + e.c); }
+static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, gmm__cpu_extent e, int32_t thread) {
     gmm__cpu_scratch s;
-    s.a = (float *)((char *)base + (size_t)thread * gmm__cpu_scratch_bytes());
-    s.b = s.a + GMM__MC * GMM__KC;
-    s.c = s.b + GMM__KC * GMM__NC;
+    s.a = (float *)(void *)((char *)base + (size_t)thread * gmm__cpu_extent_bytes(e));
+    s.b = s.a + e.a;
+    s.c = s.b + e.b;
     return s;
 }
 
@@ -2547,6 +2584,7 @@ typedef struct gmm__cpu_linear {
     const int64_t *padded;  /* [G + 1] rows before each group in padded copies */
     const float *row_scale; /* bias gradient; NULL = ones */
     void *scratch;
+    gmm__cpu_extent extent;
     int64_t col_blocks, row_blocks;
 } gmm__cpu_linear;
 
@@ -2597,7 +2635,7 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, left = job->offsets[g + 1] - r0;
     const int64_t m = gmm__min_i64(left, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
-    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, thread);
+    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     float addend[GMM__NC], alpha = gmm__alpha(d, g);
     gmm__cpu_factor A, B;
     int64_t i;
@@ -2626,7 +2664,7 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     const int64_t n = gmm__min_i64(call->out - n0, GMM__MC);
     const int64_t k = gmm__min_i64(call->in - k0, GMM__NC);
     const int64_t r0 = job->offsets[g], rows = job->offsets[g + 1] - r0;
-    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, thread);
+    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     const float beta = gmm__grad_beta(grad, g);
     gmm__cpu_factor A, B;
     float alpha;
@@ -2646,13 +2684,31 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
         gmm__cpu_finish_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
 }
 
+/* Tasks and work of a product of `rows` rows in `blocks` blocks of rows. Each block packs its weights; in wgrad, every
+   group stores its gradient. */
+static int64_t gmm__cpu_product_tasks(const gmm__call *call, int64_t blocks) {
+    const int fwd = call->op == GMM_OP_LINEAR_FWD;
+    if (call->op == GMM_OP_LINEAR_WGRAD)
+        return call->groups.count * gmm__ceil_div(call->out, GMM__MC) * gmm__ceil_div(call->in, GMM__NC);
+    return blocks * gmm__ceil_div(fwd ? call->out : call->in, GMM__NC);
+}
+static double gmm__cpu_product_work(const gmm__call *call, int64_t rows, int64_t blocks) {
+    const int64_t passes = call->op == GMM_OP_LINEAR_WGRAD ? call->groups.count : blocks;
+    return (double)call->in * (double)call->out * ((double)passes + (double)rows / GMM__CPU_MULTIPLY_ADDS);
+}
+
 static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
     const size_t groups = (size_t)call->groups.count + 1;
-    plan->kernel = call->ctx->cpu_level;
+    const int64_t blocks = call->rows / GMM__MC + gmm__min_i64(call->groups.count, call->rows); /* at most */
+    const int32_t level = call->ctx->cpu_level, threads = gmm__cpu_threads(call->ctx,
+        gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, call->rows, blocks));
+    plan->kernel = level;
     gmm__reserve(plan, GMM__PART_OFFSETS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_STARTS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_PADDED, groups * sizeof(int64_t));
-    gmm__reserve(plan, GMM__PART_SCRATCH, (size_t)call->ctx->threads * gmm__cpu_scratch_bytes());
+    gmm__reserve(plan, GMM__PART_SCRATCH,
+                 (size_t)threads * gmm__cpu_extent_bytes(gmm__cpu_extent_of(call, &gmm__cpu_tiles[level])));
+    (void)snprintf(plan->note, sizeof plan->note, "up to %d thread%s", (int)threads, threads == 1 ? "" : "s");
     return 1;
 }
 
@@ -2664,7 +2720,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     int64_t *padded = (int64_t *)gmm__part(plan, GMM__PART_PADDED);
     const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
     gmm__cpu_linear job;
-    int64_t g;
+    int64_t blocks, g;
 
     (void)stream;
     job.call = call;
@@ -2673,19 +2729,24 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     job.starts = starts;
     job.padded = padded;
     job.scratch = gmm__part(plan, GMM__PART_SCRATCH);
-    padded[0] = 0;
-    for (g = 0; g < G; g++) padded[g + 1] = padded[g] + gmm_group_rows(offsets[g + 1] - offsets[g]);
+    job.extent = gmm__cpu_extent_of(call, job.tile);
+    starts[0] = padded[0] = 0;
+    for (g = 0; g < G; g++) {
+        padded[g + 1] = padded[g] + gmm_group_rows(offsets[g + 1] - offsets[g]);
+        starts[g + 1] = starts[g] + gmm__ceil_div(offsets[g + 1] - offsets[g], GMM__MC);
+    }
+    blocks = starts[G];
     if (call->op == GMM_OP_LINEAR_WGRAD) {
         job.row_blocks = gmm__ceil_div(call->out, GMM__MC);
         job.col_blocks = gmm__ceil_div(call->in, GMM__NC);
-        gmm__cpu_for(call->ctx, G * job.row_blocks * job.col_blocks, gmm__cpu_wgrad_task, &job);
+        gmm__cpu_for(call->ctx, gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, live, blocks),
+                     gmm__cpu_wgrad_task, &job);
     } else {
         const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
-        starts[0] = 0;
-        for (g = 0; g < G; g++) starts[g + 1] = starts[g] + gmm__ceil_div(offsets[g + 1] - offsets[g], GMM__MC);
-        job.row_blocks = starts[G];
+        job.row_blocks = blocks;
         job.col_blocks = gmm__ceil_div(cols, GMM__NC);
-        gmm__cpu_for(call->ctx, job.row_blocks * job.col_blocks, gmm__cpu_rows_task, &job);
+        gmm__cpu_for(call->ctx, gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, live, blocks),
+                     gmm__cpu_rows_task, &job);
         gmm__cpu_tail(&call->mat[call->op == GMM_OP_LINEAR_FWD ? GMM__Y : GMM__DX], call->groups.tail, live, call->rows,
                       cols);
     }
@@ -2748,7 +2809,9 @@ static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const 
     job.offsets = offsets;
     job.row_scale = row_scale;
     job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
-    gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks, gmm__cpu_bgrad_task, &job);
+    gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks,
+                 (double)call->out * (double)(call->groups.count + offsets[call->groups.count]), gmm__cpu_bgrad_task,
+                 &job);
 }
 
 static int gmm__cpu_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
@@ -2768,7 +2831,8 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     job.offsets = offsets;
     if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.row_scale);
     if (call->d.linear.d_row_scale) {
-        gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), gmm__cpu_row_scale_task, &job);
+        gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), (double)live * (double)call->out,
+                     gmm__cpu_row_scale_task, &job);
         if (call->groups.tail == GMM_TAIL_ZERO)
             for (r = live; r < call->rows; r++) call->d.linear.d_row_scale[r] = 0.0f;
     }
@@ -2799,42 +2863,42 @@ GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     return a;
 }
 
+/* A row of GMM_ACT_LIST; of an unknown kind the name is NULL. */
+typedef struct gmm__act_row {
+    const char *name;
+    gmm_gate gate;
+    int gated, alpha, betas;
+} gmm__act_row;
+
+static gmm__act_row gmm__act_row_of(gmm_act_kind kind) {
+    switch (kind) {
+#define GMM__X(name, value, text, gate, gated, alpha, betas) \
+    case name: { \
+        const gmm__act_row row = { #text, gate, gated, alpha, betas }; \
+        return row; \
+    }
+        GMM_ACT_LIST(GMM__X)
+#undef GMM__X
+    default: {
+        const gmm__act_row row = { NULL, GMM_GATE_MAX, 0, 0, 0 };
+        return row;
+    }
+    }
+}
+
 GMMDEF const char *gmm_act_name(gmm_act_kind kind) {
-    switch (kind) {
-#define GMM__X(name, value, text, gate, gated) case name: return #text;
-        GMM_ACT_LIST(GMM__X)
-#undef GMM__X
-    default: return "?";
-    }
+    const char *name = gmm__act_row_of(kind).name;
+    return name ? name : "?";
 }
 
-GMMDEF int gmm_act_gated(gmm_act_kind kind) {
-    switch (kind) {
-#define GMM__X(name, value, text, gate, gated) case name: return gated;
-        GMM_ACT_LIST(GMM__X)
-#undef GMM__X
-    default: return 0;
-    }
-}
-
-static gmm_gate gmm__act_gate(gmm_act_kind kind) {
-    switch (kind) {
-#define GMM__X(name, value, text, gate, gated) case name: return gate;
-        GMM_ACT_LIST(GMM__X)
-#undef GMM__X
-    default: return GMM_GATE_MAX;
-    }
-}
+GMMDEF int gmm_act_gated(gmm_act_kind kind) { return gmm__act_row_of(kind).gated; }
 
 static int gmm__is_finite(float v) { return (gmm_f32_bits(v) & 0x7F800000u) != 0x7F800000u; }
 
 /* Checks that the settings of an activation over `ffn` columns agree with one another. If not, `rule` opens with the
    field's name behind `prefix`: "act.limit: -1 must be 0 or finite and > 0". */
 static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *prefix, char *rule, size_t size) {
-    const char *name = gmm_act_name(act->kind);
-    const int gated = gmm_act_gated(act->kind);
-    const gmm_gate gate = gmm__act_gate(act->kind);
-    const int sigmoid = gate != GMM_GATE_RELU && gate != GMM_GATE_SRELU && gate != GMM_GATE_MAX;
+    const gmm__act_row row = gmm__act_row_of(act->kind);
     const double limit = (double)act->limit, alpha = (double)act->alpha, offset = (double)act->offset;
     const double beta1 = (double)act->beta1, beta2 = (double)act->beta2;
     uint32_t reserved = 0;
@@ -2842,13 +2906,13 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
 
     for (i = 0; i < sizeof act->reserved / sizeof act->reserved[0]; i++) reserved |= act->reserved[i];
     if (reserved) (void)snprintf(rule, size, "%sreserved: %u must be 0", prefix, (unsigned)reserved);
-    else if (act->kind < GMM_ACT_NONE || act->kind > GMM_ACT_SITUGLU)
+    else if (!row.name)
         (void)snprintf(rule, size, "%skind: %d is no activation", prefix, (int)act->kind);
     else if (act->interleave < 0)
         (void)snprintf(rule, size, "%sinterleave: %d must be >= 0", prefix, (int)act->interleave);
-    else if (act->interleave && !gated)
+    else if (act->interleave && !row.gated)
         (void)snprintf(rule, size, "%sinterleave: %d must be 0, as %s is not gated", prefix, (int)act->interleave,
-                       name);
+                       row.name);
     else if (act->interleave && ffn % act->interleave)
         (void)snprintf(rule, size, "%sinterleave: %d must divide ffn %lld", prefix, (int)act->interleave,
                        (long long)ffn);
@@ -2856,20 +2920,20 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
         (void)snprintf(rule, size, "%slimit: %g must be 0 or finite and > 0", prefix, limit);
     else if (!gmm__is_finite(act->alpha))
         (void)snprintf(rule, size, "%salpha: %g must be finite", prefix, alpha);
-    else if (!sigmoid && alpha != 0.0 && alpha != 1.0)
-        (void)snprintf(rule, size, "%salpha: %g must be 0 or 1, as %s has no sigmoid", prefix, alpha, name);
+    else if (!row.alpha && alpha != 0.0 && alpha != 1.0)
+        (void)snprintf(rule, size, "%salpha: %g must be 0 or 1, as %s takes no alpha", prefix, alpha, row.name);
     else if (!gmm__is_finite(act->offset))
         (void)snprintf(rule, size, "%soffset: %g must be finite", prefix, offset);
-    else if (!gated && offset != 0.0)
-        (void)snprintf(rule, size, "%soffset: %g must be 0, as %s is not gated", prefix, offset, name);
+    else if (!row.gated && offset != 0.0)
+        (void)snprintf(rule, size, "%soffset: %g must be 0, as %s is not gated", prefix, offset, row.name);
     else if (!gmm__is_finite(act->beta1) || beta1 < 0.0)
         (void)snprintf(rule, size, "%sbeta1: %g must be 0 or finite and > 0", prefix, beta1);
     else if (!gmm__is_finite(act->beta2) || beta2 < 0.0)
         (void)snprintf(rule, size, "%sbeta2: %g must be 0 or finite and > 0", prefix, beta2);
-    else if (gate != GMM_GATE_SITU && beta1 != 0.0)
-        (void)snprintf(rule, size, "%sbeta1: %g must be 0 for %s; only situglu takes it", prefix, beta1, name);
-    else if (gate != GMM_GATE_SITU && beta2 != 0.0)
-        (void)snprintf(rule, size, "%sbeta2: %g must be 0 for %s; only situglu takes it", prefix, beta2, name);
+    else if (!row.betas && beta1 != 0.0)
+        (void)snprintf(rule, size, "%sbeta1: %g must be 0, as %s takes no betas", prefix, beta1, row.name);
+    else if (!row.betas && beta2 != 0.0)
+        (void)snprintf(rule, size, "%sbeta2: %g must be 0, as %s takes no betas", prefix, beta2, row.name);
     else return GMM_OK;
     return GMM_E_CONFIG;
 }
@@ -3072,7 +3136,7 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
             for (i = n; i < full; i++) a[i] = b[i] = 0.0f;
             if (slopes) {
                 switch (call->act.kind) {
-#define GMM__X(name, value, text, gate, gated) \
+#define GMM__X(name, value, text, gate, gated, alpha, betas) \
                 case name: gmm__act_slopes(gate, gated, job->coef, full, a, b, f, fa, fb); break;
                     GMM_ACT_LIST(GMM__X)
 #undef GMM__X
@@ -3080,7 +3144,7 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
                 }
             } else {
                 switch (call->act.kind) {
-#define GMM__X(name, value, text, gate, gated) \
+#define GMM__X(name, value, text, gate, gated, alpha, betas) \
                 case name: gmm__act_values(gate, gated, job->coef, full, a, b, f); break;
                     GMM_ACT_LIST(GMM__X)
 #undef GMM__X
@@ -3163,7 +3227,8 @@ static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) 
     job.rows_per_task = gmm__rows_per_task(call->in);
     job.block = B;
     job.chunk = GMM__ACT_CHUNK / step * step;
-    gmm__cpu_for(call->ctx, gmm__ceil_div(job.live, job.rows_per_task), gmm__act_task, &job);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(job.live, job.rows_per_task), (double)job.live * (double)call->in,
+                 gmm__act_task, &job);
     if (call->mat[GMM__Y].dtype != GMM_NONE)
         gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, job.live, call->rows, call->out);
     if (backward && call->mat[GMM__DX].dtype != GMM_NONE)
@@ -3320,7 +3385,8 @@ static gmm_status gmm__cpu_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     job.from = pad ? plain : padded;
     job.to = pad ? padded : plain;
     job.rows_per_task = gmm__rows_per_task(d->cols);
-    gmm__cpu_for(call->ctx, gmm__ceil_div(job.to[G], job.rows_per_task), gmm__pad_task, &job);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(job.to[G], job.rows_per_task), (double)job.to[G] * (double)d->cols,
+                 gmm__pad_task, &job);
     gmm__cpu_tail(dst, call->groups.tail, job.to[G], dst_rows, d->cols);
     if (d->dst_prob && call->groups.tail == GMM_TAIL_ZERO)
         memset(d->dst_prob + job.to[G], 0, (size_t)(dst_rows - job.to[G]) * sizeof *d->dst_prob);
@@ -3454,7 +3520,9 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     job.runs = 2 * (d->ffn / d->block);
     job.items = d->axis == GMM_GLU_COLUMNS ? d->count : d->count * job.runs;
     job.items_per_task = gmm__rows_per_task(d->axis == GMM_GLU_COLUMNS ? 2 * d->ffn : d->block * d->cols);
-    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(job.items, job.items_per_task), gmm__glu_task, &job);
+    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(job.items, job.items_per_task),
+                 2.0 * (double)d->count * (double)d->ffn * (d->axis == GMM_GLU_COLUMNS ? 1.0 : (double)d->cols),
+                 gmm__glu_task, &job);
     return GMM_OK;
 }
 
@@ -3530,6 +3598,8 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
                          c.act.struct_size, (unsigned)sizeof act, GMM_VERSION_STRING);
     if (gmm__check_act(&act, c.ffn, "act.", act_rule, sizeof act_rule) != GMM_OK)
         return gmm__fail(error, GMM_E_CONFIG, "%s", act_rule);
+    if (act.kind == GMM_ACT_NONE)
+        return gmm__fail(error, GMM_E_CONFIG, "act.kind: 0 is no activation, and an MLP needs one");
     if (c.source_interleave < 0)
         return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be >= 0", (int)c.source_interleave);
     if (c.source_interleave && gmm_act_gated(act.kind) && c.source_interleave % c.ffn != act.interleave % c.ffn)
@@ -3563,9 +3633,9 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     if (c.router_padding && (c.recipe == GMM_RECIPE_NONE || c.dispatcher == GMM_DISPATCH_ALLGATHER))
         return gmm__fail(error, GMM_E_CONFIG, "router_padding: 1 needs a quantized recipe (is %d) and a dispatcher "
                          "other than all-gather (is %d)", (int)c.recipe, (int)c.dispatcher);
-    if (c.act_input_fp8 && (act.kind != GMM_ACT_SWIGLU || act.limit != 0.0f || act.offset != 0.0f))
-        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 needs swiglu without limit and offset, not %s",
-                         gmm_act_name(act.kind));
+    if (c.act_input_fp8)
+        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 is not supported: the activation's input is kept in "
+                         "the dtype of x");
     if (c.act_recompute && c.save == GMM_SAVE_PREACT_AND_ACT)
         return gmm__fail(error, GMM_E_CONFIG, "act_recompute: 1 excludes save %d, which keeps the activation",
                          (int)c.save);
@@ -3639,13 +3709,17 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
-/* The arrays of quant that the call's products read: seen to here, since work is enqueued before the first product. */
+/* What the call's products want of quant and the operands: checked here, since work is enqueued before the first
+   product. A dtype that the transform of weight gradients does not take is refused in every operation alike. */
 static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
     const int fwd = call->op == GMM_OP_MLP_FWD;
     const int products = d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
     const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, 1);
+    if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
+        return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "
+                           "input and grad (hadamard)", gmm_dtype_name(gmm__mlp_dtype(call)));
     if (!call->query && !fwd && r->grad.stochastic && products &&
         (!call->quant.random || (uintptr_t)call->quant.random % 8))
         return gmm__refuse(call, call->quant.random ? GMM_E_ALIGN : GMM_E_NULL, "quant.random", "%p must be {seed, "
@@ -3677,6 +3751,9 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                    gmm_act_name(c->act.kind));
     if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse(call, error.status, "config", "%s", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
+    if (!d->quant && c->recipe != GMM_RECIPE_NONE)
+        return gmm__refuse(call, GMM_E_CONFIG, "config.recipe", "%d needs quant, which is NULL: the products would not "
+                           "be quantized", (int)c->recipe);
     if (d->quant) {
         if ((s = gmm__read(call, "quant", &call->quant, sizeof call->quant, d->quant)) != GMM_OK ||
             (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)
@@ -3882,7 +3959,8 @@ static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *
     }
     if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
     if (sub.engine != plan->engine)
-        (void)snprintf(plan->note, sizeof plan->note, "products by %s", gmm_engine_name(sub.engine));
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(sub.engine),
+                       sub.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
 #ifdef __CUDACC__
     else if (step->options.engine == GMM_ENGINE_AUTO && step->ctx->wgmma_lacks)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(sub.engine),
@@ -4474,9 +4552,18 @@ typedef struct gmm__topk_rows {
     uint64_t *best;
 } gmm__topk_rows;
 
+/* Scores are exponentials, of which one takes as long as a few copies. */
+static double gmm__topk_work(const gmm_route *r) { return 4.0 * (double)r->tokens * (double)r->experts; }
 static size_t gmm__topk_row_bytes(const gmm_route *r) { return (size_t)gmm__round_up(r->experts, 16) * sizeof(float); }
 static size_t gmm__topk_thread_bytes(const gmm_route *r) {
     return 4 * gmm__topk_row_bytes(r) + (size_t)gmm__round_up(r->topk, 8) * sizeof(uint64_t);
+}
+
+/* Bytes for the rows of all threads that a call takes. */
+static size_t gmm__topk_scratch(const gmm__call *call) {
+    const gmm_route *r = &call->d.route;
+    const int64_t chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
+    return (size_t)gmm__cpu_threads(call->ctx, chunks, gmm__topk_work(r)) * gmm__topk_thread_bytes(r);
 }
 
 /* Scores of token t in `rows`. Returns logsumexp where the softmax was needed, else 0. */
@@ -4546,7 +4633,7 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
 static int gmm__cpu_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
     const size_t chunks = (size_t)gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
-    gmm__reserve(plan, GMM__TOPK_SCRATCH, (size_t)call->ctx->threads * gmm__topk_thread_bytes(r));
+    gmm__reserve(plan, GMM__TOPK_SCRATCH, gmm__topk_scratch(call));
     gmm__reserve(plan, GMM__TOPK_COUNTS, chunks * (size_t)r->experts * sizeof(int32_t));
     gmm__reserve(plan, GMM__TOPK_SUMS, r->aux_coeff != 0.0f ? chunks * (size_t)r->experts * sizeof(float) : 0);
     gmm__reserve(plan, GMM__TOPK_Z, chunks * sizeof(float));
@@ -4563,7 +4650,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     int64_t c, e;
     int32_t first = 0;
     (void)stream;
-    gmm__cpu_for(plan->call->ctx, chunks, gmm__topk_fwd_chunk, plan);
+    gmm__cpu_for(plan->call->ctx, chunks, gmm__topk_work(r), gmm__topk_fwd_chunk, plan);
     for (e = 0; e < experts; e++) {
         int32_t count = 0;
         double sum = 0.0;
@@ -4642,14 +4729,15 @@ static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
 }
 
 static int gmm__cpu_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
-    gmm__reserve(plan, GMM__TOPK_SCRATCH, (size_t)call->ctx->threads * gmm__topk_thread_bytes(&call->d.route));
+    gmm__reserve(plan, GMM__TOPK_SCRATCH, gmm__topk_scratch(call));
     return 1;
 }
 
 static gmm_status gmm__cpu_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
     const int64_t tokens = plan->call->d.route.tokens;
     (void)stream;
-    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(tokens, gmm__topk_chunk(tokens)), gmm__topk_bwd_chunk, plan);
+    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(tokens, gmm__topk_chunk(tokens)),
+                 gmm__topk_work(&plan->call->d.route), gmm__topk_bwd_chunk, plan);
     return GMM_OK;
 }
 
@@ -4730,11 +4818,14 @@ enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = 
 
 /* Every slot gets the row behind those of the slots before it that chose the same expert: a counting sort. Chunks of
    slots count by themselves, then each knows where its rows of each expert start. */
-enum { GMM__MAP_NEXT, GMM__MAP_FAULT, GMM__MAP_SLOTS = 4096 };
+enum { GMM__MAP_NEXT, GMM__MAP_FAULT };
 
-static int64_t gmm__map_chunks(const gmm__call *call) {
-    const int64_t chunks = gmm__ceil_div(call->d.permute.tokens * call->d.permute.topk, GMM__MAP_SLOTS);
-    return chunks < call->ctx->threads ? chunks : call->ctx->threads;
+static double gmm__map_work(const gmm__call *call) { /* a slot takes as long as a few copies */
+    return 8.0 * (double)call->d.permute.tokens * (double)call->d.permute.topk;
+}
+static int64_t gmm__map_chunks(const gmm__call *call) { /* one per thread */
+    const int64_t slots = call->d.permute.tokens * call->d.permute.topk;
+    return slots ? gmm__cpu_threads(call->ctx, slots, gmm__map_work(call)) : 0;
 }
 static void gmm__map_range(const gmm__call *call, int64_t c, int64_t *begin, int64_t *end) {
     const int64_t slots = call->d.permute.tokens * call->d.permute.topk;
@@ -4788,7 +4879,7 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT), begin = 0, c, e;
     uint32_t fault = 0;
     (void)stream;
-    gmm__cpu_for(call->ctx, chunks, gmm__map_count, plan);
+    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_count, plan);
     for (e = 0; e < p->experts; e++) {
         int64_t row = begin, end;
         for (c = 0; c < chunks; c++) {
@@ -4802,7 +4893,7 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     }
     for (c = 0; c < chunks; c++) fault |= ((const uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c];
     if (p->slot_of) memset(p->slot_of, 0xFF, (size_t)p->capacity * sizeof *p->slot_of); /* -1 */
-    gmm__cpu_for(call->ctx, chunks, gmm__map_place, plan);
+    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_place, plan);
     if (fault && p->fault) *p->fault |= fault;
     return GMM_OK;
 }
@@ -4818,7 +4909,8 @@ static gmm_status gmm__move_all(const gmm__call *call, int64_t count, gmm__task 
     move.call = call;
     move.count = count;
     move.chunk = 1 + 16384 / call->d.permute.hidden;
-    gmm__cpu_for(call->ctx, gmm__ceil_div(count, move.chunk), task, &move);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(count, move.chunk), (double)count * (double)call->d.permute.hidden, task,
+                 &move);
     return GMM_OK;
 }
 static int64_t gmm__move_range(const gmm__move *move, int64_t c, int64_t *begin) {
@@ -5235,7 +5327,7 @@ enum { GMM__SMALL_PIECE = 1024, GMM__SMALL_TASK = 16 * GMM__SMALL_PIECE };
 static int64_t gmm__small_tasks_per_row(const gmm__call *call) { return gmm__ceil_div(call->in, GMM__SMALL_TASK); }
 static void gmm__small_for(const gmm__call *call, gmm__task task) {
     const int64_t blocks = gmm__ceil_div(call->rows, gmm__rows_per_task(call->in));
-    gmm__cpu_for(call->ctx, blocks * gmm__small_tasks_per_row(call), task, call);
+    gmm__cpu_for(call->ctx, blocks * gmm__small_tasks_per_row(call), (double)call->rows * (double)call->in, task, call);
 }
 
 /* Rows [row, row_end) and columns [col, col_end) of a task. */
@@ -5858,6 +5950,19 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     }
 }
 
+/* Work on `rows` rows that are `strips` strips: padded copies of columns hold whole ones. An element takes as long as a
+   few copies. */
+static double gmm__quant_work(const gmm__call *call, int64_t rows, int64_t strips) {
+    const int padded = gmm__grouped(call) && call->mat[GMM__DX].dtype != GMM_NONE;
+    return 4.0 * (double)call->in * (padded ? (double)strips * GMM_TILE : (double)rows);
+}
+/* Bytes for the tiles of all threads that a call takes. */
+static size_t gmm__quant_scratch_bytes(const gmm__call *call) {
+    const int64_t strips = gmm__strips(call), tiles = strips * gmm__ceil_div(call->in, GMM_TILE);
+    const int64_t rows = gmm__grouped(call) ? call->rows : call->units * call->rows;
+    return (size_t)gmm__cpu_threads(call->ctx, tiles, gmm__quant_work(call, rows, strips)) * sizeof(gmm__quant_scratch);
+}
+
 static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_format *f = &call->format;
     const size_t units = (size_t)gmm__units(call), strips = (size_t)gmm__strips(call);
@@ -5869,7 +5974,7 @@ static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__QUANT_STRIPS, 2 * strips * sizeof(float));
     gmm__reserve(plan, GMM__QUANT_LINES, by_row || f->row_amax ? rows * sizeof(float) : 0);
     gmm__reserve(plan, GMM__QUANT_COLUMNS, by_row ? units * (size_t)call->in * sizeof(float) : 0);
-    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, gmm__quant_scratch_bytes(call));
     return 1;
 }
 
@@ -5902,6 +6007,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
     const int global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     gmm__quant_job job;
+    double work;
     int64_t live, u, i;
     int k;
 
@@ -5918,6 +6024,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.strip_count = starts[job.units] / GMM_TILE;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    work = gmm__quant_work(call, offsets[job.units], job.strip_count);
     for (k = 0; k < 2; k++) {
         job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
         job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
@@ -5930,7 +6037,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
             if (copy[k]->dtype != GMM_NONE) memcpy(job.amax[k], copy[k]->amax, (size_t)job.units * sizeof(float));
         if (tensor && copy[0]->dtype != GMM_NONE) memcpy(job.amax[1], job.amax[0], (size_t)job.units * sizeof(float));
     } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.lines) {
-        gmm__cpu_for(call->ctx, job.strip_count, gmm__quant_strip_amax, &job);
+        gmm__cpu_for(call->ctx, job.strip_count, work, gmm__quant_strip_amax, &job);
         for (k = 0; k < 2; k++)
             for (u = 0; u < job.units; u++) {
                 uint32_t amax = 0;
@@ -5943,7 +6050,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         if (f->row_amax && copy[0]->dtype != GMM_NONE)
             memcpy(copy[0]->amax, job.lines, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
                    sizeof(float));
-        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, gmm__quant_column_amax, &job);
+        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);
         if (d->phase == GMM_QUANT_AMAX) return GMM_OK;
     }
     for (k = 0; k < 2 && tensor; k++)
@@ -5959,7 +6066,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         ((float *)(void *)v.scale)[i % call->in] = gmm_scale_inverse(gmm_scale_from_amax(
             job.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
     }
-    gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, gmm__quant_task, &job);
+    gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, work, gmm__quant_task, &job);
     if (gmm__grouped(call) && call->groups.tail == GMM_TAIL_ZERO)
         for (k = 0; k < 2; k++)
             if (copy[k]->dtype != GMM_NONE && (k == 0 || f->scaling == GMM_SCALING_MX32))
@@ -5997,7 +6104,7 @@ static int gmm__cpu_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
     const size_t units = (size_t)gmm__units(call);
     gmm__reserve(plan, GMM__QUANT_OFFSETS, (units + 1) * sizeof(int64_t));
     gmm__reserve(plan, GMM__QUANT_STARTS, (units + 1) * sizeof(int64_t));
-    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, gmm__quant_scratch_bytes(call));
     return 1;
 }
 static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
@@ -6014,7 +6121,8 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     job.starts = starts;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
-    gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles, gmm__dequant_task, &job);
+    gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles,
+                 gmm__quant_work(call, offsets[job.units], starts[job.units] / GMM_TILE), gmm__dequant_task, &job);
     if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, live, call->rows, call->in);
     return GMM_OK;
 }
@@ -6041,7 +6149,7 @@ static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream st
     const gmm__call *call = plan->call;
     (void)stream;
     gmm__cpu_for(call->ctx, call->units * gmm__ceil_div(call->rows, GMM_TILE) * gmm__ceil_div(call->in, GMM_TILE),
-                 gmm__transpose_task, call);
+                 (double)call->units * (double)call->rows * (double)call->in, gmm__transpose_task, call);
     return GMM_OK;
 }
 
@@ -7267,7 +7375,8 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
         return gmm__decline(plan, "cannot keep sm_limit %d without other results", (int)call->options.sm_limit);
     gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
     gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
-    (void)snprintf(plan->note, sizeof plan->note, "one product per group%s",
+    (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
+                   "for a group's rows and addresses",
                    a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
     return 1;
 }
@@ -7346,12 +7455,34 @@ static const char *gmm__wgmma_lacks(const gmm_build *build) {
     return build->tensor_maps ? NULL : "needs a driver with cuTensorMapEncodeTiled";
 }
 
+/* Whether rows of an operand begin where TMA takes them. Addresses that a query does not know are assumed to; those in
+   tables on the device the kernel checks, which sets a fault bit. */
+static GMM__UNUSED int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
+    const gmm_mat *m = &call->mat[role];
+    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
+    const int host_table = (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0;
+    int64_t g;
+    if (m->ld % unit)
+        return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
+    if (call->groups.count > 1 && m->group_stride % unit)
+        return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
+                            (long long)m->group_stride);
+    if ((uintptr_t)m->data % 16)
+        return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
+    if (call->query && !m->data && (!m->table || host_table)) plan->assumes_aligned = 1;
+    for (g = 0; m->table && host_table && !call->query && g < call->groups.count; g++)
+        if ((uintptr_t)m->table[g] % 16)
+            return gmm__decline(plan, "needs %s at multiples of 16 bytes, not table[%lld] %p", name, (long long)g,
+                                m->table[g]);
+    return 1;
+}
+
 #ifdef __CUDACC__
 
 /* The products of 16-bit matrices by TMA and wgmma; FP8; and MX32 and NV16, converted to 16-bit elements by the kernel
    or ahead of it in the workspace. The kernels read the split themselves; else they use the workspace for what stands
-   on the host, laid out as the MMA engine's, which serves a call of unsuited addresses in no more bytes. So a query may
-   leave addresses open. */
+   on the host, laid out as the MMA engine's, which serves calls with other addresses. A query that leaves addresses
+   open asks for the larger workspace of the two. */
 
 /* What the engine needs, looked for once per context and told to `build`. */
 static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
@@ -7370,25 +7501,6 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
     build->sm90a = (int32_t)(built != 0);
     build->tensor_maps = (int32_t)(e == cudaSuccess && found == cudaDriverEntryPointSuccess && encode != NULL);
     ctx->wgmma_lacks = gmm__wgmma_lacks(build);
-}
-
-/* Whether rows of an operand begin where TMA takes them. Of tables on the device the kernel tells by a fault bit. */
-static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
-    const gmm_mat *m = &call->mat[role];
-    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
-    int64_t g;
-    if (m->ld % unit)
-        return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
-    if (call->groups.count > 1 && m->group_stride % unit)
-        return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
-                            (long long)m->group_stride);
-    if ((uintptr_t)m->data % 16)
-        return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
-    for (g = 0; m->table && (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) && !call->query && g < call->groups.count; g++)
-        if ((uintptr_t)m->table[g] % 16)
-            return gmm__decline(plan, "needs %s at multiples of 16 bytes, not table[%lld] %p", name, (long long)g,
-                                m->table[g]);
-    return 1;
 }
 
 /* Clocks of a tile of wgrad, whose stages take `stage` each. D goes by TMA beside the products, and draws on the same
@@ -8244,24 +8356,56 @@ static const gmm__engine_row gmm__engines[] = {
 #undef GMM__OP_ANY
 #undef GMM__NO_OP
 
-static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
+/* Appends to a note, as far as it fits. */
+static void gmm__note(gmm__plan *plan, const char *format, ...) {
+    const size_t used = strlen(plan->note);
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(plan->note + used, sizeof plan->note - used, format, list);
+    va_end(list);
+}
+
+/* Whether AUTO may ask a row for a call. */
+static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
+    return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
+}
+
+/* Completes the plan of a query that left addresses open, made by rows[i]: the note says what it assumes of them, and
+   the workspace is enough for the engine that AUTO asks next, which serves a call where that does not hold. */
+static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size_t i, const gmm__call *call,
+                                 gmm__plan *plan) {
+    gmm__plan other;
+    while (call->options.engine == GMM_ENGINE_AUTO && ++i < count) {
+        if (!gmm__automatic(&rows[i], call)) continue;
+        memset(&other, 0, sizeof other);
+        other.call = call;
+        other.engine = rows[i].engine;
+        if (!rows[i].ops[call->op].plan(call, &other)) continue;
+        if (other.workspace_bytes > plan->workspace_bytes) plan->workspace_bytes = other.workspace_bytes;
+        if (other.assumes_aligned) continue;
+        gmm__note(plan, "; for addresses at multiples of 16 bytes, else %s", gmm_engine_name(other.engine));
+        return;
+    }
+    gmm__note(plan, "; only for addresses at multiples of 16 bytes");
+}
+
+/* gmm__select over the given engine table. */
+static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gmm__call *call, gmm__plan *plan) {
     const gmm_engine wanted = call->options.engine;
     char declined[160] = "";
     size_t i, used = 0;
-    for (i = 0; i < sizeof gmm__engines / sizeof gmm__engines[0]; i++) {
-        const gmm__engine_row *row = &gmm__engines[i];
+    for (i = 0; i < count; i++) {
+        const gmm__engine_row *row = &rows[i];
         const char *why;
-        if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !row->automatic) continue;
-        if (wanted == GMM_ENGINE_AUTO && (row->space != call->ctx->config.space || !row->ops[call->op].plan)) continue;
+        if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !gmm__automatic(row, call)) continue;
         memset(plan, 0, sizeof *plan);
         plan->call = call;
         plan->engine = row->engine;
         if (row->space != call->ctx->config.space) why = "serves another memory space";
         else if (!row->ops[call->op].plan) why = "does not have this operation";
         else if (row->ops[call->op].plan(call, plan)) {
-            const size_t own = strlen(plan->note), room = sizeof plan->note - own;
-            if (declined[0] && room > 3)
-                (void)snprintf(plan->note + own, room, "%s%.*s", own ? "; " : "", (int)(room - 3), declined);
+            if (plan->assumes_aligned) gmm__cover_unaligned(rows, count, i, call, plan);
+            if (declined[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", declined);
             return GMM_OK;
         } else why = plan->note;
         used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
@@ -8271,6 +8415,10 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),
                        gmm_op_name(call->op), declined[0] ? declined : wanted == GMM_ENGINE_AUTO
                        ? "no engine of this build has it" : "this build does not hold that engine");
+}
+
+static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
+    return gmm__select_from(gmm__engines, sizeof gmm__engines / sizeof gmm__engines[0], call, plan);
 }
 
 static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {

@@ -146,3 +146,110 @@ double ref_row_scale_at(const ref_linear *l, int64_t g, int64_t row, double *mag
     *magnitude = size;
     return sum;
 }
+
+/* ---------------------------------------------------------------------------------------------- Activations --- */
+
+static double sigmoid(double x) { return x < 0.0 ? exp(x) / (1.0 + exp(x)) : 1.0 / (1.0 + exp(-x)); }
+static double or_default(float v, double value) { return v == 0.0f ? value : (double)v; }
+
+static double ref_none(const gmm_act *act, double a, double *first, double *second) {
+    (void)act;
+    *first = 1.0;
+    *second = 0.0;
+    return a;
+}
+static double ref_relu(const gmm_act *act, double a, double *first, double *second) {
+    (void)act;
+    *first = a <= 0.0 ? 0.0 : 1.0;
+    *second = 0.0;
+    return a < 0.0 ? 0.0 : a;
+}
+static double ref_relu2(const gmm_act *act, double a, double *first, double *second) {
+    (void)act;
+    *first = a < 0.0 ? 0.0 : 2.0 * a;
+    *second = 0.0;
+    return a < 0.0 ? 0.0 : a * a;
+}
+static double ref_gelu_tanh(const gmm_act *act, double a, double *first, double *second) {
+    const double u = or_default(act->alpha, 1.0) * a, share = sqrt(2.0 / acos(-1.0));
+    const double t = share * (u + 0.044715 * u * u * u);
+    *first = sigmoid(2.0 * t); /* (1 + tanh(t)) / 2 without its cancellation */
+    *second = 0.5 * u / (cosh(t) * cosh(t)) * share * (1.0 + 3.0 * 0.044715 * u * u);
+    if (fabs(t) > 350.0) *second = 0.0; /* cosh would overflow */
+    return a * *first;
+}
+static double ref_gelu_erf(const gmm_act *act, double a, double *first, double *second) {
+    const double u = or_default(act->alpha, 1.0) * a;
+    *first = 0.5 * erfc(-u / sqrt(2.0));
+    *second = fabs(u) > 1e3 ? 0.0 : u * exp(-0.5 * u * u) / sqrt(2.0 * acos(-1.0));
+    return a * *first;
+}
+static double ref_silu_by(double slope, double a, double *first, double *second) {
+    *first = sigmoid(slope * a);
+    *second = slope * a * *first * sigmoid(-slope * a);
+    return a * *first;
+}
+static double ref_silu(const gmm_act *act, double a, double *first, double *second) {
+    return ref_silu_by(or_default(act->alpha, 1.0), a, first, second);
+}
+static double ref_qgelu(const gmm_act *act, double a, double *first, double *second) {
+    return ref_silu_by(1.702 * or_default(act->alpha, 1.0), a, first, second);
+}
+static double ref_sigmoid_gate(const gmm_act *act, double a, double *first, double *second) {
+    const double alpha = or_default(act->alpha, 1.0), f = sigmoid(alpha * a);
+    *first = alpha * f * sigmoid(-alpha * a);
+    *second = 0.0;
+    return f;
+}
+static double ref_situ(const gmm_act *act, double a, double *first, double *second) {
+    const double alpha = or_default(act->alpha, 1.0), beta = or_default(act->beta1, 4.0);
+    const double s = sigmoid(alpha * a), t = beta * tanh(a / beta);
+    *first = s / (cosh(a / beta) * cosh(a / beta));
+    *second = alpha * t * s * sigmoid(-alpha * a);
+    return t * s;
+}
+
+const ref_act_row ref_acts[] = {
+    { GMM_ACT_NONE, 0, "none", ref_none, 0, 0, 0 },
+    { GMM_ACT_RELU, 1, "relu", ref_relu, 0, 0, 0 },
+    { GMM_ACT_SRELU, 2, "srelu", ref_relu2, 0, 0, 0 },
+    { GMM_ACT_GELU, 3, "gelu", ref_gelu_tanh, 0, 1, 0 },
+    { GMM_ACT_QGELU, 4, "qgelu", ref_qgelu, 0, 1, 0 },
+    { GMM_ACT_SILU, 5, "silu", ref_silu, 0, 1, 0 },
+    { GMM_ACT_GLU, 6, "glu", ref_sigmoid_gate, 1, 1, 0 },
+    { GMM_ACT_REGLU, 7, "reglu", ref_relu, 1, 0, 0 },
+    { GMM_ACT_RELU2_GLU, 8, "relu2_glu", ref_relu2, 1, 0, 0 },
+    { GMM_ACT_GEGLU, 9, "geglu", ref_gelu_tanh, 1, 1, 0 },
+    { GMM_ACT_QGEGLU, 10, "qgeglu", ref_qgelu, 1, 1, 0 },
+    { GMM_ACT_SWIGLU, 11, "swiglu", ref_silu, 1, 1, 0 },
+    { GMM_ACT_SITUGLU, 12, "situglu", ref_situ, 1, 1, 1 },
+    { GMM_ACT_GELU_ERF, 13, "gelu_erf", ref_gelu_erf, 0, 1, 0 },
+    { GMM_ACT_GEGLU_ERF, 14, "geglu_erf", ref_gelu_erf, 1, 1, 0 },
+};
+const int ref_act_count = (int)(sizeof ref_acts / sizeof ref_acts[0]);
+
+ref_point ref_act(const gmm_act *act, double a, double b) {
+    const double limit = act->limit > 0.0f ? (double)act->limit : INFINITY, beta = or_default(act->beta2, 25.0);
+    const double ga = a > limit ? limit : a, gb = b > limit ? limit : b < -limit ? -limit : b;
+    const ref_act_row *row = ref_acts;
+    double first, second, f, slope, size, linear = gb, linear_slope = 1.0, linear_size;
+    ref_point p;
+    while (row->kind != act->kind) row++;
+    f = row->gate(act, ga, &first, &second);
+    slope = first + second;
+    size = fabs(first) + fabs(second);
+    if (!row->gated) linear = 1.0;
+    if (row->betas) {
+        linear = beta * tanh(gb / beta);
+        linear_slope = 1.0 / (cosh(gb / beta) * cosh(gb / beta));
+    }
+    linear_size = fabs(linear) + fabs((double)act->offset);
+    linear += (double)act->offset;
+    p.y = f * linear;
+    p.y_size = fabs(f) * linear_size;
+    p.da = a > limit ? 0.0 : slope * linear;
+    p.da_size = a > limit ? 0.0 : size * linear_size;
+    p.db = !row->gated || b > limit || b < -limit ? 0.0 : f * linear_slope;
+    p.db_size = fabs(p.db);
+    return p;
+}

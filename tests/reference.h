@@ -47,4 +47,21 @@ double ref_row_scale_at(const ref_linear *l, int64_t g, int64_t row, double *mag
 /* Products that one element sums up. */
 int64_t ref_linear_terms(const ref_linear *l, gmm_op op, int64_t g);
 
+/* One activation and its derivatives, from the definitions with libm. The sizes are the sums of the absolute values of
+   the terms, to which errors are relative. */
+typedef struct ref_point { double y, da, db, y_size, da_size, db_size; } ref_point;
+ref_point ref_act(const gmm_act *act, double a, double b);
+
+/* What the tests know of each activation: one row, which every case about activations runs on. `gate` is F(a); it
+   leaves the terms of its derivative in first and second. */
+typedef struct ref_act_row {
+    gmm_act_kind kind;
+    int value; /* of the enumerator: files and callers may hold it */
+    const char *name;
+    double (*gate)(const gmm_act *act, double a, double *first, double *second);
+    int gated, alpha, betas; /* is gated; takes alpha; takes beta1 and beta2 */
+} ref_act_row;
+extern const ref_act_row ref_acts[];
+extern const int ref_act_count;
+
 #endif

@@ -29,7 +29,7 @@
 #include "reference.h"
 
 #define T_FILES(X) \
-    X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) \
+    X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(permute) X(pad) X(select) \
     X(gtp) X(graph) \
     X(gtp_order) X(gtp_runtime) X(gtp_quant) X(gtp_checkpoint) X(gtp_gpu) \
     X(small) X(runtime) X(cublaslt) X(wgmma) X(checkpoint) X(checkpoint_files) \

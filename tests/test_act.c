@@ -6,89 +6,6 @@
 
 /* ------------------------------------------------------------------------------------------------- Reference --- */
 
-/* Values and derivatives in fp64, from the definitions with libm. The sizes are the sums of the absolute values of the
-   terms, to which errors are relative. */
-typedef struct ref_point { double y, da, db, y_size, da_size, db_size; } ref_point;
-
-static double ref_sigmoid(double x) { return x < 0.0 ? exp(x) / (1.0 + exp(x)) : 1.0 / (1.0 + exp(-x)); }
-
-static double or_default(float v, double value) { return v == 0.0f ? value : (double)v; }
-
-/* F, its derivative and the size of that. */
-static double ref_gate(const gmm_act *act, double a, double *slope, double *size) {
-    const double alpha = or_default(act->alpha, 1.0), beta = or_default(act->beta1, 4.0);
-    double first = 0.0, second = 0.0, f = a, u, s, t;
-    switch (act->kind) {
-    case GMM_ACT_RELU: case GMM_ACT_REGLU:
-        f = a < 0.0 ? 0.0 : a;
-        first = a <= 0.0 ? 0.0 : 1.0;
-        break;
-    case GMM_ACT_SRELU: case GMM_ACT_SREGLU:
-        f = a < 0.0 ? 0.0 : a * a;
-        first = a < 0.0 ? 0.0 : 2.0 * a;
-        break;
-    case GMM_ACT_GELU: case GMM_ACT_GEGLU:
-        u = alpha * a;
-        t = sqrt(2.0 / acos(-1.0)) * (u + 0.044715 * u * u * u);
-        s = ref_sigmoid(2.0 * t); /* (1 + tanh(t)) / 2 without its cancellation */
-        f = a * s;
-        first = s;
-        second = 0.5 * u / (cosh(t) * cosh(t)) * sqrt(2.0 / acos(-1.0)) * (1.0 + 3.0 * 0.044715 * u * u);
-        if (fabs(t) > 350.0) second = 0.0; /* cosh would overflow */
-        break;
-    case GMM_ACT_QGELU: case GMM_ACT_QGEGLU:
-        u = 1.702 * alpha;
-        s = ref_sigmoid(u * a);
-        f = a * s;
-        first = s;
-        second = u * a * s * ref_sigmoid(-u * a);
-        break;
-    case GMM_ACT_SILU: case GMM_ACT_SWIGLU:
-        s = ref_sigmoid(alpha * a);
-        f = a * s;
-        first = s;
-        second = alpha * a * s * ref_sigmoid(-alpha * a);
-        break;
-    case GMM_ACT_GLU:
-        f = ref_sigmoid(alpha * a);
-        first = alpha * f * ref_sigmoid(-alpha * a);
-        break;
-    case GMM_ACT_SITUGLU:
-        s = ref_sigmoid(alpha * a);
-        t = beta * tanh(a / beta);
-        f = t * s;
-        first = s / (cosh(a / beta) * cosh(a / beta));
-        second = alpha * t * s * ref_sigmoid(-alpha * a);
-        break;
-    default: first = 1.0; break;
-    }
-    *slope = first + second;
-    *size = fabs(first) + fabs(second);
-    return f;
-}
-
-static ref_point ref_act(const gmm_act *act, double a, double b) {
-    const double limit = act->limit > 0.0f ? (double)act->limit : INFINITY, beta = or_default(act->beta2, 25.0);
-    const double ga = a > limit ? limit : a, gb = b > limit ? limit : b < -limit ? -limit : b;
-    double slope, size, linear = gb, linear_slope = 1.0, linear_size;
-    const double f = ref_gate(act, ga, &slope, &size);
-    ref_point p;
-    if (act->kind < GMM_ACT_GLU) linear = 1.0;
-    if (act->kind == GMM_ACT_SITUGLU) {
-        linear = beta * tanh(gb / beta);
-        linear_slope = 1.0 / (cosh(gb / beta) * cosh(gb / beta));
-    }
-    linear_size = fabs(linear) + fabs((double)act->offset);
-    linear += (double)act->offset;
-    p.y = f * linear;
-    p.y_size = fabs(f) * linear_size;
-    p.da = a > limit ? 0.0 : slope * linear;
-    p.da_size = a > limit ? 0.0 : size * linear_size;
-    p.db = act->kind < GMM_ACT_GLU || b > limit || b < -limit ? 0.0 : f * linear_slope;
-    p.db_size = fabs(p.db);
-    return p;
-}
-
 /* Part of a result's size that fp32 may lose: an argument of the exponential of up to about 60 carries its own rounding
    into the result. Row 39 allows 5e-5. */
 static const double lost = 2e-5;
@@ -255,15 +172,25 @@ static void values_of(gmm_act_kind kind, gmm_dtype dtype, int64_t rows, int64_t 
         run_both(&r);
     }
 }
-static void act_17x64(int arg) { values_of((gmm_act_kind)(arg % 16), dtypes[arg / 16], 17, 64, 0, 0); }
-static void act_13x100(int arg) { values_of((gmm_act_kind)(arg % 16), dtypes[arg / 16], 13, 100, 3, 1); }
+/* The argument of a case: a row of ref_acts and a dtype. */
+static int act_arg(int row, int dtype) { return row + ref_act_count * dtype; }
+static int act_row(gmm_act_kind kind) {
+    int row = 0;
+    while (ref_acts[row].kind != kind) row++;
+    return row;
+}
+static gmm_act_kind kind_of(int arg) { return ref_acts[arg % ref_act_count].kind; }
+static gmm_dtype dtype_of(int arg) { return dtypes[arg / ref_act_count]; }
+
+static void act_17x64(int arg) { values_of(kind_of(arg), dtype_of(arg), 17, 64, 0, 0); }
+static void act_13x100(int arg) { values_of(kind_of(arg), dtype_of(arg), 13, 100, 3, 1); }
 /* several chunks, and blocks that end inside of them */
-static void act_5x600(int arg) { values_of((gmm_act_kind)(arg % 16), dtypes[arg / 16], 5, 600, 1, 1); }
+static void act_5x600(int arg) { values_of(kind_of(arg), dtype_of(arg), 5, 600, 1, 1); }
 /* rows that a block shares on a GPU, the last round of its warps not full */
-static void act_21x1160(int arg) { values_of((gmm_act_kind)(arg % 16), dtypes[arg / 16], 21, 1160, 0, 0); }
+static void act_21x1160(int arg) { values_of(kind_of(arg), dtype_of(arg), 21, 1160, 0, 0); }
 static void act_1024x2048(int arg) {
-    act_run r = make(settings((gmm_act_kind)(arg % 16), 32), 1024, 1021, 2048, dtypes[arg / 16], dtypes[arg / 16],
-                     dtypes[arg / 16], dtypes[arg / 16], 0);
+    const gmm_dtype dtype = dtype_of(arg);
+    act_run r = make(settings(kind_of(arg), 32), 1024, 1021, 2048, dtype, dtype, dtype, dtype, 0);
     if (!gmm_act_gated(r.act.kind)) r.act.interleave = 0;
     run_both(&r);
 }
@@ -273,7 +200,8 @@ static void act_mixed(int arg) {
     gmm_act a = arg % 2 ? gmm_act_of(GMM_ACT_PRESET_GPT_OSS) : gmm_act_of(GMM_ACT_PRESET_KIMI_SITU);
     act_run r;
     if (arg >= 2) {
-        a = settings(arg == 2 ? GMM_ACT_GEGLU : arg == 3 ? GMM_ACT_QGEGLU : GMM_ACT_SITUGLU, 4);
+        a = settings(arg == 2 ? GMM_ACT_GEGLU : arg == 3 ? GMM_ACT_QGEGLU : arg == 4 ? GMM_ACT_SITUGLU
+                                                                                     : GMM_ACT_GEGLU_ERF, 4);
         a.limit = 2.5f;
         a.alpha = 0.75f;
         a.offset = -0.5f;
@@ -285,7 +213,7 @@ static void act_mixed(int arg) {
 
 /* An ungated activation with a limit is clamped from above. */
 static void act_ungated_limit(int arg) {
-    gmm_act a = settings((gmm_act_kind)arg, 0);
+    gmm_act a = settings(kind_of(arg), 0);
     act_run r;
     a.limit = 3.0f;
     r = make(a, 9, 9, 70, GMM_F32, GMM_F32, GMM_F32, GMM_F32, 0);
@@ -294,8 +222,7 @@ static void act_ungated_limit(int arg) {
 
 static void presets(int arg) {
     const gmm_act oss = gmm_act_of(GMM_ACT_PRESET_GPT_OSS), kimi = gmm_act_of(GMM_ACT_PRESET_KIMI_SITU);
-    static const char *const names[] = { "none", "relu", "srelu", "gelu", "qgelu", "silu", "glu", "reglu", "sreglu",
-                                         "geglu", "qgeglu", "swiglu", "situglu" };
+    int listed = 0;
     (void)arg;
     T_CHECK(gmm_act_of(GMM_ACT_PRESET_SWIGLU).kind == GMM_ACT_SWIGLU, "swiglu");
     T_CHECK(oss.kind == GMM_ACT_SWIGLU && oss.limit == 7.0f && oss.alpha == 1.702f && oss.offset == 1.0f &&
@@ -303,11 +230,25 @@ static void presets(int arg) {
     T_CHECK(kimi.kind == GMM_ACT_SITUGLU && kimi.beta1 == 4.0f && kimi.beta2 == 25.0f, "kimi");
     T_CHECK(gmm_act_of(GMM_ACT_PRESET_NEMOTRON).kind == GMM_ACT_SRELU, "nemotron");
     T_CHECK(gmm_act_of((gmm_act_preset)99).kind == GMM_ACT_NONE, "unknown");
-    for (int k = 0; k < 13; k++) {
-        T_CHECK(strcmp(gmm_act_name((gmm_act_kind)k), names[k]) == 0, "name %d", k);
-        T_CHECK(gmm_act_gated((gmm_act_kind)k) == (k >= 6), "gated %d", k);
+#define ACT(kind_, value, text, gate, gated_, alpha_, betas_) \
+    for (int k = 0; k <= ref_act_count; k++) { \
+        T_CHECK(k < ref_act_count, "ref_acts lacks %s", #text); \
+        if (ref_acts[k].kind == kind_) { \
+            T_CHECK(ref_acts[k].gated == gated_ && ref_acts[k].alpha == alpha_ && ref_acts[k].betas == betas_, #text); \
+            listed++; \
+            break; \
+        } \
     }
-    T_CHECK(strcmp(gmm_act_name((gmm_act_kind)13), "?") == 0 && gmm_act_gated((gmm_act_kind)13) == 0, "13");
+    GMM_ACT_LIST(ACT)
+#undef ACT
+    T_CHECK(listed == ref_act_count, "%d of %d", listed, ref_act_count);
+    for (int k = 0; k < ref_act_count; k++) {
+        const gmm_act_kind kind = ref_acts[k].kind;
+        T_CHECK((int)kind == ref_acts[k].value, "%s is %d", ref_acts[k].name, (int)kind);
+        T_CHECK(strcmp(gmm_act_name(kind), ref_acts[k].name) == 0, "name %d", k);
+        T_CHECK(gmm_act_gated(kind) == ref_acts[k].gated, "gated %d", k);
+    }
+    T_CHECK(strcmp(gmm_act_name((gmm_act_kind)99), "?") == 0 && gmm_act_gated((gmm_act_kind)99) == 0, "99");
     T_CHECK(strcmp(gmm_act_name((gmm_act_kind)-1), "?") == 0, "-1");
 }
 
@@ -441,7 +382,7 @@ static void act_levels(int arg) {
         gmm_destroy(ctx);
         ctx = t_context(&config);
         for (int k = 0; k < 3; k++) {
-            act_run r = make(settings((gmm_act_kind)arg, 0), 11, 9, 83, dtypes[k], dtypes[k], dtypes[k], dtypes[k], 0);
+            act_run r = make(settings(kind_of(arg), 0), 11, 9, 83, dtypes[k], dtypes[k], dtypes[k], dtypes[k], 0);
             T_OK_TEXT(launch(ctx, GMM_OP_ACT_BWD, bind(&r, 1)), gmm_last_error(ctx));
             check_y(&r);
             check_gradients(&r);
@@ -464,7 +405,7 @@ static void elementary(int arg) {
     for (int64_t i = -1100000; i <= 1100000; i++) {
         const float x = (float)i * 1e-4f;
         worst_exp = fmax(worst_exp, ulps(gmm_exp(x), exp((double)x)));
-        if (x > -85.0f) worst_sigmoid = fmax(worst_sigmoid, ulps(gmm_sigmoid(x), ref_sigmoid((double)x)));
+        if (x > -85.0f) worst_sigmoid = fmax(worst_sigmoid, ulps(gmm_sigmoid(x), 1.0 / (1.0 + exp(-(double)x))));
         worst_tanh = fmax(worst_tanh, ulps(gmm_tanh(x * 0.1f), tanh((double)(x * 0.1f))));
     }
     T_CHECK(worst_exp <= 3.0, "exp: %.2f ulp", worst_exp);
@@ -477,10 +418,33 @@ static void elementary(int arg) {
     T_CHECK(gmm_tanh(1e-30f) == 1e-30f && gmm_tanh(0.0f) == 0.0f, "tanh");
 }
 
+/* Phi and its density against erfc in fp64, to the bound that the header states, over what fp32 can represent. */
+static void normal_cdf(int arg) {
+    double worst_near = 0.0, worst_far = 0.0;
+    float density;
+    (void)arg;
+    for (int64_t i = -1310000; i <= 1310000; i++) {
+        const float x = (float)i * 1e-5f;
+        const double u = (double)x, want = 0.5 * erfc(-u / sqrt(2.0));
+        const double peak = exp(-0.5 * u * u) / sqrt(2.0 * acos(-1.0));
+        const float got = gmm_normal_cdf(x, &density);
+        if (fabs(u) <= 3.0) worst_near = fmax(worst_near, fmax(ulps(got, want), ulps(density, peak)));
+        if (want > 0x1p-126) worst_far = fmax(worst_far, fabs((double)got - want) / want);
+        if (peak > 0x1p-126) worst_far = fmax(worst_far, fabs((double)density - peak) / peak);
+    }
+    T_CHECK(worst_near <= 16.0, "%.2f ulp near 0", worst_near);
+    T_CHECK(worst_far <= 1.5e-5, "%.3g of the value", worst_far);
+    T_CHECK(gmm_normal_cdf(0.0f, &density) > 0.4999999f && gmm_normal_cdf(0.0f, &density) < 0.5000001f, "0");
+    T_CHECK(gmm_normal_cdf(-INFINITY, &density) == 0.0f && density == 0.0f, "-inf");
+    T_CHECK(gmm_normal_cdf(INFINITY, &density) == 1.0f && density == 0.0f, "inf");
+    T_CHECK(isnan(gmm_normal_cdf(NAN, &density)) && isnan(density), "NaN");
+    T_CHECK(gmm_normal_cdf(-1e30f, &density) == 0.0f && gmm_normal_cdf(1e30f, &density) == 1.0f, "large");
+}
+
 /* ------------------------------------------------------------------------------------------------------ Row 40 --- */
 
 static void limits(int arg) {
-    gmm_act a = arg == GMM_ACT_SWIGLU ? gmm_act_of(GMM_ACT_PRESET_GPT_OSS) : settings((gmm_act_kind)arg, 1);
+    gmm_act a = kind_of(arg) == GMM_ACT_SWIGLU ? gmm_act_of(GMM_ACT_PRESET_GPT_OSS) : settings(kind_of(arg), 1);
     const float at = 7.0f, below = nextafterf(at, 0.0f), above = nextafterf(at, 9.0f);
     const float edge[] = { at, below, above, -at, -below, -above, 8.0f, -8.0f, 100.0f, -100.0f, 1e30f, -1e30f, INFINITY,
                            0.0f, -0.0f, 1.0f, NAN };
@@ -515,7 +479,7 @@ static void limits(int arg) {
             const double bound[2] = { bound_of(GMM_F32, want[0], fabs(dy) * p.da_size, fabs(eb)),
                                       bound_of(GMM_F32, want[1], fabs(dy) * p.db_size, fabs(eb)) };
             if (isnan(ea) || isnan(eb)) {
-                if (!(arg == GMM_ACT_REGLU && isnan(ea))) /* its slope is a constant */
+                if (!(a.kind == GMM_ACT_REGLU && isnan(ea))) /* its slope is a constant */
                     T_CHECK(isnan(dx[2 * j]), "a %g b %g: da is %g", ea, eb, dx[2 * j]);
                 continue;
             }
@@ -533,7 +497,7 @@ static void limits(int arg) {
 static void extremes(int arg) {
     const float big[] = { 1e3f, -1e3f, 1e10f, -1e10f, 1e18f, -1e18f, 100.0f, -100.0f, -88.8f, -95.0f, -120.0f };
     const int64_t ffn = T_COUNT(big);
-    act_run r = make(settings((gmm_act_kind)arg, 0), 1, 1, ffn, GMM_F32, GMM_F32, GMM_F32, GMM_F32, 0);
+    act_run r = make(settings(kind_of(arg), 0), 1, 1, ffn, GMM_F32, GMM_F32, GMM_F32, GMM_F32, 0);
     for (int64_t j = 0; j < r.cols; j++) r.x.v[j] = j < ffn ? (double)big[j] : 0.75;
     t_mat_put(&r.x);
     r.d.prob = NULL;
@@ -542,21 +506,19 @@ static void extremes(int arg) {
 
 /* ------------------------------------------------------------------------------------------------------ Row 41 --- */
 
-static gmm_act varied(int kind, int variant) {
-    gmm_act a = settings((gmm_act_kind)kind, 0);
+static gmm_act varied(const ref_act_row *row, int variant) {
+    gmm_act a = settings(row->kind, 0);
     if (variant & 1) a.limit = 2.25f;
-    if (variant & 2 && kind >= GMM_ACT_GLU) a.offset = 0.75f;
-    if (variant & 2 && kind == GMM_ACT_SITUGLU) a.beta1 = 1.25f, a.beta2 = 2.0f;
-    if (variant & 2 && (kind == GMM_ACT_GELU || kind == GMM_ACT_QGELU || kind == GMM_ACT_SILU || kind == GMM_ACT_GLU ||
-                        kind >= GMM_ACT_GEGLU))
-        a.alpha = 1.375f;
+    if (variant & 2 && row->gated) a.offset = 0.75f;
+    if (variant & 2 && row->betas) a.beta1 = 1.25f, a.beta2 = 2.0f;
+    if (variant & 2 && row->alpha) a.alpha = 1.375f;
     return a;
 }
 
 /* The reference's derivatives against central differences of its values, then the library's arithmetic against it. */
-static void differences(int kind) {
+static void differences(int arg) {
     for (int variant = 0; variant < 4; variant++) {
-        const gmm_act act = varied(kind, variant);
+        const gmm_act act = varied(&ref_acts[arg], variant);
         const gmm_act_coef coef = gmm_act_coefficients(&act);
         const double h = 1e-5, limit = act.limit > 0.0f ? (double)act.limit : 1e9;
         for (int64_t i = 0; i < 4000; i++) {
@@ -574,7 +536,7 @@ static void differences(int kind) {
                 T_CHECK(fabs(db - p.db) <= 1e-6 * (1.0 + p.db_size), "%s variant %d: d/db at (%g, %g): %.9g, %.9g",
                         gmm_act_name(act.kind), variant, x, z, p.db, db);
             switch (act.kind) {
-#define ACT(name, value, text, gate, gated) \
+#define ACT(name, value, text, gate, gated, alpha, betas) \
             case name: y = gmm_act_point(gate, gated, coef, a, b, &got_da, &got_db); break;
                 GMM_ACT_LIST(ACT)
 #undef ACT
@@ -608,7 +570,7 @@ static void bad_settings(int arg) {
     gmm_info info = GMM_ZERO;
     (void)arg;
     bind(&r, 1);
-    BAD_ACT(r.act.kind = (gmm_act_kind)13, "act.kind: 13 is no activation");
+    BAD_ACT(r.act.kind = (gmm_act_kind)99, "act.kind: 99 is no activation");
     BAD_ACT(r.act.kind = (gmm_act_kind)-1, "act.kind: -1");
     BAD_ACT(r.act.interleave = -8, "act.interleave: -8 must be >= 0", "swiglu bf16");
     BAD_ACT(r.act.interleave = 5, "act.interleave: 5 must divide ffn 24");
@@ -619,21 +581,21 @@ static void bad_settings(int arg) {
     BAD_ACT(r.act.alpha = NAN, "act.alpha: ", "must be finite");
     BAD_ACT(r.act.alpha = -INFINITY, "act.alpha: -inf must be finite");
     BAD_ACT(r.act.offset = INFINITY, "act.offset: inf must be finite");
-    BAD_ACT(r.act.beta1 = 4.0f, "act.beta1: 4 must be 0 for swiglu");
-    BAD_ACT(r.act.beta2 = 25.0f, "act.beta2: 25 must be 0 for swiglu");
+    BAD_ACT(r.act.beta1 = 4.0f, "act.beta1: 4 must be 0, as swiglu takes no betas");
+    BAD_ACT(r.act.beta2 = 25.0f, "act.beta2: 25 must be 0, as swiglu takes no betas");
     good.kind = GMM_ACT_SITUGLU;
     BAD_ACT(r.act.beta1 = -4.0f, "act.beta1: -4 must be 0 or finite and > 0", "situglu");
     BAD_ACT(r.act.beta2 = INFINITY, "act.beta2: inf must be 0 or finite and > 0");
     BAD_ACT(r.act.beta2 = NAN, "act.beta2: ");
-    good.kind = GMM_ACT_SREGLU;
-    BAD_ACT(r.act.alpha = 1.702f, "act.alpha: 1.702 must be 0 or 1, as sreglu has no sigmoid");
+    good.kind = GMM_ACT_RELU2_GLU;
+    BAD_ACT(r.act.alpha = 1.702f, "act.alpha: 1.702 must be 0 or 1, as relu2_glu takes no alpha");
     good.kind = GMM_ACT_REGLU;
     BAD_ACT(r.act.alpha = 2.0f, "act.alpha: 2 must be 0 or 1");
     good.kind = GMM_ACT_SILU;
     BAD_ACT(r.act.interleave = 8, "act.interleave: 8 must be 0, as silu is not gated");
     BAD_ACT(r.act.offset = 1.0f, "act.offset: 1 must be 0, as silu is not gated");
     good.kind = GMM_ACT_NONE;
-    BAD_ACT(r.act.alpha = 0.5f, "act.alpha: 0.5 must be 0 or 1, as none has no sigmoid");
+    BAD_ACT(r.act.alpha = 0.5f, "act.alpha: 0.5 must be 0 or 1, as none takes no alpha");
     BAD_ACT(r.act.beta1 = 0.5f, "act.beta1: 0.5");
     r.act = settings(GMM_ACT_SWIGLU, 24);
     r.act.alpha = 1.0f;
@@ -718,24 +680,27 @@ static void bad_operands(int arg) {
 void tests_act(void) {
     t_add_host(presets, 0, "row39 act presets and names");
     t_add_host(elementary, 0, "row39 act exp, sigmoid, tanh");
-    for (int kind = 0; kind < 13; kind++) {
-        const char *name = gmm_act_name((gmm_act_kind)kind);
-        t_add_host(differences, kind, "row41 act %s against central differences", name);
+    t_add_host(normal_cdf, 0, "row39 act normal distribution");
+    for (int row = 0; row < ref_act_count; row++) {
+        const char *name = ref_acts[row].name;
+        t_add_host(differences, row, "row41 act %s against central differences", name);
         for (int k = 0; k < 3; k++) {
             const char *dtype = gmm_dtype_name(dtypes[k]);
-            t_add(act_17x64, kind + 16 * k, "row39 act %s %s 17x64", name, dtype);
-            t_add(act_13x100, kind + 16 * k, "row39 act %s %s 13x100", name, dtype);
+            t_add(act_17x64, act_arg(row, k), "row39 act %s %s 17x64", name, dtype);
+            t_add(act_13x100, act_arg(row, k), "row39 act %s %s 13x100", name, dtype);
         }
-        t_add(act_5x600, kind + 16 * (kind % 3), "row39 act %s 5x600, all blocks", name);
-        t_add(act_ungated_limit, kind, "row40 act %s with a limit", name);
-        t_add(extremes, kind, "row40 act %s large inputs", name);
-        t_add_host(act_levels, kind, "row39 act %s on every vector level", name);
+        t_add(act_5x600, act_arg(row, row % 3), "row39 act %s 5x600, all blocks", name);
+        t_add(act_ungated_limit, row, "row40 act %s with a limit", name);
+        t_add(extremes, row, "row40 act %s large inputs", name);
+        t_add_host(act_levels, row, "row39 act %s on every vector level", name);
+        if (ref_acts[row].gated) t_add(limits, row, "row40 act %s at its limits", name);
     }
     for (int k = 0; k < 3; k++)
-        t_add(act_21x1160, GMM_ACT_SWIGLU + 16 * k, "row39 act swiglu %s 21x1160", gmm_dtype_name(dtypes[k]));
-    t_add(act_1024x2048, GMM_ACT_SWIGLU + 16, "row39 act swiglu bf16 1024x2048");
-    t_add(act_1024x2048, GMM_ACT_GELU, "row39 act gelu f32 1024x2048");
-    for (int i = 0; i < 5; i++) t_add(act_mixed, i, "row39 act mixed dtypes and settings %d", i);
+        t_add(act_21x1160, act_arg(act_row(GMM_ACT_SWIGLU), k), "row39 act swiglu %s 21x1160",
+              gmm_dtype_name(dtypes[k]));
+    t_add(act_1024x2048, act_arg(act_row(GMM_ACT_SWIGLU), 1), "row39 act swiglu bf16 1024x2048");
+    t_add(act_1024x2048, act_arg(act_row(GMM_ACT_GELU), 0), "row39 act gelu f32 1024x2048");
+    for (int i = 0; i < 6; i++) t_add(act_mixed, i, "row39 act mixed dtypes and settings %d", i);
     t_add(act_splits, 0, "row39 act split forms, empty groups, no rows");
     t_add(act_faults, 0, "row39 act faulty splits");
     t_add(act_wanted, 0, "row39 act bwd only what is asked, halves");
@@ -744,8 +709,6 @@ void tests_act(void) {
     t_add(act_threads, 0, "row39 act bits do not depend on threads or other rows, halves");
     t_add(act_threads, 13, "row39 act bits do not depend on threads or other rows, blocks of 13");
     t_add(act_threads, 26, "row39 act bits do not depend on threads or other rows, blocks of 26");
-    for (int kind = GMM_ACT_GLU; kind <= GMM_ACT_SITUGLU; kind++)
-        t_add(limits, kind, "row40 act %s at its limits", gmm_act_name((gmm_act_kind)kind));
     t_add(bad_settings, 0, "row40 act bad settings");
     t_add(bad_operands, 0, "row39 act bad operands");
 }

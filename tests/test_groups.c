@@ -148,7 +148,7 @@ static void capacities(int arg) {
 }
 
 static void threads(int arg) {
-    static const int64_t sizes[] = {5, 700, 0, 33, 2};
+    static const int64_t sizes[] = {5, 1500, 0, 33, 2}; /* work enough for three threads in every operation */
     lin_spec s = real_spec(arg, sizes, 5);
     lin_run first, r;
     run(&first, &s, T.ctx, 1);
@@ -158,6 +158,94 @@ static void threads(int arg) {
         run(&r, &s, t_context(&config), 1);
         same_output("another thread count", &first, &r);
     }
+}
+
+/* Threads of this process, 0 where the system does not say. */
+static int process_threads(void) {
+    FILE *file = fopen("/proc/self/status", "r");
+    char line[256];
+    int count = 0;
+    while (file && fgets(line, sizeof line, file)) (void)sscanf(line, "Threads: %d", &count);
+    if (file) (void)fclose(file);
+    return count;
+}
+
+static size_t workspace_of(gmm_context *ctx, const lin_run *r) {
+    gmm_info info = GMM_ZERO;
+    T_OK_TEXT(gmm_linear_query(ctx, r->spec.op, &r->d, &info), gmm_last_error(ctx));
+    return info.workspace_bytes;
+}
+
+/* A call too small for threads takes one, and workspace for one, whatever the context may take; a large one takes more.
+   Bits are the same. */
+static void few_threads(int arg) {
+    static const int64_t one[] = {1}, some[] = {3, 0, 5}, many[] = {5, 1500, 0, 33, 2};
+    const lin_spec specs[] = {
+        {.op = ops[arg], .groups = 1, .K = 1, .N = 1, .sizes = one, .fill = T_REALS},
+        {.op = ops[arg], .groups = 3, .K = 33, .N = 17, .sizes = some, .fill = T_REALS},
+        {.op = ops[arg], .groups = 5, .K = 270, .N = 275, .sizes = many, .fill = T_REALS},
+    };
+    gmm_config config = T.config;
+    gmm_context *alone, *crowd;
+    if (T.gpu) t_skip("threads are the CPU engine's");
+    config.threads = 1;
+    alone = t_context(&config);
+    config.threads = 64;
+    crowd = t_context(&config);
+    for (int i = 0; i < 3; i++) {
+        const int before = process_threads();
+        lin_run first, r;
+        size_t lone, together;
+        run(&first, &specs[i], alone, 1);
+        run(&r, &specs[i], crowd, 1);
+        same_output("64 threads", &first, &r);
+        lone = workspace_of(alone, &first);
+        together = workspace_of(crowd, &first);
+        if (i < 2) {
+            T_CHECK(process_threads() == before, "%d threads became %d", before, process_threads());
+            T_CHECK(together == lone, "workspace of %zu bytes, for one thread %zu", together, lone);
+            T_CHECK(i > 0 || lone < 32768, "workspace of %zu bytes for one product of two numbers", lone);
+        } else {
+#ifdef _OPENMP
+            if (specs[i].op != GMM_OP_LINEAR_BGRAD) T_CHECK(together > lone, "%zu bytes, %zu", together, lone);
+            T_CHECK(before == 0 || process_threads() > 1, "no threads were started");
+#endif
+        }
+    }
+}
+
+/* The same of the other operations that keep workspace per thread. */
+static void small_workspaces(int arg) {
+    gmm_config config = T.config;
+    gmm_info info[2][2];
+    (void)arg;
+    if (T.gpu) t_skip("threads are the CPU engine's");
+    memset(info, 0, sizeof info);
+    for (int k = 0; k < 2; k++) {
+        const gmm_mat logits = gmm_mat_packed(GMM_F32, NULL), src = gmm_mat_packed(GMM_BF16, NULL);
+        const gmm_recipe recipe = gmm_recipe_of(GMM_RECIPE_MXFP8);
+        const gmm_mat copy = gmm_mat_quantized(&recipe.input, GMM_ROWWISE, NULL, NULL, NULL);
+        gmm_route route = GMM_ZERO;
+        gmm_quantization quantization = GMM_ZERO;
+        gmm_context *ctx;
+        config.threads = k ? 64 : 1;
+        ctx = t_context(&config);
+        route.experts = 8;
+        route.tokens = 40;
+        route.topk = 2;
+        route.logits = &logits;
+        T_OK_TEXT(gmm_topk_query(ctx, GMM_OP_TOPK_FWD, &route, &info[k][0]), gmm_last_error(ctx));
+        quantization.count = 2;
+        quantization.rows = 5;
+        quantization.cols = 64;
+        quantization.format = &recipe.input;
+        quantization.src = &src;
+        quantization.rowwise = &copy;
+        T_OK_TEXT(gmm_quantize_query(ctx, GMM_OP_QUANTIZE, &quantization, &info[k][1]), gmm_last_error(ctx));
+    }
+    for (int i = 0; i < 2; i++)
+        T_CHECK(info[0][i].workspace_bytes == info[1][i].workspace_bytes, "%zu bytes for one thread, %zu for 64",
+                info[0][i].workspace_bytes, info[1][i].workspace_bytes);
 }
 
 static void repeats(int arg) {
@@ -440,6 +528,8 @@ void tests_groups(void) {
         for (int k = 0; k < 4; k++) t_add(fault_bits, i * 4 + k, "row17 %s %s", op_names[k], faults[i].what);
         t_add(offsets_op, i, "row16 row17 gmm_offsets %s", faults[i].what);
     }
+    for (int k = 0; k < 4; k++) t_add(few_threads, k, "row56 %s small calls take one thread of 64", op_names[k]);
+    t_add(small_workspaces, 0, "row56 small routing and quantization take workspace for one thread of 64");
     for (int d = 0; d < 3; d++) t_add(context_per_thread, d, "row58 %s eight threads, a context each", dtype_names[d]);
     for (int i = 0; i < 3; i++) t_add(cpu_levels, i, "row56 vector code levels, shape %d", i);
 }

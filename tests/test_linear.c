@@ -727,6 +727,77 @@ static void contained(int arg) {
     lin_check(&r);
 }
 
+/* Moves an input to the address behind the first element of a block of 16 bytes. */
+static void lin_move_odd(t_mat *m) {
+    const int64_t size = ref_bytes(m->dtype), elements = (m->count - 1) * m->stride + (m->rows - 1) * m->ld + m->cols;
+    const size_t bytes = (size_t)(elements * size);
+    char *moved = (char *)t_alloc_aligned(bytes + 16, 16) + size;
+    t_upload(moved, t_get(m->mat.data, bytes), bytes);
+    for (int64_t g = 0; g < m->count; g++) m->table[g] = moved + g * m->stride * size;
+    m->mat.data = m->data = moved;
+}
+
+/* A query that knows no address promises workspace for every engine that may serve: a call whose inputs stand at odd
+   addresses is served in exactly that, and is right. */
+static void odd_addresses(int arg) {
+    static const int64_t sizes[] = {40, 0, 75, 1};
+    const lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .out = lin_dtype(arg % 3), .groups = 4, .K = 96,
+                        .N = 160, .sizes = sizes, .fill = T_INTS};
+    for (int odd = 1; odd < 8; odd++) { /* bits: x, w, dy */
+        lin_run r;
+        gmm_linear d;
+        gmm_mat x, w, dy, out;
+        gmm_grad grad;
+        gmm_groups groups;
+        gmm_info info = GMM_ZERO;
+        void *workspace;
+        lin_build(&r, &s);
+        d = r.d;
+        groups = r.groups;
+        groups.splits = NULL;
+        groups.fault = NULL;
+        d.groups = &groups;
+        if (d.x) x = *d.x, x.data = NULL, d.x = &x;
+        if (d.w) w = *d.w, w.data = NULL, d.w = &w;
+        if (d.dy) dy = *d.dy, dy.data = NULL, d.dy = &dy;
+        out = r.out.mat;
+        out.data = NULL;
+        grad = r.grad;
+        grad.mat = &out;
+        if (d.y) d.y = &out;
+        if (d.dx) d.dx = &out;
+        if (d.dw) d.dw = &grad;
+        if (d.db) d.db = &grad;
+        T_OK(gmm_linear_query(T.ctx, s.op, &d, &info));
+        T_CHECK(info.engine != GMM_ENGINE_WGMMA || strstr(info.note, "multiples of 16 bytes, else mma"), "\"%s\"",
+                info.note);
+        if (r.d.x && odd & 1) lin_move_odd(&r.x);
+        if (r.d.w && odd & 2) lin_move_odd(&r.w);
+        if (r.d.dy && odd & 4) lin_move_odd(&r.dy);
+        workspace = t_workspace(info.workspace_bytes);
+        switch (s.op) {
+        case GMM_OP_LINEAR_FWD:
+            T_OK(gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+            break;
+        case GMM_OP_LINEAR_DGRAD:
+            T_OK(gmm_linear_dgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+            break;
+        case GMM_OP_LINEAR_WGRAD:
+            T_OK(gmm_linear_wgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+            break;
+        default: T_OK(gmm_linear_bgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)); break;
+        }
+        lin_check(&r);
+        if (info.engine != GMM_ENGINE_WGMMA || !(odd & (r.d.x ? 1 : 4))) continue;
+        /* demanded, the engine is promised on a condition, and refuses what breaks it */
+        r.options.engine = GMM_ENGINE_WGMMA;
+        r.d.options = d.options = &r.options;
+        T_OK(gmm_linear_query(T.ctx, s.op, &d, &info));
+        T_CHECK(strstr(info.note, "only for addresses at multiples of 16 bytes"), "\"%s\"", info.note);
+        T_REFUSED(GMM_E_UNSUPPORTED, t_linear(T.ctx, s.op, &r.d), "at a multiple of 16 bytes", NULL);
+    }
+}
+
 void tests_linear(void) {
     static const char *const name[] = {"f32", "f16", "bf16"};
     for (int i = 0; i < T_COUNT(shapes); i++)
@@ -734,6 +805,8 @@ void tests_linear(void) {
             t_add(shape_case, i * 9 + k, "row%02d %s %s G=%d rows=%lld %lldx%lld", k / 3 ? 3 + k / 3 : shapes[i].row,
                   lin_op(ops[k / 3]), name[k % 3], (int)shapes[i].groups, (long long)shapes[i].rows,
                   (long long)shapes[i].K, (long long)shapes[i].N);
+    for (int k = 0; k < 12; k++)
+        t_add(odd_addresses, k, "%s %s at odd addresses after a query without any", lin_op(ops[k / 3]), name[k % 3]);
     for (int d = 0; d < 3; d++) t_add(main_grad_half, d, "row06 wgrad %s beta 1 into main_grad 0.5", name[d]);
     for (int d = 0; d < 3; d++) t_add(overwrite_nan, d, "row07 wgrad bgrad %s beta 0 into NaN", name[d]);
     for (int k = 0; k < 12; k++) t_add(empty_groups, k, "row08 %s %s empty groups", lin_op(ops[k / 3]), name[k % 3]);

@@ -300,6 +300,17 @@ static void refusals(int arg) {
         c.quant.scale = c.scale;
         c.config.delay_wgrad = 0;
     }
+    c.d.quant = NULL;
+    {
+        gmm_info info = GMM_ZERO;
+        T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd: config.recipe: 5",
+                  "needs quant", NULL);
+        T_REFUSED(GMM_E_CONFIG, gmm_mlp_bwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_bwd: config.recipe: 5", NULL);
+        for (int op = GMM_OP_MLP_FWD; op <= GMM_OP_MLP_WGRAD; op++)
+            T_REFUSED(GMM_E_CONFIG, gmm_mlp_query(T.ctx, (gmm_op)op, &c.d, &info), "gmm_mlp_query: config.recipe: 5",
+                      NULL);
+    }
+    c.d.quant = &c.quant;
     c.config.ffn = 40;
     {
         t_mat w1 = t_mat_in(GMM_BF16, G, 80, HIDDEN, T_REALS), w2 = t_mat_in(GMM_BF16, G, HIDDEN, 40, T_REALS);
@@ -310,8 +321,35 @@ static void refusals(int arg) {
     }
 }
 
+/* The transform takes BF16 alone. Other dtypes are refused by forward and backward alike; without the transform both
+   take them. */
+static void transform_dtypes(int arg) {
+    const gmm_dtype dtype = (gmm_dtype)arg;
+    gmm_info info = GMM_ZERO;
+    mlp_case c;
+    t_mat w1, w2;
+    build(&c, 4, GMM_SAVE_PREACT);
+    c.x = t_mat_in(dtype, 1, ROWS, HIDDEN, T_REALS);
+    c.dy = t_mat_in(dtype, 1, ROWS, HIDDEN, T_REALS);
+    w1 = t_mat_in(dtype, G, 2 * FFN, HIDDEN, T_REALS);
+    w2 = t_mat_in(dtype, G, HIDDEN, FFN, T_REALS);
+    c.d.w1 = &w1.mat;
+    c.d.w2 = &w2.mat;
+    want_gradients(&c);
+    for (int op = GMM_OP_MLP_FWD; op <= GMM_OP_MLP_WGRAD; op++)
+        T_REFUSED(GMM_E_DTYPE, gmm_mlp_query(T.ctx, (gmm_op)op, &c.d, &info), op == GMM_OP_MLP_FWD ? " x: " : " dy: ",
+                  gmm_dtype_name(dtype), "hadamard", NULL);
+    T_REFUSED(GMM_E_DTYPE, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd: x: dtype", NULL);
+    T_REFUSED(GMM_E_DTYPE, gmm_mlp_bwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_bwd: dy: dtype", NULL);
+    c.recipe.input.hadamard = c.recipe.grad.hadamard = 0;
+    forward(&c);
+    T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &c.d));
+}
+
 void tests_mlp_quant(void) {
     for (int i = 0; i < RECIPES; i++) t_add(equals_steps, i, "mlp recipe %d equals its steps", i + 1);
     for (int i = 0; i < RECIPES; i++) t_add(delayed_wgrad, i, "mlp recipe %d delayed weight gradients", i + 1);
     t_add(refusals, 0, "mlp recipe refusals");
+    t_add(transform_dtypes, (int)GMM_F16, "mlp recipe with the transform takes bf16 alone, not f16");
+    t_add(transform_dtypes, (int)GMM_F32, "mlp recipe with the transform takes bf16 alone, not f32");
 }

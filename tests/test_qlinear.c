@@ -468,6 +468,68 @@ static void products(int arg) { /* rows 31 to 34 */
     }
 }
 
+/* The copies of an operand, or its source, one byte or element further than a block of 16 bytes. */
+static void move_odd(operand *o, int32_t units, int64_t rows, int64_t cols) {
+    for (int k = 0; k < 1 + o->quantized; k++) {
+        gmm_mat *m = k ? &o->columnwise : &o->rowwise;
+        const int64_t step = o->quantized ? 1 : ref_bytes(m->dtype);
+        gmm_layout l = GMM_ZERO;
+        size_t bytes = (size_t)(o->src.count * rows * cols * step);
+        char *moved;
+        if (o->quantized) {
+            const gmm_direction direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
+            T_CHECK((o->grouped ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order, direction, units, rows,
+                                                       cols, &l, NULL)
+                                : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l,
+                                                NULL)) == GMM_OK, "layout");
+            bytes = (size_t)(l.data_bytes * (o->grouped ? 1 : units));
+        }
+        moved = (char *)t_alloc_aligned(bytes + 16, 16) + step;
+        t_upload(moved, t_get(m->data, bytes), bytes);
+        m->data = moved;
+    }
+}
+
+/* The workspace that a query without addresses asks for serves a call whose operands stand at odd addresses. */
+static void odd_addresses(int arg) {
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 288,
+                          .fill = T_REALS };
+        gmm_info info = GMM_ZERO;
+        gmm_mat mat[3][2];
+        gmm_linear d;
+        void *workspace;
+        qrun r;
+        build(&r, &c);
+        d = r.d;
+        for (int k = 0; k < 3; k++) {
+            const operand *o = k == 0 ? &r.x : k == 1 ? &r.w : &r.dy;
+            mat[k][0] = o->rowwise;
+            mat[k][1] = o->columnwise;
+            mat[k][0].data = mat[k][0].scale = mat[k][1].data = mat[k][1].scale = NULL;
+            mat[k][0].columnwise = o->quantized ? &mat[k][1] : NULL;
+        }
+        d.x = &mat[0][0];
+        d.w = &mat[1][0];
+        d.dy = &mat[2][0];
+        T_OK(gmm_linear_query(T.ctx, c.op, &d, &info));
+        move_odd(&r.x, c.groups, r.capacity, c.K);
+        move_odd(&r.w, c.groups, c.N, c.K);
+        move_odd(&r.dy, c.groups, r.capacity, c.N);
+        workspace = t_workspace(info.workspace_bytes);
+        switch (c.op) {
+        case GMM_OP_LINEAR_FWD:
+            T_OK(gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+            break;
+        case GMM_OP_LINEAR_DGRAD:
+            T_OK(gmm_linear_dgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+            break;
+        default: T_OK(gmm_linear_wgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)); break;
+        }
+        check(&r, &c);
+    }
+}
+
 static void empties(int arg) { /* rows 8 to 12 */
     static const int64_t splits[][4] = { { 0, 40, 17, 3 }, { 40, 0, 0, 20 }, { 33, 20, 7, 0 }, { 0, 0, 0, 0 } };
     EACH_OP(i, arg)
@@ -1335,6 +1397,7 @@ static void refusals(int arg) {
 
 void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(products, i, "row31 row32 row33 row34 qlinear %s", setup_of(i).name);
+    for (int i = 0; i < SETUPS; i++) t_add(odd_addresses, i, "qlinear odd addresses %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(empties, i, "row8 row9 row10 row11 row12 qlinear %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(added, i, "row25 row48 qlinear beta, frozen groups %s", setup_of(i).name);
     for (int i = 0; i < SETUPS; i++) t_add(tails, i, "row13 row14 row15 qlinear %s", setup_of(i).name);

@@ -560,6 +560,7 @@ static void mlp_choice(int arg) {
     grad.mat = &mat;
     config.hidden = 64;
     config.ffn = 48;
+    config.act.kind = GMM_ACT_SWIGLU;
     mlp.config = &config;
     mlp.groups = &groups;
     mlp.x = mlp.w1 = mlp.w2 = mlp.y = mlp.dy = mlp.dx = &mat;

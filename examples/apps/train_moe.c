@@ -92,8 +92,9 @@ static struct settings {
 } opt;
 
 #define RECIPE_CHOICES "bf16|fp8-delayed|fp8-current|fp8-block|mxfp8|nvfp4"
-#define ACT_CHOICES \
-    "swiglu|geglu|reglu|sreglu|qgeglu|glu|situglu|gelu|qgelu|relu|srelu|silu|gpt-oss|kimi-situ|nemotron"
+#define ACT_CHOICE(kind, value, text, gate, gated, alpha, betas) #text "|"
+/* An MLP has an activation: all of the list but "none", which opens it. */
+#define ACT_CHOICES &(GMM_ACT_LIST(ACT_CHOICE) "gpt-oss|kimi-situ|nemotron")[sizeof "none|" - 1]
 
 /* Marked (1 in the third column): what a checkpoint records, and a resumed run takes from it. */
 static option options[] = {
@@ -191,7 +192,7 @@ static gmm_act act_of(const char *name) {
     if (!strcmp(name, "gpt-oss")) return gmm_act_of(GMM_ACT_PRESET_GPT_OSS);
     if (!strcmp(name, "kimi-situ")) return gmm_act_of(GMM_ACT_PRESET_KIMI_SITU);
     if (!strcmp(name, "nemotron")) return gmm_act_of(GMM_ACT_PRESET_NEMOTRON);
-#define ACT_ROW(kind_, value, text, gate, gated) \
+#define ACT_ROW(kind_, value, text, gate, gated, alpha, betas) \
     if (!strcmp(name, #text)) act.kind = kind_;
     GMM_ACT_LIST(ACT_ROW)
 #undef ACT_ROW

@@ -1,7 +1,8 @@
 /* gmm_kernels.cuh - v0.1.0 - device kernels of mixture-of-experts compute and their launchers - MIT
  * SPDX-License-Identifier: MIT
  *
- * Quick start: none of its own. The CUDA half of gmm.h's implementation includes this file; nothing else does.
+ * Quick start: none of its own. The CUDA half of gmm.h's implementation includes this file; nothing else needs to. It
+ * is empty without GMM_IMPLEMENTATION, and where a C compiler reads it.
  *
  * CONTENTS
  *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
@@ -28,6 +29,8 @@
  *     0.1.0  first version
  */
 #ifndef GMM__BODY
-#ifndef GMM__GEMM_DONE
+#include "gmm_quant.h"
+
+#if defined(GMM_IMPLEMENTATION) && defined(__CUDACC__) && !defined(GMM__GEMM_DONE)
 #define GMM__GEMM_DONE
 

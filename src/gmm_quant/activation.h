@@ -161,7 +161,7 @@ GMM__HD gmm_act_coef gmm_act_coefficients(const gmm_act *act) {
    (1 + 0.044715 u^2), which needs no tanh. */
 GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, float b, float *da, float *db) {
     float pass_a = gmm__pick(a > c.limit, 0.0f, 1.0f), ga = gmm__min(a, c.limit), f, fa, s, r, t, u, v;
-    switch (gate) {
+    switch ((int)gate) {
     case GMM_GATE_RELU: f = gmm__max(ga, 0.0f); fa = gmm__pick(ga <= 0.0f, 0.0f, 1.0f); break;
     case GMM_GATE_SRELU: u = gmm__max(ga, 0.0f); f = u * u; fa = 2.0f * u; break;
     case GMM_GATE_GELU:

@@ -41,7 +41,7 @@ GMM__HD uint32_t gmm_amax_bits(uint32_t amax, float x) {
 
 /* Largest finite value of a dtype; 0 if it has none. */
 GMM__HD float gmm_dtype_largest(gmm_dtype dtype) {
-    switch (dtype) {
+    switch ((int)dtype) {
     case GMM_F32: return gmm_f32_from_bits(0x7F7FFFFFu);
     case GMM_BF16: return gmm_f32_from_bits(0x7F7F0000u);
     case GMM_F16: return 65504.0f;

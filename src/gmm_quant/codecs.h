@@ -77,14 +77,14 @@ GMM__HD uint8_t gmm_f32_to_e5m2_nosat(float x) {
 GMM__HD uint8_t gmm_f32_to_e2m1(float x) { return (uint8_t)gmm__encode_small(x, 1u, 127u, 8u, 7u, 7u, 7u); }
 
 GMM__HD float gmm_e4m3_to_f32(uint8_t code) {
-    const uint32_t a = code & 0x7Fu, sign = (uint32_t)(code & 0x80u) << 24;
+    const uint32_t a = code & 0x7Fu, sign = (code & 0x80u) << 24;
     /* a subnormal is a * 2^-9: exact, and built from an integer so that no flag flushes it */
     const uint32_t tiny = a ? gmm_f32_bits((float)(int32_t)a) - (9u << 23) : 0u;
     return gmm_f32_from_bits(sign | (a == 0x7Fu ? 0x7FFFFFFFu : a < 8u ? tiny : (a << 20) + (120u << 23)));
 }
 GMM__HD float gmm_e5m2_to_f32(uint8_t code) { return gmm_f16_to_f32((uint16_t)(code << 8)); }
 GMM__HD float gmm_e2m1_to_f32(uint8_t code) {
-    const uint32_t a = code & 7u, sign = (uint32_t)(code & 8u) << 28;
+    const uint32_t a = code & 7u, sign = (code & 8u) << 28;
     return gmm_f32_from_bits(sign | (a == 0u ? 0u : a == 1u ? 0x3F000000u : (a << 22) + (126u << 23)));
 }
 /* Element of a dtype of 8 or 4 bits from its code, and back. */

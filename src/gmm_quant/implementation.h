@@ -1,6 +1,7 @@
 #ifdef __cplusplus
 }
 #endif
+GMM_QUIET_END
 #endif /* GMM_MOE_QUANT_H_INCLUDED */
 
 /* ----------------------------------------------------------------------------------------- 11 Implementation --- */

@@ -68,7 +68,7 @@ GMM__HD int32_t gmm_block_along(gmm_scaling scaling) {
 GMM__HD int64_t gmm_scale_index(gmm_scaling scaling, gmm_scale_order order, gmm_direction direction, int64_t lines,
                                 int64_t along, int64_t l, int64_t j) {
     int64_t across;
-    switch (scaling) {
+    switch ((int)scaling) {
     case GMM_SCALING_ROW: return l;
     case GMM_SCALING_1X128: return j * gmm__round_up(lines, 4) + l;
     case GMM_SCALING_128X128: return l / 128 * gmm__round_up(gmm__ceil_div(along, 128), 4) + j;
@@ -86,7 +86,7 @@ GMM__HD int64_t gmm_scale_base(gmm_scaling scaling, gmm_direction direction, int
                                int64_t start) {
     const int rowwise = direction == GMM_ROWWISE;
     const int32_t along = gmm_block_along(scaling);
-    switch (scaling) {
+    switch ((int)scaling) {
     case GMM_SCALING_TENSOR: return g;
     case GMM_SCALING_ROW: return rowwise ? row : g * cols;
     case GMM_SCALING_1X128: return rowwise ? gmm__ceil_div(cols, 128) * start : start / 128 * gmm__round_up(cols, 4);

@@ -35,6 +35,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Declarations are C and C++ from one text, so they cast as C does, and private names hold two underscores, which C++
+   reserves. Between these two, compilers of C++ do not warn of either. */
+#if defined(__cplusplus) && defined(__clang__)
+#define GMM_QUIET_BEGIN \
+    _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wunknown-warning-option\"") \
+    _Pragma("clang diagnostic ignored \"-Wold-style-cast\"") \
+    _Pragma("clang diagnostic ignored \"-Wreserved-identifier\"")
+#define GMM_QUIET_END _Pragma("clang diagnostic pop")
+#elif defined(__cplusplus) && defined(__GNUC__)
+#define GMM_QUIET_BEGIN _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wold-style-cast\"")
+#define GMM_QUIET_END _Pragma("GCC diagnostic pop")
+#else
+#define GMM_QUIET_BEGIN
+#define GMM_QUIET_END
+#endif
+
+GMM_QUIET_BEGIN
+
 /* ------------------------------------------------------------------------------------------------- 1 Linkage --- */
 
 #if defined(GMM_STATIC) && !defined(GMM_IMPLEMENTATION)

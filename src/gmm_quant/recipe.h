@@ -1,5 +1,14 @@
 /* ------------------------------------------------------------------------------------------------- 8 Recipes --- */
 
+/* What a call that quantizes does. The amax of a tensor that ranks share is reduced (MAX) by the caller between AMAX
+   and CAST. */
+typedef enum gmm_quant_phase {
+    GMM_QUANT_ALL = 0,
+    GMM_QUANT_AMAX = 1, /* TENSOR (not delayed) and NV16 by group: writes the amax of the copies, nothing else */
+    GMM_QUANT_CAST = 2, /* reads it */
+    GMM_QUANT_PHASE_MAX = 0x7fffffff
+} gmm_quant_phase;
+
 /* How operands of one role are quantized. */
 typedef struct gmm_format {
     uint32_t struct_size;

@@ -431,5 +431,6 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
 #ifdef __cplusplus
 }
 #endif
+GMM_QUIET_END
 #endif /* GMM_MOE_GMM_H_INCLUDED */
 

@@ -29,7 +29,7 @@ typedef struct gmm_allocator {
 
 typedef enum gmm_log_level {
     GMM_LOG_NONE = 0,
-    GMM_LOG_WARN = 1,  /* nothing so far: what cannot be served as asked is refused */
+    GMM_LOG_WARN = 1,  /* contexts: what their build lacks for the speed of their machine (gmm_build_warning) */
     GMM_LOG_INFO = 2,  /* contexts: what they run on */
     GMM_LOG_TRACE = 3, /* every operation: the engine that serves it, and why others declined */
     GMM_LOG_LEVEL_MAX = 0x7fffffff
@@ -51,17 +51,40 @@ typedef struct gmm_config {
     int32_t cpu_level;     /* CPU engine: 0 = best vector code that the processor has; 1 plain, 2 AVX2, 3 AVX-512 */
     gmm_allocator allocator;
     gmm_log log;
+    gmm_engine require_engine; /* gmm_create fails where the context would not have it; AUTO: none is required */
 } gmm_config;
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
    Stream, graph: creates nothing on a stream; not while capturing.
    Errors: GMM_E_NULL (out), GMM_E_VERSION (header versions mixed), GMM_E_ARG (field out of range), GMM_E_BUILD (a GPU
-       asked of a unit that a C compiler built, or of a build without kernels for it), GMM_E_DEVICE (no such device, or
-       too old), GMM_E_UNSUPPORTED (an engine of the other space), GMM_E_MEMORY, GMM_E_CUDA. */
+       asked of a unit that a C compiler built, or of a build without kernels for it; a required engine that is not in
+       this build), GMM_E_DEVICE (no such device, or too old; no device for a required engine), GMM_E_UNSUPPORTED (an
+       engine of the other space), GMM_E_MEMORY, GMM_E_CUDA. */
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error);
 static inline gmm_status gmm_create(gmm_context **out, const gmm_config *config, gmm_error *error) {
     return gmm__create(out, config, (uint32_t)GMM_VERSION_NUMBER, error);
 }
+
+/* How an implementation was built, and what a context of it runs on. */
+typedef struct gmm_build {
+    uint32_t struct_size;
+    gmm_space space;
+    int32_t optimised;   /* 1: by the compiler of the host, and nvcc was not told -G */
+    int32_t openmp;      /* 1: with OpenMP */
+    int32_t threads;     /* gmm_config.threads */
+    int32_t processors;  /* of the host that are online; 0 = unknown */
+    int32_t capability;  /* GPU: 90 for compute capability 9.0 */
+    int32_t sm90a;       /* GPU: 1: kernels for sm_90a are in the build */
+    int32_t tensor_maps; /* GPU: 1: the driver has cuTensorMapEncodeTiled */
+} gmm_build;
+
+/* What makes contexts of such a build slower than their machine: text `i` from 0, which says what to compile with; NULL
+   from the first `i` on that there is nothing to say for. gmm_create writes each once to the log at GMM_LOG_WARN:
+       a GPU of compute capability 9.0 without the engine WGMMA
+       an implementation compiled without optimisation, where the compiler tells (gcc, clang, nvcc)
+       a CPU context without OpenMP on more than four processors, unless gmm_config.threads is 1
+   Pure. Errors: none; NULL or a struct_size of another version gives NULL. */
+GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
 
 /* Frees a context; NULL is allowed. Work that it enqueued may still run.
    Stream, graph: a GPU context's destruction may wait for the device (cuBLASLt). Errors: none. */

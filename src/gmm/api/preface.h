@@ -60,6 +60,7 @@
 
 #include "gmm_quant.h"
 
+GMM_QUIET_BEGIN
 #ifdef __cplusplus
 extern "C" {
 #endif

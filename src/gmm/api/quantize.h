@@ -22,14 +22,6 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
     return m;
 }
 
-/* What a call does. The amax of a tensor that ranks share is reduced (MAX) by the caller between AMAX and CAST. */
-typedef enum gmm_quant_phase {
-    GMM_QUANT_ALL = 0,
-    GMM_QUANT_AMAX = 1, /* TENSOR (not delayed) and NV16 by group: writes the amax of the copies, nothing else */
-    GMM_QUANT_CAST = 2, /* reads it */
-    GMM_QUANT_PHASE_MAX = 0x7fffffff
-} gmm_quant_phase;
-
 /* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
    dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
    Values are multiplied by fp32 scales and rounded once; the arithmetic is gmm_quant.h's. amax ignores NaN.

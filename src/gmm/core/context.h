@@ -70,11 +70,85 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_
 }
 #endif
 
+/* What is known of a build before its device is. */
+static void gmm__describe_build(const gmm_config *c, gmm_build *build) {
+    memset(build, 0, sizeof *build);
+    build->space = c->space;
+    build->threads = c->threads;
+#if !(defined(__GNUC__) || defined(__clang__)) || (defined(__OPTIMIZE__) && !defined(__CUDACC_DEBUG__))
+    build->optimised = 1;
+#endif
+#ifdef _OPENMP
+    build->openmp = 1;
+#elif defined(_SC_NPROCESSORS_ONLN)
+    build->processors = (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
+#endif
+}
+
+GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i) {
+    const char *texts[3] = { NULL, NULL, NULL };
+    int32_t count = 0;
+    gmm_build b;
+    if (!build || !gmm__copy_sized(&b, sizeof b, build)) return NULL;
+    if (b.space == GMM_SPACE_CUDA && b.capability == 90 && gmm__wgmma_lacks(&b))
+        texts[count++] = b.sm90a ? "engine wgmma needs a driver with cuTensorMapEncodeTiled; engine mma serves its "
+                                   "products, more slowly"
+                                 : "engine wgmma is not in this build, and engine mma serves its products, more "
+                                   "slowly: compile for sm_90a (-gencode arch=compute_90a,code=sm_90a)";
+    if (!b.optimised)
+        texts[count++] = "the implementation was compiled without optimisation: compile it with -O3, and without -G";
+    if (b.space == GMM_SPACE_CPU && !b.openmp && b.processors > 4 && b.threads != 1)
+        texts[count++] = "the implementation was compiled without OpenMP and uses one processor: compile it with "
+                         "-fopenmp (nvcc: -Xcompiler=-fopenmp)";
+    return i >= 0 && i < count ? texts[i] : NULL;
+}
+
+/* Whether a context of this space can have an engine of that name. */
+static gmm_status gmm__check_engine(gmm_space space, gmm_engine engine, const char *field, gmm_error *error) {
+    if (engine < GMM_ENGINE_AUTO || engine > GMM_ENGINE_CUBLASLT)
+        return gmm__fail(error, GMM_E_ARG, "gmm_create: %s: %d is no engine", field, (int)engine);
+    if (engine != GMM_ENGINE_AUTO && (engine == GMM_ENGINE_CPU) != (space == GMM_SPACE_CPU))
+        return gmm__fail(error, GMM_E_UNSUPPORTED, "gmm_create: %s: %s needs a %s context, space %d", field,
+                         gmm_engine_name(engine), space == GMM_SPACE_CPU ? "GPU" : "CPU",
+                         space == GMM_SPACE_CPU ? 1 : 0);
+    return GMM_OK;
+}
+
+#ifdef __CUDACC__
+/* Opens the engines of a GPU context and refuses where it would not have the required one. */
+static gmm_status gmm__open_engines(gmm_context *ctx, gmm_build *build, gmm_error *error) {
+    const gmm_engine engine = ctx->config.require_engine;
+    const char *lacks = NULL;
+    gmm_status status = GMM_E_DEVICE;
+    build->capability = ctx->device.capability;
+    gmm__wgmma_open(ctx, build);
+    if (engine == GMM_ENGINE_WGMMA) {
+        lacks = ctx->wgmma_lacks;
+        if (build->capability == 90 && !build->sm90a) status = GMM_E_BUILD;
+    }
+#ifdef GMM__CUBLASLT
+    gmm__lt_open(ctx);
+    if (engine == GMM_ENGINE_CUBLASLT && !ctx->lt.handle) lacks = "could not be opened on this device";
+#else
+    if (engine == GMM_ENGINE_CUBLASLT) {
+        lacks = "is not in this build: compile without GMM_NO_CUBLASLT";
+        status = GMM_E_BUILD;
+    }
+#endif
+    if (!lacks) return GMM_OK;
+    return gmm__fail(error, status, "gmm_create: config.require_engine: %s %s; device %d has compute capability %d.%d",
+                     gmm_engine_name(engine), lacks, ctx->config.device, build->capability / 10,
+                     build->capability % 10);
+}
+#endif
+
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error) {
     gmm_config c = GMM_ZERO;
     gmm_context *ctx;
     gmm__device device = GMM_ZERO;
-    int32_t threads = 1;
+    gmm_build build;
+    gmm_status s;
+    int32_t threads = 1, i;
     const int32_t level = gmm__cpu_best_level();
 
     if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_create: out is NULL");
@@ -92,10 +166,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.space: %d is neither CPU (0) nor CUDA (1)",
                          (int)c.space);
 #ifdef __CUDACC__
-    if (c.space == GMM_SPACE_CUDA) {
-        const gmm_status s = gmm__cuda_probe(&c, &device, error);
-        if (s != GMM_OK) return s;
-    }
+    if (c.space == GMM_SPACE_CUDA && (s = gmm__cuda_probe(&c, &device, error)) != GMM_OK) return s;
 #else
     if (c.space == GMM_SPACE_CUDA)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.space: CUDA %d asked, but this build holds the CPU "
@@ -103,12 +174,9 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 #endif
     if (c.space == GMM_SPACE_CPU && c.device != 0)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.device: %d must be 0 for the CPU", (int)c.device);
-    if (c.engine < GMM_ENGINE_AUTO || c.engine > GMM_ENGINE_CUBLASLT)
-        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.engine: %d is no engine", (int)c.engine);
-    if (c.engine != GMM_ENGINE_AUTO && (c.engine == GMM_ENGINE_CPU) != (c.space == GMM_SPACE_CPU))
-        return gmm__fail(error, GMM_E_UNSUPPORTED, "gmm_create: config.engine: %s needs a %s context, space %d",
-                         gmm_engine_name(c.engine), c.space == GMM_SPACE_CPU ? "GPU" : "CPU",
-                         c.space == GMM_SPACE_CPU ? 1 : 0);
+    if ((s = gmm__check_engine(c.space, c.engine, "config.engine", error)) != GMM_OK ||
+        (s = gmm__check_engine(c.space, c.require_engine, "config.require_engine", error)) != GMM_OK)
+        return s;
     if (c.threads < 0 || c.threads > 4096)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.threads: %d must be 0 to 4096", (int)c.threads);
     if (c.cpu_level < 0 || c.cpu_level > 3)
@@ -133,11 +201,12 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     ctx->threads = threads;
     ctx->cpu_level = c.cpu_level ? c.cpu_level : level;
     ctx->device = device;
+    gmm__describe_build(&c, &build);
 #ifdef __CUDACC__
-    if (c.space == GMM_SPACE_CUDA) gmm__wgmma_open(ctx);
-#endif
-#ifdef GMM__CUBLASLT
-    if (c.space == GMM_SPACE_CUDA) gmm__lt_open(ctx);
+    if (c.space == GMM_SPACE_CUDA && (s = gmm__open_engines(ctx, &build, error)) != GMM_OK) {
+        gmm_destroy(ctx);
+        return s;
+    }
 #endif
     *out = ctx;
 #ifdef __CUDACC__
@@ -150,6 +219,8 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.space == GMM_SPACE_CPU)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, (int)threads,
              threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
+    for (i = 0; gmm_build_warning(&build, i); i++)
+        gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&build, i));
     return GMM_OK;
 }
 

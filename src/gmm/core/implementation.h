@@ -3,10 +3,13 @@
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__IMPLEMENTATION_DONE)
 #define GMM__IMPLEMENTATION_DONE
 
+#include "gmm_quant.h" /* its implementation, where the declarations alone came before GMM_IMPLEMENTATION */
 #include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
+#elif defined(__unix__) || defined(__APPLE__)
+#include <unistd.h> /* sysconf */
 #endif
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -34,7 +37,7 @@
 extern "C" {
 #endif
 
-#if defined(__CUDACC__) && !defined(GMM__GEMM_DONE)
+#ifdef __CUDACC__
 #include "gmm_kernels.cuh"
 #endif
 

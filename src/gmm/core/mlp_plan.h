@@ -137,6 +137,11 @@ static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *
     if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
     if (sub.engine != plan->engine)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s", gmm_engine_name(sub.engine));
+#ifdef __CUDACC__
+    else if (step->options.engine == GMM_ENGINE_AUTO && step->ctx->wgmma_lacks)
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(sub.engine),
+                       step->ctx->wgmma_lacks);
+#endif
     return 1;
 }
 static int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes, gmm__plan *out) {

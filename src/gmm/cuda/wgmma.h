@@ -1,5 +1,12 @@
 /* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
 
+/* Why the engine serves nothing; NULL = it does. */
+static const char *gmm__wgmma_lacks(const gmm_build *build) {
+    if (build->capability != 90) return "needs compute capability 9.0";
+    if (!build->sm90a) return "is not in this build: compile for sm_90a (-gencode arch=compute_90a,code=sm_90a)";
+    return build->tensor_maps ? NULL : "needs a driver with cuTensorMapEncodeTiled";
+}
+
 #ifdef __CUDACC__
 
 /* The products of 16-bit matrices by TMA and wgmma; FP8; and MX32 and NV16, converted to 16-bit elements by the kernel
@@ -7,8 +14,8 @@
    on the host, laid out as the MMA engine's, which serves a call of unsuited addresses in no more bytes. So a query may
    leave addresses open. */
 
-/* What the engine needs, looked for once per context. */
-static void gmm__wgmma_open(gmm_context *ctx) {
+/* What the engine needs, looked for once per context and told to `build`. */
+static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     void *encode = NULL;
     int current = 0, built = 0;
@@ -21,10 +28,9 @@ static void gmm__wgmma_open(gmm_context *ctx) {
     }
     (void)cudaGetLastError();
     ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
-    if (ctx->device.capability != 90) ctx->wgmma_lacks = "needs compute capability 9.0";
-    else if (!built) ctx->wgmma_lacks = "is not in this build: compile for sm_90a";
-    else if (e != cudaSuccess || found != cudaDriverEntryPointSuccess || !encode)
-        ctx->wgmma_lacks = "needs a driver with cuTensorMapEncodeTiled";
+    build->sm90a = (int32_t)(built != 0);
+    build->tensor_maps = (int32_t)(e == cudaSuccess && found == cudaDriverEntryPointSuccess && encode != NULL);
+    ctx->wgmma_lacks = gmm__wgmma_lacks(build);
 }
 
 /* Whether rows of an operand begin where TMA takes them. Of tables on the device the kernel tells by a fault bit. */

@@ -55,5 +55,6 @@ GMMDEF gmm_status gmm_gtp_import(gmm_ckpt_plan **out, const gmm_ckpt_part *parts
 #ifdef __cplusplus
 }
 #endif
+GMM_QUIET_END
 #endif /* GMM_MOE_GTP_H_INCLUDED */
 

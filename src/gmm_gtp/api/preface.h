@@ -56,6 +56,7 @@
 
 #include "gmm.h"
 
+GMM_QUIET_BEGIN
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -3,6 +3,7 @@
 #if defined(GMM_IMPLEMENTATION) && !defined(GMM__GTP_IMPLEMENTATION_DONE)
 #define GMM__GTP_IMPLEMENTATION_DONE
 
+#include "gmm.h" /* its implementation, where the declarations alone came before GMM_IMPLEMENTATION */
 #include <string.h>
 #include <time.h>
 #ifdef GMM_WITH_CPU_RANKS

@@ -380,5 +380,5 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
     return status;
 }
 
-#endif /* GMM__GEMM_DONE */
+#endif /* GMM_IMPLEMENTATION */
 

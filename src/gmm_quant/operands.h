@@ -13,8 +13,9 @@ enum {
    Activations (one row per token) stand in one buffer of capacity rows: data is set. Weights, biases and their
    gradients are packed (data, group after group at group_stride) or one pointer per group (table); exactly one of the
    two is set. A bias is a matrix of one row. Elements, fp32 scales and amax are aligned to their size, tables to that
-   of pointers; an engine may want more, and says so. Size queries read no address, so they can come before allocation;
-   but whether an optional output's pointer is NULL tells them whether it is wanted. */
+   of pointers; an engine may want more, and says so. Size queries need no address, so they can come before allocation
+   (gmm_info.engine says what they assume); but whether an optional output's pointer is NULL tells them whether it is
+   wanted. */
 typedef struct gmm_mat {
     uint32_t struct_size;
     gmm_dtype dtype;             /* of the elements */

@@ -46,7 +46,8 @@ typedef struct gmm_config {
     uint32_t struct_size;
     gmm_space space;
     int32_t device;        /* CUDA ordinal; 0 for the CPU */
-    int32_t threads;       /* CPU engine: 0 = as many as OpenMP gives; without OpenMP 1 is used */
+    int32_t threads;       /* CPU engine: the most that a call takes, and workspace is for; small calls take fewer, with
+                              the same bits. 0 = as many as OpenMP gives; without OpenMP 1 is used */
     gmm_engine engine;     /* default of gmm_options.engine for this context */
     int32_t cpu_level;     /* CPU engine: 0 = best vector code that the processor has; 1 plain, 2 AVX2, 3 AVX-512 */
     gmm_allocator allocator;

@@ -19,7 +19,8 @@ typedef enum gmm_dispatcher {
 } gmm_dispatcher;
 
 /* The configuration of an expert MLP: y = act(x w1^T + b1) p w2^T + b2 (p). Fields below `save` describe the model
-   around the MLP; they change no result and exist so that gmm_mlp_validate can refuse what would train wrong. */
+   around the MLP; they change no result and exist so that gmm_mlp_validate, or an operation that sees its tensors too,
+   can refuse what would train wrong. */
 typedef struct gmm_mlp_config {
     uint32_t struct_size;
     int32_t bias1, bias2;           /* the linears have biases */
@@ -38,18 +39,20 @@ typedef struct gmm_mlp_config {
     int32_t prob_on_input;          /* x was weighted by the probability already */
     int32_t etp_size;               /* expert tensor parallelism; 0 = 1 */
     int32_t source_interleave;      /* GLU block of the weights as loaded; halves: ffn; 0 = not stated */
-    gmm_recipe_kind recipe;
+    gmm_recipe_kind recipe;         /* the kind of gmm_mlp.quant's recipe; other than NONE it needs gmm_mlp.quant */
     int32_t router_padding;         /* the router rounds counts up for quantization */
     gmm_dispatcher dispatcher;
-    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3 */
+    int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3: not supported, must be 0 */
     int32_t act_recompute;          /* the activation is recomputed in bwd */
 } gmm_mlp_config;
 
 /* One call that checks a configuration; pure. Every operation on an MLP makes it too.
    Errors: GMM_E_CONFIG, and error->text opens with the field's name. The rules:
        hidden, ffn >= 1; hidden_out >= 0; enumerations in range; switches 0 or 1
+       act.kind: any but GMM_ACT_NONE, which is what a zeroed act holds
        act: as gmm_act_fwd (interleave >= 0, a divisor of ffn, gated only; limit 0 or finite > 0; offset finite, gated
-           only; alpha finite, and not 0 or 1 only where a sigmoid takes it; betas 0 or finite > 0, SiTU only)
+           only; alpha finite, and other than 0 or 1 only where the activation takes it; betas 0 or finite > 0, SiTU
+           only)
        source_interleave >= 0 and, where stated for a gated activation, the layout that act.interleave reads
        delay_wgrad and overlap_dispatch_wgrad exclude each other; with ddp, either needs ddp_expects_delay, and
            ddp_expects_delay needs either: otherwise hooks fire before, or never after, the gradient
@@ -57,7 +60,7 @@ typedef struct gmm_mlp_config {
        bias2 with prob and topk > 1 needs prob_on_bias2: unweighted biases would add up topk times
        bias1 or bias2 need etp_size 1: every rank would add them
        router_padding needs a quantized recipe, and not the all-gather dispatcher
-       act_input_fp8 needs SwiGLU without limit and offset
+       act_input_fp8 is 0, since no operation implements it
        act_recompute excludes save = GMM_SAVE_PREACT_AND_ACT */
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error);
 
@@ -108,7 +111,8 @@ typedef enum gmm_mlp_slot {
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
-    const gmm_recipe *recipe;/* its kind must be the configuration's */
+    const gmm_recipe *recipe;/* its kind must be the configuration's. With hadamard, x, dy and the weights are BF16 in
+                                every operation, though only weight gradients are transformed */
     const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
     float *amax;             /* delayed: [GMM_SLOTS][G], raised to what is seen (history[0]); NULL = not wanted */
     const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. Delayed weight gradients

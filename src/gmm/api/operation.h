@@ -62,14 +62,17 @@ typedef struct gmm_options {
 /* What a query tells. */
 typedef struct gmm_info {
     uint32_t struct_size;
-    gmm_engine engine;       /* that will serve the call */
+    gmm_engine engine;       /* that will serve the call. Addresses that a query is not given count as multiples of 16
+                                bytes; where the engine needs that, the note says so. A call with other addresses is
+                                served by another engine under AUTO, in no more than workspace_bytes, and refused where
+                                the engine was demanded or no other has the operation */
     size_t workspace_bytes;
     size_t saved_bytes;      /* MLP: gmm_mlp.saved */
     size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
     int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1 but
                                 for quantized operands */
     int32_t out_align;
-    char note[192];          /* how the engine serves it, and why better ones declined */
+    char note[192];          /* how the engine serves it, on what that depends, and why better ones declined */
 } gmm_info;
 
 /* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups says.

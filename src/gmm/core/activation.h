@@ -22,42 +22,42 @@ GMMDEF gmm_act gmm_act_of(gmm_act_preset preset) {
     return a;
 }
 
+/* A row of GMM_ACT_LIST; of an unknown kind the name is NULL. */
+typedef struct gmm__act_row {
+    const char *name;
+    gmm_gate gate;
+    int gated, alpha, betas;
+} gmm__act_row;
+
+static gmm__act_row gmm__act_row_of(gmm_act_kind kind) {
+    switch (kind) {
+#define GMM__X(name, value, text, gate, gated, alpha, betas) \
+    case name: { \
+        const gmm__act_row row = { #text, gate, gated, alpha, betas }; \
+        return row; \
+    }
+        GMM_ACT_LIST(GMM__X)
+#undef GMM__X
+    default: {
+        const gmm__act_row row = { NULL, GMM_GATE_MAX, 0, 0, 0 };
+        return row;
+    }
+    }
+}
+
 GMMDEF const char *gmm_act_name(gmm_act_kind kind) {
-    switch (kind) {
-#define GMM__X(name, value, text, gate, gated) case name: return #text;
-        GMM_ACT_LIST(GMM__X)
-#undef GMM__X
-    default: return "?";
-    }
+    const char *name = gmm__act_row_of(kind).name;
+    return name ? name : "?";
 }
 
-GMMDEF int gmm_act_gated(gmm_act_kind kind) {
-    switch (kind) {
-#define GMM__X(name, value, text, gate, gated) case name: return gated;
-        GMM_ACT_LIST(GMM__X)
-#undef GMM__X
-    default: return 0;
-    }
-}
-
-static gmm_gate gmm__act_gate(gmm_act_kind kind) {
-    switch (kind) {
-#define GMM__X(name, value, text, gate, gated) case name: return gate;
-        GMM_ACT_LIST(GMM__X)
-#undef GMM__X
-    default: return GMM_GATE_MAX;
-    }
-}
+GMMDEF int gmm_act_gated(gmm_act_kind kind) { return gmm__act_row_of(kind).gated; }
 
 static int gmm__is_finite(float v) { return (gmm_f32_bits(v) & 0x7F800000u) != 0x7F800000u; }
 
 /* Checks that the settings of an activation over `ffn` columns agree with one another. If not, `rule` opens with the
    field's name behind `prefix`: "act.limit: -1 must be 0 or finite and > 0". */
 static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *prefix, char *rule, size_t size) {
-    const char *name = gmm_act_name(act->kind);
-    const int gated = gmm_act_gated(act->kind);
-    const gmm_gate gate = gmm__act_gate(act->kind);
-    const int sigmoid = gate != GMM_GATE_RELU && gate != GMM_GATE_SRELU && gate != GMM_GATE_MAX;
+    const gmm__act_row row = gmm__act_row_of(act->kind);
     const double limit = (double)act->limit, alpha = (double)act->alpha, offset = (double)act->offset;
     const double beta1 = (double)act->beta1, beta2 = (double)act->beta2;
     uint32_t reserved = 0;
@@ -65,13 +65,13 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
 
     for (i = 0; i < sizeof act->reserved / sizeof act->reserved[0]; i++) reserved |= act->reserved[i];
     if (reserved) (void)snprintf(rule, size, "%sreserved: %u must be 0", prefix, (unsigned)reserved);
-    else if (act->kind < GMM_ACT_NONE || act->kind > GMM_ACT_SITUGLU)
+    else if (!row.name)
         (void)snprintf(rule, size, "%skind: %d is no activation", prefix, (int)act->kind);
     else if (act->interleave < 0)
         (void)snprintf(rule, size, "%sinterleave: %d must be >= 0", prefix, (int)act->interleave);
-    else if (act->interleave && !gated)
+    else if (act->interleave && !row.gated)
         (void)snprintf(rule, size, "%sinterleave: %d must be 0, as %s is not gated", prefix, (int)act->interleave,
-                       name);
+                       row.name);
     else if (act->interleave && ffn % act->interleave)
         (void)snprintf(rule, size, "%sinterleave: %d must divide ffn %lld", prefix, (int)act->interleave,
                        (long long)ffn);
@@ -79,20 +79,20 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
         (void)snprintf(rule, size, "%slimit: %g must be 0 or finite and > 0", prefix, limit);
     else if (!gmm__is_finite(act->alpha))
         (void)snprintf(rule, size, "%salpha: %g must be finite", prefix, alpha);
-    else if (!sigmoid && alpha != 0.0 && alpha != 1.0)
-        (void)snprintf(rule, size, "%salpha: %g must be 0 or 1, as %s has no sigmoid", prefix, alpha, name);
+    else if (!row.alpha && alpha != 0.0 && alpha != 1.0)
+        (void)snprintf(rule, size, "%salpha: %g must be 0 or 1, as %s takes no alpha", prefix, alpha, row.name);
     else if (!gmm__is_finite(act->offset))
         (void)snprintf(rule, size, "%soffset: %g must be finite", prefix, offset);
-    else if (!gated && offset != 0.0)
-        (void)snprintf(rule, size, "%soffset: %g must be 0, as %s is not gated", prefix, offset, name);
+    else if (!row.gated && offset != 0.0)
+        (void)snprintf(rule, size, "%soffset: %g must be 0, as %s is not gated", prefix, offset, row.name);
     else if (!gmm__is_finite(act->beta1) || beta1 < 0.0)
         (void)snprintf(rule, size, "%sbeta1: %g must be 0 or finite and > 0", prefix, beta1);
     else if (!gmm__is_finite(act->beta2) || beta2 < 0.0)
         (void)snprintf(rule, size, "%sbeta2: %g must be 0 or finite and > 0", prefix, beta2);
-    else if (gate != GMM_GATE_SITU && beta1 != 0.0)
-        (void)snprintf(rule, size, "%sbeta1: %g must be 0 for %s; only situglu takes it", prefix, beta1, name);
-    else if (gate != GMM_GATE_SITU && beta2 != 0.0)
-        (void)snprintf(rule, size, "%sbeta2: %g must be 0 for %s; only situglu takes it", prefix, beta2, name);
+    else if (!row.betas && beta1 != 0.0)
+        (void)snprintf(rule, size, "%sbeta1: %g must be 0, as %s takes no betas", prefix, beta1, row.name);
+    else if (!row.betas && beta2 != 0.0)
+        (void)snprintf(rule, size, "%sbeta2: %g must be 0, as %s takes no betas", prefix, beta2, row.name);
     else return GMM_OK;
     return GMM_E_CONFIG;
 }

@@ -91,6 +91,7 @@ typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;
     int32_t kernel;              /* row of the engine's kernel table */
+    int32_t assumes_aligned;     /* 1: a query left open an address that must be a multiple of 16 bytes */
     int32_t grid[3], block, cluster;
     size_t shared_bytes;
     size_t workspace_bytes;

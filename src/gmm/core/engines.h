@@ -77,24 +77,56 @@ static const gmm__engine_row gmm__engines[] = {
 #undef GMM__OP_ANY
 #undef GMM__NO_OP
 
-static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
+/* Appends to a note, as far as it fits. */
+static void gmm__note(gmm__plan *plan, const char *format, ...) {
+    const size_t used = strlen(plan->note);
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(plan->note + used, sizeof plan->note - used, format, list);
+    va_end(list);
+}
+
+/* Whether AUTO may ask a row for a call. */
+static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
+    return row->automatic && row->space == call->ctx->config.space && row->ops[call->op].plan;
+}
+
+/* Completes the plan of a query that left addresses open, made by rows[i]: the note says what it assumes of them, and
+   the workspace is enough for the engine that AUTO asks next, which serves a call where that does not hold. */
+static void gmm__cover_unaligned(const gmm__engine_row *rows, size_t count, size_t i, const gmm__call *call,
+                                 gmm__plan *plan) {
+    gmm__plan other;
+    while (call->options.engine == GMM_ENGINE_AUTO && ++i < count) {
+        if (!gmm__automatic(&rows[i], call)) continue;
+        memset(&other, 0, sizeof other);
+        other.call = call;
+        other.engine = rows[i].engine;
+        if (!rows[i].ops[call->op].plan(call, &other)) continue;
+        if (other.workspace_bytes > plan->workspace_bytes) plan->workspace_bytes = other.workspace_bytes;
+        if (other.assumes_aligned) continue;
+        gmm__note(plan, "; for addresses at multiples of 16 bytes, else %s", gmm_engine_name(other.engine));
+        return;
+    }
+    gmm__note(plan, "; only for addresses at multiples of 16 bytes");
+}
+
+/* gmm__select over the given engine table. */
+static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gmm__call *call, gmm__plan *plan) {
     const gmm_engine wanted = call->options.engine;
     char declined[160] = "";
     size_t i, used = 0;
-    for (i = 0; i < sizeof gmm__engines / sizeof gmm__engines[0]; i++) {
-        const gmm__engine_row *row = &gmm__engines[i];
+    for (i = 0; i < count; i++) {
+        const gmm__engine_row *row = &rows[i];
         const char *why;
-        if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !row->automatic) continue;
-        if (wanted == GMM_ENGINE_AUTO && (row->space != call->ctx->config.space || !row->ops[call->op].plan)) continue;
+        if (wanted != GMM_ENGINE_AUTO ? row->engine != wanted : !gmm__automatic(row, call)) continue;
         memset(plan, 0, sizeof *plan);
         plan->call = call;
         plan->engine = row->engine;
         if (row->space != call->ctx->config.space) why = "serves another memory space";
         else if (!row->ops[call->op].plan) why = "does not have this operation";
         else if (row->ops[call->op].plan(call, plan)) {
-            const size_t own = strlen(plan->note), room = sizeof plan->note - own;
-            if (declined[0] && room > 3)
-                (void)snprintf(plan->note + own, room, "%s%.*s", own ? "; " : "", (int)(room - 3), declined);
+            if (plan->assumes_aligned) gmm__cover_unaligned(rows, count, i, call, plan);
+            if (declined[0]) gmm__note(plan, "%s%s", plan->note[0] ? "; " : "", declined);
             return GMM_OK;
         } else why = plan->note;
         used += (size_t)snprintf(declined + used, sizeof declined - used, "%s%s %.120s", used ? "; " : "",
@@ -104,6 +136,10 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
     return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(wanted),
                        gmm_op_name(call->op), declined[0] ? declined : wanted == GMM_ENGINE_AUTO
                        ? "no engine of this build has it" : "this build does not hold that engine");
+}
+
+static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
+    return gmm__select_from(gmm__engines, sizeof gmm__engines / sizeof gmm__engines[0], call, plan);
 }
 
 static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {

@@ -65,13 +65,17 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     return GMM_OK;
 }
 
-/* The arrays of quant that the call's products read: seen to here, since work is enqueued before the first product. */
+/* What the call's products want of quant and the operands: checked here, since work is enqueued before the first
+   product. A dtype that the transform of weight gradients does not take is refused in every operation alike. */
 static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_recipe *r = &call->recipe;
     const gmm_mlp *d = &call->d.mlp;
     const int fwd = call->op == GMM_OP_MLP_FWD;
     const int products = d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
     const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, 1);
+    if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
+        return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "
+                           "input and grad (hadamard)", gmm_dtype_name(gmm__mlp_dtype(call)));
     if (!call->query && !fwd && r->grad.stochastic && products &&
         (!call->quant.random || (uintptr_t)call->quant.random % 8))
         return gmm__refuse(call, call->quant.random ? GMM_E_ALIGN : GMM_E_NULL, "quant.random", "%p must be {seed, "
@@ -103,6 +107,9 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                    gmm_act_name(c->act.kind));
     if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse(call, error.status, "config", "%s", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
+    if (!d->quant && c->recipe != GMM_RECIPE_NONE)
+        return gmm__refuse(call, GMM_E_CONFIG, "config.recipe", "%d needs quant, which is NULL: the products would not "
+                           "be quantized", (int)c->recipe);
     if (d->quant) {
         if ((s = gmm__read(call, "quant", &call->quant, sizeof call->quant, d->quant)) != GMM_OK ||
             (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)

@@ -136,7 +136,8 @@ static int gmm__mlp_size(gmm__call *step, gmm_status prepared, const gmm_error *
     }
     if (sub.workspace_bytes > *bytes) *bytes = sub.workspace_bytes;
     if (sub.engine != plan->engine)
-        (void)snprintf(plan->note, sizeof plan->note, "products by %s", gmm_engine_name(sub.engine));
+        (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(sub.engine),
+                       sub.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
 #ifdef __CUDACC__
     else if (step->options.engine == GMM_ENGINE_AUTO && step->ctx->wgmma_lacks)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s; wgmma %s", gmm_engine_name(sub.engine),

@@ -70,6 +70,8 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
                          c.act.struct_size, (unsigned)sizeof act, GMM_VERSION_STRING);
     if (gmm__check_act(&act, c.ffn, "act.", act_rule, sizeof act_rule) != GMM_OK)
         return gmm__fail(error, GMM_E_CONFIG, "%s", act_rule);
+    if (act.kind == GMM_ACT_NONE)
+        return gmm__fail(error, GMM_E_CONFIG, "act.kind: 0 is no activation, and an MLP needs one");
     if (c.source_interleave < 0)
         return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be >= 0", (int)c.source_interleave);
     if (c.source_interleave && gmm_act_gated(act.kind) && c.source_interleave % c.ffn != act.interleave % c.ffn)
@@ -103,9 +105,9 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     if (c.router_padding && (c.recipe == GMM_RECIPE_NONE || c.dispatcher == GMM_DISPATCH_ALLGATHER))
         return gmm__fail(error, GMM_E_CONFIG, "router_padding: 1 needs a quantized recipe (is %d) and a dispatcher "
                          "other than all-gather (is %d)", (int)c.recipe, (int)c.dispatcher);
-    if (c.act_input_fp8 && (act.kind != GMM_ACT_SWIGLU || act.limit != 0.0f || act.offset != 0.0f))
-        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 needs swiglu without limit and offset, not %s",
-                         gmm_act_name(act.kind));
+    if (c.act_input_fp8)
+        return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 is not supported: the activation's input is kept in "
+                         "the dtype of x");
     if (c.act_recompute && c.save == GMM_SAVE_PREACT_AND_ACT)
         return gmm__fail(error, GMM_E_CONFIG, "act_recompute: 1 excludes save %d, which keeps the activation",
                          (int)c.save);

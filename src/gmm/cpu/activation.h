@@ -134,7 +134,7 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
             for (i = n; i < full; i++) a[i] = b[i] = 0.0f;
             if (slopes) {
                 switch (call->act.kind) {
-#define GMM__X(name, value, text, gate, gated) \
+#define GMM__X(name, value, text, gate, gated, alpha, betas) \
                 case name: gmm__act_slopes(gate, gated, job->coef, full, a, b, f, fa, fb); break;
                     GMM_ACT_LIST(GMM__X)
 #undef GMM__X
@@ -142,7 +142,7 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
                 }
             } else {
                 switch (call->act.kind) {
-#define GMM__X(name, value, text, gate, gated) \
+#define GMM__X(name, value, text, gate, gated, alpha, betas) \
                 case name: gmm__act_values(gate, gated, job->coef, full, a, b, f); break;
                     GMM_ACT_LIST(GMM__X)
 #undef GMM__X
@@ -225,7 +225,8 @@ static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) 
     job.rows_per_task = gmm__rows_per_task(call->in);
     job.block = B;
     job.chunk = GMM__ACT_CHUNK / step * step;
-    gmm__cpu_for(call->ctx, gmm__ceil_div(job.live, job.rows_per_task), gmm__act_task, &job);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(job.live, job.rows_per_task), (double)job.live * (double)call->in,
+                 gmm__act_task, &job);
     if (call->mat[GMM__Y].dtype != GMM_NONE)
         gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, job.live, call->rows, call->out);
     if (backward && call->mat[GMM__DX].dtype != GMM_NONE)

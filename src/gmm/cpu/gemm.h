@@ -175,16 +175,31 @@ static void gmm__cpu_pack(const gmm__cpu_factor *f, int64_t count, int64_t k0, i
     }
 }
 
+/* One thread's panels of A and of B, and its block of C. */
 typedef struct gmm__cpu_scratch { float *a, *b, *c; } gmm__cpu_scratch;
 
-static size_t gmm__cpu_scratch_bytes(void) {
-    return sizeof(float) * (GMM__MC * GMM__KC + GMM__KC * GMM__NC + GMM__MC * GMM__NC);
+/* Floats of each, at the most that a call needs; multiples of a cache line. */
+typedef struct gmm__cpu_extent { int64_t a, b, c; } gmm__cpu_extent;
+static gmm__cpu_extent gmm__cpu_extent_of(const gmm__call *call, const gmm__cpu_tile *tile) {
+    const int fwd = call->op == GMM_OP_LINEAR_FWD, wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const int64_t rows = gmm__min_i64(wgrad ? call->out : call->rows, GMM__MC);
+    const int64_t m = gmm__round_up(rows, tile->mr);
+    const int64_t n = gmm__round_up(gmm__min_i64(fwd ? call->out : call->in, GMM__NC), tile->nr);
+    /* a transform of wgrad's operands spreads the last rows over whole runs of 16 */
+    const int64_t depth = wgrad ? gmm__round_up(gmm__min_i64(call->rows, GMM__KC), 16) : fwd ? call->in : call->out;
+    const int64_t k = gmm__min_i64(depth, GMM__KC);
+    gmm__cpu_extent e;
+    e.a = gmm__round_up(m * k, 16);
+    e.b = gmm__round_up(k * n, 16);
+    e.c = m * GMM__NC;
+    return e;
 }
-static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, int32_t thread) {
+static size_t gmm__cpu_extent_bytes(gmm__cpu_extent e) { return sizeof(float) * (size_t)(e.a + e.b + e.c); }
+static gmm__cpu_scratch gmm__cpu_scratch_at(void *base, gmm__cpu_extent e, int32_t thread) {
     gmm__cpu_scratch s;
-    s.a = (float *)((char *)base + (size_t)thread * gmm__cpu_scratch_bytes());
-    s.b = s.a + GMM__MC * GMM__KC;
-    s.c = s.b + GMM__KC * GMM__NC;
+    s.a = (float *)(void *)((char *)base + (size_t)thread * gmm__cpu_extent_bytes(e));
+    s.b = s.a + e.a;
+    s.c = s.b + e.b;
     return s;
 }
 

@@ -56,7 +56,9 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     job.runs = 2 * (d->ffn / d->block);
     job.items = d->axis == GMM_GLU_COLUMNS ? d->count : d->count * job.runs;
     job.items_per_task = gmm__rows_per_task(d->axis == GMM_GLU_COLUMNS ? 2 * d->ffn : d->block * d->cols);
-    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(job.items, job.items_per_task), gmm__glu_task, &job);
+    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(job.items, job.items_per_task),
+                 2.0 * (double)d->count * (double)d->ffn * (d->axis == GMM_GLU_COLUMNS ? 1.0 : (double)d->cols),
+                 gmm__glu_task, &job);
     return GMM_OK;
 }
 

@@ -11,6 +11,7 @@ typedef struct gmm__cpu_linear {
     const int64_t *padded;  /* [G + 1] rows before each group in padded copies */
     const float *row_scale; /* bias gradient; NULL = ones */
     void *scratch;
+    gmm__cpu_extent extent;
     int64_t col_blocks, row_blocks;
 } gmm__cpu_linear;
 
@@ -61,7 +62,7 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     const int64_t r0 = job->offsets[g] + (block - job->starts[g]) * GMM__MC, left = job->offsets[g + 1] - r0;
     const int64_t m = gmm__min_i64(left, GMM__MC), c0 = (index % job->col_blocks) * GMM__NC;
     const int64_t n = gmm__min_i64(cols - c0, GMM__NC);
-    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, thread);
+    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     float addend[GMM__NC], alpha = gmm__alpha(d, g);
     gmm__cpu_factor A, B;
     int64_t i;
@@ -90,7 +91,7 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     const int64_t n = gmm__min_i64(call->out - n0, GMM__MC);
     const int64_t k = gmm__min_i64(call->in - k0, GMM__NC);
     const int64_t r0 = job->offsets[g], rows = job->offsets[g + 1] - r0;
-    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, thread);
+    const gmm__cpu_scratch s = gmm__cpu_scratch_at(job->scratch, job->extent, thread);
     const float beta = gmm__grad_beta(grad, g);
     gmm__cpu_factor A, B;
     float alpha;
@@ -110,13 +111,31 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
         gmm__cpu_finish_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
 }
 
+/* Tasks and work of a product of `rows` rows in `blocks` blocks of rows. Each block packs its weights; in wgrad, every
+   group stores its gradient. */
+static int64_t gmm__cpu_product_tasks(const gmm__call *call, int64_t blocks) {
+    const int fwd = call->op == GMM_OP_LINEAR_FWD;
+    if (call->op == GMM_OP_LINEAR_WGRAD)
+        return call->groups.count * gmm__ceil_div(call->out, GMM__MC) * gmm__ceil_div(call->in, GMM__NC);
+    return blocks * gmm__ceil_div(fwd ? call->out : call->in, GMM__NC);
+}
+static double gmm__cpu_product_work(const gmm__call *call, int64_t rows, int64_t blocks) {
+    const int64_t passes = call->op == GMM_OP_LINEAR_WGRAD ? call->groups.count : blocks;
+    return (double)call->in * (double)call->out * ((double)passes + (double)rows / GMM__CPU_MULTIPLY_ADDS);
+}
+
 static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
     const size_t groups = (size_t)call->groups.count + 1;
-    plan->kernel = call->ctx->cpu_level;
+    const int64_t blocks = call->rows / GMM__MC + gmm__min_i64(call->groups.count, call->rows); /* at most */
+    const int32_t level = call->ctx->cpu_level, threads = gmm__cpu_threads(call->ctx,
+        gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, call->rows, blocks));
+    plan->kernel = level;
     gmm__reserve(plan, GMM__PART_OFFSETS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_STARTS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_PADDED, groups * sizeof(int64_t));
-    gmm__reserve(plan, GMM__PART_SCRATCH, (size_t)call->ctx->threads * gmm__cpu_scratch_bytes());
+    gmm__reserve(plan, GMM__PART_SCRATCH,
+                 (size_t)threads * gmm__cpu_extent_bytes(gmm__cpu_extent_of(call, &gmm__cpu_tiles[level])));
+    (void)snprintf(plan->note, sizeof plan->note, "up to %d thread%s", (int)threads, threads == 1 ? "" : "s");
     return 1;
 }
 
@@ -128,7 +147,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     int64_t *padded = (int64_t *)gmm__part(plan, GMM__PART_PADDED);
     const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
     gmm__cpu_linear job;
-    int64_t g;
+    int64_t blocks, g;
 
     (void)stream;
     job.call = call;
@@ -137,19 +156,24 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     job.starts = starts;
     job.padded = padded;
     job.scratch = gmm__part(plan, GMM__PART_SCRATCH);
-    padded[0] = 0;
-    for (g = 0; g < G; g++) padded[g + 1] = padded[g] + gmm_group_rows(offsets[g + 1] - offsets[g]);
+    job.extent = gmm__cpu_extent_of(call, job.tile);
+    starts[0] = padded[0] = 0;
+    for (g = 0; g < G; g++) {
+        padded[g + 1] = padded[g] + gmm_group_rows(offsets[g + 1] - offsets[g]);
+        starts[g + 1] = starts[g] + gmm__ceil_div(offsets[g + 1] - offsets[g], GMM__MC);
+    }
+    blocks = starts[G];
     if (call->op == GMM_OP_LINEAR_WGRAD) {
         job.row_blocks = gmm__ceil_div(call->out, GMM__MC);
         job.col_blocks = gmm__ceil_div(call->in, GMM__NC);
-        gmm__cpu_for(call->ctx, G * job.row_blocks * job.col_blocks, gmm__cpu_wgrad_task, &job);
+        gmm__cpu_for(call->ctx, gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, live, blocks),
+                     gmm__cpu_wgrad_task, &job);
     } else {
         const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
-        starts[0] = 0;
-        for (g = 0; g < G; g++) starts[g + 1] = starts[g] + gmm__ceil_div(offsets[g + 1] - offsets[g], GMM__MC);
-        job.row_blocks = starts[G];
+        job.row_blocks = blocks;
         job.col_blocks = gmm__ceil_div(cols, GMM__NC);
-        gmm__cpu_for(call->ctx, job.row_blocks * job.col_blocks, gmm__cpu_rows_task, &job);
+        gmm__cpu_for(call->ctx, gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, live, blocks),
+                     gmm__cpu_rows_task, &job);
         gmm__cpu_tail(&call->mat[call->op == GMM_OP_LINEAR_FWD ? GMM__Y : GMM__DX], call->groups.tail, live, call->rows,
                       cols);
     }
@@ -212,7 +236,9 @@ static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const 
     job.offsets = offsets;
     job.row_scale = row_scale;
     job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
-    gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks, gmm__cpu_bgrad_task, &job);
+    gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks,
+                 (double)call->out * (double)(call->groups.count + offsets[call->groups.count]), gmm__cpu_bgrad_task,
+                 &job);
 }
 
 static int gmm__cpu_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
@@ -232,7 +258,8 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     job.offsets = offsets;
     if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.row_scale);
     if (call->d.linear.d_row_scale) {
-        gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), gmm__cpu_row_scale_task, &job);
+        gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), (double)live * (double)call->out,
+                     gmm__cpu_row_scale_task, &job);
         if (call->groups.tail == GMM_TAIL_ZERO)
             for (r = live; r < call->rows; r++) call->d.linear.d_row_scale[r] = 0.0f;
     }

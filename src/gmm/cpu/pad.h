@@ -55,7 +55,8 @@ static gmm_status gmm__cpu_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     job.from = pad ? plain : padded;
     job.to = pad ? padded : plain;
     job.rows_per_task = gmm__rows_per_task(d->cols);
-    gmm__cpu_for(call->ctx, gmm__ceil_div(job.to[G], job.rows_per_task), gmm__pad_task, &job);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(job.to[G], job.rows_per_task), (double)job.to[G] * (double)d->cols,
+                 gmm__pad_task, &job);
     gmm__cpu_tail(dst, call->groups.tail, job.to[G], dst_rows, d->cols);
     if (d->dst_prob && call->groups.tail == GMM_TAIL_ZERO)
         memset(d->dst_prob + job.to[G], 0, (size_t)(dst_rows - job.to[G]) * sizeof *d->dst_prob);

@@ -5,11 +5,14 @@ enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = 
 
 /* Every slot gets the row behind those of the slots before it that chose the same expert: a counting sort. Chunks of
    slots count by themselves, then each knows where its rows of each expert start. */
-enum { GMM__MAP_NEXT, GMM__MAP_FAULT, GMM__MAP_SLOTS = 4096 };
+enum { GMM__MAP_NEXT, GMM__MAP_FAULT };
 
-static int64_t gmm__map_chunks(const gmm__call *call) {
-    const int64_t chunks = gmm__ceil_div(call->d.permute.tokens * call->d.permute.topk, GMM__MAP_SLOTS);
-    return chunks < call->ctx->threads ? chunks : call->ctx->threads;
+static double gmm__map_work(const gmm__call *call) { /* a slot takes as long as a few copies */
+    return 8.0 * (double)call->d.permute.tokens * (double)call->d.permute.topk;
+}
+static int64_t gmm__map_chunks(const gmm__call *call) { /* one per thread */
+    const int64_t slots = call->d.permute.tokens * call->d.permute.topk;
+    return slots ? gmm__cpu_threads(call->ctx, slots, gmm__map_work(call)) : 0;
 }
 static void gmm__map_range(const gmm__call *call, int64_t c, int64_t *begin, int64_t *end) {
     const int64_t slots = call->d.permute.tokens * call->d.permute.topk;
@@ -63,7 +66,7 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT), begin = 0, c, e;
     uint32_t fault = 0;
     (void)stream;
-    gmm__cpu_for(call->ctx, chunks, gmm__map_count, plan);
+    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_count, plan);
     for (e = 0; e < p->experts; e++) {
         int64_t row = begin, end;
         for (c = 0; c < chunks; c++) {
@@ -77,7 +80,7 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     }
     for (c = 0; c < chunks; c++) fault |= ((const uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c];
     if (p->slot_of) memset(p->slot_of, 0xFF, (size_t)p->capacity * sizeof *p->slot_of); /* -1 */
-    gmm__cpu_for(call->ctx, chunks, gmm__map_place, plan);
+    gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_place, plan);
     if (fault && p->fault) *p->fault |= fault;
     return GMM_OK;
 }
@@ -93,7 +96,8 @@ static gmm_status gmm__move_all(const gmm__call *call, int64_t count, gmm__task 
     move.call = call;
     move.count = count;
     move.chunk = 1 + 16384 / call->d.permute.hidden;
-    gmm__cpu_for(call->ctx, gmm__ceil_div(count, move.chunk), task, &move);
+    gmm__cpu_for(call->ctx, gmm__ceil_div(count, move.chunk), (double)count * (double)call->d.permute.hidden, task,
+                 &move);
     return GMM_OK;
 }
 static int64_t gmm__move_range(const gmm__move *move, int64_t c, int64_t *begin) {

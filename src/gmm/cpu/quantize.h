@@ -222,6 +222,19 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     }
 }
 
+/* Work on `rows` rows that are `strips` strips: padded copies of columns hold whole ones. An element takes as long as a
+   few copies. */
+static double gmm__quant_work(const gmm__call *call, int64_t rows, int64_t strips) {
+    const int padded = gmm__grouped(call) && call->mat[GMM__DX].dtype != GMM_NONE;
+    return 4.0 * (double)call->in * (padded ? (double)strips * GMM_TILE : (double)rows);
+}
+/* Bytes for the tiles of all threads that a call takes. */
+static size_t gmm__quant_scratch_bytes(const gmm__call *call) {
+    const int64_t strips = gmm__strips(call), tiles = strips * gmm__ceil_div(call->in, GMM_TILE);
+    const int64_t rows = gmm__grouped(call) ? call->rows : call->units * call->rows;
+    return (size_t)gmm__cpu_threads(call->ctx, tiles, gmm__quant_work(call, rows, strips)) * sizeof(gmm__quant_scratch);
+}
+
 static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_format *f = &call->format;
     const size_t units = (size_t)gmm__units(call), strips = (size_t)gmm__strips(call);
@@ -233,7 +246,7 @@ static int gmm__cpu_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__QUANT_STRIPS, 2 * strips * sizeof(float));
     gmm__reserve(plan, GMM__QUANT_LINES, by_row || f->row_amax ? rows * sizeof(float) : 0);
     gmm__reserve(plan, GMM__QUANT_COLUMNS, by_row ? units * (size_t)call->in * sizeof(float) : 0);
-    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, gmm__quant_scratch_bytes(call));
     return 1;
 }
 
@@ -266,6 +279,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
     const int global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     gmm__quant_job job;
+    double work;
     int64_t live, u, i;
     int k;
 
@@ -282,6 +296,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.strip_count = starts[job.units] / GMM_TILE;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    work = gmm__quant_work(call, offsets[job.units], job.strip_count);
     for (k = 0; k < 2; k++) {
         job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
         job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
@@ -294,7 +309,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
             if (copy[k]->dtype != GMM_NONE) memcpy(job.amax[k], copy[k]->amax, (size_t)job.units * sizeof(float));
         if (tensor && copy[0]->dtype != GMM_NONE) memcpy(job.amax[1], job.amax[0], (size_t)job.units * sizeof(float));
     } else if ((global && !(f->delayed && !copy[0]->amax && !copy[1]->amax)) || job.lines) {
-        gmm__cpu_for(call->ctx, job.strip_count, gmm__quant_strip_amax, &job);
+        gmm__cpu_for(call->ctx, job.strip_count, work, gmm__quant_strip_amax, &job);
         for (k = 0; k < 2; k++)
             for (u = 0; u < job.units; u++) {
                 uint32_t amax = 0;
@@ -307,7 +322,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         if (f->row_amax && copy[0]->dtype != GMM_NONE)
             memcpy(copy[0]->amax, job.lines, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
                    sizeof(float));
-        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, gmm__quant_column_amax, &job);
+        if (job.columns) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);
         if (d->phase == GMM_QUANT_AMAX) return GMM_OK;
     }
     for (k = 0; k < 2 && tensor; k++)
@@ -323,7 +338,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         ((float *)(void *)v.scale)[i % call->in] = gmm_scale_inverse(gmm_scale_from_amax(
             job.columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
     }
-    gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, gmm__quant_task, &job);
+    gmm__cpu_for(call->ctx, job.strip_count * job.col_tiles, work, gmm__quant_task, &job);
     if (gmm__grouped(call) && call->groups.tail == GMM_TAIL_ZERO)
         for (k = 0; k < 2; k++)
             if (copy[k]->dtype != GMM_NONE && (k == 0 || f->scaling == GMM_SCALING_MX32))
@@ -361,7 +376,7 @@ static int gmm__cpu_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
     const size_t units = (size_t)gmm__units(call);
     gmm__reserve(plan, GMM__QUANT_OFFSETS, (units + 1) * sizeof(int64_t));
     gmm__reserve(plan, GMM__QUANT_STARTS, (units + 1) * sizeof(int64_t));
-    gmm__reserve(plan, GMM__QUANT_SCRATCH, (size_t)call->ctx->threads * sizeof(gmm__quant_scratch));
+    gmm__reserve(plan, GMM__QUANT_SCRATCH, gmm__quant_scratch_bytes(call));
     return 1;
 }
 static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
@@ -378,7 +393,8 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     job.starts = starts;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
-    gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles, gmm__dequant_task, &job);
+    gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles,
+                 gmm__quant_work(call, offsets[job.units], starts[job.units] / GMM_TILE), gmm__dequant_task, &job);
     if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, live, call->rows, call->in);
     return GMM_OK;
 }
@@ -405,7 +421,7 @@ static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream st
     const gmm__call *call = plan->call;
     (void)stream;
     gmm__cpu_for(call->ctx, call->units * gmm__ceil_div(call->rows, GMM_TILE) * gmm__ceil_div(call->in, GMM_TILE),
-                 gmm__transpose_task, call);
+                 (double)call->units * (double)call->rows * (double)call->in, gmm__transpose_task, call);
     return GMM_OK;
 }
 

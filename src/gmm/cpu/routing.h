@@ -87,9 +87,18 @@ typedef struct gmm__topk_rows {
     uint64_t *best;
 } gmm__topk_rows;
 
+/* Scores are exponentials, of which one takes as long as a few copies. */
+static double gmm__topk_work(const gmm_route *r) { return 4.0 * (double)r->tokens * (double)r->experts; }
 static size_t gmm__topk_row_bytes(const gmm_route *r) { return (size_t)gmm__round_up(r->experts, 16) * sizeof(float); }
 static size_t gmm__topk_thread_bytes(const gmm_route *r) {
     return 4 * gmm__topk_row_bytes(r) + (size_t)gmm__round_up(r->topk, 8) * sizeof(uint64_t);
+}
+
+/* Bytes for the rows of all threads that a call takes. */
+static size_t gmm__topk_scratch(const gmm__call *call) {
+    const gmm_route *r = &call->d.route;
+    const int64_t chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
+    return (size_t)gmm__cpu_threads(call->ctx, chunks, gmm__topk_work(r)) * gmm__topk_thread_bytes(r);
 }
 
 /* Scores of token t in `rows`. Returns logsumexp where the softmax was needed, else 0. */
@@ -159,7 +168,7 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
 static int gmm__cpu_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
     const size_t chunks = (size_t)gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
-    gmm__reserve(plan, GMM__TOPK_SCRATCH, (size_t)call->ctx->threads * gmm__topk_thread_bytes(r));
+    gmm__reserve(plan, GMM__TOPK_SCRATCH, gmm__topk_scratch(call));
     gmm__reserve(plan, GMM__TOPK_COUNTS, chunks * (size_t)r->experts * sizeof(int32_t));
     gmm__reserve(plan, GMM__TOPK_SUMS, r->aux_coeff != 0.0f ? chunks * (size_t)r->experts * sizeof(float) : 0);
     gmm__reserve(plan, GMM__TOPK_Z, chunks * sizeof(float));
@@ -176,7 +185,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     int64_t c, e;
     int32_t first = 0;
     (void)stream;
-    gmm__cpu_for(plan->call->ctx, chunks, gmm__topk_fwd_chunk, plan);
+    gmm__cpu_for(plan->call->ctx, chunks, gmm__topk_work(r), gmm__topk_fwd_chunk, plan);
     for (e = 0; e < experts; e++) {
         int32_t count = 0;
         double sum = 0.0;
@@ -255,14 +264,15 @@ static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
 }
 
 static int gmm__cpu_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
-    gmm__reserve(plan, GMM__TOPK_SCRATCH, (size_t)call->ctx->threads * gmm__topk_thread_bytes(&call->d.route));
+    gmm__reserve(plan, GMM__TOPK_SCRATCH, gmm__topk_scratch(call));
     return 1;
 }
 
 static gmm_status gmm__cpu_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
     const int64_t tokens = plan->call->d.route.tokens;
     (void)stream;
-    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(tokens, gmm__topk_chunk(tokens)), gmm__topk_bwd_chunk, plan);
+    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(tokens, gmm__topk_chunk(tokens)),
+                 gmm__topk_work(&plan->call->d.route), gmm__topk_bwd_chunk, plan);
     return GMM_OK;
 }
 

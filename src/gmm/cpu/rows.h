@@ -1,19 +1,32 @@
 /* .............................................................................................. 14.2 CPU engine ... */
 
-/* Runs task(arg, i, thread) for i in [0, count) on the context's threads; thread < ctx->threads. Tasks are independent,
-   so results do not depend on the number of threads. The only place that knows OpenMP. */
+/* Work is counted in elements that one thread converts or copies, about a nanosecond each. A thread is started for no
+   less than GMM__CPU_GRAIN of them: beside busy processes a team of threads costs milliseconds. */
+enum { GMM__CPU_GRAIN = 32768, GMM__CPU_MULTIPLY_ADDS = 64 }; /* the latter count as one element */
+
+/* Threads for `count` tasks that are `work` together. More tasks or more work never mean fewer threads, so the largest
+   of both tell a plan the most that its launch may take. */
+static GMM__UNUSED int32_t gmm__cpu_threads(const gmm_context *ctx, int64_t count, double work) {
+    const int64_t most = count < ctx->threads ? count : ctx->threads;
+    const double worth = work / GMM__CPU_GRAIN;
+    return most <= 1 || worth < 2.0 ? 1 : worth < (double)most ? (int32_t)worth : (int32_t)most;
+}
+
+/* Runs task(arg, i, thread) for i in [0, count) on gmm__cpu_threads(ctx, count, work) threads, which number from 0.
+   Tasks are independent, so results do not depend on how many. The only place that knows OpenMP. */
 typedef void (*gmm__task)(const void *arg, int64_t i, int32_t thread);
-static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, gmm__task task, const void *arg) {
+static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, double work, gmm__task task,
+                                     const void *arg) {
+    const int32_t threads = gmm__cpu_threads(ctx, count, work);
     int64_t i;
 #ifdef _OPENMP
-    if (ctx->threads > 1 && count > 1) {
-        _Pragma("omp parallel for schedule(dynamic) num_threads(ctx->threads)")
+    if (threads > 1) {
+        _Pragma("omp parallel for schedule(dynamic) num_threads(threads)")
         for (i = 0; i < count; i++) task(arg, i, (int32_t)omp_get_thread_num());
         return;
     }
-#else
-    (void)ctx;
 #endif
+    (void)threads;
     for (i = 0; i < count; i++) task(arg, i, 0);
 }
 

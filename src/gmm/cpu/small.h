@@ -4,7 +4,7 @@ enum { GMM__SMALL_PIECE = 1024, GMM__SMALL_TASK = 16 * GMM__SMALL_PIECE };
 static int64_t gmm__small_tasks_per_row(const gmm__call *call) { return gmm__ceil_div(call->in, GMM__SMALL_TASK); }
 static void gmm__small_for(const gmm__call *call, gmm__task task) {
     const int64_t blocks = gmm__ceil_div(call->rows, gmm__rows_per_task(call->in));
-    gmm__cpu_for(call->ctx, blocks * gmm__small_tasks_per_row(call), task, call);
+    gmm__cpu_for(call->ctx, blocks * gmm__small_tasks_per_row(call), (double)call->rows * (double)call->in, task, call);
 }
 
 /* Rows [row, row_end) and columns [col, col_end) of a task. */

@@ -189,7 +189,8 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
         return gmm__decline(plan, "cannot keep sm_limit %d without other results", (int)call->options.sm_limit);
     gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* for alpha, whose address a query need not know */
     gmm__reserve(plan, GMM__LT_SCRATCH, (size_t)GMM__LT_SCRATCH_BYTES);
-    (void)snprintf(plan->note, sizeof plan->note, "one product per group%s",
+    (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
+                   "for a group's rows and addresses",
                    a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
     return 1;
 }

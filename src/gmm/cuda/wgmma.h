@@ -7,12 +7,34 @@ static const char *gmm__wgmma_lacks(const gmm_build *build) {
     return build->tensor_maps ? NULL : "needs a driver with cuTensorMapEncodeTiled";
 }
 
+/* Whether rows of an operand begin where TMA takes them. Addresses that a query does not know are assumed to; those in
+   tables on the device the kernel checks, which sets a fault bit. */
+static GMM__UNUSED int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
+    const gmm_mat *m = &call->mat[role];
+    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
+    const int host_table = (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0;
+    int64_t g;
+    if (m->ld % unit)
+        return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
+    if (call->groups.count > 1 && m->group_stride % unit)
+        return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
+                            (long long)m->group_stride);
+    if ((uintptr_t)m->data % 16)
+        return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
+    if (call->query && !m->data && (!m->table || host_table)) plan->assumes_aligned = 1;
+    for (g = 0; m->table && host_table && !call->query && g < call->groups.count; g++)
+        if ((uintptr_t)m->table[g] % 16)
+            return gmm__decline(plan, "needs %s at multiples of 16 bytes, not table[%lld] %p", name, (long long)g,
+                                m->table[g]);
+    return 1;
+}
+
 #ifdef __CUDACC__
 
 /* The products of 16-bit matrices by TMA and wgmma; FP8; and MX32 and NV16, converted to 16-bit elements by the kernel
    or ahead of it in the workspace. The kernels read the split themselves; else they use the workspace for what stands
-   on the host, laid out as the MMA engine's, which serves a call of unsuited addresses in no more bytes. So a query may
-   leave addresses open. */
+   on the host, laid out as the MMA engine's, which serves calls with other addresses. A query that leaves addresses
+   open asks for the larger workspace of the two. */
 
 /* What the engine needs, looked for once per context and told to `build`. */
 static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
@@ -31,25 +53,6 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
     build->sm90a = (int32_t)(built != 0);
     build->tensor_maps = (int32_t)(e == cudaSuccess && found == cudaDriverEntryPointSuccess && encode != NULL);
     ctx->wgmma_lacks = gmm__wgmma_lacks(build);
-}
-
-/* Whether rows of an operand begin where TMA takes them. Of tables on the device the kernel tells by a fault bit. */
-static int gmm__wgmma_takes(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
-    const gmm_mat *m = &call->mat[role];
-    const int64_t unit = 128 / gmm_dtype_bits(m->dtype);
-    int64_t g;
-    if (m->ld % unit)
-        return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
-    if (call->groups.count > 1 && m->group_stride % unit)
-        return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
-                            (long long)m->group_stride);
-    if ((uintptr_t)m->data % 16)
-        return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
-    for (g = 0; m->table && (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) && !call->query && g < call->groups.count; g++)
-        if ((uintptr_t)m->table[g] % 16)
-            return gmm__decline(plan, "needs %s at multiples of 16 bytes, not table[%lld] %p", name, (long long)g,
-                                m->table[g]);
-    return 1;
 }
 
 /* Clocks of a tile of wgrad, whose stages take `stage` each. D goes by TMA beside the products, and draws on the same

@@ -54,7 +54,7 @@ GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], 
                                 float da[8], float db[8]) {
     int32_t i;
     switch (kind) {
-#define GMM__X(name, value, text, gate, gated) \
+#define GMM__X(name, value, text, gate, gated, alpha, betas) \
     case name: \
         _Pragma("unroll") for (i = 0; i < 8; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &da[i], &db[i]); \
         break;

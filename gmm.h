@@ -1569,7 +1569,7 @@ typedef struct gmm__box {
 } gmm__box;
 
 /* Memory that a call reads or writes, for gmm__check_overlap: `count` boxes of one form, `stride` bytes apart or at the
-   addresses of a table that the host can read. All of it lies in [low, high). */
+   addresses of a table that the host can read, each of `size` bytes with its gaps. All of it lies in [low, high). */
 typedef struct gmm__span {
     char name[24];
     const char *part; /* what of the operand it is: "", ".scale" */
@@ -1577,7 +1577,7 @@ typedef struct gmm__span {
     int64_t count, stride;
     void *const *table;
     gmm__box box;
-    uint64_t low, high;
+    uint64_t size, low, high;
 } gmm__span;
 
 enum { GMM__SPANS = 64 }; /* more than any operation has */
@@ -1745,12 +1745,14 @@ static void gmm__note_boxes(gmm__call *call, const char *name, const char *part,
     s->count = count;
     s->stride = stride;
     s->box = *box;
-    for (i = 0; i < count; i++) {
-        const gmm__box b = gmm__span_box(s, gmm__span_at(s, i));
-        const uint64_t end = gmm__box_end(&b);
-        if (i == 0 || b.at < s->low) s->low = b.at;
-        if (i == 0 || end > s->high) s->high = end;
+    s->size = gmm__box_end(box) - box->at;
+    s->low = s->high = gmm__span_at(s, 0);
+    for (i = 1; i < count; i++) {
+        const uint64_t at = gmm__span_at(s, i);
+        if (at < s->low) s->low = at;
+        if (at > s->high) s->high = at;
     }
+    s->high += s->size;
 }
 static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64_t pitch) {
     gmm__box box;
@@ -8587,11 +8589,11 @@ static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *to)
    have one size, so that their ends rise too. */
 static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
                             int64_t m, uint64_t found[2]) {
-    const uint64_t a_size = gmm__box_end(&a->box) - a->box.at, b_size = gmm__box_end(&b->box) - b->box.at;
     int64_t i, j, first = 0;
+    if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
     for (i = 0; i < n; i++) {
-        while (first < m && y[first] + b_size <= x[i]) first++;
-        for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a_size; j++) {
+        while (first < m && y[first] + b->size <= x[i]) first++;
+        for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a->size; j++) {
             found[0] = x[i];
             found[1] = y[j];
             if (gmm__boxes_meet(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
@@ -8600,30 +8602,20 @@ static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, co
     return 0;
 }
 
-static int gmm__boxes_equal(const gmm__box *a, const gmm__box *b) {
+static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
     int32_t i;
-    if (a->at != b->at || a->width != b->width || a->loops != b->loops) return 0;
+    if (a->width != b->width || a->loops != b->loops) return 0;
     for (i = 0; i < a->loops; i++)
         if (a->count[i] != b->count[i] || a->step[i] != b->step[i]) return 0;
     return 1;
 }
 
-/* Two boxes that meet, one of each span; of one span, two of its own. Two tables of n addresses take n log n steps up
-   to GMM__SORTED addresses, above that n / GMM__SORTED times as many, and nothing is allocated. */
-static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+/* Two boxes that meet, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
+   in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
+   many. */
+static int gmm__tables_meet(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
     uint64_t x[GMM__SORTED], y[GMM__SORTED];
     int64_t i, j, n, m;
-    if (a != b && (a->high <= b->low || b->high <= a->low)) return 0;
-    if (a != b && (a->count == 1 || b->count == 1)) {
-        for (i = 0; i < a->count; i++)
-            for (j = 0; j < b->count; j++) {
-                const gmm__box x_box = gmm__span_box(a, found[0] = gmm__span_at(a, i));
-                const gmm__box y_box = gmm__span_box(b, found[1] = gmm__span_at(b, j));
-                if (in_place && gmm__boxes_equal(&x_box, &y_box)) continue;
-                if (gmm__boxes_meet(x_box, y_box)) return 1;
-            }
-        return 0;
-    }
     for (i = 0; i < a->count; i += GMM__SORTED) {
         n = gmm__span_sorted(a, i, x);
         if (a == b && gmm__sorted_meet(a, x, n, a, x, n, found)) return 1;
@@ -8632,6 +8624,21 @@ static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place,
             if (gmm__sorted_meet(a, x, n, b, y, m, found)) return 1;
         }
     }
+    return 0;
+}
+static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+    int64_t i, j;
+    if (a->high <= b->low || b->high <= a->low) return 0;
+    if (a->count > 1 && b->count > 1) return gmm__tables_meet(a, b, found);
+    for (i = 0; i < a->count; i++)
+        for (j = 0; j < b->count; j++) {
+            found[0] = gmm__span_at(a, i);
+            found[1] = gmm__span_at(b, j);
+            if (found[0] + a->size <= found[1] || found[1] + b->size <= found[0] ||
+                (in_place && found[0] == found[1] && gmm__same_form(&a->box, &b->box)))
+                continue;
+            if (gmm__boxes_meet(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
+        }
     return 0;
 }
 

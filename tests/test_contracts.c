@@ -350,6 +350,37 @@ static void move_overlaps(int arg) {
                         T.stream), "gmm_offsets", "offsets", "groups.splits");
 }
 
+/* gmm_accumulate alone may write over one of its inputs: the same bits as beside them. */
+static void accumulate_in_place(int arg) {
+    enum { COUNT = 3, R = 7, C = 300 };
+    const gmm_dtype dtype = lin_dtype(arg);
+    const size_t one = (size_t)(R * C * ref_bytes(dtype));
+    const t_mat x = t_mat_in(dtype, COUNT, R, C, T_REALS);
+    char *bits = (char *)t_mat_bits(&x), *memory = (char *)t_alloc(COUNT * one), *beside = (char *)t_alloc(one);
+    for (int k = 0; k < 2 * COUNT; k++) {
+        char *const place = memory + (size_t)(k / 2) * one;
+        gmm_mat all = view(dtype, memory, 0), y = view(dtype, beside, 0);
+        gmm_accumulation d = GMM_ZERO;
+        void *want;
+        d.count = COUNT;
+        d.rows = R;
+        d.cols = C;
+        d.x = &all;
+        d.y = &y;
+        d.scale = 0.3f;
+        d.beta = k % 2 ? 0.7f : 0.0f;
+        t_upload(memory, bits, COUNT * one);
+        t_upload(beside, bits + (size_t)(k / 2) * one, one);
+        T_OK(gmm_accumulate(T.ctx, &d, NULL, 0, T.stream));
+        want = t_get(beside, one);
+        y.data = place;
+        T_OK(gmm_accumulate(T.ctx, &d, NULL, 0, T.stream));
+        t_same("in place", t_get(place, one), want, one);
+        y.data = place + ref_bytes(dtype);
+        T_REFUSED(GMM_E_ARG, gmm_accumulate(T.ctx, &d, NULL, 0, T.stream), "gmm_accumulate: y: ", "overlaps x", NULL);
+    }
+}
+
 static void route_overlaps(int arg) {
     enum { TOKENS = 5, E = 4, K = 2, R = 12 };
     void *ws = t_workspace(WS);
@@ -571,6 +602,8 @@ void tests_contracts(void) {
     t_add(exact, 2, "overlap to the byte, tables");
     t_add(act_overlaps, 0, "overlap activation");
     t_add(move_overlaps, 0, "overlap pad, interleave, accumulate, convert, offsets");
+    for (int i = 0; i < 3; i++)
+        t_add(accumulate_in_place, i, "overlap accumulate in place is allowed, %s", gmm_dtype_name(lin_dtype(i)));
     t_add(route_overlaps, 0, "overlap routing and permutation");
     t_add(quant_overlaps, 0, "overlap quantization");
     t_add(faulty_splits, 0, "faulty split without a fault word, negative size");

@@ -4318,7 +4318,6 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
 /* A queued pair of weight gradients, FC2's first. Kept inside gmm_wgrad_entry. Of the caller's memory it points at
    matrices, the fault word and what gmm_mlp_quant says, at no descriptor and no array by group. */
 typedef struct gmm__wgrad_record {
-    uint64_t tag; /* GMM__WGRAD_TAG while queued */
     gmm_groups groups;
     gmm_options options;
     gmm_grad_hooks hooks;
@@ -4327,9 +4326,11 @@ typedef struct gmm__wgrad_record {
     gmm_grad grad[2];
     gmm__mlp_recipe quantized;
     int32_t wanted[2];
+    int32_t tag; /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
 
-#define GMM__WGRAD_TAG UINT64_C(0x6472676D6D677771)
+enum { GMM__WGRAD_TAG = 0x6772616D };
+
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
 static void gmm__mlp_fire(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param, int wanted,

@@ -8,14 +8,16 @@
  *
  *     gmm_context *ctx;                                         // y[r] = w[group of r] x[r]
  *     gmm_create(&ctx, NULL, NULL);                             // NULL: the CPU
+ *     uint32_t fault = 0;                                       // what is wrong with the counts, as GMM_FAULT_* bits
  *     gmm_groups groups = GMM_ZERO;                             // 4 experts, their token counts in memory
- *     groups.count = 4; groups.capacity = 1024; groups.splits = counts; groups.dtype = GMM_I32;
+ *     groups.count = 4; groups.capacity = 1024; groups.splits = counts; groups.dtype = GMM_I32; groups.fault = &fault;
  *     gmm_mat x = gmm_mat_packed(GMM_BF16, xs), w = gmm_mat_packed(GMM_BF16, ws), y = gmm_mat_packed(GMM_BF16, ys);
  *     gmm_linear lin = GMM_ZERO;
  *     lin.groups = &groups; lin.in_features = 512; lin.out_features = 2048; lin.x = &x; lin.w = &w; lin.y = &y;
  *     gmm_info info = GMM_ZERO;
  *     gmm_linear_query(ctx, GMM_OP_LINEAR_FWD, &lin, &info);    // info.workspace_bytes
- *     gmm_linear_fwd(ctx, &lin, workspace, info.workspace_bytes, NULL);
+ *     if (gmm_linear_fwd(ctx, &lin, workspace, info.workspace_bytes, NULL) != GMM_OK) puts(gmm_last_error(ctx));
+ *     if (fault) puts("counts are negative, or exceed the capacity");
  *
  * CONTENTS
  *     1  Version, context, errors      6  Weight-gradient decisions     11  Quantization
@@ -43,13 +45,17 @@
  *                 serves a call, a query tells.
  *     Memory      The caller's: gmm_*_query tells the workspace's bytes. It is aligned to 256 bytes, its contents are
  *                 undefined before and after, and calls ordered on one stream may share it. Nothing is allocated.
- *                 Outputs must not overlap inputs, workspace or one another unless a function says so; the pointers of
- *                 one output table must be distinct.
+ *     Overlap     What a call writes (outputs, workspace, fault word) shares no byte with anything else that it reads
+ *                 or writes (operands at full capacity, splits, arrays, pointer tables), nor one matrix of an output
+ *                 with another, unless the function says so. Bytes between rows belong to nobody: x and y may be the
+ *                 columns [0, K) and [K, 2K) of one buffer with ld 2K. What addresses on the host show is GMM_E_ARG
+ *                 before anything is written; those in tables in device memory are the caller's to keep apart.
  *     Stream      The last argument. GPU contexts enqueue on it and return; every call can be captured in a CUDA graph.
  *                 CPU contexts take NULL and are done on return.
  *     Errors      What the host can check is checked before anything is launched or written; then a status is returned
  *                 and gmm_last_error(ctx) names function, argument, value, rule and shapes. Faulty device-resident
- *                 values set bits in gmm_groups.fault, and the call stays in bounds.
+ *                 values set bits in gmm_groups.fault, and the call stays in bounds; so do those of a CPU context that
+ *                 is given a fault word. Without one it refuses a faulty split: GMM_E_SPLIT.
  *     Threads     A context serves one thread at a time; contexts are independent and cheap. No global state.
  *
  * REVISIONS (full list: CHANGELOG.md)
@@ -306,8 +312,9 @@ GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear
 
 /* y = alpha x w^T (+ bias s) (+ y). Needs x, w, y.
    Stream, graph: enqueued; capturable, replay with other sizes is right.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT (host splits),
-       GMM_E_WORKSPACE, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
+   Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
+       (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
+       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
 GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                  gmm_stream stream);
 
@@ -458,7 +465,8 @@ typedef struct gmm_wgrad_entry {
     uint64_t opaque[192];
 } gmm_wgrad_entry;
 
-/* Caller-owned FIFO of delayed weight gradients. Make it with gmm_wgrad_queue_over; `count` may be read. */
+/* Caller-owned FIFO of delayed weight gradients. Make it with gmm_wgrad_queue_over; `count` may be read. Calls refuse
+   capacity < 1, head outside [0, capacity) and count outside [0, capacity]. */
 typedef struct gmm_wgrad_queue {
     gmm_wgrad_entry *entries;
     int32_t capacity, head, count, reserved;
@@ -514,7 +522,8 @@ typedef struct gmm_mlp {
     const gmm_mat *dy, *dx; /* dx NULL = not wanted */
     const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */
     float *dprob;           /* with prob_on_bias2 it includes the bias's term; NULL = not wanted */
-    void *deferred;         /* delayed: bwd keeps wgrad operands here until gmm_mlp_wgrad; 256-byte aligned */
+    void *deferred;         /* delayed: bwd keeps wgrad operands, tables and arrays by group here until gmm_mlp_wgrad;
+                               256-byte aligned */
     size_t deferred_bytes;
     gmm_wgrad_queue *queue; /* delayed: where bwd records them */
     const gmm_grad_hooks *hooks; /* NULL = none */
@@ -531,16 +540,20 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
                               gmm_stream stream);
 
 /* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). Delayed
-   weight gradients are recorded in `queue` with everything they need: x, dy, `deferred`, the destinations and the fault
-   word must stay as they are until gmm_mlp_wgrad has run; the splits need not.
+   weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2, `deferred`,
+   the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may be freed or
+   overwritten when this call is done: descriptors, recipe and hooks, which the queue copies, splits, pointer tables,
+   gmm_grad.beta and frozen, which `deferred` keeps copies of. What is on the host (descriptors and
+   GMM_MAT_TABLE_ON_HOST) may be so on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
-   Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full). */
+   Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
 /* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded.
    Stream, graph: enqueued; capturable.
-   Errors: GMM_E_STATE (queue empty), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_CUDA; the entry then stays. */
+   Errors: GMM_E_STATE (queue empty, or its first entry was not recorded), GMM_E_ARG (capacity, head or count out of
+       range, overlap), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_CUDA; the entry then stays. */
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 
@@ -734,7 +747,8 @@ typedef struct gmm_padding {
 /* Engine and workspace of GMM_OP_PAD or GMM_OP_UNPAD.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_pad_query(gmm_context *ctx, gmm_op op, const gmm_padding *padding, gmm_info *info);
 
-/* Pads. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd; a padded sum above R is GMM_FAULT_CAPACITY. */
+/* Pads. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd; a padded sum above R is GMM_FAULT_CAPACITY, or
+   GMM_E_SPLIT where a faulty split is. */
 GMMDEF gmm_status gmm_pad(gmm_context *ctx, const gmm_padding *padding, void *workspace, size_t workspace_bytes,
                           gmm_stream stream);
 
@@ -774,7 +788,7 @@ GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void 
 /* y = beta y + scale (x_0 + x_1 + ... + x_{count - 1}): what reduces gradients into main_grad. fp32 in this order, one
    rounding at the store. beta 0 never reads y; scale and beta are taken as they are, so a scale of 0 means 0.
    Shapes: x count matrices of [rows, cols], packed or a table; y [rows, cols].
-   dtypes: x and y each F32, F16 or BF16.  Aliasing: none but y with itself. */
+   dtypes: x and y each F32, F16 or BF16.  Aliasing: y may be one of x, with the same dtype and ld; else none. */
 typedef struct gmm_accumulation {
     uint32_t struct_size;
     int32_t count;           /* >= 1 */
@@ -843,7 +857,7 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
 /* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
    dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
    Values are multiplied by fp32 scales and rounded once; the arithmetic is gmm_quant.h's. amax ignores NaN.
-   Aliasing: none. */
+   Aliasing: rowwise.amax and columnwise.amax may be one array, but for formats with a transform; else none. */
 typedef struct gmm_quantization {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1; 0 with groups */
@@ -1575,6 +1589,27 @@ enum gmm__role {
     GMM__ROLES
 };
 
+/* Bytes in up to two loops: `width` of them, again count[0] times at a distance of step[0], all that count[1] times. */
+typedef struct gmm__box {
+    uint64_t at;
+    int64_t width, count[2], step[2];
+    int32_t loops;
+} gmm__box;
+
+/* Memory that a call reads or writes, for gmm__check_overlap: `count` boxes of one form, `stride` bytes apart or at the
+   addresses of a table that the host can read, each of `size` bytes with its gaps. All of it lies in [low, high). */
+typedef struct gmm__span {
+    char name[24];
+    const char *part; /* what of the operand it is: "", ".scale" */
+    int32_t writes;
+    int64_t count, stride;
+    void *const *table;
+    gmm__box box;
+    uint64_t size, low, high;
+} gmm__span;
+
+enum { GMM__SPANS = 64 }; /* more than any operation has */
+
 /* A checked call: every descriptor copied, defaults filled in, absent operands with dtype GMM_NONE. Engines read only
    this. A call made for a query has the same shapes, dtypes and presence, but addresses that may be NULL. */
 typedef struct gmm__call {
@@ -1614,6 +1649,9 @@ typedef struct gmm__call {
     gmm_mlp_config config;  /* MLP */
     const void *input;      /* what else an operation reads and writes: named where it is used */
     void *output;
+    int in_place;           /* an output may be one of the inputs, element upon element */
+    int32_t spans;
+    gmm__span span[GMM__SPANS];
 } gmm__call;
 
 /* How an engine serves a call: made by its pure plan function, carried out by its launch function. */
@@ -1683,7 +1721,7 @@ static const char *gmm__peek_dtype(const gmm_mat *mat) {
 
 /* Opens a call: context, function name. */
 static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
-    memset(call, 0, sizeof *call);
+    memset(call, 0, offsetof(gmm__call, span));
     if (!ctx) return GMM_E_NULL;
     call->ctx = ctx;
     call->op = op;
@@ -1692,6 +1730,97 @@ static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_o
     return GMM_OK;
 }
 
+/* Repeats a box `count` times at a distance of `step` bytes, which is at least its extent. */
+static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
+    const int32_t top = b->loops - 1;
+    if (count < 1) b->width = 0;
+    if (count <= 1) return;
+    if (b->loops == 0 && step == b->width) b->width *= count;
+    else if (b->loops > 0 && step == b->count[top] * b->step[top]) b->count[top] *= count;
+    else {
+        b->count[b->loops] = count;
+        b->step[b->loops++] = step;
+    }
+}
+static uint64_t gmm__box_end(const gmm__box *b) {
+    uint64_t end = b->at + (uint64_t)b->width;
+    int32_t i;
+    for (i = 0; i < b->loops; i++) end += (uint64_t)((b->count[i] - 1) * b->step[i]);
+    return end;
+}
+
+static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
+    return s->table ? (uint64_t)(uintptr_t)s->table[i] : s->box.at + (uint64_t)(i * s->stride);
+}
+static gmm__box gmm__span_box(const gmm__span *s, uint64_t at) {
+    gmm__box box = s->box;
+    box.at = at;
+    return box;
+}
+
+/* Notes memory of a call: `count` boxes, at the addresses of `table` or `stride` bytes apart. */
+static void gmm__note_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
+                            void *const *table, int64_t count, int64_t stride) {
+    gmm__span *s = &call->span[call->spans];
+    const size_t length = strlen(name), most = sizeof s->name - 1;
+    int64_t i;
+    if (call->query || box->width == 0 || count < 1 || (!table && !box->at) || call->spans == GMM__SPANS) return;
+    call->spans++;
+    memcpy(s->name, name, length < most ? length : most);
+    s->name[length < most ? length : most] = 0;
+    s->part = part;
+    s->writes = writes;
+    s->table = table;
+    s->count = count;
+    s->stride = stride;
+    s->box = *box;
+    s->size = gmm__box_end(box) - box->at;
+    s->low = s->high = gmm__span_at(s, 0);
+    for (i = 1; i < count; i++) {
+        const uint64_t at = gmm__span_at(s, i);
+        if (at < s->low) s->low = at;
+        if (at > s->high) s->high = at;
+    }
+    s->high += s->size;
+}
+static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64_t pitch) {
+    gmm__box box;
+    memset(&box, 0, sizeof box);
+    box.at = (uint64_t)(uintptr_t)at;
+    box.width = width;
+    gmm__box_repeat(&box, rows, pitch);
+    return box;
+}
+
+static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes, const void *at,
+                                  int64_t bytes) {
+    const gmm__box box = gmm__rows_box(at, 1, bytes, bytes);
+    gmm__note_boxes(call, name, part, writes, &box, NULL, 1, 0);
+}
+
+/* Whether an operation writes the matrices of a role. */
+static int gmm__writes(gmm_op op, int role) {
+    if (op == GMM_OP_UNPERMUTE_FWD) return role == GMM__W; /* out */
+    if (op == GMM_OP_UNPERMUTE_BWD) return role == GMM__DY; /* drows */
+    return role == GMM__Y || role == GMM__DX || role == GMM__DW || role == GMM__DB || role == GMM__DW2 ||
+           role == GMM__DB2;
+}
+
+/* Notes a part of an operand, its elements ("") or its scales: one box for each of `matrices`, packed at a distance of
+   `stride` bytes or at the addresses of a table, which is read too. What a table in device memory points at is
+   unknown. */
+static void gmm__note_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
+                              void *const *table, int64_t matrices, int64_t stride) {
+    const int seen = call->ctx->config.space == GMM_SPACE_CPU ||
+                     (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
+    if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table, matrices * (int64_t)sizeof *table);
+    else if (call->op != GMM_OP_ACCUMULATE) { /* of which one of x may be y */
+        gmm__box_repeat(&box, matrices, stride);
+        matrices = 1;
+    }
+    if (!table || seen)
+        gmm__note_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
+}
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
     gmm_status s = GMM_OK;
     if (options && (s = gmm__read(call, "options", &call->options, sizeof call->options, options)) != GMM_OK) return s;
@@ -1728,6 +1857,40 @@ static uint32_t gmm__split_first(const gmm_groups *groups) {
     return first == 0 ? 0 : (uint32_t)GMM_FAULT_MONOTONIC;
 }
 
+/* Whether a faulty split is a status: where the host can read it and no fault word reports it. */
+static int gmm__split_is_status(const gmm__call *call) {
+    return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
+}
+/* Refuses a faulty split where that is a status. Results are right with a broken row_align promise, so that it is only
+   refused in splits that are stated to be on the host. */
+static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
+    const gmm_groups *g = &call->groups;
+    const int32_t row_align = g->on_host ? g->row_align : 0;
+    uint32_t fault;
+    int64_t begin = 0, i;
+    if (!gmm__split_is_status(call)) return GMM_OK;
+    fault = gmm__split_first(g);
+    if (fault)
+        return gmm__refuse(call, GMM_E_SPLIT, argument, "the first offset is %lld, not 0",
+                           (long long)gmm__split_value(g, -1));
+    for (i = 0; i < g->count; i++) {
+        const int64_t start = begin;
+        char rule[64];
+        begin = gmm_split_end(begin, gmm__split_value(g, i), g->form, g->capacity, row_align, &fault);
+        if (!fault) continue;
+        if (fault & (uint32_t)GMM_FAULT_NEGATIVE) (void)snprintf(rule, sizeof rule, "must be >= 0");
+        else if (fault & (uint32_t)GMM_FAULT_MONOTONIC)
+            (void)snprintf(rule, sizeof rule, "must be >= the offset before it, %lld", (long long)start);
+        else if (fault & (uint32_t)GMM_FAULT_CAPACITY)
+            (void)snprintf(rule, sizeof rule, "the sum exceeds the capacity %lld", (long long)g->capacity);
+        else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", (int)row_align);
+        return gmm__refuse(call, GMM_E_SPLIT, argument, "%s %lld of group %lld: %s",
+                           g->form == GMM_SPLIT_OFFSETS ? "end offset" : "size", (long long)gmm__split_value(g, i),
+                           (long long)i, rule);
+    }
+    return GMM_OK;
+}
+
 static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups *groups) {
     gmm_groups *g = &call->groups;
     gmm_status s = gmm__read(call, "groups", g, sizeof *g, groups);
@@ -1755,29 +1918,10 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
                            gmm_dtype_name(g->dtype));
     if ((uintptr_t)g->fault % 4)
         return gmm__refuse(call, GMM_E_ALIGN, "groups.fault", "%p is not aligned to 4 bytes", (void *)g->fault);
-    if (g->on_host) { /* the host can check these, so it does */
-        uint32_t fault = gmm__split_first(g);
-        int64_t begin = 0, i;
-        if (fault)
-            return gmm__refuse(call, GMM_E_SPLIT, "groups.splits", "the first offset is %lld, not 0",
-                               (long long)gmm__split_value(g, -1));
-        for (i = 0; i < g->count; i++) {
-            const int64_t start = begin;
-            char rule[64];
-            begin = gmm_split_end(begin, gmm__split_value(g, i), g->form, g->capacity, g->row_align, &fault);
-            if (!fault) continue;
-            if (fault & (uint32_t)GMM_FAULT_NEGATIVE) (void)snprintf(rule, sizeof rule, "must be >= 0");
-            else if (fault & (uint32_t)GMM_FAULT_MONOTONIC)
-                (void)snprintf(rule, sizeof rule, "must be >= the offset before it, %lld", (long long)start);
-            else if (fault & (uint32_t)GMM_FAULT_CAPACITY)
-                (void)snprintf(rule, sizeof rule, "the sum exceeds the capacity %lld", (long long)g->capacity);
-            else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", (int)g->row_align);
-            return gmm__refuse(call, GMM_E_SPLIT, "groups.splits", "%s %lld of group %lld: %s",
-                               g->form == GMM_SPLIT_OFFSETS ? "end offset" : "size",
-                               (long long)gmm__split_value(g, i), (long long)i, rule);
-        }
-    }
-    return GMM_OK;
+    gmm__add_span(call, "groups.splits", "", 0, g->splits, (g->count + (g->form == GMM_SPLIT_OFFSETS ? 1 : 0)) *
+              (int64_t)(g->dtype == GMM_I64 ? 8 : 4));
+    gmm__add_span(call, "groups.fault", "", 1, g->fault, (int64_t)sizeof *g->fault);
+    return gmm__check_split(call, "groups.splits");
 }
 
 /* Sets of dtypes an operand may have. */
@@ -1846,7 +1990,27 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                                    (long long)g, m->table[g], gmm_dtype_name(m->dtype));
         }
     }
+    gmm__note_operand(call, role, argument, "", gmm__rows_box(m->data, rows, cols * size, m->ld * size), m->table,
+                      matrices ? matrices : 1, m->group_stride * size);
     return GMM_OK;
+}
+
+/* Notes the elements, scales and amaxes of a quantized copy. */
+static void gmm__note_copy(gmm__call *call, int role, const char *name, int64_t matrices, int64_t rows,
+                           const gmm_layout *l) {
+    const gmm_mat *m = &call->mat[role];
+    const int64_t bits = gmm_dtype_bits(m->dtype), count = matrices ? matrices : 1;
+    const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * rows
+                           : matrices ? matrices : (int64_t)call->groups.count;
+    const int raises = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE || call->op == GMM_OP_SHARD_CAST;
+    gmm__note_operand(call, role, name, "",
+                      gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
+                      count, m->group_stride * bits / 8);
+    gmm__note_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
+                      m->scale_table, count, l->scale_bytes);
+    /* one amax of both copies has one value, unless a transform changes the columnwise one */
+    if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
+    gmm__add_span(call, name, ".amax", raises && gmm__writes(call->op, role), m->amax, amaxes * (int64_t)sizeof *m->amax);
 }
 
 /* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */
@@ -1924,6 +2088,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
                 return gmm__refuse(call, GMM_E_ALIGN, argument, "scale_table[%lld] %p is not aligned to 4 bytes",
                                    (long long)g, m->scale_table[g]);
         }
+    gmm__note_copy(call, role, argument, matrices, rows, &l);
     return GMM_OK;
 }
 
@@ -1942,17 +2107,28 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     if (g->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", (int)g->reserved);
     if (!call->query && (uintptr_t)g->beta % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "beta %p is not aligned to 4 bytes", (const void *)g->beta);
+    gmm__add_span(call, argument, ".beta", 0, g->beta, call->groups.count * (int64_t)sizeof *g->beta);
+    gmm__add_span(call, argument, ".frozen", 0, g->frozen, call->groups.count);
     return gmm__read_mat(call, role, argument, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
 }
 
-/* An array of 4-byte values that a call reads or writes. */
+/* An array of 4-byte values that a call reads. */
 static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argument, const void *array, int required,
                                                int64_t count) {
     if (call->query) return GMM_OK;
     if (!array && required && count > 0)
         return gmm__refuse(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
     if ((uintptr_t)array % 4) return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to 4 bytes", array);
+    gmm__add_span(call, argument, "", 0, array, count * 4);
     return GMM_OK;
+}
+/* One that it writes. */
+static GMM__UNUSED gmm_status gmm__check_output(gmm__call *call, const char *argument, const void *array, int required,
+                                                int64_t count) {
+    const int32_t before = call->spans;
+    const gmm_status s = gmm__check_array(call, argument, array, required, count);
+    if (call->spans > before) call->span[before].writes = 1;
+    return s;
 }
 
 /* Address of element (row, col) of group g; as an integer first, since what has no rows may be NULL. */
@@ -2007,6 +2183,7 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
 
 /* Chooses the engine of a checked call, and answers its query or launches it. Defined behind the engine table. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
+static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
                              gmm_stream stream);
 
@@ -2255,11 +2432,10 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                                     wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
             return s;
     }
-    if ((s = gmm__check_array(call, "alpha", d->alpha, 0, 1)) != GMM_OK ||
-        (s = gmm__check_array(call, "row_scale", d->row_scale, 0, call->rows)) != GMM_OK ||
-        (s = gmm__check_array(call, "d_row_scale", d->d_row_scale, 0, call->rows)) != GMM_OK)
+    if ((s = gmm__check_array(call, "alpha", d->alpha, 0, d->alpha_per_group ? G : 1)) != GMM_OK ||
+        (s = gmm__check_array(call, "row_scale", d->row_scale, 0, call->rows)) != GMM_OK)
         return s;
-    return GMM_OK;
+    return gmm__check_output(call, "d_row_scale", d->d_row_scale, 0, call->rows);
 }
 
 GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info) {
@@ -2975,7 +3151,7 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (op == GMM_OP_ACT_FWD) return GMM_OK;
     if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, call->out, GMM__FLOATS)) != GMM_OK ||
         (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, 0, call->rows, call->in, GMM__FLOATS)) != GMM_OK ||
-        (s = gmm__check_array(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
+        (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
         return s;
     if (!query && !d->dx && !d->dprob && !d->y)
         return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so are dprob and y: nothing is asked for");
@@ -3268,6 +3444,25 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     return GMM_OK;
 }
 
+/* Refuses a split whose padded sizes exceed the padded capacity, where a faulty split is a status. */
+static gmm_status gmm__check_padded(gmm__call *call) {
+    const gmm_padding *d = &call->d.pad;
+    int64_t begin = 0, padded = 0, end, g;
+    uint32_t fault = 0;
+    if (!gmm__split_is_status(call)) return GMM_OK;
+    for (g = 0; g < call->groups.count; g++, begin = end) {
+        int64_t size;
+        end = gmm_split_end(begin, gmm__split_value(&call->groups, g), call->groups.form, call->rows, 0, &fault);
+        size = gmm__round_up(end - begin, d->align);
+        if (size > d->padded_capacity - padded)
+            return gmm__refuse(call, GMM_E_SPLIT, "padded_capacity", "%lld cannot hold the groups up to %lld, which "
+                               "take %lld rows", (long long)d->padded_capacity, (long long)g,
+                               (long long)(padded + size));
+        padded += size;
+    }
+    return GMM_OK;
+}
+
 /* Checks a pad or unpad call. call->in is the columns, call->rows the unpadded capacity. */
 static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_padding *padding, int query) {
@@ -3305,9 +3500,10 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of src, %s",
                            gmm_dtype_name(call->mat[GMM__Y].dtype), gmm_dtype_name(call->mat[GMM__X_].dtype));
     if ((s = gmm__check_array(call, "src_prob", d->src_prob, d->dst_prob != NULL, src_rows)) != GMM_OK ||
-        (s = gmm__check_array(call, "dst_prob", d->dst_prob, d->src_prob != NULL, dst_rows)) != GMM_OK)
+        (s = gmm__check_output(call, "dst_prob", d->dst_prob, d->src_prob != NULL, dst_rows)) != GMM_OK)
         return s;
-    return gmm__check_array(call, "sizes", d->sizes, 0, call->groups.count);
+    if ((s = gmm__check_output(call, "sizes", d->sizes, 0, call->groups.count)) != GMM_OK) return s;
+    return query ? GMM_OK : gmm__check_padded(call);
 }
 
 GMMDEF gmm_status gmm_pad_query(gmm_context *ctx, gmm_op op, const gmm_padding *padding, gmm_info *info) {
@@ -3716,7 +3912,8 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
     const int fwd = call->op == GMM_OP_MLP_FWD;
     const int products = d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
-    const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, 1);
+    const int64_t values = (int64_t)GMM_SLOTS * call->groups.count;
+    const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, values);
     if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "
                            "input and grad (hadamard)", gmm_dtype_name(gmm__mlp_dtype(call)));
@@ -3725,7 +3922,9 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
         return gmm__refuse(call, call->quant.random ? GMM_E_ALIGN : GMM_E_NULL, "quant.random", "%p must be {seed, "
                            "offset} of dy and of dz, 8-byte aligned, for stochastic rounding",
                            (const void *)call->quant.random);
-    return s != GMM_OK ? s : gmm__check_array(call, "quant.amax", call->quant.amax, 0, 1);
+    if (r->grad.stochastic)
+        gmm__add_span(call, "quant.random", "", 0, call->quant.random, 4 * (int64_t)sizeof *call->quant.random);
+    return s != GMM_OK ? s : gmm__check_output(call, "quant.amax", call->quant.amax, 0, values);
 }
 
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
@@ -3803,7 +4002,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
             (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)) ||
             (s = gmm__read_grad(call, GMM__DB2, "db2", d->db2, 0, 1, out)) ||
-            (s = gmm__check_array(call, "dprob", d->dprob, 0, call->rows)))
+            (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)))
             return s;
     }
     {
@@ -3827,6 +4026,7 @@ enum { GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH
 typedef struct gmm__mlp_buffers {
     size_t z_bytes, h_bytes, offsets_bytes;       /* of one such matrix, rounded up */
     size_t saved_h, deferred_dz, deferred_h;      /* offsets */
+    size_t deferred_kept, kept_bytes;             /* of the arrays by group that come with dw2, and then with dw1 */
 } gmm__mlp_buffers;
 
 static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
@@ -3838,6 +4038,8 @@ static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     b.saved_h = b.z_bytes;
     b.deferred_dz = b.offsets_bytes;
     b.deferred_h = b.deferred_dz + b.z_bytes;
+    b.deferred_kept = b.deferred_h + b.h_bytes;
+    b.kept_bytes = gmm__round256((size_t)call->groups.count * (sizeof(void *) + sizeof(float) + 1));
     return b;
 }
 
@@ -4143,6 +4345,7 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
     step.query = 0;
     step.options.engine = plan->engine;
     step.output = offsets;
+    step.spans = 0; /* checked with the call */
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
@@ -4211,11 +4414,12 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
     plan->saved_bytes = c->save == GMM_SAVE_NOTHING ? 0 : b.z_bytes;
     if (c->save == GMM_SAVE_PREACT_AND_ACT) plan->saved_bytes += b.h_bytes;
-    plan->deferred_bytes = need.defer ? b.deferred_h + b.h_bytes : 0;
+    plan->deferred_bytes = need.defer ? b.deferred_kept + 2 * b.kept_bytes : 0;
     return 1;
 }
 
-/* A queued pair of weight gradients, FC2's first. Kept inside gmm_wgrad_entry. */
+/* A queued pair of weight gradients, FC2's first. Kept inside gmm_wgrad_entry. Of the caller's memory it points at
+   matrices, the fault word and what gmm_mlp_quant says, at no descriptor and no array by group. */
 typedef struct gmm__wgrad_record {
     gmm_groups groups;
     gmm_options options;
@@ -4225,7 +4429,10 @@ typedef struct gmm__wgrad_record {
     gmm_grad grad[2];
     gmm__mlp_recipe quantized;
     int32_t wanted[2];
+    int32_t tag; /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
+
+enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
@@ -4234,8 +4441,60 @@ static void gmm__mlp_fire(const gmm_context *ctx, const gmm_grad_hooks *hooks, g
     if (wanted && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
-static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
+static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                       const gmm_conversion *conversion, int query);
+#ifdef __CUDACC__
+static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e);
+#endif
+
+/* Copies bytes of the caller's to context memory in stream order; from the host's memory where `host`. */
+static gmm_status gmm__mlp_keep(const gmm__call *call, const void *from, int host, void *to, size_t bytes,
+                                gmm_stream stream) {
+    const gmm_mat src = gmm_mat_packed(GMM_U8, from), dst = gmm_mat_packed(GMM_U8, to);
+    gmm_conversion d = GMM_ZERO;
+    gmm__call step;
+    gmm_status s;
+#ifdef __CUDACC__ /* the addresses are arguments of a kernel */
+    if (host && call->ctx->config.space == GMM_SPACE_CUDA)
+        return gmm__cuda_status(call, gmm_launch_copy(to, from, (int64_t)(bytes / 8), stream));
+#else
+    (void)host;
+#endif
+    d.rows = 1;
+    d.cols = (int64_t)bytes;
+    d.options = &call->options;
+    d.src = &src;
+    d.dst = &dst;
+    s = gmm__convert_prepare(&step, call->ctx, call->function, &d, 0);
+    return s != GMM_OK ? s : gmm__serve(&step, NULL, NULL, 0, stream);
+}
+
+/* Copies the arrays by group that come with a destination, and makes the record's descriptors point at the copies. */
+static gmm_status gmm__mlp_keep_grad(const gmm__call *call, char *kept, gmm_mat *dw, gmm_grad *grad,
+                                     gmm_stream stream) {
+    const size_t G = (size_t)call->groups.count;
+    char *beta = kept + G * sizeof(void *), *frozen = beta + G * sizeof(float);
+    gmm_status s = GMM_OK;
+    if (dw->table) {
+        s = gmm__mlp_keep(call, dw->table, (dw->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0, kept,
+                          G * sizeof(void *), stream);
+        dw->table = (void *const *)kept;
+        dw->flags &= ~(uint32_t)GMM_MAT_TABLE_ON_HOST;
+    }
+    if (s == GMM_OK && grad->beta) {
+        s = gmm__mlp_keep(call, grad->beta, 0, beta, G * sizeof(float), stream);
+        grad->beta = (const float *)beta;
+    }
+    if (s == GMM_OK && grad->frozen) {
+        s = gmm__mlp_keep(call, grad->frozen, 0, frozen, G, stream);
+        grad->frozen = (const uint8_t *)frozen;
+    }
+    return s;
+}
+
+static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call, gmm_stream stream) {
     const gmm_mlp *d = &call->d.mlp;
+    const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm_wgrad_queue *q = d->queue;
     const gmm_linear *steps[2];
     const int roles[2] = { GMM__DW2, GMM__DW };
@@ -4244,13 +4503,16 @@ static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
     steps[0] = &t->wgrad2;
     steps[1] = &t->wgrad1;
     memset(&r, 0, sizeof r);
+    r.tag = GMM__WGRAD_TAG;
     r.groups = t->groups;
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
     r.quantized = gmm__mlp_recipe_of(call);
+    r.quantized.quant.recipe = NULL;
     r.wanted[0] = d->dw2 != NULL;
     r.wanted[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
+        gmm_status s;
         if (!r.wanted[i]) continue;
         r.in[i] = steps[i]->in_features;
         r.out[i] = steps[i]->out_features;
@@ -4258,9 +4520,14 @@ static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
         r.dy[i] = *steps[i]->dy;
         r.dw[i] = call->mat[roles[i]];
         r.grad[i] = call->grad[roles[i]];
+        r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
+        s = gmm__mlp_keep_grad(call, (char *)d->deferred + b.deferred_kept + (size_t)i * b.kept_bytes, &r.dw[i],
+                               &r.grad[i], stream);
+        if (s != GMM_OK) return s;
     }
     memcpy(&q->entries[(q->head + q->count) % q->capacity], &r, sizeof r);
     q->count++;
+    return GMM_OK;
 }
 
 static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -4306,8 +4573,7 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
     if (d->dx)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, stream)) != GMM_OK) return s;
-    if (need.defer) gmm__mlp_record(&t, call);
-    return GMM_OK;
+    return need.defer ? gmm__mlp_record(&t, call, stream) : GMM_OK;
 }
 
 /* The linear wgrad of part i of a record. */
@@ -4373,7 +4639,8 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
 }
 
 /* A buffer beside the workspace that the plan has sized. */
-static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, const void *memory, size_t bytes, size_t need) {
+static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
+                                  size_t need) {
     if (!memory && need > 0)
         return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes", (unsigned long long)need);
     if (bytes < need)
@@ -4381,6 +4648,24 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, const void 
                            (unsigned long long)bytes, (unsigned long long)need);
     if ((uintptr_t)memory % GMM__WORKSPACE_ALIGN)
         return gmm__refuse(call, GMM_E_ALIGN, name, "%p is not aligned to %d bytes", memory, (int)GMM__WORKSPACE_ALIGN);
+    gmm__add_span(call, name, "", writes, memory, (int64_t)need);
+    return GMM_OK;
+}
+
+/* The queue's own fields, which callers may have set themselves. */
+static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q) {
+    if (!q || !q->entries) return gmm__refuse(call, GMM_E_NULL, "queue", "is NULL or has no entries");
+    if ((uintptr_t)q->entries % sizeof q->entries->opaque[0])
+        return gmm__refuse(call, GMM_E_ALIGN, "queue.entries", "%p is not aligned to %d bytes", (void *)q->entries,
+                           (int)sizeof q->entries->opaque[0]);
+    if (q->capacity < 1) return gmm__refuse(call, GMM_E_ARG, "queue.capacity", "%d must be >= 1", (int)q->capacity);
+    if (q->head < 0 || q->head >= q->capacity)
+        return gmm__refuse(call, GMM_E_ARG, "queue.head", "%d must be >= 0 and below the capacity %d", (int)q->head,
+                           (int)q->capacity);
+    if (q->count < 0 || q->count > q->capacity)
+        return gmm__refuse(call, GMM_E_ARG, "queue.count", "%d must be >= 0 and at most the capacity %d",
+                           (int)q->count, (int)q->capacity);
+    if (q->reserved) return gmm__refuse(call, GMM_E_ARG, "queue.reserved", "%d must be 0", (int)q->reserved);
     return GMM_OK;
 }
 
@@ -4397,7 +4682,7 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_FWD, "gmm_mlp_fwd", mlp, 0);
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
     if (call.d.mlp.saved &&
-        (s = gmm__mlp_buffer(&call, "saved", call.d.mlp.saved, call.d.mlp.saved_bytes, plan.saved_bytes)) != GMM_OK)
+        (s = gmm__mlp_buffer(&call, "saved", 1, call.d.mlp.saved, call.d.mlp.saved_bytes, plan.saved_bytes)) != GMM_OK)
         return s;
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
@@ -4409,13 +4694,11 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_BWD, "gmm_mlp_bwd", mlp, 0);
     const gmm_mlp *d = &call.d.mlp;
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if ((s = gmm__mlp_buffer(&call, "saved", d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
-        (s = gmm__mlp_buffer(&call, "deferred", d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK)
+    if ((s = gmm__mlp_buffer(&call, "saved", 0, d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
+        (s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK)
         return s;
     if (gmm__mlp_needs(&call).defer) {
-        if (!d->queue || !d->queue->entries)
-            return gmm__refuse(&call, GMM_E_NULL, "queue", "is NULL or has no entries, but weight gradients are "
-                               "delayed");
+        if ((s = gmm__mlp_check_queue(&call, d->queue)) != GMM_OK) return s;
         if (d->queue->count >= d->queue->capacity)
             return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", (int)d->queue->count,
                                (int)d->queue->capacity);
@@ -4423,26 +4706,50 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
+/* Notes the memory of a queued pair, so that an overlap is found before the first of the two is computed. */
+static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
+    static const char *const names[2] = { "dw2", "dw1" };
+    const int roles[2] = { GMM__DW2, GMM__DW };
+    gmm_linear l;
+    gmm_status s;
+    int i;
+    gmm__add_span(call, "groups.splits", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
+    gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
+    for (i = 0; i < 2; i++) {
+        if (!r->wanted[i]) continue;
+        gmm__mlp_replay(r, i, &l);
+        if ((s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, 0, call->rows, l.in_features, GMM__FLOATS)) != GMM_OK ||
+            (s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, 0, call->rows, l.out_features, GMM__FLOATS)) != GMM_OK ||
+            (s = gmm__read_grad(call, roles[i], names[i], l.dw, 1, l.out_features, l.in_features)) != GMM_OK)
+            return s;
+    }
+    return GMM_OK;
+}
+
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream) {
     gmm__call call;
     gmm__wgrad_record record;
     gmm_status s = gmm__open(&call, ctx, GMM_OP_MLP_WGRAD, "gmm_mlp_wgrad", 0);
-    if (s != GMM_OK) return s;
-    if (!queue || !queue->entries) return gmm__refuse(&call, GMM_E_NULL, "queue", "is NULL or has no entries");
+    if (s != GMM_OK || (s = gmm__mlp_check_queue(&call, queue)) != GMM_OK) return s;
     if (queue->count < 1)
         return gmm__refuse(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", (int)queue->count,
                            (int)queue->capacity);
     memcpy(&record, &queue->entries[queue->head], sizeof record);
+    if (record.tag != GMM__WGRAD_TAG)
+        return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] holds nothing that gmm_mlp_bwd recorded, yet is "
+                           "the first of %d", (int)queue->head, (int)queue->count);
     call.options = record.options;
     call.groups = record.groups;
     call.rows = record.groups.capacity;
     call.input = call.output = &record;
     (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", (int)record.groups.count, (long long)call.rows);
+    if ((s = gmm__mlp_read_record(&call, &record)) != GMM_OK) return s;
     if ((s = gmm__serve(&call, NULL, workspace, workspace_bytes, stream)) != GMM_OK) {
         memcpy(&queue->entries[queue->head], &record, sizeof record);
         return s;
     }
+    memset(&queue->entries[queue->head], 0, sizeof queue->entries[queue->head]);
     queue->head = (queue->head + 1) % queue->capacity;
     queue->count--;
     return GMM_OK;
@@ -4518,6 +4825,17 @@ static void gmm__heap_down(uint64_t *heap, int64_t count, int64_t i) {
     heap[i] = key;
 }
 
+/* Sorts into falling order what is such a heap. */
+static void gmm__heap_sort(uint64_t *heap, int64_t count) {
+    int64_t i;
+    for (i = count - 1; i > 0; i--) {
+        const uint64_t least = heap[0];
+        heap[0] = heap[i];
+        heap[i] = least;
+        gmm__heap_down(heap, i, 0);
+    }
+}
+
 /* The k candidates of the largest score + bias, in falling order. */
 static void gmm__choose(const float *score, const float *bias, int64_t experts, uint64_t *best, int64_t k) {
     int64_t e, i;
@@ -4529,12 +4847,7 @@ static void gmm__choose(const float *score, const float *bias, int64_t experts, 
         best[0] = candidate;
         gmm__heap_down(best, k, 0);
     }
-    for (i = k - 1; i > 0; i--) {
-        const uint64_t least = best[0];
-        best[0] = best[i];
-        best[i] = least;
-        gmm__heap_down(best, i, 0);
-    }
+    gmm__heap_sort(best, k);
 }
 
 /* Tokens are worked on in chunks that depend on T alone. Each chunk has its own counts and sums, which are added up in
@@ -4777,13 +5090,13 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
         return gmm__check_array(call, "dloss", r->dloss, 0, 2);
     }
     if ((s = gmm__check_array(call, "expert_bias", r->expert_bias, 0, r->experts)) != GMM_OK ||
-        (s = gmm__check_array(call, "indices", r->indices, 1, slots)) != GMM_OK ||
-        (s = gmm__check_array(call, "probs", r->probs, 1, slots)) != GMM_OK ||
-        (s = gmm__check_array(call, "counts", r->counts, 0, r->experts)) != GMM_OK ||
-        (s = gmm__check_array(call, "offsets", r->offsets, 0, (int64_t)r->experts + 1)) != GMM_OK ||
-        (s = gmm__check_array(call, "aux_loss", r->aux_loss, 0, 1)) != GMM_OK)
+        (s = gmm__check_output(call, "indices", r->indices, 1, slots)) != GMM_OK ||
+        (s = gmm__check_output(call, "probs", r->probs, 1, slots)) != GMM_OK ||
+        (s = gmm__check_output(call, "counts", r->counts, 0, r->experts)) != GMM_OK ||
+        (s = gmm__check_output(call, "offsets", r->offsets, 0, (int64_t)r->experts + 1)) != GMM_OK ||
+        (s = gmm__check_output(call, "aux_loss", r->aux_loss, 0, 1)) != GMM_OK)
         return s;
-    return gmm__check_array(call, "z_loss", r->z_loss, 0, 1);
+    return gmm__check_output(call, "z_loss", r->z_loss, 0, 1);
 }
 
 static gmm_status gmm__topk(gmm_context *ctx, gmm_op op, const char *function, const gmm_route *route, int query,
@@ -5130,7 +5443,7 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
     call->groups.tail = p->tail;
     call->groups.fault = p->fault;
     call->rows = p->capacity;
-    return gmm__check_array(call, "fault", p->fault, 0, 1);
+    return gmm__check_output(call, "fault", p->fault, 0, 1);
 }
 
 static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int64_t rows,
@@ -5147,10 +5460,10 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
     switch (call->op) {
     case GMM_OP_PERMUTE_MAP:
         if ((s = gmm__check_array(call, "indices", p->indices, 1, slots)) != GMM_OK ||
-            (s = gmm__check_array(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
-            (s = gmm__check_array(call, "slot_of", p->slot_of, 0, p->capacity)) != GMM_OK)
+            (s = gmm__check_output(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
+            (s = gmm__check_output(call, "slot_of", p->slot_of, 0, p->capacity)) != GMM_OK)
             return s;
-        return gmm__check_array(call, "sizes", p->sizes, 0, p->experts);
+        return gmm__check_output(call, "sizes", p->sizes, 0, p->experts);
     case GMM_OP_PERMUTE_FWD:
         if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, plain)) != GMM_OK ||
             (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, plain)) != GMM_OK)
@@ -5161,7 +5474,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         if ((s = gmm__check_array(call, "slot_of", p->slot_of, 1, p->capacity)) != GMM_OK ||
             (s = gmm__check_array(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
             (s = gmm__check_array(call, "sizes", p->sizes, 1, p->experts)) != GMM_OK ||
-            (s = gmm__check_array(call, "row_probs", p->row_probs, 0, p->capacity)) != GMM_OK)
+            (s = gmm__check_output(call, "row_probs", p->row_probs, 0, p->capacity)) != GMM_OK)
             return s;
         return gmm__check_array(call, "probs", p->probs, p->row_probs != NULL, slots);
     case GMM_OP_PERMUTE_BWD:
@@ -5171,7 +5484,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
                       (s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK))
             return s;
         if ((s = gmm__check_array(call, "row_of", p->row_of, 1, slots)) != GMM_OK ||
-            (s = gmm__check_array(call, "dprobs", p->dprobs, 0, slots)) != GMM_OK)
+            (s = gmm__check_output(call, "dprobs", p->dprobs, 0, slots)) != GMM_OK)
             return s;
         return gmm__check_array(call, "drow_probs", p->drow_probs, p->dprobs != NULL, p->capacity);
     case GMM_OP_UNPERMUTE_FWD:
@@ -5193,7 +5506,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         if (p->dprobs &&
             ((s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, GMM__FLOATS)) != GMM_OK ||
              (s = gmm__check_array(call, "row_of", p->row_of, 1, slots)) != GMM_OK ||
-             (s = gmm__check_array(call, "dprobs", p->dprobs, 1, slots)) != GMM_OK))
+             (s = gmm__check_output(call, "dprobs", p->dprobs, 1, slots)) != GMM_OK))
             return s;
         return gmm__check_array(call, "probs", p->probs, 0, slots);
     default: return gmm__refuse(call, GMM_E_ARG, "op", "%s is no permutation", gmm_op_name(call->op));
@@ -5206,6 +5519,9 @@ static gmm_status gmm__permute(gmm_context *ctx, gmm_op op, const char *function
     gmm_status s = gmm__open(&call, ctx, op, function, query);
     if (s != GMM_OK || (s = gmm__read_permute(&call, permute)) != GMM_OK ||
         (s = gmm__read_permute_operands(&call)) != GMM_OK)
+        return s;
+    if (!query && (op == GMM_OP_PERMUTE_FWD || (op == GMM_OP_UNPERMUTE_BWD && permute->drows)) &&
+        (s = gmm__check_split(&call, "sizes")) != GMM_OK)
         return s;
     return gmm__serve(&call, info, workspace, workspace_bytes, stream);
 }
@@ -5272,7 +5588,9 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
             return gmm__refuse(call, GMM_E_ARG, "x", "table must stand on the host (GMM_MAT_TABLE_ON_HOST)");
     }
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, d->count, d->rows, d->cols, GMM__FLOATS)) != GMM_OK) return s;
-    return gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, d->rows, d->cols, GMM__FLOATS);
+    s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, d->rows, d->cols, GMM__FLOATS);
+    call->in_place = call->mat[GMM__X_].dtype == call->mat[GMM__Y].dtype;
+    return s;
 }
 
 GMMDEF gmm_status gmm_accumulate_query(gmm_context *ctx, const gmm_accumulation *accumulation, gmm_info *info) {
@@ -5523,6 +5841,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (!query && f->stochastic && (!d->random || (uintptr_t)d->random % 8))
         return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
                            "aligned, for stochastic rounding", (const void *)d->random);
+    if (f->stochastic) gmm__add_span(call, "random", "", 0, d->random, 2 * (int64_t)sizeof *d->random);
     if ((s = gmm__check_array(call, "skip", d->skip, 0, 1)) != GMM_OK) return s;
     return gmm__check_array(call, "scale", d->scale, 0, gmm__units(call));
 }
@@ -5633,9 +5952,10 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
         return gmm__refuse(&call, GMM_E_ARG, "most_recent", "%d must be 0 or 1", (int)d->most_recent);
     if (d->dtype != GMM_E4M3 && d->dtype != GMM_E5M2)
         return gmm__refuse(&call, GMM_E_DTYPE, "dtype", "%s must be e4m3 or e5m2", gmm_dtype_name(d->dtype));
-    if ((s = gmm__check_array(&call, "history", d->history, 1, d->slots)) != GMM_OK ||
-        (s = gmm__check_array(&call, "scale", d->scale, 1, d->slots)) != GMM_OK ||
-        (s = gmm__select(&call, &plan)) != GMM_OK)
+    if ((s = gmm__check_output(&call, "history", d->history, d->slots > 0,
+                               (d->history_length - 1) * d->stride + d->slots)) != GMM_OK ||
+        (s = gmm__check_output(&call, "scale", d->scale, 1, d->slots)) != GMM_OK ||
+        (s = gmm__check_overlap(&call)) != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK)
         return s;
     if (d->reduce && (s = d->reduce(d->user, d->history, d->slots, stream)) != GMM_OK)
         return gmm__refuse(&call, s, "reduce", "gave %s", gmm_status_name(s));
@@ -5698,8 +6018,10 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
             (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
     }
+    all = gmm_shard_amaxes(f, d->count, d->rows, d->cols, d->columnwise != NULL);
     if ((s = gmm__check_array(&call, "master", d->master, d->length > 0, d->length)) != GMM_OK ||
-        (s = gmm__check_array(&call, "amax", d->amax, !f->delayed || d->phase == GMM_QUANT_AMAX, 1)) != GMM_OK ||
+        (s = d->phase == GMM_QUANT_AMAX ? gmm__check_output(&call, "amax", d->amax, 1, all)
+                                        : gmm__check_array(&call, "amax", d->amax, !f->delayed, all)) != GMM_OK ||
         (s = gmm__check_array(&call, "scale", d->scale, 0, d->count)) != GMM_OK)
         return s;
     return gmm__serve(&call, NULL, NULL, 0, stream);
@@ -8356,6 +8678,145 @@ static const gmm__engine_row gmm__engines[] = {
 #undef GMM__OP_ANY
 #undef GMM__NO_OP
 
+/* --- overlap: what a call writes shares no byte with the rest of its memory --- */
+
+/* Whether rows i of a and j of b, which stand at the same pitch, have a byte in common for any i and j. */
+static int gmm__rows_meet(const gmm__box *a, const gmm__box *b) {
+    const int64_t pitch = a->step[0], apart = (int64_t)(b->at - a->at);
+    const int64_t above = apart - a->width, most = apart + b->width - 1; /* above < (i - j) pitch <= most */
+    int64_t low = above / pitch - (above % pitch < 0) + 1, high = most / pitch - (most % pitch < 0);
+    if (low < 1 - b->count[0]) low = 1 - b->count[0];
+    if (high > a->count[0] - 1) high = a->count[0] - 1;
+    return low <= high;
+}
+
+/* Whether two boxes have a byte in common. Exact; walks only those steps of a loop that reach into the other box. */
+static int gmm__boxes_meet(gmm__box a, gmm__box b) {
+    const uint64_t end = gmm__box_end(&b);
+    uint64_t size, step, start = a.at;
+    int64_t i, count;
+    if (gmm__box_end(&a) <= b.at || end <= a.at) return 0;
+    if (a.loops + b.loops == 0) return 1;
+    if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_meet(&a, &b);
+    if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_meet(b, a);
+    a.loops--;
+    count = a.count[a.loops];
+    step = (uint64_t)a.step[a.loops];
+    size = gmm__box_end(&a) - start;
+    i = start + size <= b.at ? (int64_t)((b.at - start - size) / step) + 1 : 0;
+    for (; i < count && start + (uint64_t)i * step < end; i++) {
+        a.at = start + (uint64_t)i * step;
+        if (gmm__boxes_meet(a, b)) return 1;
+    }
+    return 0;
+}
+
+/* The addresses of a span from `first` on, at most GMM__SORTED of them, in rising order. Tables mostly are in it. */
+enum { GMM__SORTED = 1024 };
+static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *to) {
+    const int64_t n = s->count - first < GMM__SORTED ? s->count - first : (int64_t)GMM__SORTED;
+    int64_t i;
+    int rises = 1;
+    for (i = 0; i < n; i++) {
+        to[i] = gmm__span_at(s, first + i);
+        rises &= i == 0 || to[i - 1] <= to[i];
+    }
+    if (rises) return n;
+    for (i = 0; i < n; i++) to[i] = ~to[i];
+    for (i = n / 2; i-- > 0;) gmm__heap_down(to, n, i);
+    gmm__heap_sort(to, n);
+    for (i = 0; i < n; i++) to[i] = ~to[i];
+    return n;
+}
+
+/* Two boxes that meet, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
+   have one size, so that their ends rise too. */
+static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
+                            int64_t m, uint64_t found[2]) {
+    int64_t i, j, first = 0;
+    if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
+    for (i = 0; i < n; i++) {
+        while (first < m && y[first] + b->size <= x[i]) first++;
+        for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a->size; j++) {
+            found[0] = x[i];
+            found[1] = y[j];
+            if (gmm__boxes_meet(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
+        }
+    }
+    return 0;
+}
+
+static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
+    int32_t i;
+    if (a->width != b->width || a->loops != b->loops) return 0;
+    for (i = 0; i < a->loops; i++)
+        if (a->count[i] != b->count[i] || a->step[i] != b->step[i]) return 0;
+    return 1;
+}
+
+/* Two boxes that meet, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
+   in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
+   many. */
+static int gmm__tables_meet(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
+    uint64_t x[GMM__SORTED], y[GMM__SORTED];
+    int64_t i, j, n, m;
+    for (i = 0; i < a->count; i += GMM__SORTED) {
+        n = gmm__span_sorted(a, i, x);
+        if (a == b && gmm__sorted_meet(a, x, n, a, x, n, found)) return 1;
+        for (j = a == b ? i + GMM__SORTED : 0; j < b->count; j += GMM__SORTED) {
+            m = gmm__span_sorted(b, j, y);
+            if (gmm__sorted_meet(a, x, n, b, y, m, found)) return 1;
+        }
+    }
+    return 0;
+}
+static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+    int64_t i, j;
+    if (a->high <= b->low || b->high <= a->low) return 0;
+    if (a->count > 1 && b->count > 1) return gmm__tables_meet(a, b, found);
+    for (i = 0; i < a->count; i++)
+        for (j = 0; j < b->count; j++) {
+            found[0] = gmm__span_at(a, i);
+            found[1] = gmm__span_at(b, j);
+            if (found[0] + a->size <= found[1] || found[1] + b->size <= found[0] ||
+                (in_place && found[0] == found[1] && gmm__same_form(&a->box, &b->box)))
+                continue;
+            if (gmm__boxes_meet(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
+        }
+    return 0;
+}
+
+/* "dw.table[3]": what stands at this address; `again`: at its second place in the table. */
+static void gmm__span_name(const gmm__span *s, uint64_t at, int again, char *text, size_t size) {
+    int64_t i = 0;
+    if (!s->table) {
+        (void)snprintf(text, size, "%s%s", s->name, s->part);
+        return;
+    }
+    for (; i < s->count && (gmm__span_at(s, i) != at || again); i++)
+        if (gmm__span_at(s, i) == at) again = 0;
+    (void)snprintf(text, size, "%s%s[%lld]", s->name, s->part[0] ? ".scale_table" : ".table", (long long)i);
+}
+
+static gmm_status gmm__check_overlap(gmm__call *call) {
+    int32_t i, j;
+    for (i = 0; i < call->spans; i++)
+        for (j = 0; j < call->spans; j++) {
+            const gmm__span *a = &call->span[i], *b = &call->span[j];
+            uint64_t found[2];
+            char first[64], second[64];
+            if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
+                !gmm__spans_meet(a, b, call->in_place, found))
+                continue;
+            gmm__span_name(a, found[0], 0, first, sizeof first);
+            gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
+            return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s, %p: what is written must share no byte with "
+                               "other memory of the call", (void *)(uintptr_t)found[0], second,
+                               (void *)(uintptr_t)found[1]);
+        }
+    return GMM_OK;
+}
+
 /* Appends to a note, as far as it fits. */
 static void gmm__note(gmm__plan *plan, const char *format, ...) {
     const size_t used = strlen(plan->note);
@@ -8480,6 +8941,8 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
                            (int)GMM__WORKSPACE_ALIGN);
     if (call->ctx->config.space == GMM_SPACE_CPU && stream)
         return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
+    gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan.workspace_bytes);
+    if ((s = gmm__check_overlap(call)) != GMM_OK) return s;
     plan.workspace = workspace;
     gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan.engine),
              plan.note[0] ? ": " : "", plan.note, call->shapes[0] ? " (" : "", call->shapes,
@@ -8499,6 +8962,7 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
     if ((uintptr_t)offsets % 8)
         return gmm__refuse(&call, GMM_E_ALIGN, "offsets", "%p is not aligned to 8 bytes", (void *)offsets);
     call.output = offsets;
+    gmm__add_span(&call, "offsets", "", 1, offsets, (call.groups.count + (int64_t)1) * (int64_t)sizeof *offsets);
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 

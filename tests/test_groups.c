@@ -352,6 +352,9 @@ static const void *faulty_splits(const fault_case *f, int *elements) {
     return wide ? t_in(f->value, (size_t)n * 8) : t_in(narrow, (size_t)n * 4);
 }
 
+/* Whether a call without a fault word refuses the split. */
+static int is_status(const fault_case *f) { return !T.gpu && (f->fault & ~(uint32_t)GMM_FAULT_ALIGN); }
+
 static void fault_bits(int arg) {
     const fault_case *f = &faults[arg / 4];
     lin_spec s = {.op = ops[arg % 4], .groups = 5, .K = 17, .N = 12, .sizes = f->sizes, .split = f->split,
@@ -376,9 +379,10 @@ static void fault_bits(int arg) {
             T_CHECK(fault == (f->fault | other), "fault bits %x instead of %x", fault, f->fault | other);
             t_upload(r.fault, &zero, sizeof zero);
             lin_check(&r);
-            /* nobody asks for the bits */
+            /* nobody asks for the bits: what a GPU context does not see, a CPU context refuses */
             r.groups.fault = NULL;
-            if (!s.add && !s.main_grad) T_OK(t_linear(T.ctx, s.op, &r.d));
+            if (is_status(f)) T_REFUSED(GMM_E_SPLIT, t_linear(T.ctx, s.op, &r.d), "groups.splits", "T=30", NULL);
+            else if (!s.add && !s.main_grad) T_OK(t_linear(T.ctx, s.op, &r.d));
             lin_check(&r);
         }
 }
@@ -407,7 +411,8 @@ static void offsets_op(int arg) {
         if (g < 5) at += f->sizes[g];
     }
     groups.fault = NULL;
-    T_OK(gmm_offsets(T.ctx, &groups, out, T.stream));
+    if (is_status(f)) T_REFUSED(GMM_E_SPLIT, gmm_offsets(T.ctx, &groups, out, T.stream), "groups.splits", NULL);
+    else T_OK(gmm_offsets(T.ctx, &groups, out, T.stream));
     if (f->fault == 0) {
         groups.on_host = 1;
         groups.splits = t_get(groups.splits, (size_t)elements * (groups.dtype == GMM_I64 ? 8 : 4));

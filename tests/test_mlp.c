@@ -3,6 +3,7 @@
 #include "test.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---------------------------------------------------------------------------------------------------- One call --- */
@@ -619,6 +620,211 @@ static void delayed(int arg) {
     outputs_same(&now, &later);
 }
 
+/* Everything of a backward that a queue must not point at, in one piece of host memory. */
+typedef struct given {
+    gmm_mlp d;
+    gmm_mlp_config config;
+    gmm_groups groups;
+    gmm_options options;
+    gmm_grad_hooks hooks;
+    gmm_grad grad[2];
+    gmm_mat x, dy, dw[2];
+    void *table[2][GROUPS];
+} given;
+
+/* row 49: the caller's descriptors and host tables are overwritten and freed right after the backward, its tables and
+   arrays in context memory overwritten; delayed gradients equal those computed at once, bit by bit */
+static void delayed_copies(int arg) {
+    static const float betas[GROUPS] = { 0.0f, 1.0f, 0.5f, 2.0f };
+    static const uint8_t frozen[GROUPS] = { 0, 0, 1, 0 };
+    outputs now, later;
+    for (int delay = 0; delay < 2; delay++) {
+        mlp_spec s = usual(GMM_BF16);
+        float *beta = (float *)t_alloc(sizeof betas);
+        uint8_t *ice = (uint8_t *)t_alloc(sizeof frozen);
+        gmm_wgrad_entry entries[2];
+        gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
+        given *g = (given *)calloc(1, sizeof *g);
+        t_mat *dw[2];
+        gmm_info info = GMM_ZERO;
+        diary log;
+        mlp_run r;
+        T_CHECK(g != NULL, "no memory");
+        memset(&log, 0, sizeof log);
+        s.form = (t_form)arg;
+        t_reseed(490);
+        build(&r, &s);
+        run_fwd(&r, 0);
+        dw[0] = &r.dw1;
+        dw[1] = &r.dw2;
+        for (int k = 0; k < 2; k++) { /* destinations with values */
+            for (int64_t i = 0; i < GROUPS * dw[k]->rows * dw[k]->cols; i++) dw[k]->v[i] = (double)t_int(-4, 4);
+            t_mat_put(dw[k]);
+        }
+        t_upload(beta, betas, sizeof betas);
+        t_upload(ice, frozen, sizeof frozen);
+        g->d = r.d;
+        g->config = r.config;
+        g->config.delay_wgrad = delay;
+        g->groups = r.groups;
+        g->options.sm_limit = 3;
+        g->hooks.user = &log;
+        g->hooks.ready = note;
+        g->x = r.x.mat;
+        g->dy = r.dy.mat;
+        for (int k = 0; k < 2; k++) {
+            g->dw[k] = dw[k]->mat;
+            if (s.form == T_TABLE_HOST || (s.form == T_TABLE && !T.gpu)) {
+                memcpy(g->table[k], dw[k]->table, sizeof g->table[k]);
+                g->dw[k].table = g->table[k];
+            }
+            g->grad[k].mat = &g->dw[k];
+            g->grad[k].beta = beta;
+            g->grad[k].frozen = ice;
+        }
+        g->d.config = &g->config;
+        g->d.groups = &g->groups;
+        g->d.options = &g->options;
+        g->d.hooks = &g->hooks;
+        g->d.x = &g->x;
+        g->d.dy = &g->dy;
+        g->d.dw1 = &g->grad[0];
+        g->d.dw2 = &g->grad[1];
+        g->d.queue = &queue;
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &g->d, &info));
+        if (delay) {
+            g->d.deferred = t_workspace(info.deferred_bytes);
+            g->d.deferred_bytes = info.deferred_bytes;
+        }
+        T_OK(gmm_mlp_bwd(T.ctx, &g->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        if (delay) T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &g->d, &info));
+        for (int k = 0; k < 2 && s.form == T_TABLE && T.gpu; k++)
+            t_poison((void *)(uintptr_t)g->dw[k].table, 0x11, GROUPS * sizeof(void *));
+        memset(g, 0xA5, sizeof *g);
+        free(g);
+        t_poison(beta, 0xA5, sizeof betas);
+        t_poison(ice, 0xA5, sizeof frozen);
+        if (delay)
+            T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        diary_is(&log, delay ? "ba21" : "2b1a");
+        if (delay) later = outputs_of(&r);
+        else now = outputs_of(&r);
+    }
+    outputs_same(&now, &later);
+}
+
+/* row 49: a queue whose fields were spoiled is refused by both calls that use it, and serves again when repaired */
+static void queue_fields(int arg) {
+    enum { WS = 1 << 22, CAPACITY = 3 };
+    const mlp_spec s = usual(GMM_F32);
+    gmm_wgrad_entry entries[CAPACITY + 1];
+    gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, CAPACITY), good;
+    void *ws = t_workspace(WS);
+    gmm_info info = GMM_ZERO;
+    mlp_run r;
+    (void)arg;
+    memset(entries, 0xA5, sizeof entries);
+    build(&r, &s);
+    r.config.delay_wgrad = 1;
+    r.d.queue = &queue;
+    run_fwd(&r, 0);
+    run_bwd(&r);
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &r.d, &info));
+    good = queue;
+#define SPOILED(status, change, ...) \
+    do { \
+        change; \
+        T_REFUSED(status, gmm_mlp_wgrad(T.ctx, &queue, ws, WS, T.stream), "gmm_mlp_wgrad: queue", __VA_ARGS__, NULL); \
+        T_REFUSED(status, gmm_mlp_bwd(T.ctx, &r.d, ws, WS, T.stream), "gmm_mlp_bwd: queue", __VA_ARGS__, NULL); \
+        queue = good; \
+    } while (0)
+    SPOILED(GMM_E_NULL, queue.entries = NULL, "entries");
+    SPOILED(GMM_E_ALIGN, queue.entries = (gmm_wgrad_entry *)(void *)((char *)entries + 4), ".entries: 0x", "8 bytes");
+    SPOILED(GMM_E_ARG, queue.capacity = 0, ".capacity: 0 ", ">= 1");
+    SPOILED(GMM_E_ARG, queue.capacity = -7, ".capacity: -7 ", ">= 1");
+    SPOILED(GMM_E_ARG, queue.head = -1, ".head: -1 ", "capacity 3");
+    SPOILED(GMM_E_ARG, queue.head = 3, ".head: 3 ", "capacity 3");
+    SPOILED(GMM_E_ARG, queue.head = INT32_MAX, ".head: 2147483647 ", "capacity 3");
+    SPOILED(GMM_E_ARG, queue.count = -1, ".count: -1 ", "capacity 3");
+    SPOILED(GMM_E_ARG, queue.count = 4, ".count: 4 ", "capacity 3");
+    SPOILED(GMM_E_ARG, queue.count = INT32_MIN, ".count: -2147483648 ", "capacity 3");
+    SPOILED(GMM_E_ARG, queue.reserved = 1, ".reserved: 1 ", "0");
+#undef SPOILED
+    queue.head = 2; /* an entry that nothing was recorded in */
+    T_REFUSED(GMM_E_STATE, gmm_mlp_wgrad(T.ctx, &queue, ws, WS, T.stream), "gmm_mlp_wgrad: queue.entries: [2]", NULL);
+    queue = good;
+    T_REFUSED(GMM_E_ARG, gmm_mlp_wgrad(T.ctx, &queue, r.d.deferred, WS, T.stream), "gmm_mlp_wgrad",
+              "overlaps", NULL);
+    T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    queue = good; /* and one that was served already */
+    T_REFUSED(GMM_E_STATE, gmm_mlp_wgrad(T.ctx, &queue, ws, WS, T.stream), "gmm_mlp_wgrad: queue.entries: [0]", NULL);
+}
+
+/* Memory that calls on an MLP must not share; two weights' gradients in turns in one buffer share none. */
+static void mlp_overlaps(int arg) {
+    enum { WS = 1 << 22 };
+    const mlp_spec s = usual(GMM_F32);
+    void *ws = t_workspace(WS), *kept;
+    mlp_run r;
+    (void)arg;
+    build(&r, &s);
+    run_fwd(&r, 0);
+#define SHARED(call, function, change, restore, first, second) \
+    do { \
+        change; \
+        T_REFUSED(GMM_E_ARG, call(T.ctx, &r.d, ws, WS, T.stream), function ": " first ": ", "overlaps " second ", 0x", \
+                  NULL); \
+        restore; \
+    } while (0)
+#define FWD(change, restore, first, second) SHARED(gmm_mlp_fwd, "gmm_mlp_fwd", change, restore, first, second)
+#define BWD(change, restore, first, second) SHARED(gmm_mlp_bwd, "gmm_mlp_bwd", change, restore, first, second)
+    FWD(r.d.y = &r.x.mat, r.d.y = &r.y.mat, "y", "x");
+    kept = r.y.mat.data;
+    FWD(r.y.mat.data = r.w2.mat.data, r.y.mat.data = kept, "y", "w2");
+    kept = r.x.mat.data;
+    FWD(r.x.mat.data = r.d.saved, r.x.mat.data = kept, "saved", "x");
+    kept = r.d.saved;
+    FWD(r.d.saved = ws, r.d.saved = kept, "saved", "workspace");
+    r.groups.fault = (uint32_t *)(uintptr_t)r.d.prob;
+    FWD((void)0, r.groups.fault = NULL, "groups.fault", "prob");
+    run_bwd(&r);
+    BWD(r.gw2.mat = &r.dw1.mat, r.gw2.mat = &r.dw2.mat, "dw1", "dw2");
+    BWD(r.d.dx = &r.dy.mat, r.d.dx = &r.dx.mat, "dx", "dy");
+    BWD(r.d.dprob = (float *)(uintptr_t)r.d.prob, r.d.dprob = r.dprob, "dprob", "prob");
+    kept = r.dx.mat.data;
+    BWD(r.dx.mat.data = r.d.saved, r.dx.mat.data = kept, "dx", "saved");
+    {
+        gmm_wgrad_entry entry;
+        gmm_wgrad_queue queue = gmm_wgrad_queue_over(&entry, 1);
+        gmm_info info = GMM_ZERO;
+        r.config.delay_wgrad = 1;
+        r.d.queue = &queue;
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &r.d, &info));
+        r.d.deferred_bytes = info.deferred_bytes;
+        BWD(r.d.deferred = r.d.saved, r.d.deferred = NULL, "deferred", "saved");
+        T_CHECK(queue.count == 0, "a refused call was queued");
+        r.config.delay_wgrad = 0;
+    }
+#undef SHARED
+#undef FWD
+#undef BWD
+    { /* [dw1 | dw2] of one expert behind those of another */
+        const int64_t n1 = r.F1 * s.hidden, n2 = r.out * s.ffn, all = GROUPS * (n1 + n2);
+        const float *w1 = (const float *)t_mat_bits(&r.dw1), *w2 = (const float *)t_mat_bits(&r.dw2);
+        float *memory = (float *)t_alloc((size_t)all * 4), *want = (float *)t_host((size_t)all * 4);
+        gmm_mat dw1 = gmm_mat_packed(GMM_F32, memory), dw2 = gmm_mat_packed(GMM_F32, memory + n1);
+        dw1.group_stride = dw2.group_stride = n1 + n2;
+        r.gw1.mat = &dw1;
+        r.gw2.mat = &dw2;
+        for (int g = 0; g < GROUPS; g++) {
+            memcpy(want + g * (n1 + n2), w1 + g * n1, (size_t)n1 * 4);
+            memcpy(want + g * (n1 + n2) + n1, w2 + g * n2, (size_t)n2 * 4);
+        }
+        run_bwd(&r);
+        t_same("dw1 and dw2 in turns", t_get(memory, (size_t)all * 4), want, (size_t)all * 4);
+    }
+}
+
 /* rows 50, 57: a group's results are those of an MLP with that expert alone */
 static void one_expert(int arg) {
     const mlp_spec s = usual((gmm_dtype)arg);
@@ -953,6 +1159,7 @@ static void configurations(int arg) {
 
 void tests_mlp(void) {
     static const gmm_dtype dtypes[3] = { GMM_F32, GMM_F16, GMM_BF16 };
+    static const char *const forms[3] = { "packed", "table", "host table" };
     table_fill();
     for (int i = 0; i < table_count; i++) {
         const mlp_spec *s = &table[i];
@@ -961,6 +1168,8 @@ void tests_mlp(void) {
               gmm_dtype_name(s->dtype), (int)s->hidden, (int)s->ffn, (int)s->act.interleave, (double)s->act.limit,
               s->bias, s->prob, s->on_bias2 ? " on bias2" : "");
     }
+    t_add(queue_fields, 0, "row49 mlp delayed wgrad, queue with spoiled fields");
+    t_add(mlp_overlaps, 0, "overlap mlp");
     t_add(inference, 0, "row42 mlp inference");
     for (int i = 0; i < 3; i++) {
         const char *name = gmm_dtype_name(dtypes[i]);
@@ -968,6 +1177,7 @@ void tests_mlp(void) {
         t_add(save_policies, (int)dtypes[i], "row45 mlp save policies %s", name);
         t_add(three_calls, (int)dtypes[i], "row46 mlp equals three calls %s", name);
         t_add(delayed, (int)dtypes[i], "row49 mlp delayed wgrad %s", name);
+        t_add(delayed_copies, i, "row49 mlp delayed wgrad keeps what it needs, %s", forms[i]);
         t_add(one_expert, (int)dtypes[i], "row50 mlp one expert alone %s", name);
         t_add(interleaved, (int)dtypes[i], "row43 mlp interleaved weights %s", name);
     }

@@ -1143,6 +1143,8 @@ static void refusals(int arg) {
     {
         gmm_groups none = r.groups; /* no rows: tensors, and columns, have scales all the same */
         none.capacity = 0;
+        none.splits = t_alloc(64);
+        t_poison((void *)(uintptr_t)none.splits, 0, 64);
         QREFUSED(GMM_E_NULL, (f = gmm_recipe_of(GMM_RECIPE_FP8_CURRENT).input, d.groups = &none, d.columnwise = NULL,
                               m = gmm_mat_quantized(&f, GMM_ROWWISE, NULL, NULL, NULL)), "rowwise", "scale");
         QREFUSED(GMM_E_NULL, (f = gmm_recipe_of(GMM_RECIPE_FP8_CURRENT).input, f.scaling = GMM_SCALING_ROW,

@@ -61,8 +61,9 @@ typedef enum gmm_split_form {
     GMM_SPLIT_FORM_MAX = 0x7fffffff
 } gmm_split_form;
 
-/* Bits that faulty values in device memory set in gmm_groups.fault. The call stays in bounds: a negative size counts as
-   0, offsets are made monotonic, and rows past the capacity are cut off. */
+/* Bits that faulty values in device memory, and in a CPU context that is given the word, set in gmm_groups.fault. The
+   call stays in bounds: a negative size counts as 0, offsets are made monotonic, and rows past the capacity are cut
+   off. */
 enum {
     GMM_FAULT_NEGATIVE = 1u,  /* a size below 0 */
     GMM_FAULT_CAPACITY = 2u,  /* more rows than the capacity */
@@ -86,7 +87,9 @@ typedef struct gmm_groups {
     int64_t rows_hint;   /* rows expected, 0 = capacity. Speed only, never results */
     gmm_tail tail;
     int32_t reserved;    /* 0 */
-    uint32_t *fault;     /* word in the context's memory, OR-ed with GMM_FAULT_*; may be NULL */
+    uint32_t *fault;     /* word in the context's memory, OR-ed with GMM_FAULT_*; to be looked at after the call. NULL:
+                            a CPU context refuses a faulty split before anything is written, GMM_E_SPLIT (but for a
+                            broken row_align promise); of a GPU context nobody is told */
 } gmm_groups;
 
 /* One step of reading a split: the end offset of the group that starts at `begin`, given `value` (its size, or the

@@ -82,7 +82,8 @@ typedef struct gmm_wgrad_entry {
     uint64_t opaque[192];
 } gmm_wgrad_entry;
 
-/* Caller-owned FIFO of delayed weight gradients. Make it with gmm_wgrad_queue_over; `count` may be read. */
+/* Caller-owned FIFO of delayed weight gradients. Make it with gmm_wgrad_queue_over; `count` may be read. Calls refuse
+   capacity < 1, head outside [0, capacity) and count outside [0, capacity]. */
 typedef struct gmm_wgrad_queue {
     gmm_wgrad_entry *entries;
     int32_t capacity, head, count, reserved;
@@ -138,7 +139,8 @@ typedef struct gmm_mlp {
     const gmm_mat *dy, *dx; /* dx NULL = not wanted */
     const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */
     float *dprob;           /* with prob_on_bias2 it includes the bias's term; NULL = not wanted */
-    void *deferred;         /* delayed: bwd keeps wgrad operands here until gmm_mlp_wgrad; 256-byte aligned */
+    void *deferred;         /* delayed: bwd keeps wgrad operands, tables and arrays by group here until gmm_mlp_wgrad;
+                               256-byte aligned */
     size_t deferred_bytes;
     gmm_wgrad_queue *queue; /* delayed: where bwd records them */
     const gmm_grad_hooks *hooks; /* NULL = none */
@@ -155,16 +157,20 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
                               gmm_stream stream);
 
 /* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). Delayed
-   weight gradients are recorded in `queue` with everything they need: x, dy, `deferred`, the destinations and the fault
-   word must stay as they are until gmm_mlp_wgrad has run; the splits need not.
+   weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2, `deferred`,
+   the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may be freed or
+   overwritten when this call is done: descriptors, recipe and hooks, which the queue copies, splits, pointer tables,
+   gmm_grad.beta and frozen, which `deferred` keeps copies of. What is on the host (descriptors and
+   GMM_MAT_TABLE_ON_HOST) may be so on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
-   Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full). */
+   Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
 /* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded.
    Stream, graph: enqueued; capturable.
-   Errors: GMM_E_STATE (queue empty), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_CUDA; the entry then stays. */
+   Errors: GMM_E_STATE (queue empty, or its first entry was not recorded), GMM_E_ARG (capacity, head or count out of
+       range, overlap), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_CUDA; the entry then stays. */
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 

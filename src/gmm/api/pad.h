@@ -39,7 +39,8 @@ typedef struct gmm_padding {
 /* Engine and workspace of GMM_OP_PAD or GMM_OP_UNPAD.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_pad_query(gmm_context *ctx, gmm_op op, const gmm_padding *padding, gmm_info *info);
 
-/* Pads. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd; a padded sum above R is GMM_FAULT_CAPACITY. */
+/* Pads. Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd; a padded sum above R is GMM_FAULT_CAPACITY, or
+   GMM_E_SPLIT where a faulty split is. */
 GMMDEF gmm_status gmm_pad(gmm_context *ctx, const gmm_padding *padding, void *workspace, size_t workspace_bytes,
                           gmm_stream stream);
 

@@ -8,14 +8,16 @@
  *
  *     gmm_context *ctx;                                         // y[r] = w[group of r] x[r]
  *     gmm_create(&ctx, NULL, NULL);                             // NULL: the CPU
+ *     uint32_t fault = 0;                                       // what is wrong with the counts, as GMM_FAULT_* bits
  *     gmm_groups groups = GMM_ZERO;                             // 4 experts, their token counts in memory
- *     groups.count = 4; groups.capacity = 1024; groups.splits = counts; groups.dtype = GMM_I32;
+ *     groups.count = 4; groups.capacity = 1024; groups.splits = counts; groups.dtype = GMM_I32; groups.fault = &fault;
  *     gmm_mat x = gmm_mat_packed(GMM_BF16, xs), w = gmm_mat_packed(GMM_BF16, ws), y = gmm_mat_packed(GMM_BF16, ys);
  *     gmm_linear lin = GMM_ZERO;
  *     lin.groups = &groups; lin.in_features = 512; lin.out_features = 2048; lin.x = &x; lin.w = &w; lin.y = &y;
  *     gmm_info info = GMM_ZERO;
  *     gmm_linear_query(ctx, GMM_OP_LINEAR_FWD, &lin, &info);    // info.workspace_bytes
- *     gmm_linear_fwd(ctx, &lin, workspace, info.workspace_bytes, NULL);
+ *     if (gmm_linear_fwd(ctx, &lin, workspace, info.workspace_bytes, NULL) != GMM_OK) puts(gmm_last_error(ctx));
+ *     if (fault) puts("counts are negative, or exceed the capacity");
  *
  * CONTENTS
  *     1  Version, context, errors      6  Weight-gradient decisions     11  Quantization
@@ -43,13 +45,17 @@
  *                 serves a call, a query tells.
  *     Memory      The caller's: gmm_*_query tells the workspace's bytes. It is aligned to 256 bytes, its contents are
  *                 undefined before and after, and calls ordered on one stream may share it. Nothing is allocated.
- *                 Outputs must not overlap inputs, workspace or one another unless a function says so; the pointers of
- *                 one output table must be distinct.
+ *     Overlap     What a call writes (outputs, workspace, fault word) shares no byte with anything else that it reads
+ *                 or writes (operands at full capacity, splits, arrays, pointer tables), nor one matrix of an output
+ *                 with another, unless the function says so. Bytes between rows belong to nobody: x and y may be the
+ *                 columns [0, K) and [K, 2K) of one buffer with ld 2K. What addresses on the host show is GMM_E_ARG
+ *                 before anything is written; those in tables in device memory are the caller's to keep apart.
  *     Stream      The last argument. GPU contexts enqueue on it and return; every call can be captured in a CUDA graph.
  *                 CPU contexts take NULL and are done on return.
  *     Errors      What the host can check is checked before anything is launched or written; then a status is returned
  *                 and gmm_last_error(ctx) names function, argument, value, rule and shapes. Faulty device-resident
- *                 values set bits in gmm_groups.fault, and the call stays in bounds.
+ *                 values set bits in gmm_groups.fault, and the call stays in bounds; so do those of a CPU context that
+ *                 is given a fault word. Without one it refuses a faulty split: GMM_E_SPLIT.
  *     Threads     A context serves one thread at a time; contexts are independent and cheap. No global state.
  *
  * REVISIONS (full list: CHANGELOG.md)

@@ -25,7 +25,7 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
 /* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
    dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
    Values are multiplied by fp32 scales and rounded once; the arithmetic is gmm_quant.h's. amax ignores NaN.
-   Aliasing: none. */
+   Aliasing: rowwise.amax and columnwise.amax may be one array, but for formats with a transform; else none. */
 typedef struct gmm_quantization {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1; 0 with groups */

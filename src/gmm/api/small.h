@@ -3,7 +3,7 @@
 /* y = beta y + scale (x_0 + x_1 + ... + x_{count - 1}): what reduces gradients into main_grad. fp32 in this order, one
    rounding at the store. beta 0 never reads y; scale and beta are taken as they are, so a scale of 0 means 0.
    Shapes: x count matrices of [rows, cols], packed or a table; y [rows, cols].
-   dtypes: x and y each F32, F16 or BF16.  Aliasing: none but y with itself. */
+   dtypes: x and y each F32, F16 or BF16.  Aliasing: y may be one of x, with the same dtype and ld; else none. */
 typedef struct gmm_accumulation {
     uint32_t struct_size;
     int32_t count;           /* >= 1 */

@@ -134,7 +134,7 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (op == GMM_OP_ACT_FWD) return GMM_OK;
     if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, 0, call->rows, call->out, GMM__FLOATS)) != GMM_OK ||
         (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, 0, call->rows, call->in, GMM__FLOATS)) != GMM_OK ||
-        (s = gmm__check_array(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
+        (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
         return s;
     if (!query && !d->dx && !d->dprob && !d->y)
         return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so are dprob and y: nothing is asked for");

@@ -44,6 +44,27 @@ enum gmm__role {
     GMM__ROLES
 };
 
+/* Bytes in up to two loops: `width` of them, again count[0] times at a distance of step[0], all that count[1] times. */
+typedef struct gmm__box {
+    uint64_t at;
+    int64_t width, count[2], step[2];
+    int32_t loops;
+} gmm__box;
+
+/* Memory that a call reads or writes, for gmm__check_overlap: `count` boxes of one form, `stride` bytes apart or at the
+   addresses of a table that the host can read, each of `size` bytes with its gaps. All of it lies in [low, high). */
+typedef struct gmm__span {
+    char name[24];
+    const char *part; /* what of the operand it is: "", ".scale" */
+    int32_t writes;
+    int64_t count, stride;
+    void *const *table;
+    gmm__box box;
+    uint64_t size, low, high;
+} gmm__span;
+
+enum { GMM__SPANS = 64 }; /* more than any operation has */
+
 /* A checked call: every descriptor copied, defaults filled in, absent operands with dtype GMM_NONE. Engines read only
    this. A call made for a query has the same shapes, dtypes and presence, but addresses that may be NULL. */
 typedef struct gmm__call {
@@ -83,6 +104,9 @@ typedef struct gmm__call {
     gmm_mlp_config config;  /* MLP */
     const void *input;      /* what else an operation reads and writes: named where it is used */
     void *output;
+    int in_place;           /* an output may be one of the inputs, element upon element */
+    int32_t spans;
+    gmm__span span[GMM__SPANS];
 } gmm__call;
 
 /* How an engine serves a call: made by its pure plan function, carried out by its launch function. */

@@ -37,7 +37,7 @@ static const char *gmm__peek_dtype(const gmm_mat *mat) {
 
 /* Opens a call: context, function name. */
 static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
-    memset(call, 0, sizeof *call);
+    memset(call, 0, offsetof(gmm__call, span));
     if (!ctx) return GMM_E_NULL;
     call->ctx = ctx;
     call->op = op;
@@ -46,6 +46,97 @@ static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_o
     return GMM_OK;
 }
 
+/* Repeats a box `count` times at a distance of `step` bytes, which is at least its extent. */
+static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
+    const int32_t top = b->loops - 1;
+    if (count < 1) b->width = 0;
+    if (count <= 1) return;
+    if (b->loops == 0 && step == b->width) b->width *= count;
+    else if (b->loops > 0 && step == b->count[top] * b->step[top]) b->count[top] *= count;
+    else {
+        b->count[b->loops] = count;
+        b->step[b->loops++] = step;
+    }
+}
+static uint64_t gmm__box_end(const gmm__box *b) {
+    uint64_t end = b->at + (uint64_t)b->width;
+    int32_t i;
+    for (i = 0; i < b->loops; i++) end += (uint64_t)((b->count[i] - 1) * b->step[i]);
+    return end;
+}
+
+static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
+    return s->table ? (uint64_t)(uintptr_t)s->table[i] : s->box.at + (uint64_t)(i * s->stride);
+}
+static gmm__box gmm__span_box(const gmm__span *s, uint64_t at) {
+    gmm__box box = s->box;
+    box.at = at;
+    return box;
+}
+
+/* Notes memory of a call: `count` boxes, at the addresses of `table` or `stride` bytes apart. */
+static void gmm__note_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
+                            void *const *table, int64_t count, int64_t stride) {
+    gmm__span *s = &call->span[call->spans];
+    const size_t length = strlen(name), most = sizeof s->name - 1;
+    int64_t i;
+    if (call->query || box->width == 0 || count < 1 || (!table && !box->at) || call->spans == GMM__SPANS) return;
+    call->spans++;
+    memcpy(s->name, name, length < most ? length : most);
+    s->name[length < most ? length : most] = 0;
+    s->part = part;
+    s->writes = writes;
+    s->table = table;
+    s->count = count;
+    s->stride = stride;
+    s->box = *box;
+    s->size = gmm__box_end(box) - box->at;
+    s->low = s->high = gmm__span_at(s, 0);
+    for (i = 1; i < count; i++) {
+        const uint64_t at = gmm__span_at(s, i);
+        if (at < s->low) s->low = at;
+        if (at > s->high) s->high = at;
+    }
+    s->high += s->size;
+}
+static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64_t pitch) {
+    gmm__box box;
+    memset(&box, 0, sizeof box);
+    box.at = (uint64_t)(uintptr_t)at;
+    box.width = width;
+    gmm__box_repeat(&box, rows, pitch);
+    return box;
+}
+
+static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes, const void *at,
+                                  int64_t bytes) {
+    const gmm__box box = gmm__rows_box(at, 1, bytes, bytes);
+    gmm__note_boxes(call, name, part, writes, &box, NULL, 1, 0);
+}
+
+/* Whether an operation writes the matrices of a role. */
+static int gmm__writes(gmm_op op, int role) {
+    if (op == GMM_OP_UNPERMUTE_FWD) return role == GMM__W; /* out */
+    if (op == GMM_OP_UNPERMUTE_BWD) return role == GMM__DY; /* drows */
+    return role == GMM__Y || role == GMM__DX || role == GMM__DW || role == GMM__DB || role == GMM__DW2 ||
+           role == GMM__DB2;
+}
+
+/* Notes a part of an operand, its elements ("") or its scales: one box for each of `matrices`, packed at a distance of
+   `stride` bytes or at the addresses of a table, which is read too. What a table in device memory points at is
+   unknown. */
+static void gmm__note_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
+                              void *const *table, int64_t matrices, int64_t stride) {
+    const int seen = call->ctx->config.space == GMM_SPACE_CPU ||
+                     (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
+    if (table) gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table, matrices * (int64_t)sizeof *table);
+    else if (call->op != GMM_OP_ACCUMULATE) { /* of which one of x may be y */
+        gmm__box_repeat(&box, matrices, stride);
+        matrices = 1;
+    }
+    if (!table || seen)
+        gmm__note_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
+}
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
     gmm_status s = GMM_OK;
     if (options && (s = gmm__read(call, "options", &call->options, sizeof call->options, options)) != GMM_OK) return s;
@@ -82,6 +173,40 @@ static uint32_t gmm__split_first(const gmm_groups *groups) {
     return first == 0 ? 0 : (uint32_t)GMM_FAULT_MONOTONIC;
 }
 
+/* Whether a faulty split is a status: where the host can read it and no fault word reports it. */
+static int gmm__split_is_status(const gmm__call *call) {
+    return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
+}
+/* Refuses a faulty split where that is a status. Results are right with a broken row_align promise, so that it is only
+   refused in splits that are stated to be on the host. */
+static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
+    const gmm_groups *g = &call->groups;
+    const int32_t row_align = g->on_host ? g->row_align : 0;
+    uint32_t fault;
+    int64_t begin = 0, i;
+    if (!gmm__split_is_status(call)) return GMM_OK;
+    fault = gmm__split_first(g);
+    if (fault)
+        return gmm__refuse(call, GMM_E_SPLIT, argument, "the first offset is %lld, not 0",
+                           (long long)gmm__split_value(g, -1));
+    for (i = 0; i < g->count; i++) {
+        const int64_t start = begin;
+        char rule[64];
+        begin = gmm_split_end(begin, gmm__split_value(g, i), g->form, g->capacity, row_align, &fault);
+        if (!fault) continue;
+        if (fault & (uint32_t)GMM_FAULT_NEGATIVE) (void)snprintf(rule, sizeof rule, "must be >= 0");
+        else if (fault & (uint32_t)GMM_FAULT_MONOTONIC)
+            (void)snprintf(rule, sizeof rule, "must be >= the offset before it, %lld", (long long)start);
+        else if (fault & (uint32_t)GMM_FAULT_CAPACITY)
+            (void)snprintf(rule, sizeof rule, "the sum exceeds the capacity %lld", (long long)g->capacity);
+        else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", (int)row_align);
+        return gmm__refuse(call, GMM_E_SPLIT, argument, "%s %lld of group %lld: %s",
+                           g->form == GMM_SPLIT_OFFSETS ? "end offset" : "size", (long long)gmm__split_value(g, i),
+                           (long long)i, rule);
+    }
+    return GMM_OK;
+}
+
 static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups *groups) {
     gmm_groups *g = &call->groups;
     gmm_status s = gmm__read(call, "groups", g, sizeof *g, groups);
@@ -109,29 +234,10 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
                            gmm_dtype_name(g->dtype));
     if ((uintptr_t)g->fault % 4)
         return gmm__refuse(call, GMM_E_ALIGN, "groups.fault", "%p is not aligned to 4 bytes", (void *)g->fault);
-    if (g->on_host) { /* the host can check these, so it does */
-        uint32_t fault = gmm__split_first(g);
-        int64_t begin = 0, i;
-        if (fault)
-            return gmm__refuse(call, GMM_E_SPLIT, "groups.splits", "the first offset is %lld, not 0",
-                               (long long)gmm__split_value(g, -1));
-        for (i = 0; i < g->count; i++) {
-            const int64_t start = begin;
-            char rule[64];
-            begin = gmm_split_end(begin, gmm__split_value(g, i), g->form, g->capacity, g->row_align, &fault);
-            if (!fault) continue;
-            if (fault & (uint32_t)GMM_FAULT_NEGATIVE) (void)snprintf(rule, sizeof rule, "must be >= 0");
-            else if (fault & (uint32_t)GMM_FAULT_MONOTONIC)
-                (void)snprintf(rule, sizeof rule, "must be >= the offset before it, %lld", (long long)start);
-            else if (fault & (uint32_t)GMM_FAULT_CAPACITY)
-                (void)snprintf(rule, sizeof rule, "the sum exceeds the capacity %lld", (long long)g->capacity);
-            else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", (int)g->row_align);
-            return gmm__refuse(call, GMM_E_SPLIT, "groups.splits", "%s %lld of group %lld: %s",
-                               g->form == GMM_SPLIT_OFFSETS ? "end offset" : "size",
-                               (long long)gmm__split_value(g, i), (long long)i, rule);
-        }
-    }
-    return GMM_OK;
+    gmm__add_span(call, "groups.splits", "", 0, g->splits, (g->count + (g->form == GMM_SPLIT_OFFSETS ? 1 : 0)) *
+              (int64_t)(g->dtype == GMM_I64 ? 8 : 4));
+    gmm__add_span(call, "groups.fault", "", 1, g->fault, (int64_t)sizeof *g->fault);
+    return gmm__check_split(call, "groups.splits");
 }
 
 /* Sets of dtypes an operand may have. */
@@ -200,7 +306,27 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                                    (long long)g, m->table[g], gmm_dtype_name(m->dtype));
         }
     }
+    gmm__note_operand(call, role, argument, "", gmm__rows_box(m->data, rows, cols * size, m->ld * size), m->table,
+                      matrices ? matrices : 1, m->group_stride * size);
     return GMM_OK;
+}
+
+/* Notes the elements, scales and amaxes of a quantized copy. */
+static void gmm__note_copy(gmm__call *call, int role, const char *name, int64_t matrices, int64_t rows,
+                           const gmm_layout *l) {
+    const gmm_mat *m = &call->mat[role];
+    const int64_t bits = gmm_dtype_bits(m->dtype), count = matrices ? matrices : 1;
+    const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * rows
+                           : matrices ? matrices : (int64_t)call->groups.count;
+    const int raises = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE || call->op == GMM_OP_SHARD_CAST;
+    gmm__note_operand(call, role, name, "",
+                      gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
+                      count, m->group_stride * bits / 8);
+    gmm__note_operand(call, role, name, ".scale", gmm__rows_box(m->scale, 1, l->scale_bytes, l->scale_bytes),
+                      m->scale_table, count, l->scale_bytes);
+    /* one amax of both copies has one value, unless a transform changes the columnwise one */
+    if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
+    gmm__add_span(call, name, ".amax", raises && gmm__writes(call->op, role), m->amax, amaxes * (int64_t)sizeof *m->amax);
 }
 
 /* Reads a quantized copy: of activations (matrices 0: `rows` is the capacity) or of `matrices` matrices. */
@@ -278,6 +404,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
                 return gmm__refuse(call, GMM_E_ALIGN, argument, "scale_table[%lld] %p is not aligned to 4 bytes",
                                    (long long)g, m->scale_table[g]);
         }
+    gmm__note_copy(call, role, argument, matrices, rows, &l);
     return GMM_OK;
 }
 
@@ -296,17 +423,28 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     if (g->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", (int)g->reserved);
     if (!call->query && (uintptr_t)g->beta % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "beta %p is not aligned to 4 bytes", (const void *)g->beta);
+    gmm__add_span(call, argument, ".beta", 0, g->beta, call->groups.count * (int64_t)sizeof *g->beta);
+    gmm__add_span(call, argument, ".frozen", 0, g->frozen, call->groups.count);
     return gmm__read_mat(call, role, argument, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
 }
 
-/* An array of 4-byte values that a call reads or writes. */
+/* An array of 4-byte values that a call reads. */
 static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argument, const void *array, int required,
                                                int64_t count) {
     if (call->query) return GMM_OK;
     if (!array && required && count > 0)
         return gmm__refuse(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
     if ((uintptr_t)array % 4) return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to 4 bytes", array);
+    gmm__add_span(call, argument, "", 0, array, count * 4);
     return GMM_OK;
+}
+/* One that it writes. */
+static GMM__UNUSED gmm_status gmm__check_output(gmm__call *call, const char *argument, const void *array, int required,
+                                                int64_t count) {
+    const int32_t before = call->spans;
+    const gmm_status s = gmm__check_array(call, argument, array, required, count);
+    if (call->spans > before) call->span[before].writes = 1;
+    return s;
 }
 
 /* Address of element (row, col) of group g; as an integer first, since what has no rows may be NULL. */
@@ -361,6 +499,7 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
 
 /* Chooses the engine of a checked call, and answers its query or launches it. Defined behind the engine table. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
+static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
                              gmm_stream stream);
 

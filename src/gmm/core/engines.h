@@ -77,6 +77,145 @@ static const gmm__engine_row gmm__engines[] = {
 #undef GMM__OP_ANY
 #undef GMM__NO_OP
 
+/* --- overlap: what a call writes shares no byte with the rest of its memory --- */
+
+/* Whether rows i of a and j of b, which stand at the same pitch, have a byte in common for any i and j. */
+static int gmm__rows_meet(const gmm__box *a, const gmm__box *b) {
+    const int64_t pitch = a->step[0], apart = (int64_t)(b->at - a->at);
+    const int64_t above = apart - a->width, most = apart + b->width - 1; /* above < (i - j) pitch <= most */
+    int64_t low = above / pitch - (above % pitch < 0) + 1, high = most / pitch - (most % pitch < 0);
+    if (low < 1 - b->count[0]) low = 1 - b->count[0];
+    if (high > a->count[0] - 1) high = a->count[0] - 1;
+    return low <= high;
+}
+
+/* Whether two boxes have a byte in common. Exact; walks only those steps of a loop that reach into the other box. */
+static int gmm__boxes_meet(gmm__box a, gmm__box b) {
+    const uint64_t end = gmm__box_end(&b);
+    uint64_t size, step, start = a.at;
+    int64_t i, count;
+    if (gmm__box_end(&a) <= b.at || end <= a.at) return 0;
+    if (a.loops + b.loops == 0) return 1;
+    if (a.loops == 1 && b.loops == 1 && a.step[0] == b.step[0]) return gmm__rows_meet(&a, &b);
+    if (a.loops == 0 || (b.loops > 0 && b.step[b.loops - 1] > a.step[a.loops - 1])) return gmm__boxes_meet(b, a);
+    a.loops--;
+    count = a.count[a.loops];
+    step = (uint64_t)a.step[a.loops];
+    size = gmm__box_end(&a) - start;
+    i = start + size <= b.at ? (int64_t)((b.at - start - size) / step) + 1 : 0;
+    for (; i < count && start + (uint64_t)i * step < end; i++) {
+        a.at = start + (uint64_t)i * step;
+        if (gmm__boxes_meet(a, b)) return 1;
+    }
+    return 0;
+}
+
+/* The addresses of a span from `first` on, at most GMM__SORTED of them, in rising order. Tables mostly are in it. */
+enum { GMM__SORTED = 1024 };
+static int64_t gmm__span_sorted(const gmm__span *s, int64_t first, uint64_t *to) {
+    const int64_t n = s->count - first < GMM__SORTED ? s->count - first : (int64_t)GMM__SORTED;
+    int64_t i;
+    int rises = 1;
+    for (i = 0; i < n; i++) {
+        to[i] = gmm__span_at(s, first + i);
+        rises &= i == 0 || to[i - 1] <= to[i];
+    }
+    if (rises) return n;
+    for (i = 0; i < n; i++) to[i] = ~to[i];
+    for (i = n / 2; i-- > 0;) gmm__heap_down(to, n, i);
+    gmm__heap_sort(to, n);
+    for (i = 0; i < n; i++) to[i] = ~to[i];
+    return n;
+}
+
+/* Two boxes that meet, one of each list of addresses in rising order; the lists may be one. Within a list the boxes
+   have one size, so that their ends rise too. */
+static int gmm__sorted_meet(const gmm__span *a, const uint64_t *x, int64_t n, const gmm__span *b, const uint64_t *y,
+                            int64_t m, uint64_t found[2]) {
+    int64_t i, j, first = 0;
+    if (x[n - 1] + a->size <= y[0] || y[m - 1] + b->size <= x[0]) return 0;
+    for (i = 0; i < n; i++) {
+        while (first < m && y[first] + b->size <= x[i]) first++;
+        for (j = x == y ? i + 1 : first; j < m && y[j] < x[i] + a->size; j++) {
+            found[0] = x[i];
+            found[1] = y[j];
+            if (gmm__boxes_meet(gmm__span_box(a, x[i]), gmm__span_box(b, y[j]))) return 1;
+        }
+    }
+    return 0;
+}
+
+static int gmm__same_form(const gmm__box *a, const gmm__box *b) {
+    int32_t i;
+    if (a->width != b->width || a->loops != b->loops) return 0;
+    for (i = 0; i < a->loops; i++)
+        if (a->count[i] != b->count[i] || a->step[i] != b->step[i]) return 0;
+    return 1;
+}
+
+/* Two boxes that meet, one of each span; of one span, two of its own. Nothing is allocated: two tables of n addresses
+   in rising order take some n steps, in any order n log n, and above GMM__SORTED addresses n / GMM__SORTED times as
+   many. */
+static int gmm__tables_meet(const gmm__span *a, const gmm__span *b, uint64_t found[2]) {
+    uint64_t x[GMM__SORTED], y[GMM__SORTED];
+    int64_t i, j, n, m;
+    for (i = 0; i < a->count; i += GMM__SORTED) {
+        n = gmm__span_sorted(a, i, x);
+        if (a == b && gmm__sorted_meet(a, x, n, a, x, n, found)) return 1;
+        for (j = a == b ? i + GMM__SORTED : 0; j < b->count; j += GMM__SORTED) {
+            m = gmm__span_sorted(b, j, y);
+            if (gmm__sorted_meet(a, x, n, b, y, m, found)) return 1;
+        }
+    }
+    return 0;
+}
+static int gmm__spans_meet(const gmm__span *a, const gmm__span *b, int in_place, uint64_t found[2]) {
+    int64_t i, j;
+    if (a->high <= b->low || b->high <= a->low) return 0;
+    if (a->count > 1 && b->count > 1) return gmm__tables_meet(a, b, found);
+    for (i = 0; i < a->count; i++)
+        for (j = 0; j < b->count; j++) {
+            found[0] = gmm__span_at(a, i);
+            found[1] = gmm__span_at(b, j);
+            if (found[0] + a->size <= found[1] || found[1] + b->size <= found[0] ||
+                (in_place && found[0] == found[1] && gmm__same_form(&a->box, &b->box)))
+                continue;
+            if (gmm__boxes_meet(gmm__span_box(a, found[0]), gmm__span_box(b, found[1]))) return 1;
+        }
+    return 0;
+}
+
+/* "dw.table[3]": what stands at this address; `again`: at its second place in the table. */
+static void gmm__span_name(const gmm__span *s, uint64_t at, int again, char *text, size_t size) {
+    int64_t i = 0;
+    if (!s->table) {
+        (void)snprintf(text, size, "%s%s", s->name, s->part);
+        return;
+    }
+    for (; i < s->count && (gmm__span_at(s, i) != at || again); i++)
+        if (gmm__span_at(s, i) == at) again = 0;
+    (void)snprintf(text, size, "%s%s[%lld]", s->name, s->part[0] ? ".scale_table" : ".table", (long long)i);
+}
+
+static gmm_status gmm__check_overlap(gmm__call *call) {
+    int32_t i, j;
+    for (i = 0; i < call->spans; i++)
+        for (j = 0; j < call->spans; j++) {
+            const gmm__span *a = &call->span[i], *b = &call->span[j];
+            uint64_t found[2];
+            char first[64], second[64];
+            if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
+                !gmm__spans_meet(a, b, call->in_place, found))
+                continue;
+            gmm__span_name(a, found[0], 0, first, sizeof first);
+            gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
+            return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s, %p: what is written must share no byte with "
+                               "other memory of the call", (void *)(uintptr_t)found[0], second,
+                               (void *)(uintptr_t)found[1]);
+        }
+    return GMM_OK;
+}
+
 /* Appends to a note, as far as it fits. */
 static void gmm__note(gmm__plan *plan, const char *format, ...) {
     const size_t used = strlen(plan->note);
@@ -201,6 +340,8 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
                            (int)GMM__WORKSPACE_ALIGN);
     if (call->ctx->config.space == GMM_SPACE_CPU && stream)
         return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
+    gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan.workspace_bytes);
+    if ((s = gmm__check_overlap(call)) != GMM_OK) return s;
     plan.workspace = workspace;
     gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan.engine),
              plan.note[0] ? ": " : "", plan.note, call->shapes[0] ? " (" : "", call->shapes,
@@ -220,6 +361,7 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
     if ((uintptr_t)offsets % 8)
         return gmm__refuse(&call, GMM_E_ALIGN, "offsets", "%p is not aligned to 8 bytes", (void *)offsets);
     call.output = offsets;
+    gmm__add_span(&call, "offsets", "", 1, offsets, (call.groups.count + (int64_t)1) * (int64_t)sizeof *offsets);
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 

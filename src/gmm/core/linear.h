@@ -119,11 +119,10 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                                     wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
             return s;
     }
-    if ((s = gmm__check_array(call, "alpha", d->alpha, 0, 1)) != GMM_OK ||
-        (s = gmm__check_array(call, "row_scale", d->row_scale, 0, call->rows)) != GMM_OK ||
-        (s = gmm__check_array(call, "d_row_scale", d->d_row_scale, 0, call->rows)) != GMM_OK)
+    if ((s = gmm__check_array(call, "alpha", d->alpha, 0, d->alpha_per_group ? G : 1)) != GMM_OK ||
+        (s = gmm__check_array(call, "row_scale", d->row_scale, 0, call->rows)) != GMM_OK)
         return s;
-    return GMM_OK;
+    return gmm__check_output(call, "d_row_scale", d->d_row_scale, 0, call->rows);
 }
 
 GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info) {

@@ -25,6 +25,7 @@ static gmm_status gmm__mlp_offsets(const gmm__plan *plan, void *offsets, gmm_str
     step.query = 0;
     step.options.engine = plan->engine;
     step.output = offsets;
+    step.spans = 0; /* checked with the call */
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 static gmm_status gmm__mlp_step(const gmm__plan *plan, gmm_op op, const gmm_linear *l, gmm_stream stream) {
@@ -93,11 +94,12 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
     plan->saved_bytes = c->save == GMM_SAVE_NOTHING ? 0 : b.z_bytes;
     if (c->save == GMM_SAVE_PREACT_AND_ACT) plan->saved_bytes += b.h_bytes;
-    plan->deferred_bytes = need.defer ? b.deferred_h + b.h_bytes : 0;
+    plan->deferred_bytes = need.defer ? b.deferred_kept + 2 * b.kept_bytes : 0;
     return 1;
 }
 
-/* A queued pair of weight gradients, FC2's first. Kept inside gmm_wgrad_entry. */
+/* A queued pair of weight gradients, FC2's first. Kept inside gmm_wgrad_entry. Of the caller's memory it points at
+   matrices, the fault word and what gmm_mlp_quant says, at no descriptor and no array by group. */
 typedef struct gmm__wgrad_record {
     gmm_groups groups;
     gmm_options options;
@@ -107,7 +109,10 @@ typedef struct gmm__wgrad_record {
     gmm_grad grad[2];
     gmm__mlp_recipe quantized;
     int32_t wanted[2];
+    int32_t tag; /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
+
+enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
@@ -116,8 +121,60 @@ static void gmm__mlp_fire(const gmm_context *ctx, const gmm_grad_hooks *hooks, g
     if (wanted && hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
-static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
+static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const char *function,
+                                       const gmm_conversion *conversion, int query);
+#ifdef __CUDACC__
+static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e);
+#endif
+
+/* Copies bytes of the caller's to context memory in stream order; from the host's memory where `host`. */
+static gmm_status gmm__mlp_keep(const gmm__call *call, const void *from, int host, void *to, size_t bytes,
+                                gmm_stream stream) {
+    const gmm_mat src = gmm_mat_packed(GMM_U8, from), dst = gmm_mat_packed(GMM_U8, to);
+    gmm_conversion d = GMM_ZERO;
+    gmm__call step;
+    gmm_status s;
+#ifdef __CUDACC__ /* the addresses are arguments of a kernel */
+    if (host && call->ctx->config.space == GMM_SPACE_CUDA)
+        return gmm__cuda_status(call, gmm_launch_copy(to, from, (int64_t)(bytes / 8), stream));
+#else
+    (void)host;
+#endif
+    d.rows = 1;
+    d.cols = (int64_t)bytes;
+    d.options = &call->options;
+    d.src = &src;
+    d.dst = &dst;
+    s = gmm__convert_prepare(&step, call->ctx, call->function, &d, 0);
+    return s != GMM_OK ? s : gmm__serve(&step, NULL, NULL, 0, stream);
+}
+
+/* Copies the arrays by group that come with a destination, and makes the record's descriptors point at the copies. */
+static gmm_status gmm__mlp_keep_grad(const gmm__call *call, char *kept, gmm_mat *dw, gmm_grad *grad,
+                                     gmm_stream stream) {
+    const size_t G = (size_t)call->groups.count;
+    char *beta = kept + G * sizeof(void *), *frozen = beta + G * sizeof(float);
+    gmm_status s = GMM_OK;
+    if (dw->table) {
+        s = gmm__mlp_keep(call, dw->table, (dw->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0, kept,
+                          G * sizeof(void *), stream);
+        dw->table = (void *const *)kept;
+        dw->flags &= ~(uint32_t)GMM_MAT_TABLE_ON_HOST;
+    }
+    if (s == GMM_OK && grad->beta) {
+        s = gmm__mlp_keep(call, grad->beta, 0, beta, G * sizeof(float), stream);
+        grad->beta = (const float *)beta;
+    }
+    if (s == GMM_OK && grad->frozen) {
+        s = gmm__mlp_keep(call, grad->frozen, 0, frozen, G, stream);
+        grad->frozen = (const uint8_t *)frozen;
+    }
+    return s;
+}
+
+static gmm_status gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call, gmm_stream stream) {
     const gmm_mlp *d = &call->d.mlp;
+    const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm_wgrad_queue *q = d->queue;
     const gmm_linear *steps[2];
     const int roles[2] = { GMM__DW2, GMM__DW };
@@ -126,13 +183,16 @@ static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
     steps[0] = &t->wgrad2;
     steps[1] = &t->wgrad1;
     memset(&r, 0, sizeof r);
+    r.tag = GMM__WGRAD_TAG;
     r.groups = t->groups;
     r.options = t->options;
     if (d->hooks) r.hooks = *d->hooks;
     r.quantized = gmm__mlp_recipe_of(call);
+    r.quantized.quant.recipe = NULL;
     r.wanted[0] = d->dw2 != NULL;
     r.wanted[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
+        gmm_status s;
         if (!r.wanted[i]) continue;
         r.in[i] = steps[i]->in_features;
         r.out[i] = steps[i]->out_features;
@@ -140,9 +200,14 @@ static void gmm__mlp_record(const gmm__mlp_steps *t, const gmm__call *call) {
         r.dy[i] = *steps[i]->dy;
         r.dw[i] = call->mat[roles[i]];
         r.grad[i] = call->grad[roles[i]];
+        r.x[i].columnwise = r.dy[i].columnwise = r.dw[i].columnwise = r.grad[i].mat = NULL;
+        s = gmm__mlp_keep_grad(call, (char *)d->deferred + b.deferred_kept + (size_t)i * b.kept_bytes, &r.dw[i],
+                               &r.grad[i], stream);
+        if (s != GMM_OK) return s;
     }
     memcpy(&q->entries[(q->head + q->count) % q->capacity], &r, sizeof r);
     q->count++;
+    return GMM_OK;
 }
 
 static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -188,8 +253,7 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     gmm__mlp_fire(call->ctx, d->hooks, GMM_PARAM_B1, d->db1 != NULL, stream);
     if (d->dx)
         if ((s = gmm__mlp_step(plan, GMM_OP_LINEAR_DGRAD, &t.dgrad1, stream)) != GMM_OK) return s;
-    if (need.defer) gmm__mlp_record(&t, call);
-    return GMM_OK;
+    return need.defer ? gmm__mlp_record(&t, call, stream) : GMM_OK;
 }
 
 /* The linear wgrad of part i of a record. */
@@ -255,7 +319,8 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
 }
 
 /* A buffer beside the workspace that the plan has sized. */
-static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, const void *memory, size_t bytes, size_t need) {
+static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
+                                  size_t need) {
     if (!memory && need > 0)
         return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes", (unsigned long long)need);
     if (bytes < need)
@@ -263,6 +328,24 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, const void 
                            (unsigned long long)bytes, (unsigned long long)need);
     if ((uintptr_t)memory % GMM__WORKSPACE_ALIGN)
         return gmm__refuse(call, GMM_E_ALIGN, name, "%p is not aligned to %d bytes", memory, (int)GMM__WORKSPACE_ALIGN);
+    gmm__add_span(call, name, "", writes, memory, (int64_t)need);
+    return GMM_OK;
+}
+
+/* The queue's own fields, which callers may have set themselves. */
+static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q) {
+    if (!q || !q->entries) return gmm__refuse(call, GMM_E_NULL, "queue", "is NULL or has no entries");
+    if ((uintptr_t)q->entries % sizeof q->entries->opaque[0])
+        return gmm__refuse(call, GMM_E_ALIGN, "queue.entries", "%p is not aligned to %d bytes", (void *)q->entries,
+                           (int)sizeof q->entries->opaque[0]);
+    if (q->capacity < 1) return gmm__refuse(call, GMM_E_ARG, "queue.capacity", "%d must be >= 1", (int)q->capacity);
+    if (q->head < 0 || q->head >= q->capacity)
+        return gmm__refuse(call, GMM_E_ARG, "queue.head", "%d must be >= 0 and below the capacity %d", (int)q->head,
+                           (int)q->capacity);
+    if (q->count < 0 || q->count > q->capacity)
+        return gmm__refuse(call, GMM_E_ARG, "queue.count", "%d must be >= 0 and at most the capacity %d",
+                           (int)q->count, (int)q->capacity);
+    if (q->reserved) return gmm__refuse(call, GMM_E_ARG, "queue.reserved", "%d must be 0", (int)q->reserved);
     return GMM_OK;
 }
 
@@ -279,7 +362,7 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_FWD, "gmm_mlp_fwd", mlp, 0);
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
     if (call.d.mlp.saved &&
-        (s = gmm__mlp_buffer(&call, "saved", call.d.mlp.saved, call.d.mlp.saved_bytes, plan.saved_bytes)) != GMM_OK)
+        (s = gmm__mlp_buffer(&call, "saved", 1, call.d.mlp.saved, call.d.mlp.saved_bytes, plan.saved_bytes)) != GMM_OK)
         return s;
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
@@ -291,13 +374,11 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_BWD, "gmm_mlp_bwd", mlp, 0);
     const gmm_mlp *d = &call.d.mlp;
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if ((s = gmm__mlp_buffer(&call, "saved", d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
-        (s = gmm__mlp_buffer(&call, "deferred", d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK)
+    if ((s = gmm__mlp_buffer(&call, "saved", 0, d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
+        (s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK)
         return s;
     if (gmm__mlp_needs(&call).defer) {
-        if (!d->queue || !d->queue->entries)
-            return gmm__refuse(&call, GMM_E_NULL, "queue", "is NULL or has no entries, but weight gradients are "
-                               "delayed");
+        if ((s = gmm__mlp_check_queue(&call, d->queue)) != GMM_OK) return s;
         if (d->queue->count >= d->queue->capacity)
             return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", (int)d->queue->count,
                                (int)d->queue->capacity);
@@ -305,26 +386,50 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
+/* Notes the memory of a queued pair, so that an overlap is found before the first of the two is computed. */
+static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
+    static const char *const names[2] = { "dw2", "dw1" };
+    const int roles[2] = { GMM__DW2, GMM__DW };
+    gmm_linear l;
+    gmm_status s;
+    int i;
+    gmm__add_span(call, "groups.splits", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
+    gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
+    for (i = 0; i < 2; i++) {
+        if (!r->wanted[i]) continue;
+        gmm__mlp_replay(r, i, &l);
+        if ((s = gmm__read_mat(call, GMM__X_, "x", l.x, 1, 0, call->rows, l.in_features, GMM__FLOATS)) != GMM_OK ||
+            (s = gmm__read_mat(call, GMM__DY, "dy", l.dy, 1, 0, call->rows, l.out_features, GMM__FLOATS)) != GMM_OK ||
+            (s = gmm__read_grad(call, roles[i], names[i], l.dw, 1, l.out_features, l.in_features)) != GMM_OK)
+            return s;
+    }
+    return GMM_OK;
+}
+
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream) {
     gmm__call call;
     gmm__wgrad_record record;
     gmm_status s = gmm__open(&call, ctx, GMM_OP_MLP_WGRAD, "gmm_mlp_wgrad", 0);
-    if (s != GMM_OK) return s;
-    if (!queue || !queue->entries) return gmm__refuse(&call, GMM_E_NULL, "queue", "is NULL or has no entries");
+    if (s != GMM_OK || (s = gmm__mlp_check_queue(&call, queue)) != GMM_OK) return s;
     if (queue->count < 1)
         return gmm__refuse(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", (int)queue->count,
                            (int)queue->capacity);
     memcpy(&record, &queue->entries[queue->head], sizeof record);
+    if (record.tag != GMM__WGRAD_TAG)
+        return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] holds nothing that gmm_mlp_bwd recorded, yet is "
+                           "the first of %d", (int)queue->head, (int)queue->count);
     call.options = record.options;
     call.groups = record.groups;
     call.rows = record.groups.capacity;
     call.input = call.output = &record;
     (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", (int)record.groups.count, (long long)call.rows);
+    if ((s = gmm__mlp_read_record(&call, &record)) != GMM_OK) return s;
     if ((s = gmm__serve(&call, NULL, workspace, workspace_bytes, stream)) != GMM_OK) {
         memcpy(&queue->entries[queue->head], &record, sizeof record);
         return s;
     }
+    memset(&queue->entries[queue->head], 0, sizeof queue->entries[queue->head]);
     queue->head = (queue->head + 1) % queue->capacity;
     queue->count--;
     return GMM_OK;

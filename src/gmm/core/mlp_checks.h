@@ -72,7 +72,8 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
     const int fwd = call->op == GMM_OP_MLP_FWD;
     const int products = d->dx || d->dw1 || d->dw2 || d->db1 || d->dprob;
-    const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, 1);
+    const int64_t values = (int64_t)GMM_SLOTS * call->groups.count;
+    const gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, values);
     if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "
                            "input and grad (hadamard)", gmm_dtype_name(gmm__mlp_dtype(call)));
@@ -81,7 +82,9 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
         return gmm__refuse(call, call->quant.random ? GMM_E_ALIGN : GMM_E_NULL, "quant.random", "%p must be {seed, "
                            "offset} of dy and of dz, 8-byte aligned, for stochastic rounding",
                            (const void *)call->quant.random);
-    return s != GMM_OK ? s : gmm__check_array(call, "quant.amax", call->quant.amax, 0, 1);
+    if (r->grad.stochastic)
+        gmm__add_span(call, "quant.random", "", 0, call->quant.random, 4 * (int64_t)sizeof *call->quant.random);
+    return s != GMM_OK ? s : gmm__check_output(call, "quant.amax", call->quant.amax, 0, values);
 }
 
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
@@ -159,7 +162,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
             (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)) ||
             (s = gmm__read_grad(call, GMM__DB2, "db2", d->db2, 0, 1, out)) ||
-            (s = gmm__check_array(call, "dprob", d->dprob, 0, call->rows)))
+            (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)))
             return s;
     }
     {

@@ -4,6 +4,7 @@ enum { GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH
 typedef struct gmm__mlp_buffers {
     size_t z_bytes, h_bytes, offsets_bytes;       /* of one such matrix, rounded up */
     size_t saved_h, deferred_dz, deferred_h;      /* offsets */
+    size_t deferred_kept, kept_bytes;             /* of the arrays by group that come with dw2, and then with dw1 */
 } gmm__mlp_buffers;
 
 static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
@@ -15,6 +16,8 @@ static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     b.saved_h = b.z_bytes;
     b.deferred_dz = b.offsets_bytes;
     b.deferred_h = b.deferred_dz + b.z_bytes;
+    b.deferred_kept = b.deferred_h + b.h_bytes;
+    b.kept_bytes = gmm__round256((size_t)call->groups.count * (sizeof(void *) + sizeof(float) + 1));
     return b;
 }
 

@@ -28,6 +28,25 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     return GMM_OK;
 }
 
+/* Refuses a split whose padded sizes exceed the padded capacity, where a faulty split is a status. */
+static gmm_status gmm__check_padded(gmm__call *call) {
+    const gmm_padding *d = &call->d.pad;
+    int64_t begin = 0, padded = 0, end, g;
+    uint32_t fault = 0;
+    if (!gmm__split_is_status(call)) return GMM_OK;
+    for (g = 0; g < call->groups.count; g++, begin = end) {
+        int64_t size;
+        end = gmm_split_end(begin, gmm__split_value(&call->groups, g), call->groups.form, call->rows, 0, &fault);
+        size = gmm__round_up(end - begin, d->align);
+        if (size > d->padded_capacity - padded)
+            return gmm__refuse(call, GMM_E_SPLIT, "padded_capacity", "%lld cannot hold the groups up to %lld, which "
+                               "take %lld rows", (long long)d->padded_capacity, (long long)g,
+                               (long long)(padded + size));
+        padded += size;
+    }
+    return GMM_OK;
+}
+
 /* Checks a pad or unpad call. call->in is the columns, call->rows the unpadded capacity. */
 static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_padding *padding, int query) {
@@ -65,9 +84,10 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of src, %s",
                            gmm_dtype_name(call->mat[GMM__Y].dtype), gmm_dtype_name(call->mat[GMM__X_].dtype));
     if ((s = gmm__check_array(call, "src_prob", d->src_prob, d->dst_prob != NULL, src_rows)) != GMM_OK ||
-        (s = gmm__check_array(call, "dst_prob", d->dst_prob, d->src_prob != NULL, dst_rows)) != GMM_OK)
+        (s = gmm__check_output(call, "dst_prob", d->dst_prob, d->src_prob != NULL, dst_rows)) != GMM_OK)
         return s;
-    return gmm__check_array(call, "sizes", d->sizes, 0, call->groups.count);
+    if ((s = gmm__check_output(call, "sizes", d->sizes, 0, call->groups.count)) != GMM_OK) return s;
+    return query ? GMM_OK : gmm__check_padded(call);
 }
 
 GMMDEF gmm_status gmm_pad_query(gmm_context *ctx, gmm_op op, const gmm_padding *padding, gmm_info *info) {

@@ -28,7 +28,7 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
     call->groups.tail = p->tail;
     call->groups.fault = p->fault;
     call->rows = p->capacity;
-    return gmm__check_array(call, "fault", p->fault, 0, 1);
+    return gmm__check_output(call, "fault", p->fault, 0, 1);
 }
 
 static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int64_t rows,
@@ -45,10 +45,10 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
     switch (call->op) {
     case GMM_OP_PERMUTE_MAP:
         if ((s = gmm__check_array(call, "indices", p->indices, 1, slots)) != GMM_OK ||
-            (s = gmm__check_array(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
-            (s = gmm__check_array(call, "slot_of", p->slot_of, 0, p->capacity)) != GMM_OK)
+            (s = gmm__check_output(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
+            (s = gmm__check_output(call, "slot_of", p->slot_of, 0, p->capacity)) != GMM_OK)
             return s;
-        return gmm__check_array(call, "sizes", p->sizes, 0, p->experts);
+        return gmm__check_output(call, "sizes", p->sizes, 0, p->experts);
     case GMM_OP_PERMUTE_FWD:
         if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, plain)) != GMM_OK ||
             (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, plain)) != GMM_OK)
@@ -59,7 +59,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         if ((s = gmm__check_array(call, "slot_of", p->slot_of, 1, p->capacity)) != GMM_OK ||
             (s = gmm__check_array(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
             (s = gmm__check_array(call, "sizes", p->sizes, 1, p->experts)) != GMM_OK ||
-            (s = gmm__check_array(call, "row_probs", p->row_probs, 0, p->capacity)) != GMM_OK)
+            (s = gmm__check_output(call, "row_probs", p->row_probs, 0, p->capacity)) != GMM_OK)
             return s;
         return gmm__check_array(call, "probs", p->probs, p->row_probs != NULL, slots);
     case GMM_OP_PERMUTE_BWD:
@@ -69,7 +69,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
                       (s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK))
             return s;
         if ((s = gmm__check_array(call, "row_of", p->row_of, 1, slots)) != GMM_OK ||
-            (s = gmm__check_array(call, "dprobs", p->dprobs, 0, slots)) != GMM_OK)
+            (s = gmm__check_output(call, "dprobs", p->dprobs, 0, slots)) != GMM_OK)
             return s;
         return gmm__check_array(call, "drow_probs", p->drow_probs, p->dprobs != NULL, p->capacity);
     case GMM_OP_UNPERMUTE_FWD:
@@ -91,7 +91,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         if (p->dprobs &&
             ((s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, GMM__FLOATS)) != GMM_OK ||
              (s = gmm__check_array(call, "row_of", p->row_of, 1, slots)) != GMM_OK ||
-             (s = gmm__check_array(call, "dprobs", p->dprobs, 1, slots)) != GMM_OK))
+             (s = gmm__check_output(call, "dprobs", p->dprobs, 1, slots)) != GMM_OK))
             return s;
         return gmm__check_array(call, "probs", p->probs, 0, slots);
     default: return gmm__refuse(call, GMM_E_ARG, "op", "%s is no permutation", gmm_op_name(call->op));
@@ -104,6 +104,9 @@ static gmm_status gmm__permute(gmm_context *ctx, gmm_op op, const char *function
     gmm_status s = gmm__open(&call, ctx, op, function, query);
     if (s != GMM_OK || (s = gmm__read_permute(&call, permute)) != GMM_OK ||
         (s = gmm__read_permute_operands(&call)) != GMM_OK)
+        return s;
+    if (!query && (op == GMM_OP_PERMUTE_FWD || (op == GMM_OP_UNPERMUTE_BWD && permute->drows)) &&
+        (s = gmm__check_split(&call, "sizes")) != GMM_OK)
         return s;
     return gmm__serve(&call, info, workspace, workspace_bytes, stream);
 }

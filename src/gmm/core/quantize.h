@@ -118,6 +118,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (!query && f->stochastic && (!d->random || (uintptr_t)d->random % 8))
         return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
                            "aligned, for stochastic rounding", (const void *)d->random);
+    if (f->stochastic) gmm__add_span(call, "random", "", 0, d->random, 2 * (int64_t)sizeof *d->random);
     if ((s = gmm__check_array(call, "skip", d->skip, 0, 1)) != GMM_OK) return s;
     return gmm__check_array(call, "scale", d->scale, 0, gmm__units(call));
 }
@@ -228,9 +229,10 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
         return gmm__refuse(&call, GMM_E_ARG, "most_recent", "%d must be 0 or 1", (int)d->most_recent);
     if (d->dtype != GMM_E4M3 && d->dtype != GMM_E5M2)
         return gmm__refuse(&call, GMM_E_DTYPE, "dtype", "%s must be e4m3 or e5m2", gmm_dtype_name(d->dtype));
-    if ((s = gmm__check_array(&call, "history", d->history, 1, d->slots)) != GMM_OK ||
-        (s = gmm__check_array(&call, "scale", d->scale, 1, d->slots)) != GMM_OK ||
-        (s = gmm__select(&call, &plan)) != GMM_OK)
+    if ((s = gmm__check_output(&call, "history", d->history, d->slots > 0,
+                               (d->history_length - 1) * d->stride + d->slots)) != GMM_OK ||
+        (s = gmm__check_output(&call, "scale", d->scale, 1, d->slots)) != GMM_OK ||
+        (s = gmm__check_overlap(&call)) != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK)
         return s;
     if (d->reduce && (s = d->reduce(d->user, d->history, d->slots, stream)) != GMM_OK)
         return gmm__refuse(&call, s, "reduce", "gave %s", gmm_status_name(s));
@@ -293,8 +295,10 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
             (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
     }
+    all = gmm_shard_amaxes(f, d->count, d->rows, d->cols, d->columnwise != NULL);
     if ((s = gmm__check_array(&call, "master", d->master, d->length > 0, d->length)) != GMM_OK ||
-        (s = gmm__check_array(&call, "amax", d->amax, !f->delayed || d->phase == GMM_QUANT_AMAX, 1)) != GMM_OK ||
+        (s = d->phase == GMM_QUANT_AMAX ? gmm__check_output(&call, "amax", d->amax, 1, all)
+                                        : gmm__check_array(&call, "amax", d->amax, !f->delayed, all)) != GMM_OK ||
         (s = gmm__check_array(&call, "scale", d->scale, 0, d->count)) != GMM_OK)
         return s;
     return gmm__serve(&call, NULL, NULL, 0, stream);

@@ -34,13 +34,13 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
         return gmm__check_array(call, "dloss", r->dloss, 0, 2);
     }
     if ((s = gmm__check_array(call, "expert_bias", r->expert_bias, 0, r->experts)) != GMM_OK ||
-        (s = gmm__check_array(call, "indices", r->indices, 1, slots)) != GMM_OK ||
-        (s = gmm__check_array(call, "probs", r->probs, 1, slots)) != GMM_OK ||
-        (s = gmm__check_array(call, "counts", r->counts, 0, r->experts)) != GMM_OK ||
-        (s = gmm__check_array(call, "offsets", r->offsets, 0, (int64_t)r->experts + 1)) != GMM_OK ||
-        (s = gmm__check_array(call, "aux_loss", r->aux_loss, 0, 1)) != GMM_OK)
+        (s = gmm__check_output(call, "indices", r->indices, 1, slots)) != GMM_OK ||
+        (s = gmm__check_output(call, "probs", r->probs, 1, slots)) != GMM_OK ||
+        (s = gmm__check_output(call, "counts", r->counts, 0, r->experts)) != GMM_OK ||
+        (s = gmm__check_output(call, "offsets", r->offsets, 0, (int64_t)r->experts + 1)) != GMM_OK ||
+        (s = gmm__check_output(call, "aux_loss", r->aux_loss, 0, 1)) != GMM_OK)
         return s;
-    return gmm__check_array(call, "z_loss", r->z_loss, 0, 1);
+    return gmm__check_output(call, "z_loss", r->z_loss, 0, 1);
 }
 
 static gmm_status gmm__topk(gmm_context *ctx, gmm_op op, const char *function, const gmm_route *route, int query,

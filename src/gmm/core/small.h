@@ -26,7 +26,9 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
             return gmm__refuse(call, GMM_E_ARG, "x", "table must stand on the host (GMM_MAT_TABLE_ON_HOST)");
     }
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, 1, d->count, d->rows, d->cols, GMM__FLOATS)) != GMM_OK) return s;
-    return gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, d->rows, d->cols, GMM__FLOATS);
+    s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, 0, d->rows, d->cols, GMM__FLOATS);
+    call->in_place = call->mat[GMM__X_].dtype == call->mat[GMM__Y].dtype;
+    return s;
 }
 
 GMMDEF gmm_status gmm_accumulate_query(gmm_context *ctx, const gmm_accumulation *accumulation, gmm_info *info) {

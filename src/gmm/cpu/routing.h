@@ -53,6 +53,17 @@ static void gmm__heap_down(uint64_t *heap, int64_t count, int64_t i) {
     heap[i] = key;
 }
 
+/* Sorts into falling order what is such a heap. */
+static void gmm__heap_sort(uint64_t *heap, int64_t count) {
+    int64_t i;
+    for (i = count - 1; i > 0; i--) {
+        const uint64_t least = heap[0];
+        heap[0] = heap[i];
+        heap[i] = least;
+        gmm__heap_down(heap, i, 0);
+    }
+}
+
 /* The k candidates of the largest score + bias, in falling order. */
 static void gmm__choose(const float *score, const float *bias, int64_t experts, uint64_t *best, int64_t k) {
     int64_t e, i;
@@ -64,12 +75,7 @@ static void gmm__choose(const float *score, const float *bias, int64_t experts, 
         best[0] = candidate;
         gmm__heap_down(best, k, 0);
     }
-    for (i = k - 1; i > 0; i--) {
-        const uint64_t least = best[0];
-        best[0] = best[i];
-        best[i] = least;
-        gmm__heap_down(best, i, 0);
-    }
+    gmm__heap_sort(best, k);
 }
 
 /* Tokens are worked on in chunks that depend on T alone. Each chunk has its own counts and sums, which are added up in

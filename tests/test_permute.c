@@ -663,12 +663,13 @@ static void errors(int arg) {
 
 #define REFUSED(status, ...) \
     do { \
-        T_REFUSED(status, table[arg].run(T.ctx, &p, workspace, bytes, T.stream), name, __VA_ARGS__, NULL); \
+        T_REFUSED(status, table[arg].run(T.ctx, &p, workspace, bytes, T.stream), name, ": permute", __VA_ARGS__, \
+                  NULL); \
         p = good; \
     } while (0)
 #define REFUSED_SHAPE(status, ...) \
     do { \
-        T_REFUSED(status, gmm_permute_query(T.ctx, op, &p, &info), "gmm_permute_query", __VA_ARGS__, NULL); \
+        T_REFUSED(status, gmm_permute_query(T.ctx, op, &p, &info), "gmm_permute_query: permute", __VA_ARGS__, NULL); \
         REFUSED(status, __VA_ARGS__); \
     } while (0)
 #define BAD(field, value) p.field = value

@@ -595,7 +595,16 @@ GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *w
 
 /* -------------------------------------------------------------------------------------- 8 Permute, unpermute --- */
 
-/* Moves tokens to expert order and back. Slot i of token t (its i-th expert) is dropped where indices[t][i] is -1.
+/* Moves tokens to expert order and back. One descriptor serves five calls:
+       call            reads                                            writes
+       permute_map     indices                                          row_of, slot_of, sizes
+       permute_fwd     slot_of, sizes, row_of, x, probs                 rows, row_probs
+       unpermute_fwd   row_of, rows, probs                              out
+       unpermute_bwd   row_of, slot_of, sizes, dout, rows, probs        drows, dprobs
+       permute_bwd     row_of, drows, drow_probs                        dx, dprobs
+   The fields up to `sizes` describe one permutation and may stay set in all five calls. Of the operands behind them a
+   call refuses those that are not in its row, since it would leave them out (GMM_E_CONFIG).
+   Slot i of token t (its i-th expert) is dropped where indices[t][i] is -1.
    Rows of one expert keep the order of their tokens (then of their slots); experts follow one another, each segment
    rounded up to `align` rows.
    Shapes: x, dx [T, H]; indices, probs, dprobs, row_of [T, topk]; slot_of [R]; rows, drows [R, H]; row_probs,
@@ -616,18 +625,18 @@ typedef struct gmm_permute {
     const gmm_options *options;
     uint32_t *fault;          /* GMM_FAULT_INDEX, GMM_FAULT_CAPACITY; NULL = not wanted */
     const int32_t *indices;
-    int32_t *row_of;          /* row of each slot, -1 = dropped; map writes, the others read */
-    int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R, the others read */
-    int32_t *sizes;           /* rows of each expert, padding included; map writes: the splits of gmm_groups */
-    const gmm_mat *x;         /* permute_fwd reads */
-    const float *probs;       /* permute_fwd, unpermute read; NULL = none */
-    const gmm_mat *rows;      /* permute_fwd writes, unpermute reads */
-    float *row_probs;         /* permute_fwd writes (0 in padding); NULL = not wanted */
-    const gmm_mat *out;       /* unpermute_fwd writes */
-    const gmm_mat *dout;      /* unpermute_bwd reads */
-    const gmm_mat *drows;     /* permute_bwd reads, unpermute_bwd writes */
-    const float *drow_probs;  /* permute_bwd reads */
-    const gmm_mat *dx;        /* permute_bwd writes */
+    int32_t *row_of;          /* row of each slot, -1 = dropped */
+    int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R */
+    int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups */
+    const gmm_mat *x;
+    const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
+    const gmm_mat *rows;
+    float *row_probs;         /* 0 in padding; NULL = not wanted */
+    const gmm_mat *out;
+    const gmm_mat *dout;
+    const gmm_mat *drows;
+    const float *drow_probs;
+    const gmm_mat *dx;
     float *dprobs;            /* permute_bwd: from drow_probs; unpermute_bwd: from dout and rows. Dropped slots get 0 */
 } gmm_permute;
 
@@ -635,29 +644,29 @@ typedef struct gmm_permute {
 GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permute *permute, gmm_info *info);
 
 /* row_of, slot_of and sizes from indices (any of the three outputs may be NULL).
-   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd, GMM_E_CONFIG (an operand of another call). */
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x, rows.
    row_of, if there, spares a GPU reading a token once for each of its rows; the results are those of slot_of, whatever
-   it holds.  Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   it holds.  Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* dx[t] = sum over slots of drows[row]; dprobs from drow_probs. Needs row_of, and drows with dx or drow_probs with
-   dprobs.  Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   dprobs.  Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* out[t] = sum over slots of (probs) rows[row]. Needs row_of, rows, out.
-   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_unpermute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream);
 
 /* drows[r] = (probs) dout[token of r], zeros in padding; dprobs = dout . rows. Needs dout, and slot_of and sizes with
    drows (row_of as in permute_fwd), or row_of and rows with dprobs.  Stream, graph: enqueued; capturable.
-   Errors: as gmm_linear_fwd. */
+   Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream);
 
@@ -5059,6 +5068,35 @@ static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argume
     return gmm__read_mat(call, role, argument, mat, 1, 0, rows, call->d.permute.hidden, dtypes);
 }
 
+/* Refuses an operand that the call would leave out: the caller has mixed up two of the five. */
+static gmm_status gmm__permute_operands(gmm__call *call) {
+    enum { FWD = 1, BWD = 2, UNPERMUTE_FWD = 4, UNPERMUTE_BWD = 8 };
+    static const gmm_op ops[] = { GMM_OP_PERMUTE_FWD, GMM_OP_PERMUTE_BWD, GMM_OP_UNPERMUTE_FWD, GMM_OP_UNPERMUTE_BWD };
+    const gmm_permute *p = &call->d.permute;
+    const struct { const char *name; const void *address; int calls; } operands[] = {
+        { "x", p->x, FWD }, { "probs", p->probs, FWD | UNPERMUTE_FWD | UNPERMUTE_BWD },
+        { "rows", p->rows, FWD | UNPERMUTE_FWD | UNPERMUTE_BWD }, { "row_probs", p->row_probs, FWD },
+        { "out", p->out, UNPERMUTE_FWD }, { "dout", p->dout, UNPERMUTE_BWD },
+        { "drows", p->drows, BWD | UNPERMUTE_BWD }, { "drow_probs", p->drow_probs, BWD }, { "dx", p->dx, BWD },
+        { "dprobs", p->dprobs, BWD | UNPERMUTE_BWD }
+    };
+    size_t i, k, used;
+    int own = 0;
+    char others[80];
+    for (k = 0; k < sizeof ops / sizeof ops[0]; k++)
+        if (ops[k] == call->op) own = 1 << k;
+    for (i = 0; i < sizeof operands / sizeof operands[0]; i++) {
+        if (!operands[i].address || operands[i].calls & own) continue;
+        for (k = used = 0; k < sizeof ops / sizeof ops[0]; k++)
+            if (operands[i].calls >> k & 1)
+                used += (size_t)snprintf(others + used, sizeof others - used, "%s%s", used ? ", " : "",
+                                         gmm_op_name(ops[k]));
+        return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
+                           "it, only %s", gmm_op_name(call->op), others);
+    }
+    return GMM_OK;
+}
+
 /* What one of the five needs: an output that is given needs its inputs. */
 static gmm_status gmm__read_permute_operands(gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
@@ -5126,7 +5164,7 @@ static gmm_status gmm__permute(gmm_context *ctx, gmm_op op, const char *function
     gmm__call call;
     gmm_status s = gmm__open(&call, ctx, op, function, query);
     if (s != GMM_OK || (s = gmm__read_permute(&call, permute)) != GMM_OK ||
-        (s = gmm__read_permute_operands(&call)) != GMM_OK)
+        (s = gmm__read_permute_operands(&call)) != GMM_OK || (s = gmm__permute_operands(&call)) != GMM_OK)
         return s;
     return gmm__serve(&call, info, workspace, workspace_bytes, stream);
 }

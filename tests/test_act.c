@@ -596,8 +596,8 @@ static void differences(int kind) {
     do { \
         r.act = good; \
         change; \
-        T_REFUSED(GMM_E_CONFIG, gmm_act_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_act_fwd: activation.act.", __VA_ARGS__, \
-                  "G=7 T=12 ffn=24", NULL); \
+        T_REFUSED(GMM_E_CONFIG, gmm_act_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_act_fwd: activation.act.", \
+                  __VA_ARGS__, "G=7 T=12 ffn=24", NULL); \
         T_REFUSED(GMM_E_CONFIG, gmm_act_query(T.ctx, GMM_OP_ACT_BWD, &r.d, &info), "gmm_act_query: activation.act.", \
                   __VA_ARGS__, NULL); \
     } while (0)

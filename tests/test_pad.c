@@ -564,7 +564,8 @@ static void glu_bad(int arg) {
     REFUSE(GMM_E_NULL, src.data = NULL, "src has neither data nor table");
     REFUSE(GMM_E_ARG, src.table = table, "src has both data and table");
     REFUSE(GMM_E_NULL, (dst = gmm_mat_table(GMM_BF16, table, GMM_MAT_TABLE_ON_HOST)), "dst: table[1] is NULL");
-    REFUSE(GMM_E_ARG, (d.axis = GMM_GLU_COLUMNS, src.data = NULL, src.table = table), "src is one matrix", "not table", "columns");
+    REFUSE(GMM_E_ARG, (d.axis = GMM_GLU_COLUMNS, src.data = NULL, src.table = table), "src is one matrix",
+           "not table", "columns");
     REFUSE(GMM_E_DTYPE, dst.dtype = GMM_F16, "dst: dtype f16 must be that of glu.src, bf16");
     REFUSE(GMM_E_DTYPE, src.dtype = GMM_E2M1, "src: dtype e2m1");
     REFUSE(GMM_E_STRIDE, src.ld = 2, "src: ld 2 must be >= the 3 columns");

@@ -646,7 +646,7 @@ static void errors(int arg) {
         {GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, "gmm_unpermute_fwd"},
         {GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, "gmm_unpermute_bwd"},
     };
-    static const int others[5] = {10, 6, 5, 7, 5}; /* of 10 operands, those that the call has no use for */
+    static const int others[5] = {10, 6, 6, 7, 5}; /* of 10 operands, those that the call has no use for */
     const permute_case c = {GMM_F32, GMM_F32, 6, 5, 4, 4, 2, 4, 10, 3, GMM_TAIL_KEEP, 0};
     const gmm_op op = table[arg].op;
     const char *name = table[arg].name;

@@ -167,6 +167,9 @@ static void take_gpu_defaults(void) {
     }
 }
 
+/* Where training that is stopped is saved without --save. */
+static const char stopped_file[] = "build/train_moe.safetensors";
+
 static void print_help(void) {
     printf("usage: train_moe [options]\nTrains a byte-level mixture-of-experts language model; every matrix product is "
            "gmm's.\nThe last tenth of the text is held out. Options (a star: --resume takes it from the checkpoint):"
@@ -177,9 +180,12 @@ static void print_help(void) {
         printf("%s--%s %s", i % 6 ? " " : "\n  ", option_of(gpu_defaults[i].value)->name, gpu_defaults[i].text);
     printf("\n\nThe last line reads: held-out X nats/byte, bigram Y nats/byte. Y is an add-one-smoothed bigram model\n"
            "of the same training text on the same held-out bytes.\n\n"
+           "Ctrl-C and SIGTERM end training behind the step under way. It is saved as --save says, else as\n"
+           "%s, the command that continues is printed, and the program ends with 128 plus\n"
+           "the signal's number. A second one ends it at once.\n\n"
            "--compare takes each step twice from one state, the second time on the CPU engine, whose operands are\n"
            "the host's, and ends with 1 where losses or gradients differ by more than rounding. With --engine cpu the\n"
-           "first time has operands of its own, as on a GPU, and they may not differ at all.\n");
+           "first time has operands of its own, as on a GPU, and they may not differ at all.\n", stopped_file);
 }
 
 static gmm_dtype dtype_of(const char *name) {
@@ -214,9 +220,6 @@ static gmm_engine engine_of(const char *name) {
 #undef ENGINE_ROW
     return GMM_ENGINE_AUTO;
 }
-
-/* Where training that is stopped is saved without --save. */
-static const char stopped_file[] = "build/train_moe.safetensors";
 
 /* The signal that asked training to stop; 0 = none. The same signal again ends the program at once. */
 static volatile sig_atomic_t stop_signal;

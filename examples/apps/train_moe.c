@@ -182,7 +182,7 @@ static void print_help(void) {
            "of the same training text on the same held-out bytes.\n\n"
            "Ctrl-C and SIGTERM end training behind the step under way. It is saved as --save says, else as\n"
            "%s, the command that continues is printed, and the program ends with 128 plus\n"
-           "the signal's number. A second one ends it at once.\n\n"
+           "the signal's number. The same signal again ends it at once.\n\n"
            "--compare takes each step twice from one state, the second time on the CPU engine, whose operands are\n"
            "the host's, and ends with 1 where losses or gradients differ by more than rounding. With --engine cpu the\n"
            "first time has operands of its own, as on a GPU, and they may not differ at all.\n", stopped_file);

@@ -72,7 +72,7 @@ COMMON_OBJ := $(COMMON_SRC:%.c=$(B)/obj/%.o)
 EXAMPLES := $(EXAMPLE_SRC:%.c=$(B)/%)
 EXAMPLES_CXX := $(EXAMPLE_CXX:%.cpp=$(B)/%)
 
-.PHONY: all run test test-files test-train examples bench bench-gtp recipes probes gpu-report sanitize \
+.PHONY: all run test test-files test-programs test-train examples bench bench-gtp recipes probes gpu-report sanitize \
         check headers checksums pairs sass-diff check-sources fuzz help install clean FORCE
 
 ##
@@ -96,6 +96,10 @@ test: $(B)/gmm_tests
 ##   test-files             the programs' files beside Python's safetensors, with numpy (a folder with both: PYTHONPATH=)
 test-files: $(B)/train_moe $(B)/convert_checkpoint $(B)/fault.so
 	$(Q)python3 tests/checkpoint_files.py --build $(B) $(ARGS)
+
+##   test-programs          train_moe stopped by signals and started from anywhere; messages and pictures of the programs
+test-programs: $(B)/train_moe $(B)/gtp_planner $(B)/loss_curves
+	$(Q)python3 tests/programs.py --build $(B) $(ARGS)
 
 ##   test-train             each step of train_moe on its engine, and from the same state on the CPU engine; with a GPU
 ##                          within bounds, else to the bit, with operands apart from the host's; ARGS="--engine mma"

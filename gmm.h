@@ -164,7 +164,9 @@ GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
    Stream, graph: a GPU context's destruction may wait for the device (cuBLASLt). Errors: none. */
 GMMDEF void gmm_destroy(gmm_context *ctx);
 
-/* What the last failing call on this context said; "" before any. Lives until the next failing call.
+/* What the last failing call on this context said; "" before any. Lives until the next failing call. A field is named
+   behind the descriptor's name in the declaration: "gmm_linear_wgrad: linear.dw is NULL: linear_wgrad needs a
+   destination (G=4 T=29 K=17 N=23)".
    Stream, graph: no effect on either. Errors: none; ctx NULL gives "". */
 GMMDEF const char *gmm_last_error(const gmm_context *ctx);
 
@@ -640,7 +642,16 @@ GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *w
 
 /* -------------------------------------------------------------------------------------- 8 Permute, unpermute --- */
 
-/* Moves tokens to expert order and back. Slot i of token t (its i-th expert) is dropped where indices[t][i] is -1.
+/* Moves tokens to expert order and back. One descriptor serves five calls:
+       call            reads                                            writes
+       permute_map     indices                                          row_of, slot_of, sizes
+       permute_fwd     slot_of, sizes, row_of, x, probs                 rows, row_probs
+       unpermute_fwd   row_of, rows, probs                              out
+       unpermute_bwd   row_of, slot_of, sizes, dout, rows, probs        drows, dprobs
+       permute_bwd     row_of, drows, drow_probs                        dx, dprobs
+   The fields up to `sizes` describe one permutation and may stay set in all five calls. Of the operands behind them a
+   call refuses those that are not in its row, since it would leave them out (GMM_E_CONFIG).
+   Slot i of token t (its i-th expert) is dropped where indices[t][i] is -1.
    Rows of one expert keep the order of their tokens (then of their slots); experts follow one another, each segment
    rounded up to `align` rows.
    Shapes: x, dx [T, H]; indices, probs, dprobs, row_of [T, topk]; slot_of [R]; rows, drows [R, H]; row_probs,
@@ -661,18 +672,18 @@ typedef struct gmm_permute {
     const gmm_options *options;
     uint32_t *fault;          /* GMM_FAULT_INDEX, GMM_FAULT_CAPACITY; NULL = not wanted */
     const int32_t *indices;
-    int32_t *row_of;          /* row of each slot, -1 = dropped; map writes, the others read */
-    int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R, the others read */
-    int32_t *sizes;           /* rows of each expert, padding included; map writes: the splits of gmm_groups */
-    const gmm_mat *x;         /* permute_fwd reads */
-    const float *probs;       /* permute_fwd, unpermute read; NULL = none */
-    const gmm_mat *rows;      /* permute_fwd writes, unpermute reads */
-    float *row_probs;         /* permute_fwd writes (0 in padding); NULL = not wanted */
-    const gmm_mat *out;       /* unpermute_fwd writes */
-    const gmm_mat *dout;      /* unpermute_bwd reads */
-    const gmm_mat *drows;     /* permute_bwd reads, unpermute_bwd writes */
-    const float *drow_probs;  /* permute_bwd reads */
-    const gmm_mat *dx;        /* permute_bwd writes */
+    int32_t *row_of;          /* row of each slot, -1 = dropped */
+    int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R */
+    int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups */
+    const gmm_mat *x;
+    const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
+    const gmm_mat *rows;
+    float *row_probs;         /* 0 in padding; NULL = not wanted */
+    const gmm_mat *out;
+    const gmm_mat *dout;
+    const gmm_mat *drows;
+    const float *drow_probs;
+    const gmm_mat *dx;
     float *dprobs;            /* permute_bwd: from drow_probs; unpermute_bwd: from dout and rows. Dropped slots get 0 */
 } gmm_permute;
 
@@ -680,29 +691,29 @@ typedef struct gmm_permute {
 GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permute *permute, gmm_info *info);
 
 /* row_of, slot_of and sizes from indices (any of the three outputs may be NULL).
-   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd, GMM_E_CONFIG (an operand of another call). */
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x, rows.
    row_of, if there, spares a GPU reading a token once for each of its rows; the results are those of slot_of, whatever
-   it holds.  Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   it holds.  Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* dx[t] = sum over slots of drows[row]; dprobs from drow_probs. Needs row_of, and drows with dx or drow_probs with
-   dprobs.  Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   dprobs.  Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* out[t] = sum over slots of (probs) rows[row]. Needs row_of, rows, out.
-   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_unpermute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream);
 
 /* drows[r] = (probs) dout[token of r], zeros in padding; dprobs = dout . rows. Needs dout, and slot_of and sizes with
    drows (row_of as in permute_fwd), or row_of and rows with dprobs.  Stream, graph: enqueued; capturable.
-   Errors: as gmm_linear_fwd. */
+   Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream);
 
@@ -1617,6 +1628,7 @@ typedef struct gmm__call {
     gmm_op op;
     int query;
     const char *function; /* for messages */
+    const char *path;     /* for messages: the descriptor's name in the declaration; NULL = the call takes none */
     char shapes[112];
     gmm_options options;
     gmm_groups groups;
@@ -1682,16 +1694,34 @@ typedef struct gmm__engine_row {
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 
-/* Fails a call: "gmm_linear_fwd: w: <what is wrong> (<shapes>)". */
-static GMM__UNUSED gmm_status gmm__refuse(gmm__call *call, gmm_status status, const char *argument, const char *format,
-                                          ...) {
+/* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
+   descriptor, and gets the descriptor's name in front, or one of the arguments beside the descriptor. A rule that
+   continues the argument's name ("is NULL", "has both data and table") has no colon before it. */
+static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
+                                          const char *format, ...) {
+    static const char *const beside[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
+    static const char *const verbs[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
+    int field = call->path && strcmp(argument, call->path), sentence = 0;
     char what[320];
+    size_t i;
     va_list list;
+    for (i = 0; i < sizeof beside / sizeof beside[0]; i++) field = field && strcmp(argument, beside[i]);
     va_start(list, format);
     (void)vsnprintf(what, sizeof what, format, list);
     va_end(list);
-    return gmm__fail(&call->ctx->error, status, "%s: %s: %s%s%s%s", call->function, argument, what,
-                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(what, verbs[i], strlen(verbs[i]));
+    return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
+                     field ? "." : "", argument, sentence ? "" : ":", what, call->shapes[0] ? " (" : "", call->shapes,
+                     call->shapes[0] ? ")" : "");
+}
+
+/* Fails a call for what `rule` says of a member of `argument`; the rule opens with the member: "limit: -1 must be". */
+static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_status status, const char *argument,
+                                                 const char *rule) {
+    char path[96];
+    const size_t name = strcspn(rule, ":");
+    (void)snprintf(path, sizeof path, "%s.%.*s", argument, (int)name, rule);
+    return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
 }
 
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *to, size_t size,
@@ -1706,6 +1736,13 @@ static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, v
                            given, (unsigned)size, GMM_VERSION_STRING);
     memset(to, 0, sizeof given); /* the copy has this version's size */
     return GMM_OK;
+}
+
+/* Reads the call's descriptor. */
+static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *argument, void *to, size_t size,
+                                                   const void *from) {
+    call->path = argument;
+    return gmm__read(call, argument, to, size, from);
 }
 
 /* What messages say about a call before its descriptors are checked: zeros and none where they cannot be read. */
@@ -1939,7 +1976,9 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     gmm_status s;
     int64_t bytes, size;
     memset(m, 0, sizeof *m);
-    if (!mat) return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL") : GMM_OK;
+    if (!mat)
+        return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs it", gmm_op_name(call->op))
+                        : GMM_OK;
     if ((s = gmm__read(call, argument, m, sizeof *m, mat)) != GMM_OK) return s;
     if (m->dtype <= GMM_NONE || m->dtype > GMM_I64 || !(dtypes >> m->dtype & 1u))
         return gmm__refuse(call, GMM_E_DTYPE, argument, "dtype %s is not accepted here", gmm_dtype_name(m->dtype));
@@ -2097,9 +2136,13 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
                                              int required, int64_t rows, int64_t cols) {
     gmm_grad *g = &call->grad[role];
     gmm_status s;
+    char name[32];
     memset(g, 0, sizeof *g);
     memset(&call->mat[role], 0, sizeof call->mat[role]);
-    if (!grad) return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL") : GMM_OK;
+    if (!grad)
+        return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs a destination",
+                                      gmm_op_name(call->op))
+                        : GMM_OK;
     if ((s = gmm__read(call, argument, g, sizeof *g, grad)) != GMM_OK) return s;
     if ((g->main_grad | g->overwrite) & ~1)
         return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", (int)g->main_grad,
@@ -2109,7 +2152,8 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
         return gmm__refuse(call, GMM_E_ALIGN, argument, "beta %p is not aligned to 4 bytes", (const void *)g->beta);
     gmm__add_span(call, argument, ".beta", 0, g->beta, call->groups.count * (int64_t)sizeof *g->beta);
     gmm__add_span(call, argument, ".frozen", 0, g->frozen, call->groups.count);
-    return gmm__read_mat(call, role, argument, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
+    (void)snprintf(name, sizeof name, "%s.mat", argument);
+    return gmm__read_mat(call, role, name, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
 }
 
 /* An array of 4-byte values that a call reads. */
@@ -2345,17 +2389,18 @@ static gmm_status gmm__check_factors(gmm__call *call, int first, const char *fir
     call->in_align = call->out_align = align;
     if (a->scaling == GMM_SCALING_NONE && b->scaling == GMM_SCALING_NONE)
         return a->dtype == b->dtype ? GMM_OK
-                                    : gmm__refuse(call, GMM_E_DTYPE, second_name, "dtype %s must be that of %s, %s",
-                                                  gmm_dtype_name(b->dtype), first_name, gmm_dtype_name(a->dtype));
+                                    : gmm__refuse(call, GMM_E_DTYPE, second_name, "dtype %s must be that of %s.%s, %s",
+                                                  gmm_dtype_name(b->dtype), call->path, first_name,
+                                                  gmm_dtype_name(a->dtype));
     if (a->scaling == GMM_SCALING_NONE ? second != GMM__W || family[b->scaling] < 3
                                        : family[a->scaling] != family[b->scaling] ||
                                          (a->scaling == GMM_SCALING_128X128 && b->scaling == GMM_SCALING_128X128))
-        return gmm__refuse(call, GMM_E_DTYPE, second_name, "%s scaled %s does not multiply %s %s scaled %s",
-                           gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling), first_name,
+        return gmm__refuse(call, GMM_E_DTYPE, second_name, "%s scaled %s does not multiply %s.%s, %s scaled "
+                           "%s", gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling), call->path, first_name,
                            gmm_dtype_name(a->dtype), gmm_scaling_name(a->scaling));
     if (a->hadamard != b->hadamard)
-        return gmm__refuse(call, GMM_E_CONFIG, second_name, "hadamard 0x%x must be that of %s, 0x%x",
-                           (unsigned)b->hadamard, first_name, (unsigned)a->hadamard);
+        return gmm__refuse(call, GMM_E_CONFIG, second_name, "hadamard 0x%x must be that of %s.%s, 0x%x",
+                           (unsigned)b->hadamard, call->path, first_name, (unsigned)a->hadamard);
     if (call->in % align || call->out % align)
         return gmm__refuse(call, GMM_E_ARG, call->in % align ? "in_features" : "out_features", "%lld must be a "
                            "multiple of %d for scaling %s", (long long)(call->in % align ? call->in : call->out),
@@ -2378,7 +2423,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     gmm_groups g;
     int64_t G, K, N;
 
-    if (s != GMM_OK || (s = gmm__read(call, "linear", d, sizeof *d, linear)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "linear", d, sizeof *d, linear)) != GMM_OK) return s;
     K = call->in = d->in_features;
     N = call->out = d->out_features;
     gmm__peek_groups(d->groups, &g);
@@ -2418,7 +2463,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
             return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if (!d->db && !d->d_row_scale)
-            return gmm__refuse(call, GMM_E_NULL, "db", "and d_row_scale are both NULL: nothing is wanted");
+            return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_row_scale are both NULL: nothing is wanted");
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 0, 1, N)) != GMM_OK) return s;
     }
 
@@ -3120,7 +3165,7 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_activation *d = &call->d.act;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     char rule[160];
-    if (s != GMM_OK || (s = gmm__read(call, "activation", d, sizeof *d, activation)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "activation", d, sizeof *d, activation)) != GMM_OK) return s;
     {
         gmm_groups g;
         gmm_act a = GMM_ZERO;
@@ -3137,8 +3182,8 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
     if (d->ffn < 1) return gmm__refuse(call, GMM_E_ARG, "ffn", "%lld must be >= 1", (long long)d->ffn);
     if ((s = gmm__read(call, "act", &call->act, sizeof call->act, d->act)) != GMM_OK) return s;
-    if ((s = gmm__check_act(&call->act, d->ffn, "act.", rule, sizeof rule)) != GMM_OK)
-        return gmm__fail(&ctx->error, s, "%s: %s (%s)", function, rule, call->shapes);
+    if ((s = gmm__check_act(&call->act, d->ffn, "", rule, sizeof rule)) != GMM_OK)
+        return gmm__refuse_member(call, s, "act", rule);
     if (d->ffn > INT64_MAX / 2)
         return gmm__refuse(call, GMM_E_OVERFLOW, "ffn", "%lld does not fit 64 bits twice", (long long)d->ffn);
     call->out = d->ffn;
@@ -3154,7 +3199,8 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
         return s;
     if (!query && !d->dx && !d->dprob && !d->y)
-        return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so are dprob and y: nothing is asked for");
+        return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so are activation.dprob and activation.y: "
+                           "nothing is asked for");
     return GMM_OK;
 }
 
@@ -3433,9 +3479,10 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     if (!in) return gmm__fail(error, GMM_E_NULL, "gmm_pad_decide: in is NULL");
     if (!align) return gmm__fail(error, GMM_E_NULL, "gmm_pad_decide: align is NULL");
     if (in->recipe < GMM_RECIPE_NONE || in->recipe > GMM_RECIPE_NVFP4)
-        return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: recipe: %d is no recipe", (int)in->recipe);
+        return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: in.recipe: %d is no recipe", (int)in->recipe);
     if (in->dispatcher < GMM_DISPATCH_ALLTOALL || in->dispatcher > GMM_DISPATCH_NCCLEP)
-        return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: dispatcher: %d is no dispatcher", (int)in->dispatcher);
+        return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: in.dispatcher: %d is no dispatcher",
+                         (int)in->dispatcher);
     /* asking the router to pad is not enough: with few tokens it cannot reach the multiple, so its result counts */
     padded = (in->router_padding && in->router_padding_done) || in->dispatcher == GMM_DISPATCH_HYBRIDEP ||
              in->dispatcher == GMM_DISPATCH_NCCLEP ||
@@ -3470,7 +3517,7 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int pad = op == GMM_OP_PAD;
     int64_t src_rows, dst_rows;
-    if (s != GMM_OK || (s = gmm__read(call, "padding", d, sizeof *d, padding)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "padding", d, sizeof *d, padding)) != GMM_OK) return s;
     {
         gmm_groups g;
         gmm__peek_groups(d->groups, &g);
@@ -3497,8 +3544,9 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, dst_rows, d->cols, GMM__BYTES)) != GMM_OK)
         return s;
     if (call->mat[GMM__Y].dtype != call->mat[GMM__X_].dtype)
-        return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of src, %s",
-                           gmm_dtype_name(call->mat[GMM__Y].dtype), gmm_dtype_name(call->mat[GMM__X_].dtype));
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of %s.src, %s",
+                           gmm_dtype_name(call->mat[GMM__Y].dtype), call->path,
+                           gmm_dtype_name(call->mat[GMM__X_].dtype));
     if ((s = gmm__check_array(call, "src_prob", d->src_prob, d->dst_prob != NULL, src_rows)) != GMM_OK ||
         (s = gmm__check_output(call, "dst_prob", d->dst_prob, d->src_prob != NULL, dst_rows)) != GMM_OK)
         return s;
@@ -3617,7 +3665,7 @@ static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char
                                    int query) {
     gmm_glu *d = &call->d.glu;
     gmm_status s = gmm__open(call, ctx, GMM_OP_GLU_INTERLEAVE, function, query);
-    if (s != GMM_OK || (s = gmm__read(call, "glu", d, sizeof *d, glu)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "glu", d, sizeof *d, glu)) != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "%s count=%lld ffn=%lld cols=%lld block=%d %s",
                    d->axis == GMM_GLU_COLUMNS ? "columns" : "rows", (long long)d->count, (long long)d->ffn,
                    (long long)d->cols, (int)d->block, gmm__peek_dtype(d->src));
@@ -3638,8 +3686,9 @@ static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char
         (s = gmm__glu_read(call, GMM__Y, "dst", d->dst)) != GMM_OK)
         return s;
     if (call->mat[GMM__Y].dtype != call->mat[GMM__X_].dtype)
-        return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of src, %s",
-                           gmm_dtype_name(call->mat[GMM__Y].dtype), gmm_dtype_name(call->mat[GMM__X_].dtype));
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of %s.src, %s",
+                           gmm_dtype_name(call->mat[GMM__Y].dtype), call->path,
+                           gmm_dtype_name(call->mat[GMM__X_].dtype));
     return GMM_OK;
 }
 
@@ -3865,8 +3914,8 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
         return gmm__read_mat(call, role, argument, mat, rowwise || columnwise, call->groups.count, rows, cols,
                              GMM__FLOATS);
     if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
-        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what quant.recipe makes of "
-                           "weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
+                           "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
                            gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (way = 0; way < 2 && s == GMM_OK; way++) {
@@ -3899,7 +3948,7 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     int i;
     for (i = 0; i < 3; i++)
         if (features[i].value % align)
-            return gmm__refuse(call, GMM_E_ARG, features[i].name, "%lld must be a multiple of %d for quant.recipe",
+            return gmm__refuse(call, GMM_E_ARG, features[i].name, "%lld must be a multiple of %d for mlp.quant.recipe",
                                (long long)features[i].value, (int)align);
     call->in_align = call->out_align = align;
     return GMM_OK;
@@ -3938,17 +3987,17 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_error error;
     gmm_groups g;
 
-    if (s != GMM_OK || (s = gmm__read(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
     if (op < GMM_OP_MLP_FWD || op > GMM_OP_MLP_WGRAD)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no MLP operation", (int)op);
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "mlp.reserved", "%d must be 0", (int)d->reserved);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
     if ((s = gmm__read(call, "config", c, sizeof *c, d->config)) != GMM_OK) return s;
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     gmm__peek_groups(d->groups, &g);
     (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld hidden=%lld ffn=%lld out=%lld %s", (int)g.count,
                    (long long)g.capacity, (long long)c->hidden, (long long)c->ffn, (long long)c->hidden_out,
                    gmm_act_name(c->act.kind));
-    if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse(call, error.status, "config", "%s", error.text);
+    if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse_member(call, error.status, "config", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
     if (!d->quant && c->recipe != GMM_RECIPE_NONE)
         return gmm__refuse(call, GMM_E_CONFIG, "config.recipe", "%d needs quant, which is NULL: the products would not "
@@ -3958,10 +4007,10 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)
             return s;
         if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
-            return gmm__refuse(call, s, "quant.recipe", "%s", error.text);
+            return gmm__refuse_member(call, s, "quant.recipe", error.text);
         if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
-            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be config.recipe, %d, and not none",
-                               (int)call->recipe.kind, (int)c->recipe);
+            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be mlp.config.recipe, %d, and "
+                               "not none", (int)call->recipe.kind, (int)c->recipe);
         if (call->quant.reserved)
             return gmm__refuse(call, GMM_E_ARG, "quant.reserved", "%d must be 0", (int)call->quant.reserved);
         if ((s = gmm__mlp_check_features(call)) != GMM_OK) return s;
@@ -4013,7 +4062,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         for (i = 0; i < 3; i++)
             if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
                 call->mat[roles[i]].scaling == GMM_SCALING_NONE)
-                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of %s, %s",
+                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of mlp.%s, %s",
                                    gmm_dtype_name(call->mat[roles[i]].dtype), call->mat[GMM__W2].scaling ==
                                    GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy", gmm_dtype_name(dtype));
     }
@@ -5058,7 +5107,7 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     gmm_route *r = &call->d.route;
     const int bwd = call->op == GMM_OP_TOPK_BWD;
     int64_t slots;
-    gmm_status s = gmm__read(call, "route", r, sizeof *r, route);
+    gmm_status s = gmm__read_descriptor(call, "route", r, sizeof *r, route);
     if (s != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, (int)r->experts,
                    (int)r->topk, gmm__peek_dtype(r->logits));
@@ -5417,7 +5466,7 @@ static gmm_status gmm__cpu_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
     gmm_permute *p = &call->d.permute;
     int64_t slots;
-    gmm_status s = gmm__read(call, "permute", p, sizeof *p, permute);
+    gmm_status s = gmm__read_descriptor(call, "permute", p, sizeof *p, permute);
     if (s != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d R=%lld H=%lld", (long long)p->tokens,
                    (int)p->experts, (int)p->topk, (long long)p->capacity, (long long)p->hidden);
@@ -5451,6 +5500,35 @@ static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argume
     return gmm__read_mat(call, role, argument, mat, 1, 0, rows, call->d.permute.hidden, dtypes);
 }
 
+/* Refuses an operand that the call would leave out: the caller has mixed up two of the five. */
+static gmm_status gmm__permute_operands(gmm__call *call) {
+    enum { FWD = 1, BWD = 2, UNPERMUTE_FWD = 4, UNPERMUTE_BWD = 8 };
+    static const gmm_op ops[] = { GMM_OP_PERMUTE_FWD, GMM_OP_PERMUTE_BWD, GMM_OP_UNPERMUTE_FWD, GMM_OP_UNPERMUTE_BWD };
+    const gmm_permute *p = &call->d.permute;
+    const struct { const char *name; const void *address; int calls; } operands[] = {
+        { "x", p->x, FWD }, { "probs", p->probs, FWD | UNPERMUTE_FWD | UNPERMUTE_BWD },
+        { "rows", p->rows, FWD | UNPERMUTE_FWD | UNPERMUTE_BWD }, { "row_probs", p->row_probs, FWD },
+        { "out", p->out, UNPERMUTE_FWD }, { "dout", p->dout, UNPERMUTE_BWD },
+        { "drows", p->drows, BWD | UNPERMUTE_BWD }, { "drow_probs", p->drow_probs, BWD }, { "dx", p->dx, BWD },
+        { "dprobs", p->dprobs, BWD | UNPERMUTE_BWD }
+    };
+    size_t i, k, used;
+    int own = 0;
+    char others[80];
+    for (k = 0; k < sizeof ops / sizeof ops[0]; k++)
+        if (ops[k] == call->op) own = 1 << k;
+    for (i = 0; i < sizeof operands / sizeof operands[0]; i++) {
+        if (!operands[i].address || operands[i].calls & own) continue;
+        for (k = used = 0; k < sizeof ops / sizeof ops[0]; k++)
+            if (operands[i].calls >> k & 1)
+                used += (size_t)snprintf(others + used, sizeof others - used, "%s%s", used ? ", " : "",
+                                         gmm_op_name(ops[k]));
+        return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
+                           "it, only %s", gmm_op_name(call->op), others);
+    }
+    return GMM_OK;
+}
+
 /* What one of the five needs: an output that is given needs its inputs. */
 static gmm_status gmm__read_permute_operands(gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
@@ -5469,7 +5547,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
             (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, plain)) != GMM_OK)
             return s;
         if (call->mat[GMM__X_].dtype != call->mat[GMM__ROWS].dtype)
-            return gmm__refuse(call, GMM_E_DTYPE, "rows", "dtype %s must be that of x, %s",
+            return gmm__refuse(call, GMM_E_DTYPE, "rows", "dtype %s must be that of permute.x, %s",
                                gmm_dtype_name(call->mat[GMM__ROWS].dtype), gmm_dtype_name(call->mat[GMM__X_].dtype));
         if ((s = gmm__check_array(call, "slot_of", p->slot_of, 1, p->capacity)) != GMM_OK ||
             (s = gmm__check_array(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
@@ -5479,7 +5557,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         return gmm__check_array(call, "probs", p->probs, p->row_probs != NULL, slots);
     case GMM_OP_PERMUTE_BWD:
         if (!p->dx && !p->dprobs && !call->query)
-            return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL and dprobs is, too: nothing is asked for");
+            return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so is permute.dprobs: nothing is asked for");
         if (p->dx && ((s = gmm__permute_mat(call, GMM__DX, "dx", p->dx, p->tokens, GMM__FLOATS)) != GMM_OK ||
                       (s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK))
             return s;
@@ -5495,7 +5573,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         return gmm__check_array(call, "probs", p->probs, 0, slots);
     case GMM_OP_UNPERMUTE_BWD:
         if (!p->drows && !p->dprobs && !call->query)
-            return gmm__refuse(call, GMM_E_NULL, "drows", "is NULL and dprobs is, too: nothing is asked for");
+            return gmm__refuse(call, GMM_E_NULL, "drows", "is NULL, and so is permute.dprobs: nothing is asked for");
         if ((s = gmm__permute_mat(call, GMM__DOUT, "dout", p->dout, p->tokens, GMM__FLOATS)) != GMM_OK) return s;
         if (p->drows &&
             ((s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK ||
@@ -5518,7 +5596,7 @@ static gmm_status gmm__permute(gmm_context *ctx, gmm_op op, const char *function
     gmm__call call;
     gmm_status s = gmm__open(&call, ctx, op, function, query);
     if (s != GMM_OK || (s = gmm__read_permute(&call, permute)) != GMM_OK ||
-        (s = gmm__read_permute_operands(&call)) != GMM_OK)
+        (s = gmm__read_permute_operands(&call)) != GMM_OK || (s = gmm__permute_operands(&call)) != GMM_OK)
         return s;
     if (!query && (op == GMM_OP_PERMUTE_FWD || (op == GMM_OP_UNPERMUTE_BWD && permute->drows)) &&
         (s = gmm__check_split(&call, "sizes")) != GMM_OK)
@@ -5575,7 +5653,7 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
                                           const gmm_accumulation *accumulation, int query) {
     gmm_accumulation *d = &call->d.sum;
     gmm_status s = gmm__open(call, ctx, GMM_OP_ACCUMULATE, function, query);
-    if (s != GMM_OK || (s = gmm__read(call, "accumulation", d, sizeof *d, accumulation)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "accumulation", d, sizeof *d, accumulation)) != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld %s", (int)d->count, (long long)d->rows,
                    (long long)d->cols, gmm__peek_dtype(d->x));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
@@ -5610,7 +5688,7 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
     gmm_conversion *d = &call->d.convert;
     gmm_dtype src, dst;
     gmm_status s = gmm__open(call, ctx, GMM_OP_CONVERT, function, query);
-    if (s != GMM_OK || (s = gmm__read(call, "conversion", d, sizeof *d, conversion)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "conversion", d, sizeof *d, conversion)) != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "%lld x %lld %s", (long long)d->rows, (long long)d->cols,
                    gmm__peek_dtype(d->src));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
@@ -5790,15 +5868,15 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     gmm_status s = gmm__open(call, ctx, op, function, query);
     gmm_error why = GMM_ZERO;
     int by_group;
-    if (s != GMM_OK || (s = gmm__read(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
     if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no quantizing operation", (int)op);
     if ((s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(call, "format", f, sizeof *f, d->format)) != GMM_OK)
         return s;
-    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(call, s, "format", "%s", why.text);
-    if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format", "dtype: none asks for no copy");
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse_member(call, s, "format", why.text);
+    if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format.dtype", "none asks for no copy");
     by_group = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     if (d->phase < GMM_QUANT_ALL || d->phase > GMM_QUANT_CAST || (d->phase != GMM_QUANT_ALL && !by_group))
@@ -5811,7 +5889,8 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         return gmm__refuse(call, GMM_E_OVERFLOW, "first_group", "%d and %lld groups from there exceed the 2^24 that "
                            "gmm_draw_block tells apart", (int)d->first_group, (long long)gmm__units(call));
     if (!d->rowwise && !d->columnwise)
-        return gmm__refuse(call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+        return gmm__refuse(call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
+                           call->path);
     if (f->row_amax && d->columnwise)
         return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
     if (op == GMM_OP_REQUANTIZE)
@@ -5869,7 +5948,7 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
                                           const gmm_dequantization *dequantization, int query) {
     gmm_dequantization *d = &call->d.dequant;
     gmm_status s = gmm__open(call, ctx, GMM_OP_DEQUANTIZE, function, query);
-    if (s != GMM_OK || (s = gmm__read(call, "dequantization", d, sizeof *d, dequantization)) != GMM_OK ||
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "dequantization", d, sizeof *d, dequantization)) != GMM_OK ||
         (s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK)
         return s;
@@ -5899,7 +5978,7 @@ static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, cons
     gmm_transposition *d = &call->d.transposition;
     const gmm_mat *src = &call->mat[GMM__DY], *dst = &call->mat[GMM__Y];
     gmm_status s = gmm__open(call, ctx, GMM_OP_TRANSPOSE, function, query);
-    if (s != GMM_OK || (s = gmm__read(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
         (s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE)) != GMM_OK)
@@ -5909,7 +5988,7 @@ static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, cons
                            "both ways", gmm_scaling_name(src->scaling));
     s = gmm__read_quant(call, GMM__Y, "dst", d->dst, call->units, call->rows, call->in, GMM_COLUMNWISE);
     if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
-        return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as src, %s scaled %s",
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as transposition.src, %s scaled %s",
                            gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
                            gmm_scaling_name(src->scaling));
     return s;
@@ -5933,7 +6012,7 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     gmm_scale_update *d = &call.d.update;
     int64_t floats, bytes;
     gmm_status s = gmm__open(&call, ctx, GMM_OP_SCALE_UPDATE, "gmm_update_scales", 0);
-    if (s != GMM_OK || (s = gmm__read(&call, "update", d, sizeof *d, update)) != GMM_OK ||
+    if (s != GMM_OK || (s = gmm__read_descriptor(&call, "update", d, sizeof *d, update)) != GMM_OK ||
         (s = gmm__read_options(&call, d->options)) != GMM_OK)
         return s;
     if (d->slots < 0) return gmm__refuse(&call, GMM_E_ARG, "slots", "%d must be >= 0", (int)d->slots);
@@ -5984,12 +6063,12 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     gmm_status s = gmm__open(&call, ctx, GMM_OP_SHARD_CAST, "gmm_shard_cast", 0);
     int64_t all;
     int k;
-    if (s != GMM_OK || (s = gmm__read(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
+    if (s != GMM_OK || (s = gmm__read_descriptor(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
         (s = gmm__read_options(&call, d->options)) != GMM_OK ||
         (s = gmm__read_units(&call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(&call, "format", f, sizeof *f, d->format)) != GMM_OK)
         return s;
-    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(&call, s, "format", "%s", why.text);
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse_member(&call, s, "format", why.text);
     if (!gmm__shard_takes(f))
         return gmm__refuse(&call, GMM_E_CONFIG, "format", "%s: must be tensor, 1x128, 128x128, mx32 or nv16, without "
                            "transform, stochastic rounding, choice of scales and amaxes per row",
@@ -6006,7 +6085,8 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
         return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
                            "without a shard", (long long)d->start, (long long)d->length, (long long)all);
     if (!d->rowwise && !d->columnwise)
-        return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+        return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
+                           call.path);
     if (d->columnwise && f->scaling != GMM_SCALING_MX32)
         return gmm__refuse(&call, GMM_E_CONFIG, "columnwise", "must be NULL with %s: transposed copies are made from "
                            "gathered codes", gmm_scaling_name(f->scaling));
@@ -6569,9 +6649,8 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
         uint32_t fault = 0;
         cudaError_t e = cudaStreamIsCapturing(stream, &capture);
         if (e == cudaSuccess && capture != cudaStreamCaptureStatusNone)
-            return gmm__fail(&call->ctx->error, GMM_E_CAPTURE, "%s: groups.on_host: host sizes cannot be captured, "
-                             "since every replay would use them; pass device sizes%s%s%s", call->function,
-                             call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+            return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every "
+                               "replay would use them; pass device sizes");
         for (; first < words && e == cudaSuccess; first += GMM_COPY_VALUES) {
             const int64_t count = words - first < GMM_COPY_VALUES ? words - first : (int64_t)GMM_COPY_VALUES;
             for (i = 0; i < count; i++) {
@@ -7727,9 +7806,8 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     int pass;
 
     if (gmm__capturing(call->ctx, stream))
-        return gmm__fail(&call->ctx->error, GMM_E_CAPTURE, "%s: groups.on_host: host sizes cannot be captured, since "
-                         "every replay would use them, and cublaslt serves no others (%s)", call->function,
-                         call->shapes);
+        return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
+                           "would use them, and cublaslt serves no others");
     /* the first pass finds what cannot be served before anything is launched */
     for (pass = 0; pass < 2; pass++) {
         if (pass == 1 && l->alpha) { /* alpha stands in device memory, and beta must stand there too */
@@ -7749,9 +7827,8 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
             s = gmm__lt_describe(call, g, begin, end - begin, &p);
             if (s == CUBLAS_STATUS_SUCCESS) s = gmm__lt_choose(call, end - begin, &p, &algo);
             if (s == CUBLAS_STATUS_NOT_SUPPORTED)
-                return gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.engine: cublaslt has no algorithm "
-                                 "for the %lld rows of group %lld (%s)", call->function, (long long)(end - begin),
-                                 (long long)g, call->shapes);
+                return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "cublaslt has no algorithm for the %lld "
+                                   "rows of group %lld", (long long)(end - begin), (long long)g);
             if (s == CUBLAS_STATUS_SUCCESS && pass == 1) s = gmm__lt_set_bias(&p, p.bias);
             if (s == CUBLAS_STATUS_SUCCESS && pass == 1)
                 s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,

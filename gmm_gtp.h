@@ -303,7 +303,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
    Order       All ranks make the same calls in the same order. A call is enqueued on the stream and done when the
                stream comes to it: then what it received is complete, and what it sent may be overwritten.
    Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
-               messages and lives until it is done.
+               messages, is the same text on all ranks, and lives until it is done.
    Failure     GMM_E_COMM, from a call or from poll, which tells operation and peer. The communicator is then unusable.
    Threads     One at a time. */
 typedef struct gmm_comm {
@@ -369,7 +369,8 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 
 /* A communicator among `count` distinct ranks: out[i] is that of members[i], whose number in it is i. Sums are in fp32
-   in the order of ranks, rounded once.
+   in the order of ranks, rounded once. Where ranks come to a collective with other calls, sizes or names of groups
+   (which are the names of bundles), all ranks get GMM_E_COMM and a message with both names, and no memory is touched.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out);
 
@@ -647,7 +648,8 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
 
 /* Declarations, in any order that names what exists; ids count from 0. Descriptors are copied.
    A bundle takes its weights in any order: their expert indices must be 0 to count - 1, each once, and they share dtype
-   and scaling; quantized ones of one shape also the unit. Every weight is in one bundle.
+   and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is the same on
+   all ranks; by it CPU ranks tell bundles of one size apart. NULL is "bundle".
    Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_CONFIG, GMM_E_ALIGN, as gmm_gtp_plan;
        GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
@@ -1821,20 +1823,21 @@ static void gmm__group_run(gmm__group *g) {
     parts[0] = (gmm__coll *)first->memory;
     for (i = 1; i < g->size; i++) {
         const gmm__rank_op *op = gmm__group_arrived(g, i, &queue[i]);
+        const int alike = op->count == first->count && !strcmp(op->name, first->name);
         parts[i] = (gmm__coll *)op->memory;
-        for (j = 0; j < first->count && op->count == first->count; j++)
+        for (j = 0; j < first->count && alike; j++)
             if (parts[i][j].kind != parts[0][j].kind || parts[i][j].bytes != parts[0][j].bytes ||
                 parts[i][j].dtype != parts[0][j].dtype)
                 break;
-        if (j < first->count || op->count != first->count) {
+        if (j < first->count || !alike) {
             char text[400];
-            j = j < first->count && op->count == first->count ? j : 0;
-            (void)snprintf(text, sizeof text, "collective %llu: rank 0 calls %s of %llu bytes ('%s', %d calls) and "
-                           "rank %d %s of %llu ('%s', %d calls): all ranks must make the same calls in the same order",
-                           (unsigned long long)g->done, gmm__coll_names[parts[0][j].kind],
-                           (unsigned long long)parts[0][j].bytes, first->name, (int)first->count, (int)i,
-                           gmm__coll_names[parts[i][j].kind], (unsigned long long)parts[i][j].bytes, op->name,
-                           (int)op->count);
+            j = j < first->count ? j : 0;
+            (void)snprintf(text, sizeof text, "collective %llu: rank 0 waits for '%.60s' (%d calls, %s of %llu bytes) "
+                           "and rank %d for '%.60s' (%d calls, %s of %llu bytes): all ranks must make the same calls "
+                           "for the same bundles in the same order", (unsigned long long)g->done, first->name,
+                           (int)first->count, gmm__coll_names[parts[0][j].kind], (unsigned long long)parts[0][j].bytes,
+                           (int)i, op->name, (int)op->count, gmm__coll_names[parts[i][j].kind],
+                           (unsigned long long)parts[i][j].bytes);
             gmm__group_give_up(g, text);
             return;
         }

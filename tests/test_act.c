@@ -558,9 +558,9 @@ static void differences(int arg) {
     do { \
         r.act = good; \
         change; \
-        T_REFUSED(GMM_E_CONFIG, gmm_act_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_act_fwd: act.", __VA_ARGS__, \
-                  "G=7 T=12 ffn=24", NULL); \
-        T_REFUSED(GMM_E_CONFIG, gmm_act_query(T.ctx, GMM_OP_ACT_BWD, &r.d, &info), "gmm_act_query: act.", \
+        T_REFUSED(GMM_E_CONFIG, gmm_act_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_act_fwd: activation.act.", \
+                  __VA_ARGS__, "G=7 T=12 ffn=24", NULL); \
+        T_REFUSED(GMM_E_CONFIG, gmm_act_query(T.ctx, GMM_OP_ACT_BWD, &r.d, &info), "gmm_act_query: activation.act.", \
                   __VA_ARGS__, NULL); \
     } while (0)
 
@@ -606,7 +606,7 @@ static void bad_settings(int arg) {
 #define REFUSE(status, change, restore, ...) \
     do { \
         change; \
-        T_REFUSED(status, gmm_act_bwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_act_bwd: ", __VA_ARGS__, NULL); \
+        T_REFUSED(status, gmm_act_bwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_act_bwd: activation", __VA_ARGS__, NULL); \
         restore; \
     } while (0)
 
@@ -618,12 +618,12 @@ static void bad_operands(int arg) {
     const char *shapes = "G=7 T=12 ffn=24 swiglu bf16";
     (void)arg;
     d = *bind(&r, 1);
-    REFUSE(GMM_E_NULL, r.d.act = NULL, r.d = d, "act: is NULL", "G=7 T=12 ffn=24");
-    REFUSE(GMM_E_NULL, r.d.groups = NULL, r.d = d, "groups: is NULL", "ffn=24 swiglu bf16");
-    REFUSE(GMM_E_NULL, r.d.x = NULL, r.d = d, "x: is NULL");
-    REFUSE(GMM_E_NULL, r.d.dy = NULL, r.d = d, "dy: is NULL", shapes);
-    REFUSE(GMM_E_NULL, (r.d.dx = NULL, r.d.y = NULL, r.d.dprob = NULL), r.d = d, "dx: ", "nothing is asked for",
-           shapes);
+    REFUSE(GMM_E_NULL, r.d.act = NULL, r.d = d, ".act is NULL", "G=7 T=12 ffn=24");
+    REFUSE(GMM_E_NULL, r.d.groups = NULL, r.d = d, ".groups is NULL", "ffn=24 swiglu bf16");
+    REFUSE(GMM_E_NULL, r.d.x = NULL, r.d = d, ".x is NULL: act_bwd needs it");
+    REFUSE(GMM_E_NULL, r.d.dy = NULL, r.d = d, ".dy is NULL", shapes);
+    REFUSE(GMM_E_NULL, (r.d.dx = NULL, r.d.y = NULL, r.d.dprob = NULL), r.d = d,
+           ".dx is NULL, and so are activation.dprob and activation.y: nothing is asked for", shapes);
     REFUSE(GMM_E_ARG, r.d.ffn = 0, r.d = d, "ffn: 0 must be >= 1");
     REFUSE(GMM_E_ARG, r.d.ffn = -3, r.d = d, "ffn: -3 must be >= 1");
     REFUSE(GMM_E_OVERFLOW, r.d.ffn = INT64_MAX, r.d = d, "ffn: 9223372036854775807");
@@ -643,7 +643,7 @@ static void bad_operands(int arg) {
     REFUSE(GMM_E_STRIDE, r.dx.mat.ld = 24, r.dx.mat.ld = 0, "dx: ld 24");
     REFUSE(GMM_E_STRIDE, r.y.mat.ld = 23, r.y.mat.ld = 0, "y: ld 23");
     REFUSE(GMM_E_STRIDE, r.dy.mat.ld = -24, r.dy.mat.ld = 0, "dy: ld -24");
-    REFUSE(GMM_E_NULL, r.x.mat.data = NULL, r.x.mat.data = r.x.data, "x: has neither data nor table");
+    REFUSE(GMM_E_NULL, r.x.mat.data = NULL, r.x.mat.data = r.x.data, "x has neither data nor table");
     REFUSE(GMM_E_ALIGN, r.y.mat.data = (char *)r.y.data + 1, r.y.mat.data = r.y.data, "y: ", "aligned");
     REFUSE(GMM_E_ALIGN, r.d.prob = (const float *)(const void *)((const char *)d.prob + 2), r.d = d, "prob: ",
            "aligned");
@@ -655,9 +655,10 @@ static void bad_operands(int arg) {
     REFUSE(GMM_E_ARG, r.d.options = &options, r.d = d, "options.engine: 77");
     T_REFUSED(GMM_E_ARG, gmm_act_query(T.ctx, GMM_OP_PAD, &r.d, &info), "gmm_act_query: op", shapes, NULL);
     T_REFUSED(GMM_E_NULL, gmm_act_query(T.ctx, GMM_OP_ACT_FWD, &r.d, NULL), "gmm_act_query: info", NULL);
-    T_REFUSED(GMM_E_NULL, gmm_act_fwd(T.ctx, NULL, NULL, 0, T.stream), "gmm_act_fwd: activation: is NULL", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_act_fwd(T.ctx, NULL, NULL, 0, T.stream), "gmm_act_fwd: activation is NULL", NULL);
     r.d.y = NULL;
-    T_REFUSED(GMM_E_NULL, gmm_act_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_act_fwd: y: is NULL", shapes, NULL);
+    T_REFUSED(GMM_E_NULL, gmm_act_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_act_fwd: activation.y is NULL", shapes,
+              NULL);
     T_CHECK(gmm_act_fwd(NULL, &r.d, NULL, 0, NULL) == GMM_E_NULL, "no context");
     { /* host splits are checked before anything is written */
         const int32_t sizes[2] = { 9, 4 };

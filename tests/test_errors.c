@@ -1,5 +1,6 @@
 /* test_errors.c - every rule of a linear call violated on purpose (rows 22, 52, 59 and the issue's list): each gives
-   its status and a message with function, argument and value, runs nothing and writes nothing. */
+   its status and a message with function, argument (the field, behind the descriptor's name in the declaration) and
+   value, runs nothing and writes nothing. */
 #include "linear_case.h"
 
 #include <stdarg.h>
@@ -24,12 +25,12 @@ typedef struct bad_call {
     gmm_stream stream;
     gmm_context *ctx;
     gmm_mat *act, *weight; /* an activation that the operation reads; w or the gradient's matrix */
-    const char *act_name, *weight_name;
+    const char *act_name, *weight_name, *grad_name;
     int64_t act_cols;
     /* what is expected */
     gmm_status want;
     int query;            /* the query refuses it too */
-    char needle[5][64];
+    char needle[5][80];
     int needles;
 } bad_call;
 
@@ -79,106 +80,140 @@ static void shapes(bad_call *b) { /* the shapes of the call are named too */
     X(linear_newer, ALL) X(groups_newer, ALL) X(options_newer, ALL) X(act_newer, ALL) X(weight_newer, ALL) \
     X(grad_newer, WGRAD | BGRAD) X(linear_tiny, ALL)
 
-static void linear_null(bad_call *b) { b->linear = NULL; expect(b, GMM_E_NULL, 1); needle(b, "linear: is NULL"); }
+static void linear_null(bad_call *b) { b->linear = NULL; expect(b, GMM_E_NULL, 1); needle(b, ": linear is NULL"); }
 static void context_null(bad_call *b) { b->ctx = NULL; expect(b, GMM_E_NULL, 1); }
-static void groups_null(bad_call *b) { b->d->groups = NULL; expect(b, GMM_E_NULL, 1); needle(b, "groups"); }
-static void in_zero(bad_call *b) { b->d->in_features = 0; expect(b, GMM_E_ARG, 1); needle(b, "in_features: 0"); }
+static void groups_null(bad_call *b) {
+    b->d->groups = NULL;
+    expect(b, GMM_E_NULL, 1);
+    needle(b, ": linear.groups is NULL");
+}
+static void in_zero(bad_call *b) {
+    b->d->in_features = 0;
+    expect(b, GMM_E_ARG, 1);
+    needle(b, ": linear.in_features: 0");
+}
 static void in_negative(bad_call *b) {
     b->d->in_features = -41;
     expect(b, GMM_E_ARG, 1);
-    needle(b, "in_features: -41");
+    needle(b, ": linear.in_features: -41");
 }
-static void out_zero(bad_call *b) { b->d->out_features = 0; expect(b, GMM_E_ARG, 1); needle(b, "out_features: 0"); }
+static void out_zero(bad_call *b) {
+    b->d->out_features = 0;
+    expect(b, GMM_E_ARG, 1);
+    needle(b, ": linear.out_features: 0");
+}
 static void out_negative(bad_call *b) {
     b->d->out_features = INT64_MIN;
     expect(b, GMM_E_ARG, 1);
-    needle(b, "out_features: -9223372036854775808");
+    needle(b, ": linear.out_features: -9223372036854775808");
 }
-static void count_zero(bad_call *b) { b->r.groups.count = 0; expect(b, GMM_E_ARG, 1); needle(b, "count: 0"); }
-static void count_negative(bad_call *b) { b->r.groups.count = -6; expect(b, GMM_E_ARG, 1); needle(b, "count: -6"); }
+static void count_zero(bad_call *b) {
+    b->r.groups.count = 0;
+    expect(b, GMM_E_ARG, 1);
+    needle(b, ": linear.groups.count: 0");
+}
+static void count_negative(bad_call *b) {
+    b->r.groups.count = -6;
+    expect(b, GMM_E_ARG, 1);
+    needle(b, ": linear.groups.count: -6");
+}
 static void capacity_negative(bad_call *b) {
     b->r.groups.capacity = -34;
     expect(b, GMM_E_ARG, 1);
-    needle(b, "capacity: -34");
+    needle(b, ": linear.groups.capacity: -34");
 }
 static void splits_null(bad_call *b) {
     b->r.groups.splits = NULL;
     expect(b, GMM_E_NULL, 0);
-    needle(b, "splits");
-    needle(b, "4");
+    needle(b, ": linear.groups.splits is NULL with 4 groups");
 }
 static void splits_dtype(bad_call *b) {
     b->r.groups.dtype = GMM_F32;
     expect(b, GMM_E_DTYPE, 1);
-    needle(b, "groups.dtype: f32");
+    needle(b, ": linear.groups.dtype: f32");
 }
 static void splits_dtype_none(bad_call *b) {
     b->r.groups.dtype = GMM_NONE;
     expect(b, GMM_E_DTYPE, 1);
-    needle(b, "groups.dtype: none");
+    needle(b, ": linear.groups.dtype: none");
 }
 static void form_unknown(bad_call *b) {
     b->r.groups.form = (gmm_split_form)2;
     expect(b, GMM_E_ARG, 1);
-    needle(b, "form: 2");
+    needle(b, ": linear.groups.form: 2");
 }
 static void tail_unknown(bad_call *b) {
     b->r.groups.tail = (gmm_tail)-3;
     expect(b, GMM_E_ARG, 1);
-    needle(b, "tail: -3");
+    needle(b, ": linear.groups.tail: -3");
 }
 static void align_negative(bad_call *b) {
     b->r.groups.row_align = -8;
     expect(b, GMM_E_ARG, 1);
-    needle(b, "row_align: -8");
+    needle(b, ": linear.groups.row_align: -8");
 }
 static void splits_misaligned(bad_call *b) {
     b->r.groups.splits = (const char *)b->r.groups.splits + 2;
     expect(b, GMM_E_ALIGN, 0);
-    needle(b, "splits: %p", (void *)(uintptr_t)b->r.groups.splits);
+    needle(b, ": linear.groups.splits: %p", (void *)(uintptr_t)b->r.groups.splits);
 }
 static void splits64_misaligned(bad_call *b) {
     b->r.groups.dtype = GMM_I64;
     b->r.groups.splits = (const char *)t_alloc(64) + 4;
     expect(b, GMM_E_ALIGN, 0);
-    needle(b, "splits: %p", (void *)(uintptr_t)b->r.groups.splits);
+    needle(b, ": linear.groups.splits: %p", (void *)(uintptr_t)b->r.groups.splits);
 }
 static void fault_misaligned(bad_call *b) {
     b->r.groups.fault = (uint32_t *)(void *)((char *)b->r.fault + 1);
     expect(b, GMM_E_ALIGN, 0);
-    needle(b, "fault: %p", (void *)b->r.groups.fault);
+    needle(b, ": linear.groups.fault: %p", (void *)b->r.groups.fault);
 }
 static void act_null(bad_call *b) {
     if (b->op == 0) b->d->x = NULL;
     else b->d->dy = NULL;
     expect(b, GMM_E_NULL, 1);
-    needle(b, ": %s: is NULL", b->act_name);
+    needle(b, ": linear.%s is NULL: %s needs it", b->act_name, gmm_op_name((gmm_op)(GMM_OP_LINEAR_FWD + b->op)));
 }
-static void w_null(bad_call *b) { b->d->w = NULL; expect(b, GMM_E_NULL, 1); needle(b, ": w: is NULL"); }
-static void y_null(bad_call *b) { b->d->y = NULL; expect(b, GMM_E_NULL, 1); needle(b, ": y: is NULL"); shapes(b); }
-static void dx_null(bad_call *b) { b->d->dx = NULL; expect(b, GMM_E_NULL, 1); needle(b, ": dx: is NULL"); shapes(b); }
-static void dy_null_wgrad(bad_call *b) { b->d->x = NULL; expect(b, GMM_E_NULL, 1); needle(b, ": x: is NULL"); }
+static void w_null(bad_call *b) { b->d->w = NULL; expect(b, GMM_E_NULL, 1); needle(b, ": linear.w is NULL: linear_"); }
+static void y_null(bad_call *b) {
+    b->d->y = NULL;
+    expect(b, GMM_E_NULL, 1);
+    needle(b, ": linear.y is NULL: linear_fwd needs it");
+    shapes(b);
+}
+static void dx_null(bad_call *b) {
+    b->d->dx = NULL;
+    expect(b, GMM_E_NULL, 1);
+    needle(b, ": linear.dx is NULL: linear_dgrad needs it");
+    shapes(b);
+}
+static void dy_null_wgrad(bad_call *b) {
+    b->d->x = NULL;
+    expect(b, GMM_E_NULL, 1);
+    needle(b, ": linear.x is NULL: linear_wgrad needs it");
+}
 static void grad_null(bad_call *b) {
     b->d->dw = b->d->db = NULL;
     expect(b, GMM_E_NULL, 1);
-    needle(b, b->op == 2 ? ": dw:" : ": db:");
+    needle(b, b->op == 2 ? ": linear.dw is NULL: linear_wgrad needs a destination"
+                         : ": linear.db and linear.d_row_scale are both NULL");
     shapes(b);
 }
 static void grad_mat_null(bad_call *b) {
     b->r.grad.mat = NULL;
     expect(b, GMM_E_NULL, 1);
-    needle(b, b->op == 2 ? ": dw: is NULL" : ": db: is NULL");
+    needle(b, ": linear.%s is NULL: linear_", b->weight_name);
 }
 static void bias_null(bad_call *b) {
     b->d->bias = NULL;
     b->d->d_row_scale = t_floats_out(b->r.capacity);
     expect(b, GMM_E_NULL, 1);
-    needle(b, ": bias: is NULL");
+    needle(b, ": linear.bias is NULL: linear_bgrad needs it");
 }
 static void no_memory(bad_call *b, gmm_mat *m, const char *name, int64_t cols) {
     m->data = NULL;
     expect(b, GMM_E_NULL, 0);
-    needle(b, ": %s:", name);
+    needle(b, ": linear.%s has neither data nor table for ", name);
     needle(b, "x %lld", (long long)cols);
     shapes(b);
 }
@@ -193,14 +228,12 @@ static void act_table(bad_call *b) {
     b->act->table = (void *const *)b->r.x.table;
     if (!b->act->table) b->act->table = (void *const *)b->r.dy.table;
     expect(b, GMM_E_ARG, 1);
-    needle(b, ": %s:", b->act_name);
-    needle(b, "table");
+    needle(b, ": linear.%s is one matrix and takes data, not table", b->act_name);
 }
 static void weight_both(bad_call *b) {
     b->weight->table = (void *const *)t_host(4 * sizeof(void *));
     expect(b, GMM_E_ARG, 1);
-    needle(b, ": %s:", b->weight_name);
-    needle(b, "both");
+    needle(b, ": linear.%s has both data and table", b->weight_name);
 }
 static void **entries(bad_call *b) { /* makes the weight or gradient a host table */
     void **table = (void **)t_host(4 * sizeof *table);
@@ -213,13 +246,13 @@ static void **entries(bad_call *b) { /* makes the weight or gradient a host tabl
 static void table_entry_null(bad_call *b) {
     entries(b)[2] = NULL;
     expect(b, GMM_E_NULL, 0);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "table[2]");
 }
 static void dtype(bad_call *b, gmm_mat *m, gmm_dtype bad, const char *name, const char *text) {
     m->dtype = bad;
     expect(b, GMM_E_DTYPE, 1);
-    needle(b, ": %s:", name);
+    needle(b, ": linear.%s:", name);
     needle(b, "%s", text);
     shapes(b);
 }
@@ -235,39 +268,39 @@ static void mixed_dtypes(bad_call *b) {
     m->dtype = GMM_F16;
     m->data = t_alloc(1 << 16);
     expect(b, GMM_E_DTYPE, 1);
-    needle(b, ": %s:", b->op == 2 ? "dy" : "w");
+    needle(b, ": linear.%s:", b->op == 2 ? "dy" : "w");
     needle(b, "f16");
-    needle(b, "bf16");
+    needle(b, "must be that of linear.%s, bf16", b->op == 1 ? "dy" : "x");
     shapes(b);
 }
 static void act_scaling(bad_call *b) {
     b->act->scaling = GMM_SCALING_MX32;
     expect(b, GMM_E_DTYPE, 1);
-    needle(b, ": %s:", b->act_name);
+    needle(b, ": linear.%s:", b->act_name);
     needle(b, "mx32");
 }
 static void weight_scaling(bad_call *b) {
     b->weight->scaling = GMM_SCALING_TENSOR;
     expect(b, GMM_E_DTYPE, 1);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "tensor");
 }
 static void weight_flags(bad_call *b) {
     b->weight->flags = 0x4000u;
     expect(b, GMM_E_ARG, 1);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "4000");
 }
 static void weight_amax_flag(bad_call *b) { /* of quantized copies */
     b->weight->flags = GMM_MAT_ROW_AMAX;
     expect(b, GMM_E_ARG, 1);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "0x2");
 }
 static void ld(bad_call *b, gmm_mat *m, const char *name, int64_t bad, int64_t cols) {
     m->ld = bad;
     expect(b, GMM_E_STRIDE, 1);
-    needle(b, ": %s:", name);
+    needle(b, ": linear.%s:", name);
     needle(b, "%lld", (long long)bad);
     needle(b, "%lld", (long long)cols);
     shapes(b);
@@ -279,34 +312,34 @@ static void out_ld(bad_call *b) { ld(b, &b->r.out.mat, b->op ? "dx" : "y", 3, b-
 static void stride_small(bad_call *b) {
     b->weight->group_stride = 23 * 17 - 1;
     expect(b, GMM_E_STRIDE, 1);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "390");
     needle(b, "391");
 }
 static void stride_negative(bad_call *b) {
     b->weight->group_stride = -500;
     expect(b, GMM_E_STRIDE, 1);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "-500");
 }
 static void stride_on_act(bad_call *b) {
     b->act->group_stride = 4321;
     expect(b, GMM_E_STRIDE, 1);
-    needle(b, ": %s:", b->act_name);
+    needle(b, ": linear.%s:", b->act_name);
     needle(b, "4321");
 }
 static void stride_on_table(bad_call *b) {
     (void)entries(b);
     b->weight->group_stride = 4321;
     expect(b, GMM_E_STRIDE, 1);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "4321");
 }
 static void *odd(void *p) { return (char *)p + 1; }
 static void misaligned(bad_call *b, gmm_mat *m, const char *name) {
     m->data = odd(m->data);
     expect(b, GMM_E_ALIGN, 0);
-    needle(b, ": %s:", name);
+    needle(b, ": linear.%s:", name);
     needle(b, "%p", m->data);
 }
 static void act_misaligned(bad_call *b) { misaligned(b, b->act, b->act_name); }
@@ -316,27 +349,27 @@ static void table_misaligned(bad_call *b) {
     (void)entries(b);
     b->weight->table = (void *const *)odd((void *)(uintptr_t)b->weight->table);
     expect(b, GMM_E_ALIGN, 0);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "%p", (void *)(uintptr_t)b->weight->table);
 }
 static void entry_misaligned(bad_call *b) {
     void **table = entries(b);
     table[3] = odd(table[3]);
     expect(b, GMM_E_ALIGN, 0);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "table[3]");
     needle(b, "%p", table[3]);
 }
 static void array(bad_call *b, const void *at, const char *name) {
     expect(b, GMM_E_ALIGN, 0);
-    needle(b, ": %s", name);
+    needle(b, ": linear.%s:", name);
     needle(b, "%p", (void *)(uintptr_t)at);
 }
 static const float *odd_floats(int64_t n) { return (const float *)odd(t_alloc((size_t)n * 4 + 4)); }
 static void scale_misaligned(bad_call *b) { array(b, b->d->row_scale = odd_floats(29), "row_scale"); }
 static void alpha_misaligned(bad_call *b) { array(b, b->d->alpha = odd_floats(4), "alpha"); }
 static void beta_misaligned(bad_call *b) {
-    array(b, b->r.grad.beta = odd_floats(4), b->weight_name);
+    array(b, b->r.grad.beta = odd_floats(4), b->grad_name);
     needle(b, "beta");
 }
 static void dscale_misaligned(bad_call *b) {
@@ -346,26 +379,26 @@ static void dscale_misaligned(bad_call *b) {
 static void act_overflow(bad_call *b) {
     b->act->ld = INT64_MAX;
     expect(b, GMM_E_OVERFLOW, 1);
-    needle(b, ": %s:", b->act_name);
+    needle(b, ": linear.%s:", b->act_name);
     needle(b, "9223372036854775807");
     needle(b, "29");
 }
 static void capacity_overflow(bad_call *b) {
     b->r.groups.capacity = (int64_t)1 << 61;
     expect(b, GMM_E_OVERFLOW, 1);
-    needle(b, ": %s:", b->op == 2 ? "x" : b->act_name); /* wgrad reads x first */
+    needle(b, ": linear.%s:", b->op == 2 ? "x" : b->act_name); /* wgrad reads x first */
     needle(b, "2305843009213693952");
 }
 static void weight_overflow(bad_call *b) {
     b->weight->ld = (int64_t)1 << 60;
     expect(b, GMM_E_OVERFLOW, 1);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "1152921504606846976");
 }
 static void stride_overflow(bad_call *b) {
     b->weight->group_stride = (int64_t)1 << 61;
     expect(b, GMM_E_OVERFLOW, 1);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->weight_name);
     needle(b, "2305843009213693952");
 }
 static void features_overflow(bad_call *b) {
@@ -377,13 +410,13 @@ static void features_overflow(bad_call *b) {
 static void main_grad_two(bad_call *b) {
     b->r.grad.main_grad = 2;
     expect(b, GMM_E_ARG, 1);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->grad_name);
     needle(b, "main_grad 2");
 }
 static void overwrite_negative(bad_call *b) {
     b->r.grad.overwrite = -7;
     expect(b, GMM_E_ARG, 1);
-    needle(b, ": %s:", b->weight_name);
+    needle(b, ": linear.%s:", b->grad_name);
     needle(b, "overwrite -7");
 }
 static int64_t *host_sizes(bad_call *b, int64_t a0, int64_t a1, int64_t a2, int64_t a3, int64_t a4) {
@@ -397,7 +430,7 @@ static int64_t *host_sizes(bad_call *b, int64_t a0, int64_t a1, int64_t a2, int6
     b->r.groups.dtype = GMM_I64;
     b->r.groups.on_host = 1;
     expect(b, GMM_E_SPLIT, 0);
-    needle(b, "splits");
+    needle(b, ": linear.groups.splits: ");
     return v;
 }
 static void host_negative(bad_call *b) { (void)host_sizes(b, 5, 3, -19, 1, 0); needle(b, "-19"); needle(b, "group 2"); }
@@ -428,43 +461,42 @@ static void host_promise(bad_call *b) {
 static void workspace_short(bad_call *b) {
     b->bytes--;
     expect(b, GMM_E_WORKSPACE, 0);
-    needle(b, "workspace_bytes: %zu", b->bytes);
+    needle(b, ": workspace_bytes: %zu", b->bytes);
     needle(b, "%zu", b->bytes + 1);
     shapes(b);
 }
 static void workspace_zero(bad_call *b) {
     expect(b, GMM_E_WORKSPACE, 0);
-    needle(b, "workspace_bytes: 0");
+    needle(b, ": workspace_bytes: 0");
     needle(b, "%zu", b->bytes);
     b->bytes = 0;
 }
 static void workspace_null(bad_call *b) {
     b->workspace = NULL;
     expect(b, GMM_E_NULL, 0);
-    needle(b, "workspace");
-    needle(b, "%zu", b->bytes);
+    needle(b, ": workspace is NULL for %zu bytes", b->bytes);
 }
 static void workspace_misaligned(bad_call *b) {
     b->workspace = odd(t_workspace(b->bytes + 1));
     expect(b, GMM_E_ALIGN, 0);
-    needle(b, "workspace: %p", b->workspace);
+    needle(b, ": workspace: %p", b->workspace);
     needle(b, "256");
 }
 static void workspace_at_128(bad_call *b) {
     b->workspace = (char *)t_workspace(b->bytes + 128) + 128;
     expect(b, GMM_E_ALIGN, 0);
-    needle(b, "workspace: %p", b->workspace);
+    needle(b, ": workspace: %p", b->workspace);
 }
 static void stream_set(bad_call *b) {
     b->stream = (gmm_stream)b->workspace;
     expect(b, GMM_E_ARG, 0);
-    needle(b, "stream: %p", b->workspace);
+    needle(b, ": stream: %p", b->workspace);
 }
 static void engine(bad_call *b, int engine_asked, gmm_status want) {
     b->r.options.engine = (gmm_engine)engine_asked;
     b->d->options = &b->r.options;
     expect(b, want, 1);
-    needle(b, "engine");
+    needle(b, ": linear.options.engine: ");
     if (want == GMM_E_ARG) needle(b, "%d", engine_asked);
     else needle(b, "%s", gmm_engine_name((gmm_engine)engine_asked));
 }
@@ -477,16 +509,16 @@ static void sm_limit_negative(bad_call *b) {
     b->r.options.sm_limit = -64;
     b->d->options = &b->r.options;
     expect(b, GMM_E_ARG, 1);
-    needle(b, "sm_limit: -64");
+    needle(b, ": linear.options.sm_limit: -64");
 }
 static void newer(bad_call *b, uint32_t *size, size_t now, const char *name) {
     *size = (uint32_t)now + 8;
     expect(b, GMM_E_VERSION, 1);
-    needle(b, ": %s:", name);
+    needle(b, ": linear%s%s:", *name ? "." : "", name);
     needle(b, "struct_size %u", *size);
     needle(b, "%u", (unsigned)now);
 }
-static void linear_newer(bad_call *b) { newer(b, &b->d->struct_size, sizeof *b->d, "linear"); }
+static void linear_newer(bad_call *b) { newer(b, &b->d->struct_size, sizeof *b->d, ""); }
 static void groups_newer(bad_call *b) { newer(b, &b->r.groups.struct_size, sizeof b->r.groups, "groups"); }
 static void options_newer(bad_call *b) {
     b->d->options = &b->r.options;
@@ -494,7 +526,7 @@ static void options_newer(bad_call *b) {
 }
 static void act_newer(bad_call *b) { newer(b, &b->act->struct_size, sizeof *b->act, b->act_name); }
 static void weight_newer(bad_call *b) { newer(b, &b->weight->struct_size, sizeof *b->weight, b->weight_name); }
-static void grad_newer(bad_call *b) { newer(b, &b->r.grad.struct_size, sizeof b->r.grad, b->weight_name); }
+static void grad_newer(bad_call *b) { newer(b, &b->r.grad.struct_size, sizeof b->r.grad, b->grad_name); }
 static void linear_tiny(bad_call *b) {
     b->d->struct_size = 3;
     expect(b, GMM_E_ARG, 1);
@@ -531,7 +563,8 @@ static void prepare(bad_call *b, int op) {
     b->act_name = op == 0 ? "x" : "dy";
     b->act_cols = op == 0 ? 17 : 23;
     b->weight = op < 2 ? &b->r.w.mat : &b->r.out.mat;
-    b->weight_name = op < 2 ? "w" : op == 2 ? "dw" : "db";
+    b->weight_name = op < 2 ? "w" : op == 2 ? "dw.mat" : "db.mat";
+    b->grad_name = op == 2 ? "dw" : "db";
 }
 
 static void violate(int arg) {
@@ -578,7 +611,8 @@ static void query_errors(int arg) {
     char size[32];
     (void)arg;
     prepare(&b, 0);
-    T_REFUSED(GMM_E_NULL, gmm_linear_query(T.ctx, GMM_OP_LINEAR_FWD, b.d, NULL), "gmm_linear_query", "info", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_linear_query(T.ctx, GMM_OP_LINEAR_FWD, b.d, NULL),
+              "gmm_linear_query: info is NULL", NULL);
     T_REFUSED(GMM_E_ARG, gmm_linear_query(T.ctx, GMM_OP_ACT_FWD, b.d, &info), "gmm_linear_query", ": op:", NULL);
     T_REFUSED(GMM_E_ARG, gmm_linear_query(T.ctx, (gmm_op)-1, b.d, &info), "gmm_linear_query", ": op: -1", NULL);
     T_REFUSED(GMM_E_ARG, gmm_linear_query(T.ctx, GMM_OP_COUNT, b.d, &info), "gmm_linear_query", ": op:", NULL);
@@ -606,11 +640,11 @@ static void offsets_errors(int arg) {
     groups.splits = t_in(sizes, sizeof sizes);
     T_OK(gmm_offsets(T.ctx, &groups, out, T.stream));
     T_REFUSED_TEXT(GMM_E_NULL, gmm_offsets(NULL, &groups, out, T.stream), "", NULL);
-    T_REFUSED(GMM_E_NULL, gmm_offsets(T.ctx, NULL, out, T.stream), "gmm_offsets", "groups", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_offsets(T.ctx, NULL, out, T.stream), "gmm_offsets: groups is NULL", NULL);
     T_REFUSED(GMM_E_NULL, gmm_offsets(T.ctx, &groups, NULL, T.stream), "gmm_offsets", "offsets", NULL);
     T_REFUSED(GMM_E_ALIGN, gmm_offsets(T.ctx, &groups, (int64_t *)odd(out), T.stream), "gmm_offsets", "offsets", NULL);
     groups.count = 0;
-    T_REFUSED(GMM_E_ARG, gmm_offsets(T.ctx, &groups, out, T.stream), "gmm_offsets", "count: 0", "T=7", NULL);
+    T_REFUSED(GMM_E_ARG, gmm_offsets(T.ctx, &groups, out, T.stream), "gmm_offsets: groups.count: 0", "T=7", NULL);
     groups.count = 2;
     groups.dtype = GMM_F16;
     T_REFUSED(GMM_E_DTYPE, gmm_offsets(T.ctx, &groups, out, T.stream), "gmm_offsets", "f16", NULL);
@@ -638,7 +672,7 @@ static void other_codes(int arg) {
     int32_t align = 77;
     (void)arg;
     in.recipe = (gmm_recipe_kind)91;
-    T_REFUSED_TEXT(GMM_E_CONFIG, gmm_pad_decide(&in, &align, &error), error.text, "gmm_pad_decide", "recipe", "91",
+    T_REFUSED_TEXT(GMM_E_CONFIG, gmm_pad_decide(&in, &align, &error), error.text, "gmm_pad_decide: in.recipe: 91",
                    NULL);
     T_CHECK(align == 77 && error.status == GMM_E_CONFIG, "align %d", (int)align);
     decide.delay = 5;

@@ -18,7 +18,7 @@ typedef struct layer {
     gmm_options options;
     gmm_mlp_config config;
     gmm_route route;
-    gmm_permute permute;
+    gmm_permute permute, dispatch; /* the map alone, and with the operands of permute_fwd */
     gmm_mlp mlp;
     t_mat logits, dlogits, x, rows, w1, w2, b1, b2, y, out, dout, drows_y, drows_x, dx, dw1, dw2, db1, db2;
     gmm_grad gw1, gw2, gb1, gb2;
@@ -95,10 +95,11 @@ static void layer_build(layer *l, gmm_dtype dtype, gmm_recipe_kind recipe, int32
     l->permute.row_of = (int32_t *)t_alloc(SLOTS * sizeof(int32_t));
     l->permute.slot_of = (int32_t *)t_alloc(ROWS * sizeof(int32_t));
     l->permute.sizes = (int32_t *)t_alloc(EXPERTS * sizeof(int32_t));
-    l->permute.x = &l->x.mat;
-    l->permute.probs = l->route.probs;
-    l->permute.rows = &l->rows.mat;
-    l->permute.row_probs = l->row_probs;
+    l->dispatch = l->permute;
+    l->dispatch.x = &l->x.mat;
+    l->dispatch.probs = l->route.probs;
+    l->dispatch.rows = &l->rows.mat;
+    l->dispatch.row_probs = l->row_probs;
 
     l->groups.count = EXPERTS;
     l->groups.capacity = ROWS;
@@ -141,7 +142,7 @@ static void layer_build(layer *l, gmm_dtype dtype, gmm_recipe_kind recipe, int32
     grow(l, &info);
     T_OK(gmm_permute_query(T.ctx, GMM_OP_PERMUTE_MAP, &l->permute, &info));
     grow(l, &info);
-    T_OK(gmm_permute_query(T.ctx, GMM_OP_PERMUTE_FWD, &l->permute, &info));
+    T_OK(gmm_permute_query(T.ctx, GMM_OP_PERMUTE_FWD, &l->dispatch, &info));
     grow(l, &info);
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &l->mlp, &info));
     l->mlp.saved = t_workspace(info.saved_bytes);
@@ -158,10 +159,8 @@ static gmm_status layer_run(layer *l) {
 #define STEP(call) do { const gmm_status s_ = (call); if (s_ != GMM_OK) return s_; } while (0)
 #define WS l->workspace, l->workspace_bytes, T.stream
     gmm_permute combine = l->permute, back = l->permute, scatter = l->permute;
-    combine.probs = NULL; /* the MLP has weighted its rows */
-    combine.rows = &l->y.mat;
+    combine.rows = &l->y.mat; /* weighted by the MLP: no probs */
     combine.out = &l->out.mat;
-    scatter.probs = NULL;
     scatter.dout = &l->dout.mat;
     scatter.drows = &l->drows_y.mat;
     back.drows = &l->drows_x.mat;
@@ -170,7 +169,7 @@ static gmm_status layer_run(layer *l) {
     back.dprobs = l->dprobs;
     STEP(gmm_topk_fwd(T.ctx, &l->route, WS));
     STEP(gmm_permute_map(T.ctx, &l->permute, WS));
-    STEP(gmm_permute_fwd(T.ctx, &l->permute, WS));
+    STEP(gmm_permute_fwd(T.ctx, &l->dispatch, WS));
     STEP(gmm_mlp_fwd(T.ctx, &l->mlp, WS));
     STEP(gmm_unpermute_fwd(T.ctx, &combine, WS));
     STEP(gmm_unpermute_bwd(T.ctx, &scatter, WS));

@@ -867,7 +867,8 @@ static void linear(int arg) {
         l.w = &p.view[0][1].mat;
         l.x = &qx;
         l.y = &to;
-        T_REFUSED_TEXT(GMM_E_NULL, gmm_linear_fwd(ctx, &l, NULL, 0, NULL), gmm_last_error(ctx), "w:", NULL);
+        T_REFUSED_TEXT(GMM_E_NULL, gmm_linear_fwd(ctx, &l, NULL, 0, NULL), gmm_last_error(ctx), "linear.w lacks ",
+                       NULL);
         l.w = &p.view[0][0].mat;
         l.dy = &qdy;
         l.dx = &to;

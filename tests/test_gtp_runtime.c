@@ -1412,6 +1412,67 @@ static void out_of_step(int arg) {
     open_world(1, 0, 0);
 }
 
+/* Two bundles of one size whose order one rank has swapped, in gathers, or in reductions by either collective: both
+   ranks are told which bundles they wait for, and nothing is gathered. */
+static void swapped_bundles(int arg) {
+    static const char *const names[2] = {"up projection", "down projection"};
+    const char *collective = arg == 0 ? "all_gather" : arg == 1 ? "reduce_scatter" : "all_to_all";
+    gmm_gtp_view v[2][2];
+    memset(v, 0, sizeof v);
+    open_world(2, 0, 500);
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        const gmm_gtp_config config = config_of(r);
+        gmm_gtp_domain d = domain_of(r, 0, 1);
+        gmm_shard s = GMM_ZERO;
+        gmm_shard_plan p = GMM_ZERO;
+        d.reduction = arg == 2 ? GMM_GTP_REDUCE_EXCHANGE : GMM_GTP_REDUCE_SCATTER;
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        s.dtype = GMM_F32;
+        s.rows = 12;
+        s.cols = 5;
+        s.gtp_size = 2;
+        s.gtp_rank = i;
+        s.unit = 2;
+        T_OK_TEXT(gmm_gtp_plan(&s, &p, NULL), "");
+        for (int k = 0; k < 2; k++) {
+            gmm_gtp_weight w = GMM_ZERO;
+            int32_t id;
+            w.name = names[k];
+            w.shard = &s;
+            w.data[0] = aligned((size_t)p.shard_data_bytes[0], 0);
+            w.main_grad = aligned((size_t)p.shard_data_bytes[0], 0);
+            w.main_grad_dtype = GMM_F32;
+            GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id));
+            GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], &id, 1, names[k], &r->bundle[k]));
+        }
+        bind(r, 1);
+    }
+    {
+        gmm_status s[2] = {GMM_OK, GMM_OK};
+        gmm_gtp_gradient zeros = GMM_ZERO;
+        unsigned char *before = (unsigned char *)t_host(W.r[0].need[0].gather_bytes + 1);
+        zeros.zero = 1;
+        memcpy(before, W.r[0].gather[0], W.r[0].need[0].gather_bytes);
+        for (int k = 0; k < 2; k++) /* rank 1 takes the second bundle first */
+            for (int i = 0; i < 2 && !s[i]; i++)
+                s[i] = arg == 0 ? gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[k ^ i], GMM_GTP_FORWARD, W.r[i].compute,
+                                                  &v[i][k])
+                                : gmm_gtp_submit(W.r[i].gtp, W.r[i].bundle[k ^ i], &zeros, W.r[i].compute);
+        T_CHECK(gmm_ranks_run(W.ranks) == GMM_E_COMM || s[0] == GMM_E_COMM || s[1] == GMM_E_COMM, "swapped: accepted");
+        for (int i = 0; i < 2; i++) {
+            const char *text;
+            T_CHECK(gmm_gtp_poll(W.r[i].gtp) == GMM_E_COMM, "rank %d is not told", i);
+            text = gmm_gtp_last_error(W.r[i].gtp);
+            T_CHECK(strstr(text, "rank 0 waits for 'up projection'") && strstr(text, "rank 1 for 'down projection'") &&
+                    strstr(text, collective), "rank %d: %s", i, text);
+        }
+        if (arg == 0) t_same("gathered", W.r[0].gather[0], before, W.r[0].need[0].gather_bytes);
+    }
+    open_world(1, 0, 0);
+}
+
 /* ----------------------------------------------------------------------------------------- Views in operations --- */
 
 /* Rows 19 and 20, S6: a linear layer and an expert MLP read acquired views, packed and in tables, and write gradient
@@ -2387,6 +2448,9 @@ void tests_gtp_runtime(void) {
     t_add_host(failed_records, 0, "gtp records without memory");
     t_add_host(half_bound, 0, "gtp an object that was half bound");
     t_add_host(out_of_step, 0, "gtp ranks out of step");
+    for (int i = 0; i < 3; i++)
+        t_add_host(swapped_bundles, i, "gtp two bundles of one size swapped on one rank, %s",
+                   i == 0 ? "gathers" : i == 1 ? "reductions" : "exchanges");
     for (int i = 1; i <= 2; i++) t_add_host(operations, i, "gtp S6 row19 row20 views in operations g=%d", i);
     for (int i = 1; i <= 3; i += 2) t_add_host(acquired_only, i, "gtp B5 products read acquired views, %d experts", i);
     for (int i = 0; i < 2; i++) t_add_host(poisoned, i, "gtp B18 row46 scratch of 12345%s", i ? ", exchanged" : "");

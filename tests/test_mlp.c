@@ -956,7 +956,7 @@ static void refused(int arg) {
     keep = r.d;
 #define BAD(status, call, ...) do { T_REFUSED(status, call, __VA_ARGS__, NULL); r.d = keep; } while (0)
     r.d.saved_bytes--;
-    BAD(GMM_E_WORKSPACE, gmm_mlp_bwd(T.ctx, &r.d, WS), "gmm_mlp_bwd", "saved", "bytes");
+    BAD(GMM_E_WORKSPACE, gmm_mlp_bwd(T.ctx, &r.d, WS), "gmm_mlp_bwd: mlp.saved has ", "bytes");
     r.d.saved_bytes--;
     BAD(GMM_E_WORKSPACE, gmm_mlp_fwd(T.ctx, &r.d, WS), "gmm_mlp_fwd", "saved");
     r.d.saved = NULL;
@@ -966,30 +966,30 @@ static void refused(int arg) {
     BAD(GMM_E_WORKSPACE, gmm_mlp_bwd(T.ctx, &r.d, large, info.workspace_bytes - 1, T.stream), "gmm_mlp_bwd",
         "workspace_bytes");
     r.d.w1 = NULL;
-    BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), "gmm_mlp_fwd", "w1", "hidden=24");
+    BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), "gmm_mlp_fwd: mlp.w1 is NULL: mlp_fwd needs it", "hidden=24");
     r.d.config = NULL;
-    BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), "config");
+    BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), ": mlp.config is NULL");
     r.d.b2 = NULL;
-    BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), "b2");
+    BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), ": mlp.b2 is NULL");
     r.d.prob = NULL;
     BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), "prob");
     odd = r.w1.mat;
     odd.dtype = GMM_F16;
     r.d.w1 = &odd;
-    BAD(GMM_E_DTYPE, gmm_mlp_fwd(T.ctx, &r.d, WS), "w1", "f16", "bf16");
+    BAD(GMM_E_DTYPE, gmm_mlp_fwd(T.ctx, &r.d, WS), ": mlp.w1: dtype f16 must be that of mlp.w2, bf16");
     r.d.struct_size = 4096;
     BAD(GMM_E_VERSION, gmm_mlp_fwd(T.ctx, &r.d, WS), "mlp", "4096");
     r.config.prob = r.config.prob_on_bias2 = 0;
     BAD(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &r.d, WS), "prob");
     r.config.prob = 1;
     r.config.act.limit = -1.0f;
-    BAD(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &r.d, WS), "config", "act.limit", "-1");
+    BAD(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &r.d, WS), "gmm_mlp_fwd: mlp.config.act.limit: -1");
     r.config.act.limit = 0.0f;
     r.config.delay_wgrad = 1;
     keep.deferred = t_workspace(1 << 20);
     keep.deferred_bytes = 1 << 20;
     r.d = keep;
-    BAD(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), "queue");
+    BAD(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), ": mlp.queue is NULL");
     r.d.deferred = NULL;
     BAD(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), "deferred");
     T_REFUSED(GMM_E_ARG, gmm_mlp_query(T.ctx, GMM_OP_PAD, &r.d, &info), "op", NULL);
@@ -1013,13 +1013,13 @@ static void bad_main_grad(int arg) {
     r.gw1.main_grad = 1;
     m = r.dw1.mat;
     r.gw1.mat = NULL;
-    T_REFUSED(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), ": mlp.dw1.mat is NULL", NULL);
     r.gw1.mat = &m;
     m.data = NULL;
     T_REFUSED(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", NULL);
     m = r.dw1.mat;
     m.ld = s.hidden - 1;
-    T_REFUSED(GMM_E_STRIDE, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", "23", NULL);
+    T_REFUSED(GMM_E_STRIDE, gmm_mlp_bwd(T.ctx, &r.d, WS), ": mlp.dw1.mat: ld 23", NULL);
     m = r.dw1.mat;
     m.group_stride = r.F1 * s.hidden - 1;
     T_REFUSED(GMM_E_STRIDE, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", "group_stride", NULL);
@@ -1028,7 +1028,7 @@ static void bad_main_grad(int arg) {
     T_REFUSED(GMM_E_DTYPE, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", "e4m3", NULL);
     m = r.dw1.mat;
     r.gw1.main_grad = 2;
-    T_REFUSED(GMM_E_ARG, gmm_mlp_bwd(T.ctx, &r.d, WS), "dw1", "main_grad 2", NULL);
+    T_REFUSED(GMM_E_ARG, gmm_mlp_bwd(T.ctx, &r.d, WS), ": mlp.dw1: main_grad 2", NULL);
 }
 
 /* row 51: the fifteen rows, spelled out: want main overwrite delay flag zero ('-' any), then

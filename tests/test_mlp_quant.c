@@ -262,16 +262,16 @@ static void refusals(int arg) {
     (void)arg;
     build(&c, 4, GMM_SAVE_PREACT);
     c.config.recipe = GMM_RECIPE_MXFP8;
-    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "quant.recipe", "5", "4", NULL);
+    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.recipe: kind ", "5", "4", NULL);
     c.config.recipe = c.recipe.kind;
     c.recipe.grad.hadamard = 0;
-    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "grad.hadamard", NULL);
+    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.recipe.grad.hadamard: ", NULL);
     c.recipe = gmm_recipe_of(GMM_RECIPE_NVFP4);
     c.quant.recipe = NULL;
-    T_REFUSED(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "quant.recipe", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.recipe is NULL", NULL);
     c.quant.recipe = &c.recipe;
     c.quant.reserved = 1;
-    T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "quant.reserved", NULL);
+    T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.reserved: 1", NULL);
     c.quant.reserved = 0;
     { /* refused before anything is enqueued: nothing of deferred is written */
         gmm_wgrad_entry entry[1];
@@ -289,14 +289,14 @@ static void refusals(int arg) {
         workspace = t_workspace(info.workspace_bytes);
         c.quant.random = NULL;
         T_REFUSED(GMM_E_NULL, gmm_mlp_bwd(T.ctx, &c.d, workspace, info.workspace_bytes, T.stream), "gmm_mlp_bwd",
-                  "quant.random", NULL);
+                  "mlp.quant.random: ", NULL);
         c.quant.random = (const uint64_t *)(const void *)((const char *)c.random + 4);
         T_REFUSED(GMM_E_ALIGN, gmm_mlp_bwd(T.ctx, &c.d, workspace, info.workspace_bytes, T.stream), "gmm_mlp_bwd",
-                  "quant.random", NULL);
+                  "mlp.quant.random: ", NULL);
         t_bytes("deferred", t_get(c.d.deferred, info.deferred_bytes), 0xFF, info.deferred_bytes);
         c.quant.random = c.random;
         c.quant.scale = (const float *)(const void *)((const char *)c.scale + 2);
-        T_REFUSED(GMM_E_ALIGN, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd", "quant.scale", NULL);
+        T_REFUSED(GMM_E_ALIGN, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.quant.scale: ", NULL);
         c.quant.scale = c.scale;
         c.config.delay_wgrad = 0;
     }
@@ -316,7 +316,7 @@ static void refusals(int arg) {
         t_mat w1 = t_mat_in(GMM_BF16, G, 80, HIDDEN, T_REALS), w2 = t_mat_in(GMM_BF16, G, HIDDEN, 40, T_REALS);
         c.d.w1 = &w1.mat;
         c.d.w2 = &w2.mat;
-        T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd", "config.ffn: 40",
+        T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.config.ffn: 40",
                   "multiple of 32", "ffn=40", NULL);
     }
 }

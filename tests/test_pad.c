@@ -240,8 +240,8 @@ static void pad_many_groups(int arg) {
 #define REFUSE(status, change, restore, ...) \
     do { \
         change; \
-        T_REFUSED(status, gmm_pad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream), "gmm_pad: ", __VA_ARGS__, \
-                  NULL); \
+        T_REFUSED(status, gmm_pad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream), "gmm_pad: padding", \
+                  __VA_ARGS__, NULL); \
         restore; \
     } while (0)
 
@@ -263,20 +263,20 @@ static void pad_bad(int arg) {
     REFUSE(GMM_E_ARG, r.d.padded_capacity = -1, r.d = d, "padded_capacity: -1 must be >= 0");
     REFUSE(GMM_E_ARG, r.d.padded_capacity = (int64_t)1 << 31, r.d = d, "padded_capacity: 2147483648", "int32");
     REFUSE(GMM_E_OVERFLOW, r.d.cols = INT64_MAX / 8, r.d = d, "src: ", "do not fit 64 bits");
-    REFUSE(GMM_E_NULL, r.d.groups = NULL, r.d = d, "groups: is NULL", "R=32 cols=6 align=8 bf16");
-    REFUSE(GMM_E_NULL, r.d.src = NULL, r.d = d, "src: is NULL");
-    REFUSE(GMM_E_NULL, r.d.dst = NULL, r.d = d, "dst: is NULL", shapes);
-    REFUSE(GMM_E_NULL, r.d.src_prob = NULL, r.d = d, "src_prob: is NULL", shapes);
-    REFUSE(GMM_E_NULL, r.d.dst_prob = NULL, r.d = d, "dst_prob: is NULL", shapes);
+    REFUSE(GMM_E_NULL, r.d.groups = NULL, r.d = d, ".groups is NULL", "R=32 cols=6 align=8 bf16");
+    REFUSE(GMM_E_NULL, r.d.src = NULL, r.d = d, ".src is NULL");
+    REFUSE(GMM_E_NULL, r.d.dst = NULL, r.d = d, ".dst is NULL", shapes);
+    REFUSE(GMM_E_NULL, r.d.src_prob = NULL, r.d = d, ".src_prob is NULL", shapes);
+    REFUSE(GMM_E_NULL, r.d.dst_prob = NULL, r.d = d, ".dst_prob is NULL", shapes);
     REFUSE(GMM_E_ALIGN, r.d.sizes = (int32_t *)(void *)((char *)d.sizes + 1), r.d = d, "sizes: ", "aligned");
-    REFUSE(GMM_E_DTYPE, r.dst.dtype = GMM_F16, r.dst = dst, "dst: dtype f16 must be that of src, bf16", shapes);
+    REFUSE(GMM_E_DTYPE, r.dst.dtype = GMM_F16, r.dst = dst, "dst: dtype f16 must be that of padding.src, bf16", shapes);
     REFUSE(GMM_E_DTYPE, r.src.dtype = GMM_E2M1, r.src = src, "src: dtype e2m1");
     REFUSE(GMM_E_STRIDE, r.src.ld = 5, r.src = src, "src: ld 5 must be >= the 6 columns");
     REFUSE(GMM_E_STRIDE, r.dst.ld = 5, r.dst = dst, "dst: ld 5");
     REFUSE(GMM_E_ALIGN, r.dst.data = (char *)r.dst.data + 1, r.dst = dst, "dst: ", "aligned");
-    REFUSE(GMM_E_NULL, r.dst.data = NULL, r.dst = dst, "dst: has neither data nor table");
+    REFUSE(GMM_E_NULL, r.dst.data = NULL, r.dst = dst, "dst has neither data nor table");
     REFUSE(GMM_E_VERSION, r.d.struct_size = sizeof r.d + 1, r.d = d, "padding: struct_size");
-    T_REFUSED(GMM_E_NULL, gmm_pad(T.ctx, NULL, NULL, 0, T.stream), "gmm_pad: padding: is NULL", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_pad(T.ctx, NULL, NULL, 0, T.stream), "gmm_pad: padding is NULL", NULL);
     T_REFUSED(GMM_E_WORKSPACE, gmm_pad(T.ctx, &r.d, workspace, info.workspace_bytes - 1, T.stream), "gmm_pad: ",
               "workspace_bytes", shapes, NULL);
     T_REFUSED(GMM_E_NULL, gmm_pad(T.ctx, &r.d, NULL, info.workspace_bytes, T.stream), "gmm_pad: workspace", NULL);
@@ -342,12 +342,13 @@ static void decide_table(int arg) {
     /* bad input */
     align = 77;
     in.recipe = (gmm_recipe_kind)6;
-    T_REFUSED_TEXT(GMM_E_CONFIG, gmm_pad_decide(&in, &align, &error), error.text, "gmm_pad_decide", "recipe: 6", NULL);
+    T_REFUSED_TEXT(GMM_E_CONFIG, gmm_pad_decide(&in, &align, &error), error.text, "gmm_pad_decide: in.recipe: 6",
+                   NULL);
     in.recipe = (gmm_recipe_kind)-1;
     T_REFUSED_TEXT(GMM_E_CONFIG, gmm_pad_decide(&in, &align, &error), error.text, "recipe: -1", NULL);
     in.recipe = GMM_RECIPE_NVFP4;
     in.dispatcher = (gmm_dispatcher)5;
-    T_REFUSED_TEXT(GMM_E_CONFIG, gmm_pad_decide(&in, &align, &error), error.text, "dispatcher: 5", NULL);
+    T_REFUSED_TEXT(GMM_E_CONFIG, gmm_pad_decide(&in, &align, &error), error.text, "in.dispatcher: 5", NULL);
     T_REFUSED_TEXT(GMM_E_NULL, gmm_pad_decide(NULL, &align, &error), error.text, "in is NULL", NULL);
     T_REFUSED_TEXT(GMM_E_NULL, gmm_pad_decide(&in, NULL, &error), error.text, "align is NULL", NULL);
     T_CHECK(gmm_pad_decide(NULL, &align, NULL) == GMM_E_NULL && align == 77, "align was written: %d", (int)align);
@@ -526,7 +527,7 @@ static void glu_nothing(int arg) {
 #define REFUSE(status, change, ...) \
     do { \
         change; \
-        T_REFUSED(status, gmm_glu_interleave(T.ctx, &d, NULL, 0, T.stream), "gmm_glu_interleave: ", __VA_ARGS__, \
+        T_REFUSED(status, gmm_glu_interleave(T.ctx, &d, NULL, 0, T.stream), "gmm_glu_interleave: glu", __VA_ARGS__, \
                   NULL); \
         d = good; \
         src = good_src; \
@@ -558,19 +559,20 @@ static void glu_bad(int arg) {
     REFUSE(GMM_E_OVERFLOW, d.ffn = INT64_MAX / 4 - 1, "src: ", "do not fit 64 bits");
     REFUSE(GMM_E_ARG, d.count = -1, "count: -1 must be >= 0");
     REFUSE(GMM_E_ARG, d.cols = 0, "cols: 0 must be >= 1");
-    REFUSE(GMM_E_NULL, d.src = NULL, "src: is NULL");
-    REFUSE(GMM_E_NULL, d.dst = NULL, "dst: is NULL");
-    REFUSE(GMM_E_NULL, src.data = NULL, "src: has neither data nor table");
-    REFUSE(GMM_E_ARG, src.table = table, "src: has both data and table");
+    REFUSE(GMM_E_NULL, d.src = NULL, ".src is NULL");
+    REFUSE(GMM_E_NULL, d.dst = NULL, ".dst is NULL");
+    REFUSE(GMM_E_NULL, src.data = NULL, "src has neither data nor table");
+    REFUSE(GMM_E_ARG, src.table = table, "src has both data and table");
     REFUSE(GMM_E_NULL, (dst = gmm_mat_table(GMM_BF16, table, GMM_MAT_TABLE_ON_HOST)), "dst: table[1] is NULL");
-    REFUSE(GMM_E_ARG, (d.axis = GMM_GLU_COLUMNS, src.data = NULL, src.table = table), "src: ", "not table", "columns");
-    REFUSE(GMM_E_DTYPE, dst.dtype = GMM_F16, "dst: dtype f16 must be that of src, bf16");
+    REFUSE(GMM_E_ARG, (d.axis = GMM_GLU_COLUMNS, src.data = NULL, src.table = table), "src is one matrix",
+           "not table", "columns");
+    REFUSE(GMM_E_DTYPE, dst.dtype = GMM_F16, "dst: dtype f16 must be that of glu.src, bf16");
     REFUSE(GMM_E_DTYPE, src.dtype = GMM_E2M1, "src: dtype e2m1");
     REFUSE(GMM_E_STRIDE, src.ld = 2, "src: ld 2 must be >= the 3 columns");
     REFUSE(GMM_E_STRIDE, dst.group_stride = 23, "dst: group_stride 23 must be >= 24");
     REFUSE(GMM_E_ALIGN, dst.data = (char *)dst.data + 1, "dst: ", "aligned");
     REFUSE(GMM_E_VERSION, d.struct_size = sizeof d + 8, "glu: struct_size");
-    T_REFUSED(GMM_E_NULL, gmm_glu_interleave(T.ctx, NULL, NULL, 0, T.stream), "gmm_glu_interleave: glu: is NULL", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_glu_interleave(T.ctx, NULL, NULL, 0, T.stream), "gmm_glu_interleave: glu is NULL", NULL);
     T_REFUSED(GMM_E_ARG, gmm_glu_query(T.ctx, GMM_OP_PAD, &d, &info), "gmm_glu_query: op", NULL);
     T_OK(glu_launch(&d));
 }

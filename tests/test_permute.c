@@ -115,15 +115,30 @@ static plan plan_of(const permute_case *c) {
 
 typedef gmm_status (*operation)(gmm_context *, const gmm_permute *, void *, size_t, gmm_stream);
 
-static void call(gmm_context *ctx, gmm_op op, const gmm_permute *p) {
+/* The descriptor of one of the five calls: what it neither reads nor writes is NULL. */
+static gmm_permute operands_of(gmm_op op, const gmm_permute *all) {
+    const int fwd = op == GMM_OP_PERMUTE_FWD, bwd = op == GMM_OP_PERMUTE_BWD;
+    const int back_fwd = op == GMM_OP_UNPERMUTE_FWD, back_bwd = op == GMM_OP_UNPERMUTE_BWD;
+    gmm_permute p = *all;
+    if (!fwd) p.x = NULL, p.row_probs = NULL;
+    if (!fwd && !back_fwd && !back_bwd) p.probs = NULL, p.rows = NULL;
+    if (!back_fwd) p.out = NULL;
+    if (!back_bwd) p.dout = NULL;
+    if (!bwd) p.drow_probs = NULL, p.dx = NULL;
+    if (!bwd && !back_bwd) p.drows = NULL, p.dprobs = NULL;
+    return p;
+}
+
+static void call(gmm_context *ctx, gmm_op op, const gmm_permute *all) {
+    const gmm_permute p = operands_of(op, all);
     const operation run = op == GMM_OP_PERMUTE_MAP     ? gmm_permute_map
                           : op == GMM_OP_PERMUTE_FWD   ? gmm_permute_fwd
                           : op == GMM_OP_PERMUTE_BWD   ? gmm_permute_bwd
                           : op == GMM_OP_UNPERMUTE_FWD ? gmm_unpermute_fwd
                                                        : gmm_unpermute_bwd;
     gmm_info info = GMM_ZERO;
-    T_OK_TEXT(gmm_permute_query(ctx, op, p, &info), gmm_last_error(ctx));
-    T_OK_TEXT(run(ctx, p, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream), gmm_last_error(ctx));
+    T_OK_TEXT(gmm_permute_query(ctx, op, &p, &info), gmm_last_error(ctx));
+    T_OK_TEXT(run(ctx, &p, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream), gmm_last_error(ctx));
 }
 
 /* The maps of the reference as inputs. */
@@ -631,6 +646,7 @@ static void errors(int arg) {
         {GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, "gmm_unpermute_fwd"},
         {GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, "gmm_unpermute_bwd"},
     };
+    static const int others[5] = {10, 6, 6, 7, 5}; /* of 10 operands, those that the call has no use for */
     const permute_case c = {GMM_F32, GMM_F32, 6, 5, 4, 4, 2, 4, 10, 3, GMM_TAIL_KEEP, 0};
     const gmm_op op = table[arg].op;
     const char *name = table[arg].name;
@@ -638,12 +654,13 @@ static void errors(int arg) {
     const t_mat tokens_in = matrix(&c, GMM_F32, 6, T_REALS), tokens_out = matrix(&c, GMM_F32, 6, T_POISON);
     const t_mat rows_in = matrix(&c, GMM_F32, m.capacity, T_REALS);
     const t_mat rows_out = matrix(&c, GMM_F32, m.capacity, T_POISON);
-    gmm_permute good = m.p, p;
+    gmm_permute good = m.p, all, p;
     gmm_info info = GMM_ZERO;
     gmm_mat mat;
     gmm_options options = GMM_ZERO;
     char *workspace, *odd;
     size_t bytes;
+    int refused = 0;
     good.row_of = ints_out(m.slots);
     good.slot_of = ints_out(m.capacity);
     good.sizes = ints_out(4);
@@ -656,6 +673,8 @@ static void errors(int arg) {
     good.drow_probs = t_floats_in(reals(m.capacity), m.capacity);
     good.row_probs = t_floats_out(m.capacity);
     good.dprobs = t_floats_out(12);
+    all = good;
+    good = operands_of(op, &all);
     T_OK(gmm_permute_query(T.ctx, op, &good, &info));
     bytes = info.workspace_bytes;
     workspace = (char *)t_workspace(bytes + 512);
@@ -663,12 +682,13 @@ static void errors(int arg) {
 
 #define REFUSED(status, ...) \
     do { \
-        T_REFUSED(status, table[arg].run(T.ctx, &p, workspace, bytes, T.stream), name, __VA_ARGS__, NULL); \
+        T_REFUSED(status, table[arg].run(T.ctx, &p, workspace, bytes, T.stream), name, ": permute", __VA_ARGS__, \
+                  NULL); \
         p = good; \
     } while (0)
 #define REFUSED_SHAPE(status, ...) \
     do { \
-        T_REFUSED(status, gmm_permute_query(T.ctx, op, &p, &info), "gmm_permute_query", __VA_ARGS__, NULL); \
+        T_REFUSED(status, gmm_permute_query(T.ctx, op, &p, &info), "gmm_permute_query: permute", __VA_ARGS__, NULL); \
         REFUSED(status, __VA_ARGS__); \
     } while (0)
 #define BAD(field, value) p.field = value
@@ -745,6 +765,26 @@ static void errors(int arg) {
         BAD(row_of, NULL); REFUSED(GMM_E_NULL, "row_of");
         ODD(dprobs, float);
     }
+    /* every operand that belongs to other calls only */
+#define OTHERS(field, calls) \
+    if (!good.field) { \
+        p.field = all.field; \
+        REFUSED_SHAPE(GMM_E_CONFIG, "." #field " is set and must be NULL", "neither reads nor writes it, only " \
+                      calls); \
+        refused++; \
+    }
+    OTHERS(x, "permute_fwd (")
+    OTHERS(probs, "permute_fwd, unpermute_fwd, unpermute_bwd (")
+    OTHERS(rows, "permute_fwd, unpermute_fwd, unpermute_bwd (")
+    OTHERS(row_probs, "permute_fwd (")
+    OTHERS(out, "unpermute_fwd (")
+    OTHERS(dout, "unpermute_bwd (")
+    OTHERS(drows, "permute_bwd, unpermute_bwd (")
+    OTHERS(drow_probs, "permute_bwd (")
+    OTHERS(dx, "permute_bwd (")
+    OTHERS(dprobs, "permute_bwd, unpermute_bwd (")
+#undef OTHERS
+    T_CHECK(refused == others[arg], "%d operands belong to other calls, not %d", refused, others[arg]);
     if (bytes) {
         T_REFUSED(GMM_E_WORKSPACE, table[arg].run(T.ctx, &p, workspace, bytes - 1, T.stream), name, "workspace_bytes",
                   NULL);

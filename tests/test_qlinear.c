@@ -1355,7 +1355,7 @@ static void refusals(int arg) {
              m.columnwise = &other_flags, d.x = &m, d.dw = &r.grad), "x.columnwise", "flags", "columnwise");
     LREFUSED(GMM_E_ARG, fwd, d.in_features = 144, "in_features", "144", "32");
     LREFUSED(GMM_E_DTYPE, bgrad, (d.db = &r.grad, d.dy = &r.dy.rowwise), "dy: ", "e2m1");
-    LREFUSED(GMM_E_NULL, fwd, (m = r.x.rowwise, m.amax = NULL, d.x = &m), "x: ", "amax");
+    LREFUSED(GMM_E_NULL, fwd, (m = r.x.rowwise, m.amax = NULL, d.x = &m), ": linear.x lacks amax");
     { /* tables with addresses that host code can check */
         qcase tables = c;
         void *data[3], *scale[3];

@@ -1003,7 +1003,7 @@ static void skip_and_sums(int arg) {
     check_copy(&r, 0);
     check_copy(&r, 1);
     r.d.db = &db;
-    T_REFUSED(GMM_E_CONFIG, gmm_quantize(T.ctx, &r.d, NULL, 0, T.stream), "db: ", "skip", NULL);
+    T_REFUSED(GMM_E_CONFIG, gmm_quantize(T.ctx, &r.d, NULL, 0, T.stream), ": quantization.db goes with ", "skip", NULL);
     r.d.skip = NULL;
     T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
     check_copy(&r, 0);
@@ -1111,9 +1111,9 @@ static void refusals(int arg) {
         change; \
         T_REFUSED(status, gmm_quantize(T.ctx, &d, NULL, 0, T.stream), "gmm_quantize", __VA_ARGS__, NULL); \
     } while (0)
-    QREFUSED(GMM_E_CONFIG, f.square = 1, "format", "hadamard");
+    QREFUSED(GMM_E_CONFIG, f.square = 1, "quantization.format.hadamard: ");
     QREFUSED(GMM_E_CONFIG, (f.hadamard = GMM_HADAMARD | 5), "columnwise", "hadamard");
-    QREFUSED(GMM_E_CONFIG, memset(&f, 0, sizeof f), "format", "none");
+    QREFUSED(GMM_E_CONFIG, memset(&f, 0, sizeof f), ": quantization.format.dtype: none");
     QREFUSED(GMM_E_CONFIG, d.phase = (gmm_quant_phase)3, "phase", "3");
     QREFUSED(GMM_E_NULL, (d.rowwise = NULL, d.columnwise = NULL), "rowwise");
     QREFUSED(GMM_E_NULL, d.random = NULL, "random");

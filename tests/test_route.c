@@ -522,12 +522,12 @@ static void errors(int arg) {
 #define RUN (bwd ? gmm_topk_bwd : gmm_topk_fwd)
 #define REFUSED(status, ...) \
     do { \
-        T_REFUSED(status, RUN(T.ctx, &r, workspace, bytes, T.stream), name, __VA_ARGS__, NULL); \
+        T_REFUSED(status, RUN(T.ctx, &r, workspace, bytes, T.stream), name, ": route", __VA_ARGS__, NULL); \
         r = good; \
     } while (0)
 #define REFUSED_SHAPE(status, ...) \
     do { \
-        T_REFUSED(status, gmm_topk_query(T.ctx, op, &r, &info), "gmm_topk_query", __VA_ARGS__, NULL); \
+        T_REFUSED(status, gmm_topk_query(T.ctx, op, &r, &info), "gmm_topk_query: route", __VA_ARGS__, NULL); \
         REFUSED(status, __VA_ARGS__); \
     } while (0)
 

@@ -188,8 +188,8 @@ static void accumulate_errors(int arg) {
     workspace = t_workspace(info.workspace_bytes);
     T_OK(gmm_accumulate(T.ctx, &good, workspace, info.workspace_bytes, T.stream));
 #define REFUSED(status, argument) \
-    T_REFUSED(status, gmm_accumulate(T.ctx, &d, workspace, info.workspace_bytes, T.stream), "gmm_accumulate", \
-              argument, NULL); \
+    T_REFUSED(status, gmm_accumulate(T.ctx, &d, workspace, info.workspace_bytes, T.stream), \
+              "gmm_accumulate: accumulation", argument, NULL); \
     d = good; \
     m = x.mat
     T_REFUSED(GMM_E_NULL, gmm_accumulate(T.ctx, NULL, workspace, info.workspace_bytes, T.stream), "accumulation", NULL);
@@ -204,9 +204,9 @@ static void accumulate_errors(int arg) {
     d.cols = 0;
     REFUSED(GMM_E_ARG, "cols");
     d.x = NULL;
-    REFUSED(GMM_E_NULL, "x:");
+    REFUSED(GMM_E_NULL, ".x is NULL");
     d.y = NULL;
-    REFUSED(GMM_E_NULL, "y:");
+    REFUSED(GMM_E_NULL, ".y is NULL");
     d.x = &m;
     m.dtype = GMM_U8;
     REFUSED(GMM_E_DTYPE, "u8");
@@ -321,7 +321,7 @@ static void convert_errors(int arg) {
     d.dst = &y.mat;
     good = d;
 #define REFUSED(status, argument) \
-    T_REFUSED(status, gmm_convert(T.ctx, &d, NULL, 0, T.stream), "gmm_convert", argument, NULL); \
+    T_REFUSED(status, gmm_convert(T.ctx, &d, NULL, 0, T.stream), "gmm_convert: conversion", argument, NULL); \
     d = good; \
     m = x.mat
     T_REFUSED(GMM_E_NULL, gmm_convert(T.ctx, NULL, NULL, 0, T.stream), "conversion", NULL);

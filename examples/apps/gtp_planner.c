@@ -50,7 +50,8 @@ static option options[] = {
     {"block", OPTION_SWITCH, 0, &opt.block, "0", 0, 1, "", "FC1 and FC2 of a layer are gathered together", 0},
     {"wrap", OPTION_SWITCH, 0, &opt.wrap, "0", 0, 1, "", "the first gather hides behind the micro-batch before", 0},
     {"wgrad-slots", OPTION_INTEGER, 0, &opt.slots, "2", 1, 16, "", "gradient buffers of each shape", 0},
-    {"optimizer-ranks", OPTION_INTEGER, 0, &opt.optimizer_ranks, "1", 1, 1e6, "", "that share a shard's moments", 0},
+    {"optimizer-ranks", OPTION_INTEGER, 0, &opt.optimizer_ranks, "1", 1, 1e6, "",
+     "that share a shard's moments and fp32 copy", 0},
     {"gemm", OPTION_REAL, 0, &opt.gemm, "600", 1e-3, 1e6, "", "TFLOP/s that the expert GEMMs reach", 0},
     {"link", OPTION_REAL, 0, &opt.link, "340", 1e-3, 1e6, "", "GB/s of a GPU in a collective within a node", 0},
     {"network", OPTION_REAL, 0, &opt.network, "45", 1e-3, 1e6, "", "GB/s of a GPU in a collective across nodes", 0},
@@ -132,6 +133,34 @@ static const char *hides(double exposed, double whole) {
     return whole == 0 ? "-" : exposed <= 1e-3 * whole ? "hidden" : exposed >= 0.999 * whole ? "exposed" : "partly";
 }
 
+/* What the columns of the tables are. */
+typedef struct legend { const char *column, *meaning; } legend;
+static const legend memory_legend[] = {
+    {"weights", "the shards of the weights that this GPU holds"},
+    {"gradient", "main_grad of the shards, in fp32"},
+    {"moments", "what AdamW keeps of the shards: its first and second moment (running means of the gradient and"},
+    {"", "of its square) and an fp32 copy of the weights, 12 bytes a weight over --optimizer-ranks"},
+    {"gathered", "whole weights of the layers under way, and where their parts arrive"},
+    {"wgrad", "whole gradients before their reduction"},
+    {"received", "what reductions receive from the other GPUs"},
+};
+static const legend layer_legend[] = {
+    {"GEMM", "of a linear, forward"},
+    {"gather", "of all shards of its weights, on the links alone"},
+    {"forward,", "hidden: the gather is done before the GEMMs of this pass need it; exposed: they wait for all of"},
+    {"backward", "it; partly: for a part of it; -: nothing is gathered"},
+};
+static const legend step_legend[] = {
+    {"compute", "all GEMMs, forward and backward"},
+    {"gathers", "on the links, forward and backward; exposed: what the GEMMs wait for of it"},
+    {"reduce", "of gradients, on the links; exposed: what the GEMMs and the end of the micro-batch wait for of it"},
+    {"step", "compute and all that is exposed; compute %: the share of the GEMMs"},
+};
+
+static void print_legend(const legend *list, size_t count) {
+    for (size_t i = 0; i < count; i++) printf("%9s  %s\n", list[i].column, list[i].meaning);
+}
+
 static void print_table(const outlook *o, int count) {
     const double gb = 1e-9, us = 1e6, ms = 1e3;
     printf("%lld layers of %lld experts, FC1 %lld x %lld, FC2 %lld x %lld, %s; %lld tokens a layer\n",
@@ -148,6 +177,7 @@ static void print_table(const outlook *o, int count) {
                gb * (double)m->main_grads, gb * (double)m->optimizer, gb * (double)(m->gather + m->stage),
                gb * (double)m->wgrad, gb * (double)m->reduce, gb * (double)m->total);
     }
+    print_legend(memory_legend, sizeof memory_legend / sizeof memory_legend[0]);
     printf("\nA layer in the middle, in us: alone, and what the compute waits for it\n");
     printf("%6s %9s %9s %9s %9s %9s %9s %9s %9s\n", "GPUs", "FC1 GEMM", "gather", "forward", "backward",
            "FC2 GEMM", "gather", "forward", "backward");
@@ -157,6 +187,7 @@ static void print_table(const outlook *o, int count) {
                hides(a->exposed_forward, a->gather), hides(a->exposed_backward, a->gather), us * b->forward,
                us * b->gather, hides(b->exposed_forward, b->gather), hides(b->exposed_backward, b->gather));
     }
+    print_legend(layer_legend, sizeof layer_legend / sizeof layer_legend[0]);
     printf("\nA micro-batch in ms\n%6s %9s %9s %9s %9s %9s %9s %9s\n", "GPUs", "compute", "gathers", "exposed",
            "reduce", "exposed", "step", "compute %");
     for (int i = 0; i < count; i++) {
@@ -165,6 +196,7 @@ static void print_table(const outlook *o, int count) {
                ms * f->exposed_gather, ms * f->reduce, ms * f->exposed_reduce, ms * f->step,
                f->step > 0 ? 100 * f->compute / f->step : 0.0);
     }
+    print_legend(step_legend, sizeof step_legend / sizeof step_legend[0]);
 }
 
 static void write_svg(const outlook *o, int count, const char *path) {
@@ -173,8 +205,8 @@ static void write_svg(const outlook *o, int count, const char *path) {
     const svg_series lines[] = {{"GEMMs", "#4477aa", 0, count, x, compute},
                                 {"and exposed gathers", "#ccbb44", 0, count, x, gather},
                                 {"and exposed reductions", "#ee6677", 0, count, x, step}};
-    const svg_series bytes[] = {{"shards, gradients, moments", "#4477aa", 0, count, x, shards},
-                                {"buffers", "#ccbb44", 0, count, x, buffers},
+    const svg_series bytes[] = {{"shards: weights, gradients, moments", "#4477aa", 0, count, x, shards},
+                                {"buffers: gathered, wgrad, received", "#ccbb44", 0, count, x, buffers},
                                 {"total", "#ee6677", 1, count, x, total}};
     FILE *out = fopen(path, "w");
     if (!out) die("cannot write %s: %s", path, strerror(errno));

@@ -11,6 +11,8 @@
  * reduced behind the backward. Every rank takes its share of the micro-batches; with as many of these as ranks, the
  * result is that of one rank to the bit.
  *
+ * Ctrl-C or SIGTERM ends training behind the step under way: it is saved, and the command that continues is printed.
+ *
  *     train_moe --help
  *
  * CONTENTS
@@ -30,12 +32,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #define PARALLEL_FOR _Pragma("omp parallel for schedule(static)")
@@ -45,13 +49,11 @@
 
 #ifdef GMM_WITH_CPU_RANKS
 #include <pthread.h>
-#include <signal.h>
 #include <sys/mman.h>
 #ifdef __linux__
 #include <sys/prctl.h>
 #endif
 #include <sys/wait.h>
-#include <unistd.h>
 #endif
 
 #include "gmm.h"
@@ -98,7 +100,7 @@ static struct settings {
 
 /* Marked (1 in the third column): what a checkpoint records, and a resumed run takes from it. */
 static option options[] = {
-    {"data", OPTION_TEXT, 0, &opt.data, "", 0, 0, "", "text to learn; default: the sources below this folder", 0},
+    {"data", OPTION_TEXT, 0, &opt.data, "", 0, 0, "", "text to learn; default: the sources of gmm's repository", 0},
     {"seed", OPTION_INTEGER, 1, &opt.seed, "1", 0, 4e15, "", "of the initial weights and the batches", 0},
     {"steps", OPTION_INTEGER, 1, &opt.steps, "700", 1, 1e9, "", "optimizer steps; the learning rate decays over them",
      0},
@@ -132,7 +134,7 @@ static option options[] = {
     {"delay-wgrad", OPTION_SWITCH, 0, &opt.delay_wgrad, "0", 0, 1, "", "queue the experts' weight gradients", 0},
     {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many GPUs, or CPU ranks; 0 = none", 0},
     {"processes", OPTION_SWITCH, 0, &opt.processes, "0", 0, 1, "", "--gtp on GPUs: a process per rank", 0},
-    {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "write a checkpoint (safetensors) at the end", 0},
+    {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "checkpoint (safetensors) of the end, or of a stop", 0},
     {"save-every", OPTION_INTEGER, 0, &opt.save_every, "0", 0, 1e9, "", "and after every so many steps", 0},
     {"resume", OPTION_TEXT, 0, &opt.resume, "", 0, 0, "", "continue from a checkpoint", 0},
     {"svg", OPTION_TEXT, 0, &opt.svg, "build/train_moe.svg", 0, 0, "", "chart of losses and load; empty = none", 0},
@@ -166,6 +168,9 @@ static void take_gpu_defaults(void) {
     }
 }
 
+/* Where training that is stopped is saved without --save. */
+static const char stopped_file[] = "build/train_moe.safetensors";
+
 static void print_help(void) {
     printf("usage: train_moe [options]\nTrains a byte-level mixture-of-experts language model; every matrix product is "
            "gmm's.\nThe last tenth of the text is held out. Options (a star: --resume takes it from the checkpoint):"
@@ -176,9 +181,12 @@ static void print_help(void) {
         printf("%s--%s %s", i % 6 ? " " : "\n  ", option_of(gpu_defaults[i].value)->name, gpu_defaults[i].text);
     printf("\n\nThe last line reads: held-out X nats/byte, bigram Y nats/byte. Y is an add-one-smoothed bigram model\n"
            "of the same training text on the same held-out bytes.\n\n"
+           "Ctrl-C and SIGTERM end training behind the step under way. It is saved as --save says, else as\n"
+           "%s, the command that continues is printed, and the program ends with 128 plus\n"
+           "the signal's number. The same signal again ends it at once.\n\n"
            "--compare takes each step twice from one state, the second time on the CPU engine, whose operands are\n"
            "the host's, and ends with 1 where losses or gradients differ by more than rounding. With --engine cpu the\n"
-           "first time has operands of its own, as on a GPU, and they may not differ at all.\n");
+           "first time has operands of its own, as on a GPU, and they may not differ at all.\n", stopped_file);
 }
 
 static gmm_dtype dtype_of(const char *name) {
@@ -214,6 +222,23 @@ static gmm_engine engine_of(const char *name) {
     return GMM_ENGINE_AUTO;
 }
 
+/* The signal that asked training to stop; 0 = none. The same signal again ends the program at once. */
+static volatile sig_atomic_t stop_signal;
+static void note_stop(int number) { stop_signal = number; }
+
+/* Ctrl-C and SIGTERM ask for a stop; or, not `taken`, end the program as they do by default. */
+static void take_stops(int taken, int flags) {
+    const int numbers[2] = {SIGINT, SIGTERM};
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = taken ? note_stop : SIG_DFL;
+    action.sa_flags = flags | (taken ? (int)SA_RESETHAND : 0);
+    for (int i = 0; i < 2; i++) (void)sigaction(numbers[i], &action, NULL);
+}
+
+/* What the program ends with where training was stopped: as shells count a signal. */
+static int stop_code(void) { return 128 + (stop_signal ? (int)stop_signal : SIGTERM); }
+
 /* ----------------------------------------------------------------------------------------------------- 2 Text --- */
 
 typedef struct text {
@@ -221,6 +246,7 @@ typedef struct text {
     int64_t size, room;
     int64_t train; /* the bytes before are learned, those from here on are held out */
     int64_t files;
+    char from[4096]; /* the file, or the folder of the files */
 } text;
 
 typedef struct paths { char **items; size_t count, room; } paths;
@@ -234,31 +260,71 @@ static int is_source(const char *name) {
     return 0;
 }
 
-static void find_sources(const char *folder, paths *list) {
-    DIR *open = opendir(*folder ? folder : ".");
+/* Adds the sources in root/folder and, with `below`, in the folders there; names are those behind root. */
+static void find_sources(const char *root, const char *folder, int below, paths *list) {
+    char path[4096];
+    DIR *open;
     struct dirent *entry;
+    snprintf(path, sizeof path, "%s/%s", root, folder);
+    open = opendir(path);
     if (!open) return;
     while ((entry = readdir(open)) != NULL) {
         size_t room = strlen(folder) + strlen(entry->d_name) + 2;
         struct stat about;
-        char *path;
-        if (entry->d_name[0] == '.' || !strcmp(entry->d_name, "build")) continue;
-        path = (char *)get(room);
-        snprintf(path, room, "%s%s%s", folder, *folder ? "/" : "", entry->d_name);
+        char *name;
+        if (entry->d_name[0] == '.') continue;
+        name = (char *)get(room);
+        snprintf(name, room, "%s%s%s", folder, *folder ? "/" : "", entry->d_name);
+        if (snprintf(path, sizeof path, "%s/%s", root, name) >= (int)sizeof path) die("%s: the path is too long", root);
         if (lstat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
-            find_sources(path, list);
+            if (below) find_sources(root, name, 1, list);
         } else if (S_ISREG(about.st_mode) && is_source(entry->d_name)) {
             if (list->count == list->room) {
                 list->room = list->room * 2 + 64;
                 list->items = (char **)realloc(list->items, list->room * sizeof *list->items);
                 if (!list->items) die("out of memory");
             }
-            list->items[list->count++] = path;
+            list->items[list->count++] = name;
             continue;
         }
-        free(path);
+        free(name);
     }
     closedir(open);
+}
+
+/* Shortens `folder` to the nearest folder above it, or itself, that is gmm's repository. 0 = there is none. */
+static int find_repository(char folder[4096]) {
+    static const char *const marks[] = {"gmm.h", "gmm_gtp.h", "Makefile", "examples/apps/train_moe.c"};
+    enum { MARKS = sizeof marks / sizeof marks[0] };
+    while (*folder) {
+        char path[4200];
+        struct stat about;
+        char *slash;
+        int found = 0;
+        for (int i = 0; i < MARKS; i++) {
+            snprintf(path, sizeof path, "%s/%s", folder, marks[i]);
+            found += stat(path, &about) == 0 && S_ISREG(about.st_mode);
+        }
+        if (found == MARKS) return 1;
+        slash = strrchr(folder, '/');
+        if (!slash) return 0;
+        *slash = 0;
+    }
+    return 0;
+}
+
+/* The folder of the repository's text: above this program, or above the working directory. */
+static void repository(const char *program, char folder[4096]) {
+    const ssize_t n = readlink("/proc/self/exe", folder, 4095);
+    char *real = n < 0 && strchr(program, '/') ? realpath(program, NULL) : NULL;
+    folder[n < 0 ? 0 : n] = 0;
+    if (real) snprintf(folder, 4096, "%s", real);
+    free(real);
+    if (find_repository(folder)) return;
+    if (getcwd(folder, 4096) && find_repository(folder)) return;
+    die("no text to learn: --data FILE names one. Without it train_moe learns the sources of gmm's repository, but no "
+        "folder above the program or the working directory holds gmm.h, gmm_gtp.h, Makefile and "
+        "examples/apps/train_moe.c");
 }
 
 static void append_file(text *t, const char *path) {
@@ -283,21 +349,26 @@ static int compare_paths(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static text read_text(void) {
+static text read_text(const char *program) {
+    static const struct { const char *folder; int below; } parts[] = {{"", 0}, {"examples", 1}, {"tests", 1}};
     text t;
     memset(&t, 0, sizeof t);
     if (*opt.data) {
         append_file(&t, opt.data);
+        snprintf(t.from, sizeof t.from, "%s", opt.data);
     } else {
         paths list = {NULL, 0, 0};
-        find_sources("", &list);
+        repository(program, t.from);
+        for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+            find_sources(t.from, parts[i].folder, parts[i].below, &list);
         if (list.count) qsort(list.items, list.count, sizeof *list.items, compare_paths);
         for (size_t i = 0; i < list.count; i++) {
-            append_file(&t, list.items[i]);
+            char path[8200];
+            snprintf(path, sizeof path, "%s/%s", t.from, list.items[i]);
+            append_file(&t, path);
             free(list.items[i]);
         }
         free(list.items);
-        if (!t.size) die("no sources below the working directory: run it from the project's folder, or give --data");
     }
     t.train = t.size - t.size / 10;
     return t;
@@ -447,12 +518,12 @@ static void meeting_gather(meeting *m, int size, int rank, const char *from, cha
     }
 }
 
-/* Makes a process per rank, and returns its rank in each. The calling one waits for them, and ends the others when one
-   has failed. To be called before anything that a child may not inherit: CUDA, threads. */
+/* Makes a process per rank, and returns its rank in each. The calling one waits for them, hands a stop on to them, and
+   ends the others when one has failed. To be called before anything that a child may not inherit: CUDA, threads. */
 static int meeting_begin(int size, meeting **out) {
     pthread_barrierattr_t a;
     pid_t pids[64];
-    int failed = 0, status;
+    int failed = 0, stopped = 0, status;
     meeting *m = (meeting *)mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (m == MAP_FAILED || pthread_barrierattr_init(&a) || pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED) ||
         pthread_barrier_init(&m->barrier, &a, (unsigned)size))
@@ -463,19 +534,29 @@ static int meeting_begin(int size, meeting **out) {
         pids[i] = fork();
         if (pids[i] < 0) die("--processes: no process for rank %d", i);
 #ifdef __linux__
-        if (pids[i] == 0) (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (pids[i] == 0) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 #endif
         if (pids[i] == 0) return i;
     }
-    for (int left = size; left > 0; left--) {
+    take_stops(1, 0); /* no SA_RESTART: a signal ends wait */
+    for (int left = size; left > 0;) {
         const pid_t done = wait(&status);
+        int ends;
+        if (done < 0) { /* a stop; ranks that the terminal has told do not mind to be told again */
+            for (int i = 0; i < size; i++)
+                if (pids[i] > 0) (void)kill(pids[i], SIGTERM);
+            continue;
+        }
+        ends = WIFEXITED(status) && WEXITSTATUS(status) > 128; /* it was stopped, and all ranks stop alike */
         for (int i = 0; i < size; i++) {
             if (pids[i] == done) pids[i] = 0;
-            if (status && pids[i] > 0 && !failed) (void)kill(pids[i], SIGTERM);
+            if (status && !ends && pids[i] > 0 && !failed) (void)kill(pids[i], SIGKILL);
         }
-        failed |= status != 0;
+        failed |= status != 0 && !ends;
+        stopped |= ends;
+        left--;
     }
-    exit(failed);
+    exit(failed ? 1 : stopped ? stop_code() : 0);
 }
 #else
 static void meeting_gather(meeting *m, int size, int rank, const char *from, char *out, size_t bytes) {
@@ -1601,8 +1682,6 @@ static void model_make(model *m, const team *t, int rank, gmm_engine engine, mem
     gmm_error error;
     size_t low;
     if (opt.topk > opt.experts) die("--topk %d exceeds --experts %d", (int)opt.topk, (int)opt.experts);
-    if (opt.batch % opt.micro_batches)
-        die("--batch %lld is no multiple of --micro-batches %lld", (long long)opt.batch, (long long)opt.micro_batches);
     memset(m, 0, sizeof *m);
     m->team = t;
     m->rank = rank;
@@ -1722,6 +1801,7 @@ typedef struct tally {
     double loss, aux;
     double *load; /* [layers][experts] tokens */
     int64_t steps;
+    int stop; /* a rank was asked to stop: all stop behind this step */
 } tally;
 
 /* One optimizer step on a batch drawn from the training text. */
@@ -1747,12 +1827,14 @@ static void train_step(model *m, const text *t, int64_t *positions, tally *now) 
         }
     }
     params_update(m);
+    now->stop = stop_signal != 0;
     if (m->team) {
-        double sums[2] = {loss, aux};
-        team_sum(m->team, m->rank, sums, 2);
+        double sums[3] = {loss, aux, now->stop};
+        team_sum(m->team, m->rank, sums, 3);
         team_sum(m->team, m->rank, load, opt.layers * opt.experts);
         loss = sums[0];
         aux = sums[1];
+        now->stop = sums[2] > 0;
     }
     for (int64_t i = 0; i < opt.layers * opt.experts; i++) now->load[i] += load[i];
     free(load);
@@ -2269,21 +2351,26 @@ static void print_load(const double *load) {
     }
 }
 
+/* Makes the folder of a file; where it exists already, or cannot be made, opening the file has the last word. */
+static void make_folder_of(const char *path) {
+    char *folder = (char *)get(strlen(path) + 1), *slash;
+    strcpy(folder, path);
+    slash = strrchr(folder, '/');
+    if (slash && slash != folder) {
+        *slash = 0;
+        mkdir(folder, 0777);
+    }
+    free(folder);
+}
+
 static void write_svg(const history *h, const double *load, double bigram_loss, const char *path) {
     svg_box losses = {0, 0, 760, 400}, bars = {0, 400, 760, 280};
     double ends[2], level[2];
     svg_series series[3] = {{"training", "#4477aa", 0, 0, NULL, NULL}, {"held-out", "#ee6677", 0, 0, NULL, NULL},
                             {"bigram, held-out", "#777777", 1, 0, NULL, NULL}};
     double *shares = (double *)get((size_t)(opt.layers * opt.experts + 1) * sizeof *shares);
-    char *folder = (char *)get(strlen(path) + 1), *slash;
     FILE *out;
-    strcpy(folder, path);
-    slash = strrchr(folder, '/');
-    if (slash && slash != folder) {
-        *slash = 0;
-        mkdir(folder, 0777); /* where it exists already, or cannot be made, fopen has the last word */
-    }
-    free(folder);
+    make_folder_of(path);
     out = fopen(path, "w");
     if (!out) die("cannot write %s: %s", path, strerror(errno));
     series[0].x = series[1].x = h->step;
@@ -2321,8 +2408,8 @@ static void describe(const model *m, const text *t) {
         all += n * m->params[i]->count;
         active += n * (double)(m->params[i]->indexed ? opt.topk : 1);
     }
-    printf("text: %lld bytes (%lld files), the last %lld held out\n", (long long)t->size, (long long)t->files,
-           (long long)(t->size - t->train));
+    printf("text: %lld bytes (%lld %s %s), the last %lld held out\n", (long long)t->size, (long long)t->files,
+           t->files == 1 ? "file," : "files of", t->from, (long long)(t->size - t->train));
     printf("model: %.0f parameters, %.0f per token; %lld layers of %lld experts, top %lld, %s, %s\n", all, active,
            (long long)opt.layers, (long long)opt.experts, (long long)opt.topk, opt.act, opt.dtype);
     printf("engine: %s; %s\n", gmm_engine_name(m->engine), m->place);
@@ -2339,7 +2426,8 @@ static void describe(const model *m, const text *t) {
 
 /* ----------------------------------------------------------------------------------------------------- 12 main --- */
 
-static void train(model *m, const text *t, history *h, double *load_all) {
+/* Returns 1 where it was stopped before its last step, else 0. */
+static int train(model *m, const text *t, history *h, double *load_all) {
     int64_t last = opt.stop_at && opt.stop_at < opt.steps ? opt.stop_at : opt.steps, every = opt.steps / 20;
     int64_t loads = opt.layers * opt.experts, held = t->size - t->train, subset = held < 4096 ? held : 4096;
     int64_t *positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
@@ -2347,13 +2435,14 @@ static void train(model *m, const text *t, history *h, double *load_all) {
     progress bar = progress_begin(stdout, m->step, last, quiet);
     double since = progress_seconds(), held_out = 0, spent = 0;
     char status[512], bars[256];
-    tally now = {0, 0, NULL, 0};
+    tally now = {0, 0, NULL, 0, 0};
     now.load = (double *)get((size_t)(loads + 1) * sizeof(double));
     every = every ? every : 1;
     while (m->step < last) {
         double low, high, speed;
         int report;
         train_step(m, t, positions, &now);
+        if (now.stop && m->step < last) break;
         report = m->step % every == 0 || m->step == last;
         speed = (double)(now.steps * opt.batch) / (progress_seconds() - since);
         load_range(now.load, &low, &high);
@@ -2392,6 +2481,37 @@ static void train(model *m, const text *t, history *h, double *load_all) {
     if (!quiet) printf("trained in %.1f s, of which %.1f s evaluation\n", progress_seconds() - bar.began, spent);
     free(now.load);
     free(positions);
+    return m->step < last;
+}
+
+/* The command that continues from a checkpoint: what the checkpoint records is left out. */
+static void print_command(const char *program, const char *path) {
+    printf("%s --resume '%s'", program, path);
+    for (int i = 0; i < OPTIONS; i++) {
+        const option *o = &options[i];
+        char value[4096];
+        const int repeat = o->given && !o->mark && o->value != &opt.resume;
+        option_text(o, value, sizeof value);
+        if (repeat && o->kind == OPTION_SWITCH && !strcmp(value, "1")) printf(" --%s", o->name);
+        else if (repeat && (o->kind == OPTION_TEXT || !*value)) printf(" --%s '%s'", o->name, value);
+        else if (repeat) printf(" --%s=%s", o->name, value);
+    }
+    printf("\n");
+}
+
+/* Saves what was trained when it was stopped, and says how to go on. */
+static void save_stopped(model *m, const text *t, const char *program) {
+    const char *path = *opt.save ? opt.save : stopped_file, *lacks = st_missing();
+    if (!lacks && m->rank == 0) make_folder_of(path);
+    if (!lacks) save_checkpoint(m, t, path);
+    if (m->rank > 0) return;
+    printf("stopped after step %lld of %lld; ", (long long)m->step, (long long)opt.steps);
+    if (lacks) {
+        printf("nothing was saved: %s\n", lacks);
+        return;
+    }
+    printf("saved %s, continue with\n", path);
+    print_command(program, path);
 }
 
 /* How far the gradients of m's last step are from those of the reference: the largest norm of a parameter's
@@ -2434,7 +2554,7 @@ static void compare(const text *t) {
     positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
     if (!opt.quiet) describe(m, t);
     while (m->step < opt.steps) {
-        tally is = {0, 0, NULL, 0}, was = {0, 0, NULL, 0};
+        tally is = {0, 0, NULL, 0, 0}, was = {0, 0, NULL, 0, 0};
         const param *worst = NULL;
         double gradients, trained, held_out, held_is, held_was;
         is.load = (double *)get(loads * sizeof *is.load);
@@ -2471,11 +2591,13 @@ typedef struct job {
     const text *text;
     const team *team; /* NULL = one rank, nothing sharded */
     st_file *checkpoint;
+    const char *program; /* how it was called */
     int rank;
+    int stopped;         /* out: training was stopped before its end */
 } job;
 
 static void *work(void *argument) {
-    const job *j = (const job *)argument;
+    job *j = (job *)argument;
     const text *t = j->text;
     model *m = (model *)get(sizeof *m);
     history h = {NULL, NULL, NULL, 0, 0};
@@ -2489,14 +2611,18 @@ static void *work(void *argument) {
     model_make(m, j->team, j->rank, engine, j->team && !j->team->gpus ? cpu_memory : memory_of(engine));
     if (*opt.resume) load_checkpoint(m, t, j->checkpoint, opt.resume);
     if (!quiet) describe(m, t);
-    train(m, t, &h, load);
-    if (*opt.save) save_checkpoint(m, t, opt.save);
+    if (!quiet && *opt.resume)
+        printf("resumed %s after step %lld of %lld\n", opt.resume, (long long)m->step, (long long)opt.steps);
+    j->stopped = train(m, t, &h, load);
+    if (j->stopped) save_stopped(m, t, j->program);
+    else if (*opt.save) save_checkpoint(m, t, opt.save);
+    if (j->rank == 0) take_stops(0, 0); /* nothing is left to save */
 
     if (opt.eval_tokens && opt.eval_tokens < n) n = opt.eval_tokens;
-    held_out = evaluate(m, t, n);
-    if (!quiet) print_load(load);
-    if (!opt.quiet && opt.sample) print_sample(m, t);
-    if (j->rank == 0) {
+    held_out = j->stopped ? 0 : evaluate(m, t, n);
+    if (!quiet && !j->stopped) print_load(load);
+    if (!opt.quiet && !j->stopped && opt.sample) print_sample(m, t);
+    if (j->rank == 0 && !j->stopped) {
         bigram_loss = bigram(t, n);
         if (m->team && !quiet) {
             gmm_gtp_statistics s = GMM_ZERO;
@@ -2532,28 +2658,43 @@ static int threads_of_rank(void) {
     return threads > 1 ? threads : 1;
 }
 
-/* A thread per rank, or `rank` in a process of its own. */
-static void work_together(const text *t, st_file *checkpoint, meeting *meeting_here, int rank) {
+/* A thread per rank, or rank `first.rank` in a process of its own. Returns whether training was stopped. */
+static int work_together(job first, meeting *meeting_here) {
 #ifdef GMM_WITH_CPU_RANKS
     team together = team_make((int)opt.gtp, memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA, meeting_here);
     pthread_t threads[64];
     job jobs[64];
+    first.team = &together;
     if (meeting_here) {
-        job alone = {t, &together, checkpoint, rank};
-        (void)work(&alone);
-        return;
+        (void)work(&first);
+        return first.stopped;
     }
     for (int i = 0; i < together.size; i++) {
-        const job j = {t, &together, checkpoint, i};
-        jobs[i] = j;
+        jobs[i] = first;
+        jobs[i].rank = i;
         if (pthread_create(&threads[i], NULL, work, &jobs[i])) die("--gtp: no thread for rank %d", i);
     }
     for (int i = 0; i < together.size; i++) (void)pthread_join(threads[i], NULL);
     gmm_ranks_destroy(together.ranks);
+    return jobs[0].stopped;
 #else
-    (void)t, (void)checkpoint, (void)meeting_here, (void)rank;
+    (void)first, (void)meeting_here;
     die("--gtp: this build has no CPU ranks (GMM_WITH_CPU_RANKS)");
+    return 0;
 #endif
+}
+
+/* Whether a step divides into micro-batches, and these among ranks; nothing else has to divide. */
+static void check_batch(void) {
+    const long long batch = (long long)opt.batch, parts = (long long)opt.micro_batches, ranks = (long long)opt.gtp;
+    const long long more = (batch / parts + 1) * parts;
+    if (ranks && parts % ranks)
+        die("--micro-batches %lld is no multiple of --gtp %lld, whose ranks share them", parts, ranks);
+    if (batch % parts == 0) return;
+    if (ranks && parts == ranks && !option_of(&opt.micro_batches)->given)
+        die("--gtp %lld: --batch %lld is not divisible by %lld, a micro-batch for each rank: try --batch %lld. Layers, "
+            "experts, hidden and ffn need not be divisible", ranks, batch, parts, more);
+    die("--batch %lld is not divisible by --micro-batches %lld: try --batch %lld", batch, parts, more);
 }
 
 int main(int argc, char **argv) {
@@ -2561,12 +2702,14 @@ int main(int argc, char **argv) {
     option_error error;
     text t;
     meeting *meeting_here = NULL;
+    job whole;
     int rank = 0;
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
     if (opt.help) {
         print_help();
         return 0;
     }
+    if (!opt.compare) take_stops(1, SA_RESTART);
 #ifdef GMM_WITH_CPU_RANKS
     if (opt.gtp && opt.processes) rank = meeting_begin((int)opt.gtp, &meeting_here);
 #endif
@@ -2585,9 +2728,7 @@ int main(int argc, char **argv) {
     if (!opt.compare && memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();
     if ((*opt.save || *opt.resume) && st_missing()) die("%s", st_missing());
     if (*opt.resume) checkpoint = open_checkpoint(opt.resume);
-    if (opt.gtp && opt.micro_batches % opt.gtp)
-        die("--micro-batches %lld is no multiple of --gtp %lld, whose ranks share them", (long long)opt.micro_batches,
-            (long long)opt.gtp);
+    check_batch();
     if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && strcmp(opt.recipe, "bf16"))
         die("--gtp on GPUs shards weights as they train: not with --recipe %s", opt.recipe);
     if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && (opt.interleave || act_of(opt.act).interleave))
@@ -2596,16 +2737,18 @@ int main(int argc, char **argv) {
     if (opt.compare && (opt.gtp || *opt.save || *opt.resume))
         die("--compare trains one rank from the start and saves nothing: not with --gtp, --save, --resume");
     if (*opt.save && rank == 0) try_saving(opt.save);
-    t = read_text();
+    t = read_text(argv[0]);
     if (t.train <= opt.context || t.size - t.train < 1)
         die("the text of %lld bytes is too short for a context of %lld", (long long)t.size, (long long)opt.context);
+    memset(&whole, 0, sizeof whole);
+    whole.text = &t;
+    whole.checkpoint = *opt.resume ? &checkpoint : NULL;
+    whole.program = argv[0];
+    whole.rank = rank;
     if (opt.compare) compare(&t);
-    else if (opt.gtp) work_together(&t, *opt.resume ? &checkpoint : NULL, meeting_here, rank);
-    else {
-        job alone = {&t, NULL, *opt.resume ? &checkpoint : NULL, 0};
-        (void)work(&alone);
-    }
+    else if (opt.gtp) whole.stopped = work_together(whole, meeting_here);
+    else (void)work(&whole);
     if (*opt.resume) st_close(&checkpoint);
     free(t.bytes);
-    return 0;
+    return whole.stopped ? stop_code() : 0;
 }

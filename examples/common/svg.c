@@ -5,6 +5,8 @@
 
 typedef struct frame { svg_box inner; double x0, x1, y0, y1; } frame;
 
+#define DASHES " stroke-dasharray=\"6 4\""
+
 static const char *palette[] = {"#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377"};
 
 void svg_begin(FILE *out, double width, double height) {
@@ -27,6 +29,13 @@ static double map_x(const frame *f, double x) {
 
 static double map_y(const frame *f, double y) {
     return f->inner.y + f->inner.height - (y - f->y0) / (f->y1 - f->y0) * f->inner.height;
+}
+
+/* Characters of UTF-8. */
+static int characters(const char *s) {
+    int n = 0;
+    for (; *s; s++) n += ((unsigned char)*s & 0xC0) != 0x80;
+    return n;
 }
 
 static void text(FILE *out, double x, double y, const char *anchor, const char *s) {
@@ -60,10 +69,39 @@ static svg_box inside(svg_box box) {
     return inner;
 }
 
+/* Names the series in the upper right corner of the frame, on a ground of its own. The texts are as wide as it is said
+   here, whatever the viewer's font, and shrink where the frame has no room for them. */
+static void draw_legend(FILE *out, const frame *f, const svg_series *series, int count) {
+    const double line = 18, stroke = 30, gap = 8, most = f->inner.width - stroke - 4 * gap;
+    double x = 0, y = f->inner.y + gap, width = 0;
+    int shown = 0;
+    for (int s = 0; s < count; s++) {
+        const double wide = 6.6 * characters(series[s].label);
+        if (!series[s].count) continue;
+        width = wide > width ? wide : width;
+        shown++;
+    }
+    if (!shown) return;
+    width = width > most ? most : width;
+    x = f->inner.x + f->inner.width - width - stroke - 3 * gap;
+    fprintf(out, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"white\" fill-opacity=\"0.8\"/>\n",
+            x, y, width + stroke + 2 * gap, line * shown + gap / 2);
+    for (int s = 0; s < count; s++) {
+        const double wide = 6.6 * characters(series[s].label);
+        if (!series[s].count) continue;
+        fprintf(out, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" stroke-width=\"2\"%s/>\n",
+                x + gap / 2, x + gap / 2 + stroke, y + line / 2, y + line / 2, series[s].color,
+                series[s].dashed ? DASHES : "");
+        fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" textLength=\"%.1f\" lengthAdjust=\"spacingAndGlyphs\">%s</text>\n",
+                x + stroke + gap * 1.5, y + line / 2 + 4, wide > width ? width : wide, series[s].label);
+        y += line;
+    }
+}
+
 void svg_lines(FILE *out, svg_box box, const char *title, const char *x_label, const char *y_label,
                const svg_series *series, int count) {
     frame f;
-    double step, legend;
+    double step;
     char label[32];
     int any = 0;
     f.inner = inside(box);
@@ -88,20 +126,15 @@ void svg_lines(FILE *out, svg_box box, const char *title, const char *x_label, c
         snprintf(label, sizeof label, "%g", fabs(x) < step * 1e-9 ? 0.0 : x);
         text(out, map_x(&f, x), f.inner.y + f.inner.height + 18, "middle", label);
     }
-    legend = f.inner.y + 20;
     for (int s = 0; s < count; s++) {
-        const char *dash = series[s].dashed ? " stroke-dasharray=\"6 4\"" : "";
         if (!series[s].count) continue;
-        fprintf(out, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s points=\"", series[s].color, dash);
+        fprintf(out, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s points=\"", series[s].color,
+                series[s].dashed ? DASHES : "");
         for (int i = 0; i < series[s].count; i++)
             fprintf(out, "%.1f,%.1f ", map_x(&f, series[s].x[i]), map_y(&f, series[s].y[i]));
-        fprintf(out, "\"/>\n<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" stroke-width=\"2\"%s/>"
-                     "\n",
-                f.inner.x + f.inner.width - 170, f.inner.x + f.inner.width - 140, legend - 4, legend - 4,
-                series[s].color, dash);
-        text(out, f.inner.x + f.inner.width - 132, legend, "start", series[s].label);
-        legend += 18;
+        fprintf(out, "\"/>\n");
     }
+    draw_legend(out, &f, series, count);
 }
 
 void svg_bars(FILE *out, svg_box box, const char *title, const char *group_label, const char *y_label,

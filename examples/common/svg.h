@@ -12,7 +12,7 @@ typedef struct svg_series {
     const double *x, *y;
 } svg_series;
 
-/* Labels must be free of the characters & < >. Values must be finite. */
+/* Labels must be free of the characters & < >. Values must be finite. The legend of svg_lines lies inside its frame. */
 void svg_begin(FILE *out, double width, double height);
 void svg_lines(FILE *out, svg_box box, const char *title, const char *x_label, const char *y_label,
                const svg_series *series, int count);

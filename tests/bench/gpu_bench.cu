@@ -907,18 +907,23 @@ static void bandwidth(const shape *s, int what, double *gbs, double *copy, doubl
         B.perm.topk = s->topk;
         B.perm.options = &B.options;
         B.perm.indices = (int32_t *)(hold[held++] = upload(indices, sizeof *indices * (size_t)rows));
-        B.perm.probs = (float *)(hold[held++] = upload(probs, sizeof *probs * (size_t)rows));
         B.perm.row_of = (int32_t *)(hold[held++] = room(4 * (size_t)rows));
         B.perm.slot_of = (int32_t *)(hold[held++] = room(4 * (size_t)rows));
-        B.perm.row_probs = (float *)(hold[held++] = room(4 * (size_t)rows));
         B.perm.sizes = B.sizes;
         in = gmm_mat_packed(GMM_BF16, hold[held++] = random_bf16(what == PERMUTE ? tokens * h : rows * h, 1));
         out = gmm_mat_packed(GMM_BF16, hold[held++] = room((size_t)(what == PERMUTE ? rows : tokens) * (size_t)h * 2));
-        B.perm.x = &in;
-        B.perm.rows = what == PERMUTE ? &out : &in;
-        B.perm.out = &out;
         for (i = 0; i < 2; i++) { /* the map, and what is timed */
             const gmm_op op = i ? (what == PERMUTE ? GMM_OP_PERMUTE_FWD : GMM_OP_UNPERMUTE_FWD) : GMM_OP_PERMUTE_MAP;
+            if (i) {
+                B.perm.probs = (float *)(hold[held++] = upload(probs, sizeof *probs * (size_t)rows));
+                B.perm.rows = what == PERMUTE ? &out : &in;
+                if (what == PERMUTE) {
+                    B.perm.x = &in;
+                    B.perm.row_probs = (float *)(hold[held++] = room(4 * (size_t)rows));
+                } else {
+                    B.perm.out = &out;
+                }
+            }
             ok(gmm_permute_query(B.ctx, op, &B.perm, &info));
             workspace(info.workspace_bytes);
             if (!i) ok(gmm_permute_map(B.ctx, &B.perm, B.workspace, B.workspace_bytes, B.stream));

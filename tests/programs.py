@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""train_moe stopped by signals and started from anywhere, what programs say, and where their pictures have the legend.
+
+    python3 tests/programs.py [--build build] [--filter TEXT]
+
+Python's standard library is enough. Ends with "N passed, N failed, N skipped".
+"""
+import argparse, hashlib, os, re, shlex, shutil, signal, subprocess, sys, tempfile, time, traceback
+import xml.etree.ElementTree as xml
+
+SMALL = ["--batch", "64", "--eval-tokens", "64", "--sample", "0", "--experts", "4", "--ffn", "32", "--hidden", "32",
+         "--engine", "cpu", "--threads", "1"]
+REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CASES = []
+
+
+class Skip(Exception):
+    pass
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+def digest(path):
+    with open(path, "rb") as f:
+        return hashlib.sha256(f.read()).hexdigest()
+
+
+class Run:
+    def __init__(self, build, folder):
+        self.build, self.folder = os.path.abspath(build), os.path.abspath(folder)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def start(self, name, *arguments, cwd=None):
+        """In a process group of its own, as a shell starts it."""
+        return subprocess.Popen([os.path.join(self.build, name)] + list(arguments), cwd=cwd or self.folder, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+    def end(self, process, code=0):
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == code, "ended with %d\n%s%s" % (process.returncode, out, err)
+        return out if code in (0, 130, 143) else err
+
+    def run(self, name, *arguments, code=0, cwd=None):
+        return self.end(self.start(name, *arguments, cwd=cwd), code)
+
+    def can_save(self):
+        process = self.start("train_moe", *SMALL, "--steps", "1", "--svg", "", "--quiet", "--save", self.path("can"))
+        out, err = process.communicate(timeout=300)
+        if process.returncode and "cjson" in err.lower():
+            raise Skip(err.strip())
+        assert process.returncode == 0, err
+
+    def stopped(self, number, *arguments):
+        """A long run that gets the signal once its first steps are made: how many it made, and what continues it."""
+        process = self.start("train_moe", *SMALL, "--steps", "4000", "--svg", "", "--save-every", "1", *arguments)
+        saved = self.path(arguments[arguments.index("--save") + 1])
+        for _ in range(3000):
+            if os.path.exists(saved):
+                break
+            time.sleep(0.02)
+        os.kill(process.pid, number)
+        out = self.end(process, 128 + number)
+        found = re.search(r"^stopped after step (\d+) of 4000; saved (\S+), continue with\n(.*)\n", out, re.M)
+        assert found, out
+        assert "held-out" not in out.splitlines()[-1], out  # it is not evaluated
+        return int(found[1]), found[3]
+
+
+@case
+def stopped_and_continued(t):
+    """SIGINT and SIGTERM, one rank and two: the step is finished and saved; what continues by the command that was
+    printed saves, to the bit, what a run saves that was never stopped."""
+    t.can_save()
+    for number, ranks in (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, ["--gtp", "2"]):
+        saved = t.path("stopped.safetensors")
+        if os.path.exists(saved):
+            os.remove(saved)
+        step, command = t.stopped(number, "--save", "stopped.safetensors", *ranks)
+        assert 0 < step < 4000
+        assert not [n for n in os.listdir(t.folder) if "partial" in n]
+        more = shlex.split(command)
+        assert more[1:3] == ["--resume", "stopped.safetensors"], command
+        last = str(step + 3)
+        out = t.run("train_moe", *more[1:], "--save-every", "0", "--stop-at", last)
+        assert "resumed stopped.safetensors after step %d of 4000" % step in out, out
+        t.run("train_moe", *SMALL, "--steps", "4000", "--svg", "", "--stop-at", last, "--save", "whole.safetensors",
+              *ranks)
+        assert digest(saved) == digest(t.path("whole.safetensors")), (number, ranks, step)
+
+
+@case
+def stopped_without_a_name(t):
+    """Without --save, the stopped run is saved beside where its picture would be."""
+    t.can_save()
+    process = t.start("train_moe", *SMALL, "--steps", "4000000")
+    time.sleep(2)
+    os.kill(process.pid, signal.SIGINT)
+    out = t.end(process, 130)
+    assert "saved build/train_moe.safetensors" in out, out
+    assert os.path.getsize(t.path("build/train_moe.safetensors")) > 100000
+
+
+@case
+def second_signal_ends_at_once(t):
+    """A step that takes long does not hold up who asks twice, and what was saved stays whole."""
+    process = t.start("train_moe", *SMALL, "--steps", "4000", "--batch", "262144", "--svg", "", "--quiet")
+    time.sleep(1)
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGINT)
+    began = time.time()
+    process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGINT, process.returncode
+    assert time.time() - began < 5
+
+
+@case
+def text_from_anywhere(t):
+    """Without --data the text is the repository's, whatever the working directory is and holds."""
+    with open(t.path("decoy.py"), "w") as f:
+        f.write("# not to be learned\n" * 100000)
+    few = SMALL + ["--steps", "1", "--svg", ""]
+    lines = [t.run("train_moe", *few, cwd=c).splitlines()[0] for c in (REPOSITORY, t.folder, "/")]
+    assert len(set(lines)) == 1 and " files of %s)" % REPOSITORY in lines[0], lines
+    size = int(re.match(r"text: (\d+) bytes", lines[0])[1])
+    assert 500000 < size < 20000000, size
+    outside = tempfile.mkdtemp(prefix="elsewhere-")  # neither the program nor the folder is in the repository
+    try:
+        shutil.copy(os.path.join(t.build, "train_moe"), outside)
+        shutil.copy(t.path("decoy.py"), outside)
+        alone = Run(outside, outside)
+        for word in "no text to learn", "--data FILE", "gmm.h", "examples/apps/train_moe.c":
+            assert word in alone.run("train_moe", *few, code=1), word
+        assert lines[0] == alone.run("train_moe", *few, cwd=os.path.join(REPOSITORY, "tests")).splitlines()[0]
+        out = alone.run("train_moe", *few, "--data", "decoy.py")
+        assert out.startswith("text: 2000000 bytes (1 file, decoy.py)"), out
+    finally:
+        shutil.rmtree(outside)
+
+
+@case
+def batches_that_do_not_divide(t):
+    """Which of the numbers does not divide by which, and what would."""
+    few = ["--steps", "1", "--sample", "0", "--svg", "", "--eval-tokens", "64", "--engine", "cpu"]
+    for arguments, words in [
+        (["--gtp", "3"], ["--gtp 3: --batch 1024 is not divisible by 3", "try --batch 1026", "Layers, experts"]),
+        (["--gtp", "3", "--micro-batches", "4"], ["--micro-batches 4 is no multiple of --gtp 3"]),
+        (["--gtp", "3", "--micro-batches", "6"], ["--batch 1024 is not divisible by --micro-batches 6", "1026"]),
+        (["--micro-batches", "3"], ["--batch 1024 is not divisible by --micro-batches 3", "try --batch 1026"]),
+    ]:
+        err = t.run("train_moe", *few, *arguments, code=1)
+        for word in words:
+            assert word in err, (word, err)
+    t.run("train_moe", *SMALL, "--steps", "1", "--svg", "", "--gtp", "3", "--batch", "66")
+
+
+def legends(path):
+    """Of each chart with curves: the frame's right edge, and (left, right, text) of what names its curves."""
+    root = xml.parse(path).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    frames, found = [], []
+    for e in root:
+        if e.tag == space + "rect" and e.get("fill") == "none":
+            frames.append((float(e.get("x")), float(e.get("y")), float(e.get("width")), float(e.get("height"))))
+        if e.tag == space + "text" and e.get("text-anchor", "start") == "start" and not e.get("font-size") and \
+                not e.get("transform"):
+            width = float(e.get("textLength") or 7 * len(e.text))  # else as wide as a sans-serif of 12 may be
+            found.append((frames[-1], float(e.get("x")), float(e.get("x")) + width, float(e.get("y")), e.text))
+    return float(root.get("width")), found
+
+
+@case
+def legends_inside(t):
+    """What names the curves lies inside the frame, with short names and long ones."""
+    t.run("train_moe", *SMALL, "--steps", "3", "--svg", t.path("train.svg"))
+    t.run("gtp_planner", "--gpus", "8", "--svg", t.path("plan.svg"))
+    with open(t.path("log"), "w") as f:
+        f.write("step 1/2  train 3.0  held-out 3.1  aux 1\nstep 2/2  train 2.0  held-out 2.1  aux 1\n")
+    t.run("loss_curves", t.path("curves.svg"), "short=" + t.path("log"), "x" * 50 + "=" + t.path("log"))
+    for name, count in ("train.svg", 3), ("plan.svg", 6), ("curves.svg", 2):
+        width, found = legends(t.path(name))
+        assert len(found) == count, (name, found)
+        for (x, y, w, h), left, right, base, text in found:
+            assert x < left and right < x + w <= width and y < base - 10 and base < y + h, (name, text, left, right)
+
+
+@case
+def planner_explains(t):
+    """Every column has its meaning below the table; moments are told to whoever does not know them."""
+    out = t.run("gtp_planner", "--gpus", "4", "--svg", "")
+    for column in "weights", "gradient", "moments", "gathered", "wgrad", "received", "gathers", "reduce", "step":
+        assert re.search(r"^ +%s  \w" % column, out, re.M), column
+    for word in "first and second moment", "running means of the gradient", "fp32 copy", "hidden:", "exposed:":
+        assert word in out, word
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--filter", default="")
+    o = parser.parse_args()
+    count = {"ok": 0, "FAIL": 0, "skip": 0}
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    for function in CASES:
+        if o.filter not in function.__name__:
+            continue
+        folder, what, why = tempfile.mkdtemp(prefix="programs-", dir=o.build), "ok", ""
+        try:
+            function(Run(o.build, folder))
+        except Skip as s:
+            what, why = "skip", ": %s" % s
+        except Exception:
+            what, why = "FAIL", "\n" + traceback.format_exc()
+        finally:
+            shutil.rmtree(folder)
+        count[what] += 1
+        print("%-4s %s%s" % (what, function.__name__, why), flush=True)
+    print("%d passed, %d failed, %d skipped" % (count["ok"], count["FAIL"], count["skip"]))
+    return count["FAIL"] > 0 or count["ok"] == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

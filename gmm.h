@@ -11295,7 +11295,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_build *b, gmm_ckpt_linear *l, cons
     }
     if (!row) return GMM_OK; /* a bias alone: its weight is missing */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
-    if (l->experts < 1 || l->experts % ep_size)
+    if (l->experts < 1 || (grouped && l->experts % ep_size))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
     held = l->experts / (grouped ? ep_size : 1);
     front = gmm__ck_has_experts(row, t) ? 1 : 0;

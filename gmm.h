@@ -10319,8 +10319,8 @@ static gmm_status gmm__ck_agree_pair(gmm__ck_build *b, int64_t first, int64_t se
     const char *a = gmm__ck_slot_name(l->slot), *c = gmm__ck_slot_name(m->slot);
     const char *key = gmm__ck_first_key(b, second);
     if (l->experts != m->experts)
-        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, key, "layer %lld: %s has %lld experts, %s %lld", (long long)l->layer, c,
-                              (long long)m->experts, a, (long long)l->experts);
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, key, "layer %lld: %s has %lld experts, %s %lld",
+                              (long long)l->layer, c, (long long)m->experts, a, (long long)l->experts);
     if (!l->in || !m->in) return GMM_OK; /* vectors */
     if (l->in != m->out)
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, key, "layer %lld: %s gives %lld features, %s takes %lld",
@@ -10462,7 +10462,7 @@ static gmm_status gmm__ck_complete_state(gmm__ck_build *b, int64_t index, int32_
         for (half = 0; half < 3; half++) {
             gmm_status status = GMM_OK;
             if (rows[half] >= 0)
-                status = gmm__ck_complete_row(b, &x, index, rows[half], state, hits + begin[half],
+                status = gmm__ck_complete_row(b, &x, index, rows[half], state, hits ? hits + begin[half] : NULL,
                                               end[half] - begin[half]);
             if (status) return status;
         }
@@ -11244,7 +11244,8 @@ static int64_t gmm__ck_told_experts(const gmm__ck_build *b, const gmm__ck_hit *h
         const gmm_ckpt_tensor *t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
         int64_t n = 0;
         if (row->form == GMM_CKPT_EACH) n = (hits[i].expert + 1) * (b->source.scheme->global_index ? 1 : ranks);
-        else if (row->kind == GMM_CKPT_WEIGHT && gmm__ck_has_experts(row, t) && !gmm__mul(t->shape[0], ranks, &n)) n = 0;
+        else if (row->kind != GMM_CKPT_WEIGHT || !gmm__ck_has_experts(row, t) || !gmm__mul(t->shape[0], ranks, &n))
+            n = 0;
         if (n > most) most = n;
     }
     return most;

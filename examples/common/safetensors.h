@@ -75,9 +75,10 @@ void st_set_close(st_set *set);
 int st_write_index(const char *path, const char *const *files, const st_tensor *tensors, const int64_t *owner,
                    int64_t count, st_error *error);
 
-/* Writing: the header comes from tensors (name, dtype, rank, shape; bytes where the dtype is not known here), whose
-   begin and bytes are filled in, in the order given. Then their bytes are written in any order, and the commit puts the file in place of `path` in one move.
-   Until then a file that stands there is untouched; st_abandon leaves it so. The writer is gone after either. */
+/* Writing: the header comes from tensors (name, dtype, rank, shape), whose begin and bytes are filled in, in the order
+   given; of a dtype that is not known here, bytes must be given. Then their bytes are written in any order, and the
+   commit puts the file in place of `path` in one move. Until then a file that stands there is untouched; st_abandon
+   leaves it so. The writer is gone after either. */
 typedef struct st_writer {
     int descriptor;
     int resumed;                /* 1: the temporary file of an earlier run goes on */

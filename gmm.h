@@ -1133,6 +1133,8 @@ typedef struct gmm_ckpt_report {
     char key[252];          /* the key that it is about, cut to fit; "" if none */
     int64_t matched;        /* source tensors that a linear used */
     int64_t kept, dropped;  /* other source tensors */
+    int64_t missing;        /* tensors and whole layers that the source lacks; error.text lists them, as far as they
+                               fit, as names with sets: "model.layers.{3,5-7}.mlp.experts.{0-3}.up_proj.weight" */
 } gmm_ckpt_report;
 
 enum { GMM_CKPT_RANK = 8, GMM_CKPT_LOOPS = 7 };
@@ -1211,6 +1213,7 @@ typedef enum gmm_ckpt_form {
     GMM_CKPT_EACH = 0,    /* one expert: [r, c], a vector [r] */
     GMM_CKPT_STACKED = 1, /* all experts: [E, r, c] or [E r, c], vectors [E, r] or [E r] */
     GMM_CKPT_WIDE = 2,    /* all experts: declared [r, E c], but the bytes of [E, r, c] */
+    GMM_CKPT_TALL = 3,    /* all experts, as STACKED, but targets are declared [E r, c] */
     GMM_CKPT_FORM_MAX = 0x7fffffff
 } gmm_ckpt_form;
 
@@ -1240,7 +1243,8 @@ typedef struct gmm_ckpt_scheme {
 /* A shipped scheme; NULL for an unknown name. gmm_ckpt_scheme_at lists them: NULL past the last. Pure.
        module       {p}.weight0.. or {p}.weight, biases alike, of linears that are given by path
        megatron     Megatron's grouped linears, indexed or grouped, with router and shared experts
-       sequential   Megatron's SequentialMLP          legacy   Megatron's old GroupedMLP (weight1, weight2)
+       sequential   Megatron's SequentialMLP
+       legacy       Megatron's old GroupedMLP: weight1 [H, E 2F] (E F ungated), weight2 [E F, H]; [E, F, H] is read too
        mixtral, qwen2-moe, qwen3-moe (also OLMoE), deepseek-v3 (FP8 blocks or 16-bit)
        fused, fused-transposed   Hugging Face's stacked gate_up_proj [E, 2F, H] or [E, H, 2F]
        gpt-oss      interleaved by 1, biases, MXFP4 blocks or 16-bit [E, H, 2F] */
@@ -1259,11 +1263,13 @@ typedef struct gmm_ckpt_linear {
     int64_t out, in;       /* in 0: the weight is a vector */
     int32_t bias;          /* 1: it has a bias; 0: keys of one are extra */
     int32_t grouped_weight, grouped_bias; /* targets, where the scheme has both: 1 STACKED, 0 EACH */
-    int32_t reserved;      /* 0 */
+    int32_t spare;         /* ROUTER, ROUTER_CORRECTION: rows of `out` behind those of the layer's experts */
+    gmm_scaling scaling;   /* gmm_ckpt_scan: 128X128 or MX32 where weights of it are quantized. Plans do not read it */
 } gmm_ckpt_linear;
 
 /* The rows that a rank of generalized tensor parallelism keeps of the matrix that EP and ETP leave: what gmm_gtp_plan
-   gives as row0, valid_rows and shard_rows. */
+   gives as row0, valid_rows and shard_rows. Rows that do not lie in the matrix are an argument error; rows that cut
+   blocks of scales, and gate and up rows in tensors of their own, are not_divisible. */
 typedef struct gmm_ckpt_cut {
     int64_t row0, rows;
     int64_t stored_rows; /* rows of the tensor; those past `rows` are written as zeros */
@@ -1298,8 +1304,12 @@ typedef enum gmm_ckpt_extra {
 
 /* How to read the source; nothing is guessed.
    Keys are matched by whole segments, as a state's prefix, the model's prefix and a row's pattern, wrapper segments
-   left out. The model's prefix is one for all keys: the stated one; else the empty one if any key has it; else the only
-   one found, or the key is ambiguous. Keys with other prefixes are extra.
+   left out. Where linears have paths, a key belongs to the longest path that its module ends with. The model's prefix
+   is one for all keys: the stated one, which is empty or ends with a dot, and whose wrapper segments keys must have;
+   else the empty one if any key has it; else the only one found, or the key is ambiguous. Keys with other prefixes are
+   extra.
+   Linears of one layer must agree: FC1 and FC2 in experts and features, a router's rows (less gmm_ckpt_linear.spare)
+   with the experts. Every part holds all experts of its rank, and every state that has a key all of its linears.
    The GLU layout is the scheme's, or what was stated or recorded (in the file's metadata); if several are known they
    must agree. Unknown is allowed only where gate and up rows stay together and in place. */
 typedef struct gmm_ckpt_source {
@@ -1314,9 +1324,11 @@ typedef struct gmm_ckpt_source {
     int32_t wrapper_count, state_count;
     gmm_ckpt_glu stated, recorded;
     gmm_ckpt_extra extra;
-    int32_t skip_missing;          /* 1: a linear without any key is left out */
+    int32_t skip_missing;          /* 1: layers, linears and EACH targets of experts that the source lacks are left
+                                      out, and a stack needs all of its experts; 0: they are errors */
     int32_t prefer_target;         /* 1: of EACH and STACKED both present, the target's is taken, the other dropped */
-    int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` are dropped; else extra. Never read */
+    int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` or, numbered, `_extra_state3` are dropped;
+                                      else extra. Never read */
 } gmm_ckpt_source;
 
 /* What the model wants. */
@@ -1328,16 +1340,26 @@ typedef struct gmm_ckpt_target {
     const char *const *states;     /* one name for each of the source's */
     gmm_ckpt_rank rank;            /* gtp_rank and gtp_size are not read */
     const gmm_ckpt_cut *cuts;      /* [linears] GTP, of grouped weights; NULL = whole */
-    int32_t glu_block;             /* of BOTH rows; 0 = halves, or the scheme's */
+    int32_t glu_block;             /* of BOTH rows of FC1; 0 = halves, or the scheme's. Shared experts have halves on
+                                      both sides, whatever was stated or recorded */
     gmm_dtype dtype, bias_dtype;   /* F32, F16, BF16: of experts, converted or dequantized. NONE: as in the source.
                                       States, routers and kept tensors always stay as they are */
     int32_t views;                 /* 1: a target whose bytes lie in the source as they must become a view of it */
+    int32_t drop_wrappers;         /* 0: a wrapper segment stays where it is, if the target's name begins with the
+                                      segments in front of it; keys of one linear that are wrapped differently are
+                                      ambiguous. 1: names come without wrappers, those of kept tensors too */
+    int32_t reserved;              /* 0 */
 } gmm_ckpt_target;
 
 typedef struct gmm_ckpt_plan gmm_ckpt_plan;
 
-/* Finds the linears of a source whose patterns name layers, and their extents, for gmm_ckpt_plan_create. `experts`
-   is 0 where a shape or a name tells their number (not WIDE). Whether a BOTH row of FC1 is gated follows from FC2's in.
+/* Finds the linears of a source whose patterns name layers, and their extents, for gmm_ckpt_plan_create.
+   Experts     `experts` states their number in every layer. 0: names and shapes of FC1 and FC2 tell it (two-dimensional
+               tensors of all experts do not), and the router's rows say the same; stated, more rows of a router are
+               spare.
+   Gated       Whether a BOTH row of FC1 is gated follows from FC2's in.
+   Complete    Unless skip_missing is 1, the source has layers from 0 on without a gap (a layer is there if any key
+               names it), and what one layer of experts has, FC1, FC2, router, shared experts or a bias, all have.
    *linears is allocated from the allocator, and freed by gmm_ckpt_linears_release.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, gmm_ckpt_linear **linears,
@@ -1356,14 +1378,21 @@ GMMDEF gmm_status gmm_ckpt_plan_create(gmm_ckpt_plan **out, const gmm_ckpt_sourc
 typedef enum gmm_ckpt_parity {
     GMM_CKPT_SAFE = 0,     /* doubtful keys are errors */
     GMM_CKPT_UPSTREAM = 1, /* as Megatron-LM does: what does not fit is left alone, keys match by their last characters,
-                              shapes are not checked against the declared ones */
+                              shapes are not checked against the declared ones, and a later module meets the keys that
+                              an earlier one made. Errors here, where Megatron-LM says nothing: two tensors of one name
+                              (duplicate_key), and a stack of several dtypes (dtype) or shapes (shape) */
     GMM_CKPT_PARITY_MAX = 0x7fffffff
 } gmm_ckpt_parity;
 
 /* Megatron-LM's load hook of one module: its parameters between indexed and grouped keys, as linear->grouped_weight and
-   grouped_bias say. Keys are prefix, and then weight, weight0, bias...; linear->path is not read. And its map for
-   reloading fp32 masters: the same for many modules by their paths, under any prefix.
+   grouped_bias say. Keys are prefix, and then weight, weight0, bias...; linear->path is not read. SAFE wants a prefix
+   that is empty or ends with a dot; UPSTREAM takes any.
+   And its map for reloading fp32 masters: the same for many modules by their paths, under any one prefix, which cannot
+   be stated: where keys of two prefixes match, give longer paths. SAFE leaves the segments `module` and `_orig_mod`
+   out when it matches and keeps them in names; a key belongs to the longest path that its module ends with.
    The plan's targets are the whole new table: what is not concerned stays as it is. Plans consist of views and copies.
+   SAFE wants the scales of E4M3 and E5M2 weights (weight_scale_inv, alike indexed or grouped) even where these are only
+   copied, and moves them along.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
@@ -9683,9 +9712,9 @@ static const gmm_ckpt_row gmm__ck_sequential[] = {
     GMM__CK_MEGATRON_LIST,
 };
 
-static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out] in a matrix of hidden rows or columns */
+static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out], declared as matrices of hidden rows or columns */
     GMM__CK_ROW(GMM__CK_L "experts.weight1", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_WIDE, 1, NONE),
-    GMM__CK_ROW(GMM__CK_L "experts.weight2", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 1, NONE),
+    GMM__CK_ROW(GMM__CK_L "experts.weight2", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_TALL, 1, NONE),
     GMM__CK_MEGATRON_LIST,
 };
 
@@ -9826,6 +9855,13 @@ struct gmm_ckpt_plan {
     gmm_ckpt_cost cost;
 };
 
+/* Tensors that the source lacks of one linear and row: experts first to last of a part, as names count them. row -1: a
+   layer without any key. */
+typedef struct gmm__ck_miss {
+    int64_t layer, first, last; /* layer: of linears by path, their index */
+    int32_t linear, row, state, part;
+} gmm__ck_miss;
+
 /* What becomes of a source tensor. PLAIN_SCALE: scales of a weight that is not quantized, extra like those of 0. */
 enum gmm__ck_use { GMM__CK_UNUSED, GMM__CK_USED, GMM__CK_LEFT_OUT, GMM__CK_PLAIN_SCALE };
 
@@ -9844,6 +9880,11 @@ typedef struct gmm__ck_build {
     int scan;                    /* unknown (slot, layer) pairs become linears */
     gmm__ck_hit *hits;
     int64_t hit_count, hit_room;
+    uint8_t *present;            /* [source.state_count] states that have a hit */
+    gmm__ck_miss *misses;
+    int64_t miss_count, miss_room, missing; /* missing: tensors and layers */
+    int64_t spare_layer, spare_rows; /* scan: a router that alone tells of more experts; 0 rows = none */
+    const char *found;           /* prefix of the source's keys */
     const char *prefix;          /* of the target's names */
     const char *others[2];       /* canonical prefixes 1 and 2 */
     const char *other_keys[2];
@@ -9863,6 +9904,9 @@ static gmm_status gmm__ck_refuse(gmm__ck_build *b, gmm_ckpt_reason reason, const
     va_end(list);
     return status;
 }
+
+/* Whether paths alone name linears, so that no prefix can be stated. */
+static int gmm__ck_is_map(const gmm__ck_build *b) { return !strcmp(b->fn, "gmm_ckpt_normalize_map"); }
 
 static gmm_status gmm__ck_no_memory(gmm__ck_build *b) {
     return gmm__ck_refuse(b, GMM_CKPT_NO_MEMORY, NULL, "no memory");
@@ -9895,17 +9939,21 @@ static int gmm__ck_match(const char *pattern, const char *text, int64_t *layer, 
     return *text == 0;
 }
 
-/* Copies a key without its wrapper segments; `to` has room for it. */
+static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment, size_t length) {
+    int32_t w;
+    for (w = 0; w < source->wrapper_count; w++)
+        if (strlen(source->wrappers[w]) == length && !memcmp(source->wrappers[w], segment, length)) return 1;
+    return 0;
+}
+
+/* Copies a key without its wrapper segments; `to` has room for it, or is the key itself. */
 static size_t gmm__ck_canonical(const gmm_ckpt_source *source, const char *from, char *to) {
     size_t n = 0;
     for (;;) {
         const size_t length = strcspn(from, ".");
-        int wrapper = 0;
-        int32_t w;
-        for (w = 0; w < source->wrapper_count; w++)
-            wrapper |= strlen(source->wrappers[w]) == length && !memcmp(source->wrappers[w], from, length);
+        const int wrapper = gmm__ck_is_wrapper(source, from, length);
         if (!wrapper) {
-            memcpy(to + n, from, length);
+            memmove(to + n, from, length);
             n += length;
         }
         if (!from[length]) break;
@@ -9914,6 +9962,74 @@ static size_t gmm__ck_canonical(const gmm_ckpt_source *source, const char *from,
     }
     to[n] = 0;
     return n;
+}
+
+/* The same behind a state's prefix; wrapper segments of the stated prefix stay. */
+static size_t gmm__ck_canonical_key(const gmm_ckpt_source *source, const char *key, char *to) {
+    const size_t n = source->prefix ? strlen(source->prefix) : 0;
+    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_canonical(source, key, to);
+    memcpy(to, source->prefix, n);
+    return n + gmm__ck_canonical(source, key + n, to + n);
+}
+
+/* The first wrapper segment of *at or behind it, NULL if there is none: its length, and how many segments it follows.
+   *at moves behind it. */
+static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **at, size_t *length, int *follows) {
+    for (*follows = 0; **at; ++*follows) {
+        const char *segment = *at;
+        *length = strcspn(segment, ".");
+        *at += *length + (segment[*length] == '.');
+        if (gmm__ck_is_wrapper(source, segment, *length)) return segment;
+    }
+    return NULL;
+}
+
+/* Whether two keys have the same wrapper segments at the same places. */
+static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, const char *b) {
+    for (;;) {
+        size_t n = 0, m = 0;
+        int i, k;
+        const char *x = gmm__ck_next_wrapper(source, &a, &n, &i), *y = gmm__ck_next_wrapper(source, &b, &m, &k);
+        if (!x && !y) return 1;
+        if (!x || !y || i != k || n != m || memcmp(x, y, n)) return 0;
+    }
+}
+
+/* `state` and then `name` with the wrapper segments of `key`, each as long as the segments in front of it are the
+   name's too. Numbers count as equal: they are those of a layer or an expert. */
+static char *gmm__ck_wrap(gmm__ck_build *b, const char *key, const char *state, const char *name) {
+    static const char digits[] = "0123456789";
+    const size_t room = strlen(state) + strlen(key) + strlen(name) + 2;
+    char *to = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1);
+    size_t n = strlen(state);
+    if (!to) return NULL;
+    memcpy(to, state, n);
+    for (;;) {
+        const size_t k = strcspn(key, "."), m = strcspn(name, ".");
+        const int same = (k == m && !memcmp(key, name, k)) ||
+                         (k && m && strspn(key, digits) == k && strspn(name, digits) == m);
+        const char *from = same ? name : key;
+        if (!key[k] || (same ? !name[m] : !gmm__ck_is_wrapper(&b->source, key, k))) break;
+        memcpy(to + n, from, (same ? m : k) + 1);
+        n += (same ? m : k) + 1;
+        key += k + 1;
+        if (same) name += m + 1;
+    }
+    memcpy(to + n, name, strlen(name) + 1);
+    return to;
+}
+
+/* The state of a key, -1 = none, and the length of its prefix: the longest wins. */
+static int32_t gmm__ck_state_of(const gmm__ck_build *b, const char *name, size_t *length) {
+    int32_t s, found = -1;
+    *length = 0;
+    for (s = 0; s < b->source.state_count; s++) {
+        const size_t n = strlen(b->states[s]);
+        if ((found >= 0 && n <= *length) || strncmp(name, b->states[s], n)) continue;
+        *length = n;
+        found = s;
+    }
+    return found;
 }
 
 static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_slot slot, int64_t layer) {
@@ -10002,12 +10118,23 @@ static int64_t gmm__ck_match_row(gmm__ck_build *b, const gmm_ckpt_row *row, cons
     return -1;
 }
 
-/* Reads all keys: hits, the prefix, and what no linear uses. */
+static int gmm__ck_compare_hits(const void *a, const void *b) {
+    const gmm__ck_hit *x = (const gmm__ck_hit *)a, *y = (const gmm__ck_hit *)b;
+    if (x->linear != y->linear) return x->linear < y->linear ? -1 : 1;
+    if (x->state != y->state) return x->state < y->state ? -1 : 1;
+    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    if (x->part != y->part) return x->part < y->part ? -1 : 1;
+    if (x->expert != y->expert) return x->expert < y->expert ? -1 : 1;
+    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+}
+
+/* Reads all keys: hits in order, the prefix, and what no linear uses. */
 static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
     size_t longest = 0;
     int64_t i, n = 0;
-    int32_t p, s, r, empty = 0;
+    int32_t p, r, empty = 0;
     for (p = 0; p < b->source.part_count; p++)
         if (b->parts[p].table->longest > longest) longest = b->parts[p].table->longest;
     b->text = (char *)gmm__ck_get(&b->temp, (int64_t)longest + 1, 1);
@@ -10025,14 +10152,9 @@ static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
             void *array = b->hits;
             memset(&h, 0, sizeof h);
             h.linear = -1;
-            for (s = 0; s < b->source.state_count; s++) {
-                const size_t l = strlen(b->states[s]);
-                if (l < state_length || strncmp(name, b->states[s], l) || (l == 0 && state_length)) continue;
-                state_length = l;
-                h.state = s;
-            }
-            if (state_length == 0 && b->source.state_count && *b->states[h.state]) continue; /* in no state */
-            length = gmm__ck_canonical(&b->source, name + state_length, b->text);
+            h.state = gmm__ck_state_of(b, name, &state_length);
+            if (h.state < 0) continue;
+            length = gmm__ck_canonical_key(&b->source, name + state_length, b->text);
             for (r = 0; r < scheme->count && h.linear < 0; r++) {
                 h.linear = gmm__ck_match_row(b, &scheme->rows[r], b->text, length, &h.expert, &start, &status);
                 if (status) return status;
@@ -10065,9 +10187,10 @@ static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
     }
     if (!empty && b->others[1])
         return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, b->other_keys[1], "its prefix \"%.80s\" and \"%.80s\" are two: "
-                              "state the prefix", b->others[1], b->others[0]);
-    b->prefix = b->source.prefix ? b->source.prefix : !empty && b->others[0] ? b->others[0] : "";
-    if (b->target.prefix) b->prefix = b->target.prefix;
+                              "%s", b->others[1], b->others[0], gmm__ck_is_map(b) ? "give linears longer paths"
+                                                                               : "state the prefix");
+    b->found = b->source.prefix ? b->source.prefix : !empty && b->others[0] ? b->others[0] : "";
+    b->prefix = b->target.prefix ? b->target.prefix : b->found;
     for (i = 0; i < b->hit_count; i++) { /* those with the prefix stay */
         const gmm__ck_hit h = b->hits[i];
         if (h.prefix != (empty ? 0 : 1)) continue;
@@ -10075,37 +10198,33 @@ static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
         b->hits[n++] = h;
     }
     b->hit_count = n;
+    b->present = (uint8_t *)gmm__ck_get(&b->temp, b->source.state_count, 1);
+    if (!b->present) return gmm__ck_no_memory(b);
+    for (i = 0; i < n; i++) b->present[b->hits[i].state] = 1;
+    if (n) qsort(b->hits, (size_t)n, sizeof *b->hits, gmm__ck_compare_hits);
     return GMM_OK;
 }
 
-static int gmm__ck_compare_hits(const void *a, const void *b) {
-    const gmm__ck_hit *x = (const gmm__ck_hit *)a, *y = (const gmm__ck_hit *)b;
-    if (x->linear != y->linear) return x->linear < y->linear ? -1 : 1;
-    if (x->state != y->state) return x->state < y->state ? -1 : 1;
-    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
-    if (x->row != y->row) return x->row < y->row ? -1 : 1;
-    if (x->part != y->part) return x->part < y->part ? -1 : 1;
-    if (x->expert != y->expert) return x->expert < y->expert ? -1 : 1;
-    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+/* A hit's key behind its state's prefix. */
+static const char *gmm__ck_key_of(const gmm__ck_build *b, const gmm__ck_hit *h) {
+    return b->parts[h->part].table->tensors[h->tensor].name + strlen(b->states[h->state]);
 }
 
-/* The name that a row gives: STATE PREFIX pattern. */
-static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char *state, const char *prefix,
-                          const gmm_ckpt_linear *l, int64_t expert) {
-    const size_t room = strlen(state) + strlen(prefix) + strlen(row->pattern) + (l->path ? strlen(l->path) : 0) + 48;
-    char *name = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1), digits[24];
-    const char *p = row->pattern;
-    size_t n;
+/* The name that a row gives, with {L} and {e} as these texts. */
+static char *gmm__ck_spell(gmm__ck_build *b, const gmm_ckpt_row *row, const char *prefix, const gmm_ckpt_linear *l,
+                           const char *layer, const char *expert) {
+    const char *path = l && l->path ? l->path : "", *p = row->pattern;
+    const size_t room = strlen(prefix) + strlen(p) + strlen(path) + strlen(layer) + strlen(expert) + 1;
+    char *name = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1);
+    size_t n = strlen(prefix);
     if (!name) return NULL;
-    n = (size_t)snprintf(name, room, "%s%s", state, prefix);
+    memcpy(name, prefix, n);
     while (*p) {
-        const char *piece = digits;
+        const char *piece = p[1] == 'L' ? layer : p[1] == 'p' ? path : expert;
         if (*p != '{') {
             name[n++] = *p++;
             continue;
         }
-        (void)snprintf(digits, sizeof digits, "%lld", (long long)(p[1] == 'L' ? l->layer : expert));
-        if (p[1] == 'p') piece = l->path ? l->path : "";
         memcpy(name + n, piece, strlen(piece));
         n += strlen(piece);
         p += 3;
@@ -10113,6 +10232,28 @@ static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char 
     }
     name[n] = 0;
     return name;
+}
+
+/* The name of a target: STATE WRAPPERS PREFIX pattern. `key` is one of the linear's in the source, behind its state. */
+static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char *state, const gmm_ckpt_linear *l,
+                          int64_t expert, const char *key) {
+    char layer[24], number[24], *name;
+    (void)snprintf(layer, sizeof layer, "%lld", (long long)l->layer);
+    (void)snprintf(number, sizeof number, "%lld", (long long)expert);
+    name = gmm__ck_spell(b, row, b->prefix, l, layer, number);
+    if (name && b->target.drop_wrappers) {
+        (void)gmm__ck_canonical(&b->source, name, name);
+        key = "";
+    }
+    return name ? gmm__ck_wrap(b, key, state, name) : NULL;
+}
+
+/* What a key of the source would be called that is not there. It is wrapped like the first key that is. */
+static char *gmm__ck_absent_name(gmm__ck_build *b, const gmm_ckpt_row *row, int32_t state, const gmm_ckpt_linear *l,
+                                 const char *layer, const char *expert) {
+    const char *key = b->hit_count ? gmm__ck_key_of(b, b->hits) : "";
+    char *name = gmm__ck_spell(b, row, b->found, l, layer, expert);
+    return name ? gmm__ck_wrap(b, key, b->states[state], name) : NULL;
 }
 
 /* ................................................................................... 15.5 Boxes of a weight ... */
@@ -10126,6 +10267,27 @@ typedef struct gmm__ck_array {
     int32_t grouped, rows_cut, cols_cut; /* by EP; by ETP */
     int32_t vector;
 } gmm__ck_array;
+
+static gmm__ck_array gmm__ck_array_of(const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
+    static const int8_t rules[][3] = {
+#define GMM__X(name, value, text, grouped, rows, cols) {grouped, rows, cols},
+        GMM_CKPT_SLOT_LIST(GMM__X)
+#undef GMM__X
+    };
+    gmm__ck_array x;
+    memset(&x, 0, sizeof x);
+    x.linear = l;
+    x.kind = kind;
+    x.experts = l->experts;
+    x.halves = l->gated ? 2 : 1;
+    x.f = l->out / x.halves;
+    x.k = l->in && kind != GMM_CKPT_BIAS ? l->in : 1;
+    x.vector = l->in == 0 || kind == GMM_CKPT_BIAS;
+    x.grouped = rules[l->slot][0];
+    x.rows_cut = rules[l->slot][1];
+    x.cols_cut = kind == GMM_CKPT_BIAS ? 0 : rules[l->slot][2];
+    return x;
+}
 
 /* Where a stored matrix lies in its array, and where its elements lie in its tensor. With both halves in it, row
    (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
@@ -10323,30 +10485,31 @@ static void gmm__ck_shape_text(char *text, size_t room, int32_t rank, const int6
     (void)snprintf(text + n, room - n, rank ? "]" : "[]");
 }
 
-/* The shapes that a row allows for matrices of rows x cols, as declared; returns how many. `blocks` of MX32. */
+/* Dimensions of one matrix as a row stores it. */
+static int32_t gmm__ck_dimensions(const gmm_ckpt_row *row, int vector) {
+    return vector ? 1 : row->scaling == GMM_SCALING_MX32 && row->kind == GMM_CKPT_WEIGHT ? 3 : 2;
+}
+
+/* The shapes that a row allows for matrices of rows x cols, as targets have it first; returns how many. `blocks` of
+   MX32. */
 static int gmm__ck_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t rows, int64_t cols, int vector,
                           int64_t shape[2][GMM_CKPT_RANK], int32_t rank[2]) {
-    const int64_t m0 = row->transposed ? cols : rows, m1 = row->transposed ? rows : cols;
+    const int32_t n = gmm__ck_dimensions(row, vector);
+    const int stacked = row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL;
     int64_t matrix[3];
-    int32_t n = 0, i, d;
-    if (vector) {
-        matrix[n++] = rows;
-    } else if (row->scaling == GMM_SCALING_MX32 && row->kind == GMM_CKPT_WEIGHT) {
-        matrix[n++] = rows;
-        matrix[n++] = cols / 32;
-        matrix[n++] = 16;
-    } else {
-        matrix[n++] = m0;
-        matrix[n++] = m1;
-    }
+    int32_t i, d;
+    matrix[0] = n == 2 && row->transposed ? cols : rows;
+    matrix[1] = n == 3 ? cols / 32 : row->transposed ? rows : cols;
+    matrix[2] = 16;
     for (i = 0; i < 2; i++) {
+        const int split = stacked && i == (row->form == GMM_CKPT_TALL); /* with an extent of its own for experts */
         rank[i] = 0;
-        if (row->form == GMM_CKPT_STACKED && i == 0) shape[i][rank[i]++] = experts;
+        if (split) shape[i][rank[i]++] = experts;
         for (d = 0; d < n; d++) shape[i][rank[i]++] = matrix[d];
+        if (stacked && !split) shape[i][0] *= experts;
     }
-    if (row->form == GMM_CKPT_STACKED) shape[1][0] *= experts;
     if (row->form == GMM_CKPT_WIDE) shape[0][n - 1] *= experts;
-    return row->form == GMM_CKPT_STACKED ? 2 : 1;
+    return stacked ? 2 : 1;
 }
 
 /* Checks a tensor's shape. *rows < 0 is read from it. */
@@ -10356,16 +10519,17 @@ static gmm_status gmm__ck_check_shape(gmm__ck_build *b, const gmm_ckpt_row *row,
     int32_t rank[2], d;
     int i, n;
     char have[160], want[160];
-    if (r < 0) { /* the row extent of a matrix with its own expert axis */
-        d = (row->form == GMM_CKPT_STACKED) + (row->transposed && !vector);
+    if (r < 0) {
+        const int split = t->rank > gmm__ck_dimensions(row, vector), transposed = row->transposed && !vector;
+        d = split + transposed;
         r = d < t->rank ? t->shape[d] : 0;
-        if (row->form == GMM_CKPT_WIDE && row->transposed) r /= experts;
+        if (!split && (row->form == GMM_CKPT_WIDE ? transposed : row->form != GMM_CKPT_EACH && !transposed))
+            r /= experts;
     }
     n = gmm__ck_shapes(row, experts, r, cols, vector, shape, rank);
     for (i = 0; i < n; i++) {
         int same = rank[i] == t->rank;
         for (d = 0; same && d < rank[i]; d++) same = shape[i][d] == t->shape[d];
-        if (same && *rows < 0 && i) same = 0;
         if (!same) continue;
         *rows = r;
         return GMM_OK;
@@ -10442,8 +10606,11 @@ static gmm_status gmm__ck_gather(gmm__ck_build *b, const gmm__ck_array *x, gmm__
 
 static gmm_status gmm__ck_missing(gmm__ck_build *b, const gmm__ck_array *x, const gmm_ckpt_row *row, int32_t state,
                                   int64_t expert) {
-    const char *name = gmm__ck_name(b, row, b->states[state], b->source.prefix ? b->source.prefix : "", x->linear,
-                                    expert);
+    char layer[24], number[24];
+    const char *name;
+    (void)snprintf(layer, sizeof layer, "%lld", (long long)x->linear->layer);
+    (void)snprintf(number, sizeof number, "%lld", (long long)expert);
+    name = gmm__ck_absent_name(b, row, state, x->linear, layer, number);
     return name ? gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, name, "the source lacks it") : gmm__ck_no_memory(b);
 }
 
@@ -10601,6 +10768,26 @@ static gmm_status gmm__ck_new_target(gmm__ck_build *b, gmm_ckpt_tensor *t, int32
     return GMM_OK;
 }
 
+/* The first ranks that no part of the source is of, as "EP 1, ETP 0, GTP 2"; "" if all are there. */
+static void gmm__ck_absent_rank(const gmm__ck_build *b, char *text, size_t room) {
+    const gmm_ckpt_rank size = b->parts[0].rank;
+    int64_t at, all = (int64_t)size.ep_size * size.etp_size;
+    *text = 0;
+    if (!gmm__mul(all, size.gtp_size, &all)) return;
+    for (at = 0; at < all && at <= b->source.part_count; at++) {
+        const int32_t gtp = (int32_t)(at % size.gtp_size), etp = (int32_t)(at / size.gtp_size % size.etp_size);
+        const int32_t ep = (int32_t)(at / size.gtp_size / size.etp_size);
+        int32_t p;
+        for (p = 0; p < b->source.part_count; p++) {
+            const gmm_ckpt_rank *r = &b->parts[p].rank;
+            if (r->ep_rank == ep && r->etp_rank == etp && r->gtp_rank == gtp) break;
+        }
+        if (p < b->source.part_count) continue;
+        (void)snprintf(text, room, " (EP %d, ETP %d, GTP %d)", (int)ep, (int)etp, (int)gtp);
+        return;
+    }
+}
+
 /* Checks that the moves from `first` on fill a target, and makes it a view where that is allowed and possible. */
 static gmm_status gmm__ck_close(gmm__ck_build *b, int32_t target, int64_t first) {
     const gmm_ckpt_tensor *t = &b->targets->tensors[target];
@@ -10625,9 +10812,12 @@ static gmm_status gmm__ck_close(gmm__ck_build *b, int32_t target, int64_t first)
             if (m->dst_at < whole.dst_at) whole = *m;
         }
     }
-    if (sum != units)
+    if (sum != units) {
+        char rank[80];
+        gmm__ck_absent_rank(b, rank, sizeof rank);
         return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source holds %lld of its %lld elements: a "
-                              "rank's part is missing", (long long)sum, (long long)units);
+                              "rank's part is missing%s", (long long)sum, (long long)units, rank);
+    }
     if (view && units) {
         whole.kind = GMM_CKPT_VIEW;
         whole.count[0] = units;
@@ -10655,6 +10845,8 @@ static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_build *b, const gmm_
 /* How an array goes over. */
 typedef struct gmm__ck_passage {
     gmm__ck_holder *weight, *scale; /* scale: dequantize; NULL = none */
+    const gmm__ck_holder *presence; /* tells what skip_missing leaves out: `weight`, for scales that of their weight */
+    const char *key;                /* one of the source's, behind its state */
     int64_t src_block, dst_block;
     gmm_dtype dtype;                /* NONE = the source's */
     int32_t state, grouped, blocks; /* blocks: the target's row is one of MX32 */
@@ -10662,6 +10854,48 @@ typedef struct gmm__ck_passage {
     const gmm_ckpt_cut *cut;
     int64_t cut_unit;               /* rows of the weight per row of the array */
 } gmm__ck_passage;
+
+/* Of the tensors that a target half of one expert is made from: 0 = all are there, 1 = none, 2 = some. */
+static int gmm__ck_lacks(const gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half,
+                         int64_t e) {
+    const int64_t each = gmm__ck_part_experts(b, x);
+    int64_t found = 0, wanted = 0;
+    int32_t p;
+    int s;
+    for (p = 0; p < b->source.part_count; p++) {
+        if ((x->grouped && e / each != b->parts[p].rank.ep_rank) || !gmm__ck_reads(b, x, p)) continue;
+        for (s = 0; s < 3; s++) {
+            const gmm__ck_holder *h = &g->presence[s];
+            if (!h->row || (half != GMM_CKPT_BOTH && s != GMM_CKPT_BOTH && s != half)) continue;
+            wanted++;
+            found += h->tensor[p * each + (h->row->form == GMM_CKPT_EACH ? e % each : 0)] >= 0;
+        }
+    }
+    return !found ? 1 : found < wanted ? 2 : 0;
+}
+
+/* Whether skip_missing leaves a target out. Its scales, if the source has them, are then dropped. */
+static int gmm__ck_leaves_out(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half, int64_t e,
+                              int64_t end) {
+    const int64_t each = gmm__ck_part_experts(b, x), first = e;
+    int32_t p;
+    int s;
+    if (!b->source.skip_missing) return 0;
+    for (; e < end; e++)
+        if (gmm__ck_lacks(b, x, g, half, e) != 1) return 0;
+    for (e = first; e < end; e++)
+        for (p = 0; p < b->source.part_count; p++)
+            for (s = 0; s < 3; s++) {
+                const gmm__ck_holder *h = &g->weight[s];
+                int32_t t;
+                if (!h->row || h->row->form != GMM_CKPT_EACH || (x->grouped && e / each != b->parts[p].rank.ep_rank) ||
+                    (half != GMM_CKPT_BOTH && s != GMM_CKPT_BOTH && s != half))
+                    continue;
+                t = h->tensor[p * each + e % each];
+                if (t >= 0) b->used[p][t] = GMM__CK_LEFT_OUT;
+            }
+    return 1;
+}
 
 /* Plans all target tensors of one half. */
 static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half,
@@ -10685,13 +10919,17 @@ static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, co
     d.block = d.halves == 2 && g->dst_block ? g->dst_block : d.f;
     d.rows = stored = d.f * d.halves;
     if (cut) {
-        if (half != GMM_CKPT_BOTH || g->cut->row0 < 0 || g->cut->rows < 0 || g->cut->stored_rows < g->cut->rows ||
-            g->cut->row0 % g->cut_unit || g->cut->rows % g->cut_unit || g->cut->stored_rows % g->cut_unit ||
-            g->cut->row0 / g->cut_unit > d.rows || g->cut->rows / g->cut_unit > d.rows - g->cut->row0 / g->cut_unit)
-            return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "cuts: rows %lld + %lld of %lld must lie in %lld "
-                                  "rows, whole blocks of %lld, and gate and up in one tensor", (long long)g->cut->row0,
-                                  (long long)g->cut->rows, (long long)g->cut->stored_rows,
-                                  (long long)(d.rows * g->cut_unit), (long long)g->cut_unit);
+        const int64_t row0 = g->cut->row0, rows = g->cut->rows, held_rows = g->cut->stored_rows;
+        if (row0 < 0 || rows < 0 || held_rows < rows || row0 > d.rows * g->cut_unit ||
+            rows > d.rows * g->cut_unit - row0)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "cuts: row0 %lld, rows %lld, stored_rows %lld: must be "
+                                  ">= 0, end in the %lld rows there are, and store no fewer than rows",
+                                  (long long)row0, (long long)rows, (long long)held_rows,
+                                  (long long)(d.rows * g->cut_unit));
+        if (half != GMM_CKPT_BOTH || row0 % g->cut_unit || rows % g->cut_unit || held_rows % g->cut_unit)
+            return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "cuts: row0 %lld, rows %lld, stored_rows %lld: must "
+                                  "be whole blocks of %lld rows, and gate and up in one tensor", (long long)row0,
+                                  (long long)rows, (long long)held_rows, (long long)g->cut_unit);
         d.row0 = g->cut->row0 / g->cut_unit;
         d.rows = g->cut->rows / g->cut_unit;
         stored = g->cut->stored_rows / g->cut_unit;
@@ -10701,14 +10939,15 @@ static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, co
     d.expert_step = stored * d.k;
     columns = g->blocks && x->kind == GMM_CKPT_WEIGHT ? d.k * 2 : d.k;
     (void)gmm__ck_shapes(row, stacked ? held : 1, stored, columns, x->vector, shape, ranks);
+    if (stacked && gmm__ck_leaves_out(b, x, g, half, expert0, expert0 + held)) return GMM_OK;
     for (e = expert0; e < expert0 + held; e++) {
         int64_t before;
         int32_t p;
         int s;
+        if (!stacked && gmm__ck_leaves_out(b, x, g, half, e, e + 1)) continue;
         if (!stacked || e == expert0) {
             gmm_ckpt_tensor t = GMM_ZERO;
-            t.name = gmm__ck_name(b, row, state, b->prefix, x->linear,
-                                  b->target.scheme->global_index ? e : e - expert0);
+            t.name = gmm__ck_name(b, row, state, x->linear, b->target.scheme->global_index ? e : e - expert0, g->key);
             if (!t.name) return gmm__ck_no_memory(b);
             t.dtype = g->dtype;
             if (t.dtype == GMM_NONE) { /* that of the first source tensor */
@@ -10844,6 +11083,305 @@ static int gmm__ck_has_row(const gmm_ckpt_scheme *scheme, const gmm_ckpt_linear 
     return 0;
 }
 
+static const char *gmm__ck_slot_name(gmm_ckpt_slot slot) {
+    static const char *const names[] = {
+#define GMM__X(name, value, text, grouped, rows, cols) #text,
+        GMM_CKPT_SLOT_LIST(GMM__X)
+#undef GMM__X
+    };
+    return slot >= 0 && slot < GMM_CKPT_SLOT_COUNT ? names[slot] : "?";
+}
+
+static int64_t gmm__ck_linear_of(const gmm__ck_build *b, gmm_ckpt_slot slot, int64_t layer) {
+    int64_t at = 0;
+    return b->slot_count ? gmm__ck_linear_find(b, NULL, 0, slot, layer, &at) : -1;
+}
+
+/* Name of the first tensor that the source has of a linear, or NULL. */
+static const char *gmm__ck_first_key(const gmm__ck_build *b, int64_t linear) {
+    int64_t i;
+    for (i = 0; i < b->hit_count && b->hits[i].linear != linear; i++) {}
+    return i < b->hit_count ? b->parts[b->hits[i].part].table->tensors[b->hits[i].tensor].name : NULL;
+}
+
+/* Checks one linear against the second of its pair: fc1 or shared_fc1 against fc2 or shared_fc2. */
+static gmm_status gmm__ck_agree_pair(gmm__ck_build *b, int64_t first, int64_t second) {
+    const gmm_ckpt_linear *l = &b->linears[first], *m = &b->linears[second];
+    const char *a = gmm__ck_slot_name(l->slot), *c = gmm__ck_slot_name(m->slot);
+    const char *key = gmm__ck_first_key(b, second);
+    if (l->experts != m->experts)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, key, "layer %lld: %s has %lld experts, %s %lld",
+                              (long long)l->layer, c, (long long)m->experts, a, (long long)l->experts);
+    if (!l->in || !m->in) return GMM_OK; /* vectors */
+    if (l->in != m->out)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, key, "layer %lld: %s gives %lld features, %s takes %lld",
+                              (long long)l->layer, c, (long long)m->out, a, (long long)l->in);
+    if (l->out / (l->gated ? 2 : 1) != m->in)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, key, "layer %lld: %s takes %lld features, %s%s gives %lld",
+                              (long long)l->layer, c, (long long)m->in, l->gated ? "gated " : "", a,
+                              (long long)l->out);
+    return GMM_OK;
+}
+
+/* Checks that the linears of each layer belong together. */
+static gmm_status gmm__ck_agree(gmm__ck_build *b) {
+    int64_t i;
+    for (i = 0; i < b->linear_count; i++) {
+        const gmm_ckpt_linear *l = &b->linears[i];
+        gmm_status status = GMM_OK;
+        int64_t other;
+        if (l->path || !l->out) continue;
+        if (l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_SHARED_FC1) {
+            other = gmm__ck_linear_of(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_SHARED_FC2, l->layer);
+            if (other >= 0 && b->linears[other].out) status = gmm__ck_agree_pair(b, i, other);
+        }
+        if (status) return status;
+        if (l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION) continue;
+        other = gmm__ck_linear_of(b, GMM_CKPT_FC1, l->layer);
+        if (other < 0 || !b->linears[other].out) other = gmm__ck_linear_of(b, GMM_CKPT_FC2, l->layer);
+        if (other < 0 || !b->linears[other].out || l->out - l->spare == b->linears[other].experts) continue;
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s has %lld rows%s, %s %lld "
+                              "experts%s", (long long)l->layer, gmm__ck_slot_name(l->slot), (long long)l->out,
+                              l->spare ? ", some of them spare" : "", gmm__ck_slot_name(b->linears[other].slot),
+                              (long long)b->linears[other].experts,
+                              l->out > b->linears[other].experts ? ": state their number if the other rows are spare"
+                                                                 : "");
+    }
+    return GMM_OK;
+}
+
+/* Notes that the source lacks experts [first, last] of a row; row -1: layers. */
+static gmm_status gmm__ck_lack(gmm__ck_build *b, int64_t linear, int32_t row, int32_t state, int32_t part,
+                               int64_t first, int64_t last) {
+    const gmm_ckpt_linear *l = row < 0 ? NULL : &b->linears[linear];
+    void *array = b->misses;
+    gmm__ck_miss m;
+    memset(&m, 0, sizeof m);
+    m.linear = (int32_t)linear;
+    m.layer = l && !l->path ? l->layer : linear;
+    m.row = row;
+    m.state = state;
+    m.part = part;
+    m.first = first;
+    m.last = last;
+    if (!gmm__ck_room(&b->temp, &array, b->miss_count, &b->miss_room, sizeof *b->misses)) return gmm__ck_no_memory(b);
+    b->misses = (gmm__ck_miss *)array;
+    b->misses[b->miss_count++] = m;
+    b->missing += last - first + 1;
+    return GMM_OK;
+}
+
+/* Notes what parts lack of one row, whose hits are given. */
+static gmm_status gmm__ck_complete_row(gmm__ck_build *b, const gmm__ck_array *x, int64_t linear, int32_t row,
+                                       int32_t state, const gmm__ck_hit *hits, int64_t count) {
+    const int several = b->source.scheme->rows[row].form == GMM_CKPT_EACH && x->grouped;
+    const int64_t each = several ? gmm__ck_part_experts(b, x) : 1;
+    int64_t at = 0;
+    int32_t p;
+    for (p = 0; p < b->source.part_count; p++) {
+        const int64_t base = several && b->source.scheme->global_index ? b->parts[p].rank.ep_rank * each : 0;
+        int64_t next = base;
+        const int reads = gmm__ck_reads(b, x, p);
+        gmm_status status = GMM_OK;
+        for (; at < count && hits[at].part == p; at++) {
+            const int64_t e = several ? hits[at].expert : 0;
+            if (reads && !status && e > next && next < base + each)
+                status = gmm__ck_lack(b, linear, row, state, p, next, gmm__min_i64(e, base + each) - 1);
+            if (e >= next) next = e + 1;
+        }
+        if (reads && !status && next < base + each)
+            status = gmm__ck_lack(b, linear, row, state, p, next, base + each - 1);
+        if (status) return status;
+    }
+    return GMM_OK;
+}
+
+/* The row that a tensor of a linear without any would have: stacked or not, and quantized, as other weights are. */
+static const gmm_ckpt_row *gmm__ck_likely_row(const gmm__ck_build *b, const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
+    const gmm_ckpt_scheme *scheme = b->source.scheme;
+    const gmm_ckpt_row *other = NULL, *best = NULL;
+    int score = -1;
+    int64_t i;
+    int32_t r;
+    for (i = 0; i < b->hit_count && !other; i++) {
+        const gmm_ckpt_row *row = &scheme->rows[b->hits[i].row];
+        if (row->kind == GMM_CKPT_WEIGHT && (row->slot <= GMM_CKPT_FC2 || row->slot == GMM_CKPT_SLOT_ANY)) other = row;
+    }
+    for (r = 0; r < scheme->count; r++) {
+        const gmm_ckpt_row *row = &scheme->rows[r];
+        int now;
+        if (row->kind != kind || (row->slot != l->slot && (row->slot != GMM_CKPT_SLOT_ANY || !l->path))) continue;
+        now = !other ? 0 : 2 * ((row->form == GMM_CKPT_EACH) == (other->form == GMM_CKPT_EACH)) +
+                           (row->scaling == other->scaling);
+        if (now > score) best = row;
+        if (now > score) score = now;
+    }
+    return best;
+}
+
+/* Notes what the source lacks of one linear in one state. What several rows hold of one half is left to gathering. */
+static gmm_status gmm__ck_complete_state(gmm__ck_build *b, int64_t index, int32_t state, const gmm__ck_hit *hits,
+                                         int64_t count) {
+    const gmm_ckpt_scheme *scheme = b->source.scheme;
+    const gmm_ckpt_linear *l = &b->linears[index];
+    int kind, half;
+    for (kind = GMM_CKPT_WEIGHT; kind <= (l->bias ? GMM_CKPT_BIAS : GMM_CKPT_WEIGHT); kind++) {
+        const gmm__ck_array x = gmm__ck_array_of(l, (gmm_ckpt_kind)kind);
+        int64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0}, i;
+        int32_t rows[3] = {-1, -1, -1}, r;
+        const gmm_ckpt_row *like = NULL;
+        int doubtful = x.grouped && x.experts % b->parts[0].rank.ep_size;
+        for (i = 0; i < count; i++) {
+            const gmm_ckpt_row *row = &scheme->rows[hits[i].row];
+            if ((int)hits[i].kind != kind) continue;
+            doubtful |= rows[row->half] >= 0 && rows[row->half] != hits[i].row;
+            if (rows[row->half] < 0) begin[row->half] = i;
+            rows[row->half] = hits[i].row;
+            end[row->half] = i + 1;
+            if (!like) like = row;
+        }
+        if (doubtful || (rows[GMM_CKPT_BOTH] >= 0 && (rows[GMM_CKPT_GATE] >= 0 || rows[GMM_CKPT_UP] >= 0))) continue;
+        if (!like) like = gmm__ck_likely_row(b, l, (gmm_ckpt_kind)kind);
+        for (r = 0; like && rows[GMM_CKPT_BOTH] < 0 && r < scheme->count; r++) { /* the other half, or all */
+            const gmm_ckpt_row *row = &scheme->rows[r];
+            if ((int)row->kind != kind || (row->slot != l->slot && (row->slot != GMM_CKPT_SLOT_ANY || !l->path)))
+                continue;
+            if (row->form == like->form && row->scaling == like->scaling && rows[row->half] < 0 &&
+                (row->half == GMM_CKPT_BOTH) == (like->half == GMM_CKPT_BOTH))
+                rows[row->half] = r;
+        }
+        for (half = 0; half < 3; half++) {
+            gmm_status status = GMM_OK;
+            if (rows[half] >= 0)
+                status = gmm__ck_complete_row(b, &x, index, rows[half], state, hits ? hits + begin[half] : NULL,
+                                              end[half] - begin[half]);
+            if (status) return status;
+        }
+    }
+    return GMM_OK;
+}
+
+/* Where a miss stands in the list: misses of one row, state and part are neighbours. */
+static int gmm__ck_compare_misses(const void *a, const void *b) {
+    const gmm__ck_miss *x = (const gmm__ck_miss *)a, *y = (const gmm__ck_miss *)b;
+    if (x->state != y->state) return x->state < y->state ? -1 : 1;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    if (x->part != y->part) return x->part < y->part ? -1 : 1;
+    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+/* Adds numbers to a set: "{3,5-7}", and "3" where it is but one. "{" must open it, and closing it ends it. */
+static void gmm__ck_set_add(char *text, size_t room, int64_t first, int64_t last) {
+    const size_t n = strlen(text);
+    if (n + 48 > room) {
+        if (text[n - 1] != '.') memcpy(text + n, ",...", 5);
+        return;
+    }
+    (void)snprintf(text + n, room - n, first == last ? "%s%lld" : "%s%lld-%lld", n > 1 ? "," : "", (long long)first,
+                   (long long)last);
+}
+
+static const char *gmm__ck_set_close(char *text) {
+    const size_t n = strlen(text);
+    if (!strpbrk(text, ",-")) return text + 1;
+    memcpy(text + n, "}", 2);
+    return text;
+}
+
+enum { GMM__CK_SET = 120 };
+
+/* Misses [*at, ...) that one name with sets can tell: the same experts of several layers. *at moves behind them. */
+static char *gmm__ck_miss_name(gmm__ck_build *b, const gmm_ckpt_row *layer_row, int64_t *at, int64_t *tensors) {
+    const gmm__ck_miss *m = &b->misses[*at], *next = m, *end = b->misses + b->miss_count;
+    const gmm_ckpt_row *row = m->row < 0 ? layer_row : &b->source.scheme->rows[m->row];
+    const gmm_ckpt_rank *rank = &b->parts[m->part].rank, *size = &b->parts[0].rank;
+    const gmm_ckpt_linear *l = m->row < 0 ? NULL : &b->linears[m->linear];
+    char layers[GMM__CK_SET] = "{", experts[GMM__CK_SET] = "{", *name, *to;
+    int64_t n = 0, i, from = m->layer, to_layer = m->layer;
+    *tensors = 0;
+    for (; m + n < end && m[n].layer == m->layer && m[n].row == m->row && m[n].state == m->state &&
+         m[n].part == m->part; n++)
+        gmm__ck_set_add(experts, sizeof experts, m[n].first, m[n].last);
+    for (;;) {
+        for (i = 0; i < n; i++) *tensors += next[i].last - next[i].first + 1;
+        next += n;
+        for (i = 0; i < n && next + i < end && next[i].first == m[i].first && next[i].last == m[i].last &&
+             next[i].layer == next->layer && next[i].row == m->row && next[i].state == m->state &&
+             next[i].part == m->part; i++) {}
+        if (i < n || (l && l->path) || (next + n < end && next[n].layer == next->layer && next[n].row == m->row &&
+                                        next[n].state == m->state && next[n].part == m->part))
+            break;
+        if (next->layer != to_layer + 1) {
+            gmm__ck_set_add(layers, sizeof layers, from, to_layer);
+            from = next->layer;
+        }
+        to_layer = next->layer;
+    }
+    gmm__ck_set_add(layers, sizeof layers, from, to_layer);
+    *at = next - b->misses;
+    name = gmm__ck_absent_name(b, row, m->state, l, gmm__ck_set_close(layers), gmm__ck_set_close(experts));
+    if (!name || b->source.part_count == 1) return name;
+    to = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(name) + 64, 1);
+    if (!to) return NULL;
+    n = snprintf(to, strlen(name) + 64, "%s", name);
+    if (size->ep_size > 1) n += snprintf(to + n, 20, " of EP %d", (int)rank->ep_rank);
+    if (size->etp_size > 1) n += snprintf(to + n, 20, " of ETP %d", (int)rank->etp_rank);
+    if (size->gtp_size > 1) (void)snprintf(to + n, 20, " of GTP %d", (int)rank->gtp_rank);
+    return to;
+}
+
+/* Refuses what the source lacks, with the list, unless that may be. */
+static gmm_status gmm__ck_refuse_missing(gmm__ck_build *b, const gmm_ckpt_row *layer_row) {
+    char text[340] = "", hint[100] = "", layer[24], expert[24], *name;
+    int64_t at = 0, told = 0, tensors = 0;
+    const gmm__ck_miss *m = b->misses;
+    size_t n = 0;
+    if (b->report) b->report->missing = b->missing;
+    if (!b->miss_count || b->source.skip_missing) return GMM_OK;
+    if (!b->report) return GMM_E_KEY;
+    qsort(b->misses, (size_t)b->miss_count, sizeof *b->misses, gmm__ck_compare_misses);
+    while (at < b->miss_count) {
+        name = gmm__ck_miss_name(b, layer_row, &at, &tensors);
+        if (!name) return gmm__ck_no_memory(b);
+        if (n && n + strlen(name) > sizeof text - 60) break;
+        gmm__ck_cut_text(text + n, sizeof text - 60 - n, n ? ", " : "");
+        n += strlen(text + n);
+        gmm__ck_cut_text(text + n, sizeof text - 56 - n, name);
+        n += strlen(text + n);
+        told += tensors;
+    }
+    if (told < b->missing)
+        (void)snprintf(text + n, sizeof text - n, ", and %lld more", (long long)(b->missing - told));
+    (void)snprintf(layer, sizeof layer, "%lld", (long long)m->layer);
+    (void)snprintf(expert, sizeof expert, "%lld", (long long)m->first);
+    name = gmm__ck_absent_name(b, m->row < 0 ? layer_row : &b->source.scheme->rows[m->row], m->state,
+                               m->row < 0 ? NULL : &b->linears[m->linear], layer, expert);
+    if (!name) return gmm__ck_no_memory(b);
+    b->report->reason = GMM_CKPT_MISSING_INDEX;
+    gmm__ck_cut_text(b->report->key, sizeof b->report->key, name);
+    if (b->spare_rows)
+        (void)snprintf(hint, sizeof hint, " (layer %lld routes to %lld: if some rows are spare, state the experts)",
+                       (long long)b->spare_layer, (long long)b->spare_rows);
+    return gmm__fail(&b->report->error, GMM_E_KEY, "%s: the source lacks %s%s", b->fn, text, hint);
+}
+
+/* Notes what the source lacks of all linears. */
+static gmm_status gmm__ck_complete(gmm__ck_build *b) {
+    int64_t at = 0, i;
+    int32_t s;
+    for (i = 0; i < b->linear_count; i++)
+        for (s = 0; s < b->source.state_count; s++) {
+            const int64_t begin = at;
+            gmm_status status;
+            while (at < b->hit_count && b->hits[at].linear == i && b->hits[at].state == s) at++;
+            if (!b->present[s] && s > 0) continue;
+            status = gmm__ck_complete_state(b, i, s, b->hits ? b->hits + begin : NULL, at - begin);
+            if (status) return status;
+        }
+    return GMM_OK;
+}
+
 static gmm_status gmm__ck_divides(gmm__ck_build *b, const gmm_ckpt_linear *l, int64_t extent, int64_t by,
                                   const char *what, const char *unit) {
     if (by > 0 && extent % by == 0) return GMM_OK;
@@ -10914,16 +11452,6 @@ static void gmm__ck_plain(gmm__ck_build *b, int64_t each, const gmm__ck_holder *
 
 /* Plans one linear in one state. */
 static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t state, gmm__ck_hit *hits, int64_t count) {
-    static const int8_t grouped[] = {
-#define GMM__X(name, value, text, grouped, rows, cols) grouped,
-        GMM_CKPT_SLOT_LIST(GMM__X)
-#undef GMM__X
-    };
-    static const int8_t cuts[][2] = {
-#define GMM__X(name, value, text, grouped, rows, cols) {rows, cols},
-        GMM_CKPT_SLOT_LIST(GMM__X)
-#undef GMM__X
-    };
     const gmm_ckpt_linear *l = &b->linears[index];
     const int experts_own = l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
                             l->slot != GMM_CKPT_SHARED_GATE;
@@ -10936,21 +11464,20 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
     gmm_status status;
     const gmm_ckpt_tensor *t = NULL;
 
-    memset(&x, 0, sizeof x);
     memset(&g, 0, sizeof g);
-    x.linear = l;
-    x.kind = GMM_CKPT_WEIGHT;
-    x.experts = l->experts;
-    x.halves = l->gated ? 2 : 1;
-    x.f = l->out / x.halves;
-    x.k = l->in ? l->in : 1;
-    x.vector = l->in == 0;
-    x.grouped = grouped[l->slot];
-    x.rows_cut = cuts[l->slot][0];
-    x.cols_cut = cuts[l->slot][1];
+    x = gmm__ck_array_of(l, GMM_CKPT_WEIGHT);
     src_etp = x.rows_cut || x.cols_cut ? b->parts[0].rank.etp_size : 1;
     dst_etp = x.rows_cut || x.cols_cut ? b->target.rank.etp_size : 1;
     for (i = 0; i < count; i++) n[hits[i].kind]++;
+    for (i = 0; i < count && !b->target.drop_wrappers; i++) {
+        t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+        if (!gmm__ck_same_wrappers(&b->source, gmm__ck_key_of(b, &hits[i]), gmm__ck_key_of(b, &hits[0])))
+            return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "its wrapper segments are not those of \"%.100s\"%s",
+                                  gmm__ck_key_of(b, &hits[0]),
+                                  gmm__ck_is_map(b) ? "" : ": target.drop_wrappers leaves them out");
+    }
+    if (count) g.key = gmm__ck_key_of(b, &hits[0]);
+    else if (b->source.skip_missing) return GMM_OK;
     if (n[GMM_CKPT_WEIGHT] == 0) {
         if (!gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_WEIGHT, &row))
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: the scheme %s has no slot %d",
@@ -11004,6 +11531,7 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
         if (status) return status;
     }
     g.weight = weight;
+    g.presence = weight;
     g.state = state;
     g.grouped = l->grouped_weight;
     g.shown_cols = x.k;
@@ -11050,11 +11578,9 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
     }
     if (status || !l->bias) return status;
 
-    x.kind = GMM_CKPT_BIAS;
-    x.k = 1;
-    x.vector = 1;
-    x.cols_cut = 0;
+    x = gmm__ck_array_of(l, GMM_CKPT_BIAS);
     g.cut = NULL;
+    if (n[GMM_CKPT_BIAS] == 0 && b->source.skip_missing) return GMM_OK;
     if (n[GMM_CKPT_BIAS] == 0) {
         if (!gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_BIAS, &row))
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: bias is 1, but the scheme %s has none",
@@ -11064,6 +11590,7 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
     status = gmm__ck_gather(b, &x, hits + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS], l->grouped_bias, scale);
     if (status) return status;
     g.weight = scale;
+    g.presence = scale;
     g.scale = NULL;
     g.blocks = 0;
     g.grouped = l->grouped_bias;
@@ -11075,10 +11602,6 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
 static gmm_status gmm__ck_plan_linears(gmm__ck_build *b) {
     int64_t at = 0, i;
     int32_t s;
-    uint8_t *present = (uint8_t *)gmm__ck_get(&b->temp, b->source.state_count, 1);
-    if (!present) return gmm__ck_no_memory(b);
-    for (i = 0; i < b->hit_count; i++) present[b->hits[i].state] = 1;
-    if (b->hit_count) qsort(b->hits, (size_t)b->hit_count, sizeof *b->hits, gmm__ck_compare_hits);
     for (i = 0; i < b->linear_count; i++) {
         int64_t end = at;
         while (end < b->hit_count && b->hits[end].linear == i) end++;
@@ -11087,7 +11610,7 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_build *b) {
             const int64_t begin = at;
             gmm_status status;
             while (at < end && b->hits[at].state == s) at++;
-            if (!present[s] && s > 0) continue;
+            if (!b->present[s] && s > 0) continue;
             status = gmm__ck_plan_state(b, i, s, begin < at ? b->hits + begin : NULL, at - begin);
             if (status) return status;
         }
@@ -11134,8 +11657,8 @@ static gmm_status gmm__ck_keep(gmm__ck_build *b) {
         const gmm_ckpt_table *table = b->parts[p].table;
         for (i = 0; i < table->count; i++) {
             gmm_ckpt_tensor t = table->tensors[i];
-            const int64_t same = gmm_ckpt_table_find(b->targets, t.name);
             const int64_t first = b->move_count;
+            int64_t same;
             int32_t target = -1;
             gmm_status status;
             if (b->used[p][i] == GMM__CK_USED) {
@@ -11150,6 +11673,16 @@ static gmm_status gmm__ck_keep(gmm__ck_build *b) {
             if (b->source.extra == GMM_CKPT_EXTRA_REFUSE)
                 return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, b->used[p][i] == GMM__CK_PLAIN_SCALE
                                       ? "its weight is not quantized" : "no linear uses it");
+            if (b->target.drop_wrappers) {
+                char *name = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(t.name) + 1, 1);
+                size_t n;
+                if (!name) return gmm__ck_no_memory(b);
+                (void)gmm__ck_state_of(b, t.name, &n);
+                memcpy(name, t.name, n);
+                (void)gmm__ck_canonical(&b->source, t.name + n, name + n);
+                t.name = name;
+            }
+            same = gmm_ckpt_table_find(b->targets, t.name);
             if (same >= before) { /* ranks hold it alike */
                 const gmm_ckpt_tensor *k = &b->targets->tensors[same];
                 if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
@@ -11302,6 +11835,9 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
                               "NULL or "
                               "out of range", (int)b->source.part_count, (int)b->source.wrapper_count,
                               (int)b->source.state_count);
+    if (b->source.prefix && *b->source.prefix && b->source.prefix[strlen(b->source.prefix) - 1] != '.')
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "prefix is \"%.100s\": must be empty or end with a dot",
+                              b->source.prefix);
     if (b->source.extra < GMM_CKPT_EXTRA_REFUSE || b->source.extra > GMM_CKPT_EXTRA_DROP)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source.extra is %d: must be a gmm_ckpt_extra",
                               (int)b->source.extra);
@@ -11378,9 +11914,9 @@ static gmm_status gmm__ck_take_linears(gmm__ck_build *b, const gmm_ckpt_linear *
             char *path = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(l.path) + 1, 1);
             if (!path) return gmm__ck_no_memory(b);
             if (!gmm__ck_canonical(&b->source, l.path, path) && !b->source.prefix)
-                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "linears[%lld].path is empty: any key would do; "
-                                      "state "
-                                      "the prefix", (long long)i);
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "linears[%lld].path is \"%.60s\", empty without "
+                                      "wrapper segments: any key would do%s", (long long)i, l.path,
+                                      gmm__ck_is_map(b) ? "" : "; state the prefix");
             l.path = path;
         }
         status = gmm__ck_linear_add(b, &l);
@@ -11443,6 +11979,9 @@ static gmm_status gmm__ck_create(const char *fn, gmm_ckpt_plan **out, const gmm_
     if (!status && count < 0) status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "count is %lld", (long long)count);
     if (!status) status = gmm__ck_take_linears(&b, linears, count);
     if (!status) status = gmm__ck_read_keys(&b);
+    if (!status) status = gmm__ck_agree(&b);
+    if (!status) status = gmm__ck_complete(&b);
+    if (!status) status = gmm__ck_refuse_missing(&b, NULL);
     if (!status) status = gmm__ck_plan_linears(&b);
     if (!status) status = gmm__ck_keep(&b);
     if (!status) status = gmm__ck_finish(&b, *out);
@@ -11471,85 +12010,248 @@ GMMDEF const gmm_ckpt_move *gmm_ckpt_plan_moves(const gmm_ckpt_plan *plan, int64
     return plan ? plan->moves : NULL;
 }
 
+static int gmm__ck_compare_i64(const void *a, const void *b) {
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
 static int gmm__ck_compare_linears(const void *a, const void *b) {
     const gmm_ckpt_linear *x = (const gmm_ckpt_linear *)a, *y = (const gmm_ckpt_linear *)b;
     if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
     return x->slot < y->slot ? -1 : x->slot > y->slot;
 }
 
-static int64_t gmm__ck_linear_of(const gmm__ck_build *b, gmm_ckpt_slot slot, int64_t layer) {
-    int64_t at = 0;
-    return gmm__ck_linear_find(b, NULL, 0, slot, layer, &at);
+/* Whether a tensor of all experts has an extent for them. */
+static int gmm__ck_has_experts(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
+    return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 0);
+}
+
+/* The experts that names or shapes of a linear tell of; 0 = none do. */
+static int64_t gmm__ck_told_experts(const gmm__ck_build *b, const gmm__ck_hit *hits, int64_t count) {
+    const int64_t ranks = b->parts[0].rank.ep_size;
+    int64_t most = 0, i;
+    for (i = 0; i < count; i++) {
+        const gmm_ckpt_row *row = &b->source.scheme->rows[hits[i].row];
+        const gmm_ckpt_tensor *t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+        int64_t n = 0;
+        if (row->form == GMM_CKPT_EACH) n = (hits[i].expert + 1) * (b->source.scheme->global_index ? 1 : ranks);
+        else if (row->kind != GMM_CKPT_WEIGHT || !gmm__ck_has_experts(row, t) || !gmm__mul(t->shape[0], ranks, &n))
+            n = 0;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* The experts of a layer: as stated, or as its linears tell, whose own numbers linears[].experts hold. Where each has a
+   tensor of its own a router may tell of more than are there. */
+static int64_t gmm__ck_layer_experts(gmm__ck_build *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
+                                     const gmm_ckpt_tensor *t, int64_t stated) {
+    const int64_t other = gmm__ck_linear_of(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
+    const int64_t router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, l->layer);
+    int64_t n = l->experts;
+    if (stated) return stated;
+    if (gmm__ck_has_experts(row, t)) return n;
+    if (other >= 0 && b->linears[other].experts > n) n = b->linears[other].experts;
+    if (row->form != GMM_CKPT_EACH || router < 0 || b->linears[router].out <= n) return n;
+    if (!b->spare_rows) b->spare_layer = l->layer;
+    if (!b->spare_rows) b->spare_rows = b->linears[router].out;
+    return b->linears[router].out;
 }
 
 /* Extents of one linear from the shapes of its first tensors. */
 static gmm_status gmm__ck_scan_linear(gmm__ck_build *b, gmm_ckpt_linear *l, const gmm__ck_hit *hits, int64_t count,
                                       int64_t experts) {
-    const gmm_ckpt_rank *rank = &b->parts[0].rank;
+    const int32_t ep_size = b->parts[0].rank.ep_size;
     const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
-    const int64_t router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, l->layer);
     const gmm_ckpt_row *row = NULL;
     const gmm_ckpt_tensor *t = NULL;
-    int64_t i, last = -1, m[2] = {0, 0};
+    const gmm__ck_hit *hit = NULL;
+    int64_t i, m[2] = {0, 0}, held;
+    int32_t front, left;
+    int mx;
     for (i = 0; i < count; i++) {
         const gmm_ckpt_row *r = &b->source.scheme->rows[hits[i].row];
+        const gmm_ckpt_tensor *o = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
         if (hits[i].kind == GMM_CKPT_BIAS) l->bias = 1;
         if (hits[i].kind != GMM_CKPT_WEIGHT) continue;
         if (!row) {
+            hit = &hits[i];
             row = r;
-            t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+            t = o;
         }
-        if (r->form == GMM_CKPT_EACH && hits[i].expert > last) last = hits[i].expert;
         l->gated |= r->half != GMM_CKPT_BOTH;
+        if (r->scaling == GMM_SCALING_MX32) l->scaling = GMM_SCALING_MX32;
+        else if ((o->dtype == GMM_E4M3 || o->dtype == GMM_E5M2) &&
+                 gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
+            l->scaling = GMM_SCALING_128X128;
     }
-    if (!row) return GMM_OK; /* a bias alone: planning says what is missing */
-    l->experts = 1;
-    if (grouped) {
-        const int by_shape = row->form == GMM_CKPT_STACKED && t->rank >= 3;
-        l->experts = experts ? experts : row->form == GMM_CKPT_EACH
-                                             ? (last + 1) * (b->source.scheme->global_index ? 1 : rank->ep_size)
-                                             : by_shape ? t->shape[0] * rank->ep_size
-                                                        : router >= 0 ? b->linears[router].out : 0;
-        if (l->experts < 1 || l->experts % rank->ep_size)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: give "
-                                  "it");
-    }
-    {
-        const int64_t held = l->experts / (grouped ? rank->ep_size : 1);
-        const int32_t front = row->form == GMM_CKPT_STACKED && t->rank >= 3 ? 1 : 0, left = t->rank - front;
-        const int mx = row->scaling == GMM_SCALING_MX32;
-        if (left != (mx ? 3 : 2) && !(left == 1 && row->form == GMM_CKPT_EACH))
-            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
-        m[0] = t->shape[front];
-        m[1] = left == 1 ? 0 : t->shape[front + 1] * (mx ? 32 : 1);
-        if (!front && row->form != GMM_CKPT_EACH) {
-            const int wide = row->form == GMM_CKPT_WIDE;
-            if (m[wide] % held)
-                return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "extent %lld is no multiple of the %lld experts",
-                                      (long long)m[wide], (long long)held);
-            m[wide] /= held;
-        }
+    if (!row) return GMM_OK; /* a bias alone: its weight is missing */
+    l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
+    if (l->experts < 1 || (grouped && l->experts % ep_size))
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
+    held = l->experts / (grouped ? ep_size : 1);
+    front = gmm__ck_has_experts(row, t) ? 1 : 0;
+    left = t->rank - front;
+    mx = row->scaling == GMM_SCALING_MX32;
+    if (left != (mx ? 3 : 2) && !(left == 1 && row->form == GMM_CKPT_EACH))
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
+    m[0] = t->shape[front];
+    m[1] = left == 1 ? 0 : t->shape[front + 1] * (mx ? 32 : 1);
+    if (!front && row->form != GMM_CKPT_EACH) {
+        const int wide = row->form == GMM_CKPT_WIDE;
+        if (m[wide] % held)
+            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "extent %lld is no multiple of the %lld experts",
+                                  (long long)m[wide], (long long)held);
+        m[wide] /= held;
     }
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
-    if (grouped && rank->gtp_size > 1) { /* ranks stack their rows */
+    if (grouped && b->parts[0].rank.gtp_size > 1) { /* ranks stack their rows */
+        const gmm_ckpt_rank *rank = &b->parts[hit->part].rank;
+        int32_t found = 0;
         l->out = 0;
         for (i = 0; i < count; i++) {
             const gmm_ckpt_rank *other = &b->parts[hits[i].part].rank;
             const gmm_ckpt_tensor *o = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
             const int32_t d = o->rank - (row->transposed ? 1 : 2);
-            if (hits[i].kind != GMM_CKPT_WEIGHT || hits[i].state != hits[0].state || d < 0 ||
-                hits[i].row != (int32_t)(row - b->source.scheme->rows) ||
-                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank ||
-                (row->form == GMM_CKPT_EACH && hits[i].expert % (l->experts / rank->ep_size)))
+            if (hits[i].kind != GMM_CKPT_WEIGHT || hits[i].state != hit->state || d < 0 || hits[i].row != hit->row ||
+                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank || hits[i].expert != hit->expert)
                 continue;
             l->out += o->shape[d];
+            found++;
+        }
+        if (found != rank->gtp_size)
+            return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", (int)found,
+                                  (int)rank->gtp_size);
+    }
+    if (l->slot == GMM_CKPT_FC1) l->out *= b->parts[0].rank.etp_size;
+    if (l->slot == GMM_CKPT_FC2) l->in *= b->parts[0].rank.etp_size;
+    if (row->half != GMM_CKPT_BOTH) l->out *= 2;
+    if (l->out < 1)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "it has no rows");
+    return GMM_OK;
+}
+
+/* Extents of all linears, and which FC1 are gated. */
+static gmm_status gmm__ck_scan_extents(gmm__ck_build *b, int64_t experts) {
+    int64_t i, at, pass;
+    gmm_status status = GMM_OK;
+    for (pass = 0; pass < 3; pass++) /* the experts that names tell, then routers, which may tell of more */
+        for (i = 0, at = 0; i < b->linear_count; i++) {
+            gmm_ckpt_linear *l = &b->linears[i];
+            const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
+            const int64_t begin = at;
+            while (at < b->hit_count && b->hits[at].linear == i) at++;
+            if (pass == 0 && grouped) l->experts = gmm__ck_told_experts(b, b->hits + begin, at - begin);
+            if (pass != (grouped ? 2 : 1)) continue;
+            status = gmm__ck_scan_linear(b, l, b->hits + begin, at - begin, experts);
+            if (status) return status;
+        }
+    for (i = 0; i < b->linear_count; i++) {
+        gmm_ckpt_linear *l = &b->linears[i];
+        const int shared = l->slot == GMM_CKPT_SHARED_FC1;
+        const int64_t fc1 = gmm__ck_linear_of(b, GMM_CKPT_FC1, l->layer);
+        const int64_t fc2 = gmm__ck_linear_of(b, shared ? GMM_CKPT_SHARED_FC2 : GMM_CKPT_FC2, l->layer);
+        if (experts && (l->slot == GMM_CKPT_ROUTER || l->slot == GMM_CKPT_ROUTER_CORRECTION) && l->out > experts &&
+            (fc1 >= 0 || fc2 >= 0))
+            l->spare = (int32_t)gmm__min_i64(l->out - experts, INT32_MAX);
+        if ((l->slot != GMM_CKPT_FC1 && !shared) || l->gated || !l->out || fc2 < 0 || !b->linears[fc2].out) continue;
+        l->gated = l->out == 2 * b->linears[fc2].in;
+        if (!l->gated && l->out != b->linears[fc2].in)
+            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s's out %lld is neither "
+                                  "once nor twice the in of its second linear, so nothing says whether it is gated",
+                                  (long long)l->layer, shared ? "shared_fc1" : "fc1", (long long)l->out);
+    }
+    return GMM_OK;
+}
+
+/* Notes the layers that no key names, from 0 to the last that one does. `head` is what stands in front of {L}. */
+static gmm_status gmm__ck_scan_layers(gmm__ck_build *b, const char *head) {
+    const size_t prefix = strlen(b->found), length = strlen(head);
+    int64_t *layers = NULL, count = 0, room = 0, next = 0, i;
+    gmm_status status = GMM_OK;
+    int32_t p;
+    for (p = 0; p < b->source.part_count; p++)
+        for (i = 0; i < b->parts[p].table->count; i++) {
+            const char *key = b->parts[p].table->tensors[i].name, *at;
+            void *array = layers;
+            size_t skipped;
+            int64_t layer;
+            if (gmm__ck_state_of(b, key, &skipped) < 0) continue;
+            (void)gmm__ck_canonical_key(&b->source, key + skipped, b->text);
+            if (strncmp(b->text, b->found, prefix) || strncmp(b->text + prefix, head, length)) continue;
+            at = b->text + prefix + length;
+            if (!gmm__ck_number(&at, &layer) || (*at && *at != '.') || (count && layers[count - 1] == layer)) continue;
+            if (!gmm__ck_room(&b->temp, &array, count, &room, sizeof *layers)) return gmm__ck_no_memory(b);
+            layers = (int64_t *)array;
+            layers[count++] = layer;
+        }
+    if (count) qsort(layers, (size_t)count, sizeof *layers, gmm__ck_compare_i64);
+    for (i = 0; !status && i < count; i++) {
+        if (layers[i] > next) status = gmm__ck_lack(b, 0, -1, 0, 0, next, layers[i] - 1);
+        next = layers[i] + 1;
+    }
+    return status;
+}
+
+/* Adds what one layer of experts has to all of them: linears without any key, which are then missing, and biases. */
+static gmm_status gmm__ck_scan_members(gmm__ck_build *b) {
+    int bias[GMM_CKPT_SLOT_COUNT], there[GMM_CKPT_SLOT_COUNT], slot;
+    const int64_t count = b->linear_count;
+    int64_t i;
+    memset(bias, 0, sizeof bias);
+    memset(there, 0, sizeof there);
+    there[GMM_CKPT_FC1] = there[GMM_CKPT_FC2] = 1;
+    for (i = 0; i < count; i++) {
+        there[b->linears[i].slot] = 1;
+        bias[b->linears[i].slot] |= b->linears[i].bias;
+    }
+    there[GMM_CKPT_SHARED_FC1] = there[GMM_CKPT_SHARED_FC2] = there[GMM_CKPT_SHARED_FC1] | there[GMM_CKPT_SHARED_FC2];
+    for (i = 0; i < count; i++) {
+        const int64_t layer = b->linears[i].layer, router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, layer);
+        const int64_t fc1 = gmm__ck_linear_of(b, GMM_CKPT_FC1, layer), fc2 = gmm__ck_linear_of(b, GMM_CKPT_FC2, layer);
+        for (slot = 0; slot < GMM_CKPT_SLOT_COUNT; slot++) {
+            const gmm_ckpt_row *row = NULL;
+            gmm_ckpt_linear ghost = GMM_ZERO;
+            gmm_status status;
+            if (!there[slot] || gmm__ck_linear_of(b, (gmm_ckpt_slot)slot, layer) >= 0) continue;
+            ghost.slot = (gmm_ckpt_slot)slot;
+            ghost.layer = layer;
+            ghost.experts = 1;
+            if (slot == GMM_CKPT_FC1 || slot == GMM_CKPT_FC2)
+                ghost.experts = fc1 >= 0 ? b->linears[fc1].experts : fc2 >= 0 ? b->linears[fc2].experts
+                              : router >= 0 ? b->linears[router].out : 1;
+            if (!gmm__ck_has_row(b->source.scheme, &ghost, GMM_CKPT_WEIGHT, &row)) continue;
+            status = gmm__ck_linear_add(b, &ghost);
+            if (status) return status;
         }
     }
-    if (l->slot == GMM_CKPT_FC1) l->out *= rank->etp_size;
-    if (l->slot == GMM_CKPT_FC2) l->in *= rank->etp_size;
-    if (row->half != GMM_CKPT_BOTH) l->out *= 2;
+    for (i = 0; i < b->linear_count; i++) b->linears[i].bias |= bias[b->linears[i].slot];
     return GMM_OK;
+}
+
+/* Refuses a source that lacks layers, linears or experts. */
+static gmm_status gmm__ck_scan_complete(gmm__ck_build *b) {
+    const int64_t count = b->linear_count;
+    gmm_ckpt_row layer = GMM_ZERO;
+    gmm_status status = GMM_OK;
+    int32_t r;
+    for (r = 0; r < b->source.scheme->count && !layer.pattern; r++) {
+        const char *pattern = b->source.scheme->rows[r].pattern, *at = strstr(pattern, "{L}");
+        char *head;
+        if (!at) continue;
+        head = (char *)gmm__ck_get(&b->temp, at - pattern + 4, 1);
+        if (!head) return gmm__ck_no_memory(b);
+        memcpy(head, pattern, (size_t)(at - pattern));
+        status = gmm__ck_scan_layers(b, head);
+        memcpy(head + (at - pattern), "{e}", 4); /* a miss counts layers as it does experts */
+        layer.pattern = head;
+    }
+    if (!status && !b->source.skip_missing) status = gmm__ck_scan_members(b);
+    if (!status) status = gmm__ck_complete(b);
+    if (!status) status = gmm__ck_refuse_missing(b, &layer);
+    b->linear_count = count;
+    return status;
 }
 
 GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, gmm_ckpt_linear **linears,
@@ -11558,7 +12260,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     const gmm_ckpt_target nothing = GMM_ZERO;
     gmm__ck_build b;
     gmm_status status;
-    int64_t i, at, pass;
+    int64_t i, at;
     if (!source || !linears || !count)
         return gmm__ck_null(fn, !source ? "source" : !linears ? "linears" : "count", report);
     *linears = NULL;
@@ -11569,28 +12271,9 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status && (experts < 0 || experts > INT32_MAX))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     if (!status) status = gmm__ck_read_keys(&b);
-    if (!status && b.hit_count) qsort(b.hits, (size_t)b.hit_count, sizeof *b.hits, gmm__ck_compare_hits);
-    for (pass = 0; pass < 2; pass++) /* routers may tell the number of experts */
-        for (i = 0, at = 0; !status && i < b.linear_count; i++) {
-            const int grouped = b.linears[i].slot == GMM_CKPT_FC1 || b.linears[i].slot == GMM_CKPT_FC2;
-            const int64_t begin = at;
-            while (at < b.hit_count && b.hits[at].linear == i) at++;
-            if (grouped == (int)pass)
-                status = gmm__ck_scan_linear(&b, &b.linears[i], b.hits + begin, at - begin, experts);
-        }
-    for (i = 0; !status && i < b.linear_count; i++) {
-        gmm_ckpt_linear *l = &b.linears[i];
-        const int shared = l->slot == GMM_CKPT_SHARED_FC1;
-        int64_t fc2;
-        if ((l->slot != GMM_CKPT_FC1 && !shared) || l->gated) continue;
-        fc2 = gmm__ck_linear_of(&b, shared ? GMM_CKPT_SHARED_FC2 : GMM_CKPT_FC2, l->layer);
-        l->gated = fc2 >= 0 && l->out == 2 * b.linears[fc2].in;
-        if (fc2 < 0 || (!l->gated && l->out != b.linears[fc2].in))
-            status = gmm__ck_refuse(&b, GMM_CKPT_SHAPE, NULL, "layer %lld: %s's out %lld is neither once nor twice "
-                                    "the in "
-                                    "of its second linear, so nothing says whether it is gated",
-                                    (long long)l->layer, shared ? "shared_fc1" : "fc1", (long long)l->out);
-    }
+    if (!status) status = gmm__ck_scan_extents(&b, experts);
+    if (!status) status = gmm__ck_agree(&b);
+    if (!status && b.linear_count) status = gmm__ck_scan_complete(&b);
     for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are none */
         if (b.linears[i].out) b.linears[at++] = b.linears[i];
     if (!status) b.linear_count = at;
@@ -11649,12 +12332,44 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     return GMM_OK;
 }
 
-/* Where one parameter of one module stands in the table, for upstream's rules. */
+/* Keys as upstream's rules change them: those of the table, and behind them what folds and splits made. A key that was
+   folded or split is gone. The bytes of a key are its runs, one behind the other. */
+typedef struct gmm__ck_run_of { int64_t at, units; int32_t src; } gmm__ck_run_of;
+typedef struct gmm__ck_entry {
+    gmm_ckpt_tensor tensor;
+    gmm__ck_run_of *runs;
+    int64_t count;
+    int gone;
+} gmm__ck_entry;
+
+typedef struct gmm__ck_keys {
+    gmm__ck_entry *entries;
+    int64_t count, room;
+} gmm__ck_keys;
+
+/* Where one parameter of one module stands among the keys. */
 typedef struct gmm__ck_found {
-    int32_t grouped, grouped_count; /* tensor, and how many match */
-    int32_t *index, *index_count;   /* [experts] */
+    int64_t grouped, grouped_count; /* entry, and how many match */
+    int64_t *index;                 /* [experts] entries */
+    int32_t *index_count;           /* [experts] */
     int32_t any, all;               /* of the indices that are unique */
 } gmm__ck_found;
+
+/* Adds a key with room for its runs; NULL where there is no memory. */
+static gmm__ck_entry *gmm__ck_entry_add(gmm__ck_build *b, gmm__ck_keys *keys, const gmm_ckpt_tensor *tensor,
+                                        int64_t runs) {
+    void *array = keys->entries;
+    gmm__ck_entry *e;
+    if (!gmm__ck_room(&b->temp, &array, keys->count, &keys->room, sizeof *keys->entries)) return NULL;
+    keys->entries = (gmm__ck_entry *)array;
+    e = &keys->entries[keys->count];
+    memset(e, 0, sizeof *e);
+    e->tensor = *tensor;
+    e->runs = (gmm__ck_run_of *)gmm__ck_get(&b->temp, runs, sizeof *e->runs);
+    if (!e->runs) return NULL;
+    keys->count++;
+    return e;
+}
 
 /* "weight12": the length before the digits and the index; -1 where no index stands at the end. */
 static size_t gmm__ck_tail(const char *name, int64_t *index) {
@@ -11669,32 +12384,106 @@ static size_t gmm__ck_tail(const char *name, int64_t *index) {
     return length;
 }
 
+/* Stacks the keys of all experts into one of this name. */
+static gmm_status gmm__ck_fold_keys(gmm__ck_build *b, gmm__ck_keys *keys, const gmm__ck_found *f, int64_t experts,
+                                    const char *name) {
+    const gmm_ckpt_tensor first = keys->entries[f->index[0]].tensor;
+    gmm_ckpt_tensor t = first;
+    gmm__ck_entry *stack;
+    int64_t e, runs = 0;
+    if (first.rank == GMM_CKPT_RANK)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, first.name, "a stack of it would have %d dimensions", first.rank + 1);
+    for (e = t.rank++; e > 0; e--) t.shape[e] = t.shape[e - 1];
+    t.shape[0] = experts;
+    t.name = name;
+    if (!gmm__mul(first.bytes, experts, &t.bytes))
+        return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, first.name, "a stack of it does not fit 63 bits");
+    for (e = 0; e < experts; e++) {
+        const gmm_ckpt_tensor *s = &keys->entries[f->index[e]].tensor;
+        if (s->dtype != first.dtype)
+            return gmm__ck_refuse(b, GMM_CKPT_DTYPE, s->name, "it is %s, the first of the stack %s",
+                                  gmm_dtype_name(s->dtype), gmm_dtype_name(first.dtype));
+        if (s->rank != first.rank || s->bytes != first.bytes ||
+            memcmp(s->shape, first.shape, (size_t)s->rank * sizeof s->shape[0]))
+            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, s->name, "the first of the stack has another shape");
+        runs += keys->entries[f->index[e]].count;
+    }
+    stack = gmm__ck_entry_add(b, keys, &t, runs);
+    if (!stack) return gmm__ck_no_memory(b);
+    for (e = 0; e < experts; e++) {
+        gmm__ck_entry *one = &keys->entries[f->index[e]];
+        memcpy(stack->runs + stack->count, one->runs, (size_t)one->count * sizeof *one->runs);
+        stack->count += one->count;
+        one->gone = 1;
+    }
+    return GMM_OK;
+}
+
+/* Cuts the grouped key into keys `name` with an index; `name` has room for it behind `length`. */
+static gmm_status gmm__ck_split_key(gmm__ck_build *b, gmm__ck_keys *keys, const gmm__ck_found *f, int64_t experts,
+                                    const char *name, size_t length) {
+    const gmm__ck_entry whole = keys->entries[f->grouped];
+    gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_get(&b->temp, experts, sizeof *parts);
+    int64_t e, run = 0, used = 0;
+    gmm_status status;
+    if (!parts) return gmm__ck_no_memory(b);
+    if (experts > INT32_MAX)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
+    status = gmm_ckpt_split(&whole.tensor, 0, (int32_t)experts, parts, b->report);
+    if (status) return status;
+    keys->entries[f->grouped].gone = 1;
+    for (e = 0; e < experts; e++) {
+        int64_t left = gmm__ck_units(&parts[e]);
+        char *own = (char *)gmm__ck_get(&b->temp, (int64_t)length + 24, 1);
+        gmm__ck_entry *one;
+        if (!own) return gmm__ck_no_memory(b);
+        (void)snprintf(own, length + 24, "%s%lld", name, (long long)e);
+        parts[e].name = own;
+        one = gmm__ck_entry_add(b, keys, &parts[e], whole.count);
+        if (!one) return gmm__ck_no_memory(b);
+        while (left > 0) {
+            gmm__ck_run_of *piece = &one->runs[one->count++];
+            *piece = whole.runs[run];
+            piece->at += used;
+            piece->units = gmm__min_i64(left, piece->units - used);
+            used += piece->units;
+            left -= piece->units;
+            if (used == whole.runs[run].units) {
+                used = 0;
+                run++;
+            }
+        }
+    }
+    return GMM_OK;
+}
+
 /* Replaces keys of one parameter as upstream does. `stem` is what keys are, or end with, before the index. */
-static gmm_status gmm__ck_upstream(gmm__ck_build *b, const gmm_ckpt_linear *l, const char *stem, int exact,
-                                   int32_t grouped) {
-    const gmm_ckpt_table *table = b->parts[0].table;
+static gmm_status gmm__ck_upstream(gmm__ck_build *b, gmm__ck_keys *keys, const gmm_ckpt_linear *l, const char *stem,
+                                   int exact, int32_t grouped) {
     const size_t stem_length = strlen(stem);
     gmm__ck_found f;
     int64_t i, e;
-    gmm_status status;
+    const char *first;
+    char *name;
+    size_t prefix;
     memset(&f, 0, sizeof f);
-    f.index = (int32_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index);
+    f.index = (int64_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index);
     f.index_count = (int32_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index_count);
     if (!f.index || !f.index_count) return gmm__ck_no_memory(b);
-    for (i = 0; i < table->count; i++) {
-        const char *name = table->tensors[i].name;
-        size_t length = strlen(name);
+    for (i = 0; i < keys->count; i++) {
+        const char *key = keys->entries[i].tensor.name;
+        size_t length = strlen(key);
         int64_t index = -1;
-        if (b->used[0][i]) continue; /* an earlier module took it */
-        if (length >= stem_length && !strcmp(name + length - stem_length, stem) && (!exact || length == stem_length)) {
-            f.grouped = (int32_t)i;
+        if (keys->entries[i].gone) continue;
+        if (length >= stem_length && !strcmp(key + length - stem_length, stem) && (!exact || length == stem_length)) {
+            f.grouped = i;
             f.grouped_count++;
         }
-        length = gmm__ck_tail(name, &index);
+        length = gmm__ck_tail(key, &index);
         if (index < 0 || index >= l->experts || length < stem_length || (exact && length != stem_length) ||
-            memcmp(name + length - stem_length, stem, stem_length))
+            memcmp(key + length - stem_length, stem, stem_length))
             continue;
-        f.index[index] = (int32_t)i;
+        f.index[index] = i;
         f.index_count[index]++;
     }
     f.all = 1;
@@ -11703,58 +12492,54 @@ static gmm_status gmm__ck_upstream(gmm__ck_build *b, const gmm_ckpt_linear *l, c
         f.all &= f.index_count[e] == 1;
     }
     if (grouped ? f.grouped_count || !f.all : f.any || f.grouped_count != 1) return GMM_OK;
-    {
-        const gmm_ckpt_tensor *first = &table->tensors[grouped ? f.index[0] : f.grouped];
-        const size_t prefix = strlen(first->name) - stem_length - (grouped ? 1 : 0); /* index 0 is one digit */
-        char *name = (char *)gmm__ck_get(&b->temp, (int64_t)(prefix + stem_length + 24), 1);
-        gmm_ckpt_tensor t = *first;
-        int32_t target = -1;
-        if (!name) return gmm__ck_no_memory(b);
-        memcpy(name, first->name, prefix);
-        memcpy(name + prefix, stem, stem_length);
-        t.name = name;
-        if (grouped) {
-            if (first->rank == GMM_CKPT_RANK)
-                return gmm__ck_refuse(b, GMM_CKPT_SHAPE, first->name, "a stack of it would have %d dimensions",
-                                      first->rank + 1);
-            for (e = t.rank++; e > 0; e--) t.shape[e] = t.shape[e - 1];
-            t.shape[0] = l->experts;
-            if (!gmm__mul(first->bytes, l->experts, &t.bytes))
-                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, first->name, "a stack of it does not fit 63 bits");
-            i = b->move_count;
-            status = gmm__ck_new_target(b, &t, &target);
-            for (e = 0; !status && e < l->experts; e++) {
-                const gmm_ckpt_tensor *s = &table->tensors[f.index[e]];
-                if (s->dtype != first->dtype)
-                    return gmm__ck_refuse(b, GMM_CKPT_DTYPE, s->name, "it is %s, the first of the stack %s",
-                                          gmm_dtype_name(s->dtype), gmm_dtype_name(first->dtype));
-                if (s->rank != first->rank || s->bytes != first->bytes ||
-                    memcmp(s->shape, first->shape, (size_t)s->rank * sizeof s->shape[0]))
-                    return gmm__ck_refuse(b, GMM_CKPT_SHAPE, s->name, "the first of the stack has another shape");
-                b->used[0][f.index[e]] = 1;
-                status = gmm__ck_run(b, 0, f.index[e], 0, target, e * gmm__ck_units(first), gmm__ck_units(first));
-            }
-            return status ? status : gmm__ck_close(b, target, i);
-        } else {
-            gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_get(&b->temp, l->experts, sizeof *parts);
-            if (!parts) return gmm__ck_no_memory(b);
-            if (l->experts > INT32_MAX)
-                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "experts is %lld", (long long)l->experts);
-            status = gmm_ckpt_split(first, 0, (int32_t)l->experts, parts, b->report);
-            if (status) return status;
-            b->used[0][f.grouped] = 1;
-            for (e = 0; !status && e < l->experts; e++) {
-                const int64_t units = gmm__ck_units(&parts[e]);
-                (void)snprintf(name + prefix + stem_length, 24, "%lld", (long long)e);
-                parts[e].name = name;
-                i = b->move_count;
-                status = gmm__ck_new_target(b, &parts[e], &target);
-                if (!status) status = gmm__ck_run(b, 0, f.grouped, e * units, target, 0, units);
-                if (!status) status = gmm__ck_close(b, target, i);
-            }
-            return status;
-        }
+    first = keys->entries[grouped ? f.index[0] : f.grouped].tensor.name;
+    prefix = strlen(first) - stem_length - (grouped ? 1 : 0); /* index 0 is one digit */
+    name = (char *)gmm__ck_get(&b->temp, (int64_t)(prefix + stem_length + 1), 1);
+    if (!name) return gmm__ck_no_memory(b);
+    memcpy(name, first, prefix);
+    memcpy(name + prefix, stem, stem_length);
+    return grouped ? gmm__ck_fold_keys(b, keys, &f, l->experts, name)
+                   : gmm__ck_split_key(b, keys, &f, l->experts, name, prefix + stem_length);
+}
+
+/* All keys of the table, each one run. */
+static gmm_status gmm__ck_keys_of(gmm__ck_build *b, gmm__ck_keys *keys) {
+    const gmm_ckpt_table *table = b->parts[0].table;
+    int64_t i;
+    b->used = (uint8_t **)gmm__ck_get(&b->temp, 1, sizeof *b->used);
+    if (b->used) b->used[0] = (uint8_t *)gmm__ck_get(&b->temp, table->count + 1, 1);
+    if (!b->used || !b->used[0]) return gmm__ck_no_memory(b);
+    for (i = 0; i < table->count; i++) {
+        gmm__ck_entry *e = gmm__ck_entry_add(b, keys, &table->tensors[i], 1);
+        if (!e) return gmm__ck_no_memory(b);
+        e->count = 1;
+        e->runs->src = (int32_t)i;
+        e->runs->units = gmm__ck_units(&e->tensor);
     }
+    return GMM_OK;
+}
+
+/* Makes targets of the keys that folds and splits left. */
+static gmm_status gmm__ck_plan_keys(gmm__ck_build *b, const gmm__ck_keys *keys) {
+    int64_t i, r;
+    for (i = 0; i < keys->count; i++) {
+        const gmm__ck_entry *e = &keys->entries[i];
+        const int64_t first = b->move_count;
+        gmm_ckpt_tensor t = e->tensor;
+        int64_t at = 0;
+        int32_t target = -1;
+        gmm_status status;
+        if (i < b->parts[0].table->count) b->used[0][i] = e->gone ? GMM__CK_USED : GMM__CK_UNUSED;
+        if (i < b->parts[0].table->count || e->gone) continue;
+        status = gmm__ck_new_target(b, &t, &target);
+        for (r = 0; !status && r < e->count; r++) {
+            status = gmm__ck_run(b, 0, e->runs[r].src, e->runs[r].at, target, at, e->runs[r].units);
+            at += e->runs[r].units;
+        }
+        if (!status) status = gmm__ck_close(b, target, first);
+        if (status) return status;
+    }
+    return GMM_OK;
 }
 
 static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const gmm_ckpt_table *table,
@@ -11765,10 +12550,12 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
     gmm_ckpt_source source = GMM_ZERO;
     gmm_ckpt_target target = GMM_ZERO;
     gmm_ckpt_part part = GMM_ZERO;
+    gmm__ck_keys keys;
     gmm__ck_build b;
     gmm_status status;
     int64_t i;
     int kind;
+    memset(&keys, 0, sizeof keys);
     part.table = table;
     source.parts = &part;
     source.part_count = 1;
@@ -11782,11 +12569,7 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
         return gmm__ck_create(fn, out, &source, &target, linears, count, allocator, report);
     status = gmm__ck_start(&b, fn, out, allocator, report);
     if (!status) status = gmm__ck_open(&b, &source, &target);
-    if (!status) {
-        b.used = (uint8_t **)gmm__ck_get(&b.temp, 1, sizeof *b.used);
-        if (b.used) b.used[0] = (uint8_t *)gmm__ck_get(&b.temp, table->count + 1, 1);
-        if (!b.used || !b.used[0]) status = gmm__ck_no_memory(&b);
-    }
+    if (!status) status = gmm__ck_keys_of(&b, &keys);
     for (i = 0; !status && i < count; i++) {
         const gmm_ckpt_linear *l = &linears[i];
         const char *path = prefix ? prefix : l->path ? l->path : "";
@@ -11801,9 +12584,10 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
         if (!stem) status = gmm__ck_no_memory(&b);
         for (kind = 0; !status && kind < (l->bias ? 2 : 1); kind++) {
             (void)snprintf(stem, strlen(path) + 16, "%s%s%s", path, prefix || !*path ? "" : ".", names[kind]);
-            status = gmm__ck_upstream(&b, l, stem, prefix != NULL, kind ? l->grouped_bias : l->grouped_weight);
+            status = gmm__ck_upstream(&b, &keys, l, stem, prefix != NULL, kind ? l->grouped_bias : l->grouped_weight);
         }
     }
+    if (!status) status = gmm__ck_plan_keys(&b, &keys);
     if (!status) status = gmm__ck_keep(&b);
     if (!status) status = gmm__ck_finish(&b, *out);
     return gmm__ck_end(&b, out, status);

@@ -161,6 +161,15 @@ def every_layout_and_back(t):
                 gate = m[s + "model.layers.0.mlp.experts.3.gate_proj.weight"]
                 up = m[s + "model.layers.0.mlp.experts.3.up_proj.weight"]
                 assert gate[1] == (32, 32) and gate[2] + up[2] == fc1[2]
+        if layout == "legacy":
+            m = read(middle)
+            assert m["decoder.layers.0.mlp.experts.weight1"][1] == (32, 4 * 64)
+            assert m["decoder.layers.0.mlp.experts.weight2"][1] == (4 * 32, 32)
+            for n in [n for n in m if n.endswith(".weight2")]:  # as files of other writers have it
+                m[n] = (m[n][0], (4, 32, 32), m[n][2])
+            write(middle, m, metadata(middle))
+            t.ok("--in", middle, "--to", "indexed", "--out", back)
+            assert read(back) == before
         if layout == "gpt-oss":
             rows = before["decoder.layers.1.mlp.experts.linear_fc1.weight2"][2]
             stack = read(middle)["model.layers.1.mlp.experts.gate_up_proj"]
@@ -320,6 +329,8 @@ def fp8_blocks_dequantized(t):
     tensors = {"model.norm.weight": filled("BF16", [h]), "odd \u00e9 \"name\" \\ \n": filled("I64", [3]),
                "flags": filled("BOOL", [5]), "wide": filled("F64", [2, 2]), "model.empty": filled("F16", [0, 4])}
     at = "model.layers.3.mlp.experts.%d.%s_proj.weight"
+    for l in range(3):  # dense layers
+        tensors["model.layers.%d.mlp.down_proj.weight" % l] = filled("BF16", [2, 2])
     for e in range(2):
         for part, shape in [("gate", (f, h)), ("up", (f, h)), ("down", (h, f))]:
             codes = bytes(random.choice([c for c in range(256) if c & 127 != 127]) for _ in range(f * h))
@@ -405,6 +416,77 @@ def shards_in_and_out(t):
                                              **{first: tensors[first]}))
     put(files)
     refuse("part-2", first)
+
+
+@case
+def sources_of_fewer_members(t):
+    """What lacks experts or layers is not taken for a smaller model; --experts says that a router has spare rows."""
+    path, out = t.path("lacking.safetensors"), t.path("out.safetensors")
+    whole, at = mixtral(3, 4, f=8, h=6, router=True, norm=True), "model.layers.%d.block_sparse_moe.experts.%d.%s.weight"
+    arguments = ["--in", path, "--from", "mixtral", "--out", out]
+
+    def lack(*names):
+        write(path, {n: v for n, v in whole.items() if n not in names})
+
+    lack(at % (1, 3, "w2"))
+    for layout in "indexed", "grouped", "mixtral":
+        t.refused(*arguments, "--to", layout, out=out, needles=["lacks", at % (1, 3, "w2")])
+    lack(*[at % (l, e, w) for l in range(3) for e in (2, 3) for w in ("w1", "w2", "w3")])
+    t.refused(*arguments, "--to", "grouped", out=out, needles=["lacks", "2-3", ".w1.weight", "experts"])
+    t.ok(*arguments, "--to", "grouped", "--experts", "2")
+    got = read(out)
+    assert got["decoder.layers.2.mlp.experts.linear_fc2.weight"][1] == (2, 6, 8)
+    assert got["decoder.layers.2.mlp.router.weight"][1] == (4, 6)
+    os.remove(out)
+    lack(*[n for n in whole if ".1." in n[:15]])
+    t.refused(*arguments, "--to", "grouped", out=out, needles=["lacks", "layer", "1"])
+
+
+@case
+def wrapped_keys(t):
+    """Keys in a data-parallel wrapper stay one tree, or leave it together."""
+    path, out = t.path("wrapped.safetensors"), t.path("out.safetensors")
+    whole = mixtral(2, 2)
+    for wrapper in "module.", "module.module.", "_orig_mod.module.", "_fsdp_wrapped_module.":
+        write(path, {wrapper + n: v for n, v in whole.items()})
+        for more, want in (([], wrapper), (["--prefix", wrapper], wrapper), (["--drop-wrappers"], "")):
+            t.ok("--in", path, "--from", "mixtral", "--to", "indexed", "--out", out, *more)
+            names = [n[len(want):] for n in read(out) if n.startswith(want)]
+            assert sorted(names) == sorted([n for n in whole if "norm" in n] +
+                                           ["decoder.layers.%d.mlp.%s" % (l, n) for l in range(2)
+                                            for n in ["router.weight"] + ["experts.linear_fc%d.weight%d" % (i, e)
+                                                                          for i in (1, 2) for e in range(2)]])
+    t.refused("--in", path, "--from", "mixtral", "--out", out + "x", "--prefix", "module", out=out + "x",
+              needles=["\"module\"", "end with a dot"])
+
+
+@case
+def other_dtypes(t):
+    """Tensors of dtypes that nobody here knows are kept byte by byte; FP8 ones do not change how experts are cut."""
+    path, out = t.path("odd.safetensors"), t.path("out.safetensors")
+    whole = {"decoder.layers.0.mlp.experts.linear_fc1.weight0": filled("BF16", [128, 16]),
+             "decoder.layers.0.mlp.experts.linear_fc2.weight0": filled("BF16", [16, 64])}
+    odd = {"a": ("F8_E4M3FNUZ", [4, 2], 8), "b": ("F8_E5M2FNUZ", [3], 3), "c": ("F6_E2M3", [4], 3),
+           "d": ("X99", [5], 11), "e": ("F8_E4M3", [256, 4], 1024)}
+    header, data = {}, b""
+    for n, (dtype, shape, bytes_) in whole.items():
+        header[n] = {"dtype": dtype, "shape": list(shape), "data_offsets": [len(data), len(data) + len(bytes_)]}
+        data += bytes_
+    for n, (dtype, shape, length) in odd.items():
+        header[n] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + length]}
+        data += random.randbytes(length)
+    write_raw(path, header, data)
+    for rank in range(2):
+        t.ok("--in", path, "--from", "megatron", "--to", "indexed", "--in-glu-block", "0", "--gtp", "%d/2" % rank,
+             "--out", out)
+        with open(out, "rb") as f:
+            size = struct.unpack("<Q", f.read(8))[0]
+            got, rest = json.loads(f.read(size)), f.read()
+        for n in odd:
+            assert got[n]["dtype"] == header[n]["dtype"] and got[n]["shape"] == header[n]["shape"], n
+            a, b = (v["data_offsets"] for v in (got[n], header[n]))
+            assert rest[a[0]:a[1]] == data[b[0]:b[1]], n
+        assert got["decoder.layers.0.mlp.experts.linear_fc1.weight0"]["shape"] == [64, 16], rank
 
 
 # ------------------------------------------------------------------------------------------------- Files that lie
@@ -607,7 +689,8 @@ def memory_and_dry_run(t):
 
 # ------------------------------------------------------------------------------------- Files of other runs, and faults
 
-def mixtral(layers, experts, f=6, h=4, router=False):
+def mixtral(layers, experts, f=6, h=4, router=False, norm=False):
+    """A model: its experts, its router, and a tensor that is no expert's."""
     tensors = {}
     for l in range(layers):
         at = "model.layers.%d.block_sparse_moe." % l
@@ -616,6 +699,8 @@ def mixtral(layers, experts, f=6, h=4, router=False):
                 tensors[at + "experts.%d.%s.weight" % (e, w)] = filled("BF16", [f, h] if w != "w2" else [h, f])
         if router:
             tensors[at + "gate.weight"] = filled("BF16", [experts, h])
+        if norm:
+            tensors["model.layers.%d.norm.weight" % l] = filled("BF16", [h])
     return tensors
 
 

@@ -415,13 +415,21 @@ static const struct map_case {
      {FC1 ".weight0", "teacher." FC1 ".weight", FC1 ".weight1"}, GMM_CKPT_FINE, "",
      {FC1 ".weight", "teacher." FC1 ".weight"}},
     {29, FC1, 2, 1, 0, {"module." FC1 ".weight0", "module." FC1 ".weight1"}, {"module." FC1 ".weight"}, GMM_CKPT_FINE,
-     "", {FC1 ".weight"}},
+     "", {"module." FC1 ".weight"}},
+    {29, FC1, 2, 1, 0, {"module." FC1 ".weight:2"}, {"module." FC1 ".weight"}, GMM_CKPT_FINE, "",
+     {"module." FC1 ".weight"}},
+    {29, FC1, 2, 0, 0, {"module." FC1 ".weight:2"}, {"module." FC1 ".weight0", "module." FC1 ".weight1"},
+     GMM_CKPT_FINE, "", {"module." FC1 ".weight0", "module." FC1 ".weight1"}},
     {29, FC1, 2, 1, 0, {"module.module." FC1 ".weight0", "module.module." FC1 ".weight1"},
-     {"module.module." FC1 ".weight"}, GMM_CKPT_FINE, "", {FC1 ".weight"}},
+     {"module.module." FC1 ".weight"}, GMM_CKPT_FINE, "", {"module.module." FC1 ".weight"}},
     {29, FC1, 2, 1, 0, {"experts.module.linear_fc1.weight0", "experts.module.linear_fc1.weight1"},
-     {"experts.module.linear_fc1.weight0", "experts.module.linear_fc1.weight1"}, GMM_CKPT_FINE, "", {FC1 ".weight"}},
+     {"experts.module.linear_fc1.weight0", "experts.module.linear_fc1.weight1"}, GMM_CKPT_FINE, "",
+     {"experts.module.linear_fc1.weight"}},
+    {29, "a._orig_mod." FC1, 2, 1, 0, {"_orig_mod.a." FC1 ".weight0", "_orig_mod.a." FC1 ".weight1"},
+     {"_orig_mod.a." FC1 ".weight0", "_orig_mod.a." FC1 ".weight1"}, GMM_CKPT_FINE, "",
+     {"_orig_mod.a." FC1 ".weight"}},
     {29, "a._orig_mod." FC1, 2, 1, 0, {"a." FC1 ".weight0", "_orig_mod.a." FC1 ".weight1"},
-     {"a." FC1 ".weight0", "_orig_mod.a." FC1 ".weight1"}, GMM_CKPT_FINE, "", {"a." FC1 ".weight"}},
+     {"a." FC1 ".weight0", "_orig_mod.a." FC1 ".weight1"}, GMM_CKPT_AMBIGUOUS, "_orig_mod.a." FC1, {NULL}},
     {31, FC1, 2, 1, 0, {FC1 ".weight0", FC1 ".weight1", FC1 ".weight2"}, {FC1 ".weight", FC1 ".weight2"},
      GMM_CKPT_EXTRA_INDEX, FC1 ".weight2", {NULL}},
     {37, FC1, 2, 1, 0, {FC1 ".weight0", FC1 ".weight1", FC1 ".weight01", FC1 ".weight_scale", FC1 ".bias_extra"},
@@ -738,7 +746,7 @@ static int64_t matrix(const logical *x, int64_t e, int half, int64_t block, int6
 /* One way to lay out FC1 or FC2 of layer 0. */
 typedef struct layout {
     const char *scheme, *name[3]; /* BOTH or GATE, UP; printf with the expert */
-    int stacked, transposed, split, wide, glu; /* glu: blocks may be chosen */
+    int stacked, transposed, split, wide, glu; /* wide: 2 = tall. glu: blocks may be chosen */
     int64_t block;
 } layout;
 
@@ -759,7 +767,7 @@ static const layout layouts[2][9] = {
     {{"megatron", {ML "linear_fc2.weight%d"}, 0, 0, 0, 0, 0, 0},
      {"megatron", {ML "linear_fc2.weight"}, 1, 0, 0, 0, 0, 0},
      {"sequential", {ML "local_experts.%d.linear_fc2.weight"}, 0, 0, 0, 0, 0, 0},
-     {"legacy", {ML "weight2"}, 1, 1, 0, 0, 0, 0},
+     {"legacy", {ML "weight2"}, 1, 1, 0, 2, 0, 0},
      {"mixtral", {HL "block_sparse_moe.experts.%d.w2.weight"}, 0, 0, 0, 0, 0, 0},
      {"qwen3-moe", {HL "mlp.experts.%d.down_proj.weight"}, 0, 0, 0, 0, 0, 0},
      {"fused", {HL "mlp.experts.down_proj"}, 1, 0, 0, 0, 0, 0},
@@ -795,7 +803,8 @@ static void tensors(const layout *y, int fc2, const logical *x, const where *w, 
         }
         if (y->stacked) {
             const int64_t m0 = y->transposed ? kn : rows, m1 = y->transposed ? rows : kn;
-            if (y->wide) each(user, y->name[0], SHAPE(m0, held * m1), codes, held * size);
+            if (y->wide == 2) each(user, y->name[0], SHAPE(held * m0, m1), codes, held * size);
+            else if (y->wide) each(user, y->name[0], SHAPE(m0, held * m1), codes, held * size);
             else each(user, y->name[0], SHAPE(held, m0, m1), codes, held * size);
         }
     }
@@ -2152,7 +2161,7 @@ static void shared_and_router(int arg) { /* what stands beside the experts moves
     static const char *const names[] = {
         ML "linear_fc1.weight0", ML "linear_fc2.weight0", "decoder.layers.0.mlp.router.weight",
         "decoder.layers.0.mlp.router.expert_bias", "decoder.layers.0.mlp.shared_experts.linear_fc1.weight",
-        "decoder.layers.0.mlp.shared_experts.linear_fc2.weight", "model.layers.9.mlp.gate_proj.weight"};
+        "decoder.layers.0.mlp.shared_experts.linear_fc2.weight", "model.layers.1.mlp.gate_proj.weight"};
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_source source = GMM_ZERO;
     gmm_ckpt_report report;
@@ -2169,7 +2178,7 @@ static void shared_and_router(int arg) { /* what stands beside the experts moves
     add(t, HL "mlp.shared_experts.gate_proj.weight", GMM_BF16, SHAPE(4, 3), NULL);
     add(t, HL "mlp.shared_experts.up_proj.weight", GMM_BF16, SHAPE(4, 3), NULL);
     add(t, HL "mlp.shared_experts.down_proj.weight", GMM_BF16, SHAPE(3, 4), NULL);
-    add(t, "model.layers.9.mlp.gate_proj.weight", GMM_BF16, SHAPE(4, 3), NULL); /* a dense layer */
+    add(t, "model.layers.1.mlp.gate_proj.weight", GMM_BF16, SHAPE(4, 3), NULL); /* a dense layer */
     call_begin(&c, t, "deepseek-v3", "megatron");
     c.source.extra = GMM_CKPT_EXTRA_KEEP;
     source = c.source;
@@ -2193,7 +2202,451 @@ static void shared_and_router(int arg) { /* what stands beside the experts moves
     gmm_ckpt_table_destroy(t);
 }
 
+/* ------------------------------------------------------------------------------------------------ Whole sources --- */
+
+/* A model of two layers in one layout: rows of a scheme that have this form for the experts, and this scaling. */
+typedef struct model_kind { const char *scheme; gmm_ckpt_form form; gmm_scaling scaling; int fp8; } model_kind;
+static const model_kind model_kinds[] = {
+    {"megatron", GMM_CKPT_EACH, GMM_SCALING_128X128, 0}, {"megatron", GMM_CKPT_EACH, GMM_SCALING_128X128, 1},
+    {"megatron", GMM_CKPT_STACKED, GMM_SCALING_128X128, 0}, {"sequential", GMM_CKPT_EACH, GMM_SCALING_128X128, 0},
+    {"legacy", GMM_CKPT_WIDE, GMM_SCALING_NONE, 0}, {"mixtral", GMM_CKPT_EACH, GMM_SCALING_NONE, 0},
+    {"qwen2-moe", GMM_CKPT_EACH, GMM_SCALING_NONE, 0}, {"qwen3-moe", GMM_CKPT_EACH, GMM_SCALING_NONE, 0},
+    {"deepseek-v3", GMM_CKPT_EACH, GMM_SCALING_128X128, 0}, {"deepseek-v3", GMM_CKPT_EACH, GMM_SCALING_128X128, 1},
+    {"fused", GMM_CKPT_STACKED, GMM_SCALING_NONE, 0}, {"fused-transposed", GMM_CKPT_STACKED, GMM_SCALING_NONE, 0},
+    {"gpt-oss", GMM_CKPT_STACKED, GMM_SCALING_NONE, 0}, {"gpt-oss", GMM_CKPT_STACKED, GMM_SCALING_MX32, 0}};
+
+enum { MODEL_TENSORS = 256, MODEL_E = 4, MODEL_F = 32, MODEL_H = 64, MODEL_S = 96 };
+
+typedef struct model_tensor { char name[120]; gmm_dtype dtype; int64_t shape[GMM_CKPT_RANK + 1]; gmm_ckpt_row row;
+                              int layer, expert; } model_tensor;
+typedef struct model { const model_kind *kind; model_tensor t[MODEL_TENSORS]; int n; } model;
+
+/* Whether a row is one of the layout's. Rows of linears that are not experts' are in every one. */
+static int model_has(const model_kind *k, const gmm_ckpt_row *row) {
+    const int expert = row->slot == GMM_CKPT_FC1 || row->slot == GMM_CKPT_FC2;
+    if (row->kind == GMM_CKPT_SCALE && !k->fp8 && k->scaling != GMM_SCALING_MX32) return 0;
+    if (!expert) return 1;
+    if (row->kind != GMM_CKPT_BIAS && row->scaling != k->scaling) return 0;
+    return (row->form == GMM_CKPT_EACH) == (k->form == GMM_CKPT_EACH);
+}
+
+static void model_begin(model *m, const model_kind *k) {
+    const gmm_ckpt_scheme *scheme = gmm_ckpt_scheme_of(k->scheme);
+    memset(m, 0, sizeof *m);
+    m->kind = k;
+    for (int l = 0; l < 2; l++)
+        for (int r = 0; r < scheme->count; r++) {
+            const gmm_ckpt_row *row = &scheme->rows[r];
+            const int each = row->form == GMM_CKPT_EACH && strstr(row->pattern, "{e}");
+            const int64_t halves = row->half == GMM_CKPT_BOTH ? 2 : 1, e = row->form == GMM_CKPT_EACH ? 1 : MODEL_E;
+            if (!model_has(k, row)) continue;
+            for (int expert = 0; expert < (each ? MODEL_E : 1); expert++) {
+                model_tensor *t = &m->t[m->n++];
+                int64_t rows = 0, cols = 0, *d = t->shape;
+                char *to = t->name;
+                MUST(m->n <= MODEL_TENSORS);
+                for (const char *from = row->pattern; *from; from += *from == '{' ? 3 : 1)
+                    to += sprintf(to, *from == '{' ? "%d" : "%c", *from != '{' ? *from : from[1] == 'L' ? l : expert);
+                t->row = *row;
+                t->layer = l;
+                t->expert = each ? expert : -1;
+                t->dtype = GMM_BF16;
+                if (row->slot == GMM_CKPT_FC1) { rows = halves * MODEL_F; cols = MODEL_H; }
+                if (row->slot == GMM_CKPT_FC2) { rows = MODEL_H; cols = MODEL_F; }
+                if (row->slot == GMM_CKPT_ROUTER) { rows = MODEL_E; cols = MODEL_H; }
+                if (row->slot == GMM_CKPT_ROUTER_CORRECTION) rows = MODEL_E;
+                if (row->slot == GMM_CKPT_SHARED_FC1) { rows = halves * MODEL_S; cols = MODEL_H; }
+                if (row->slot == GMM_CKPT_SHARED_FC2) { rows = MODEL_H; cols = MODEL_S; }
+                if (row->slot == GMM_CKPT_SHARED_GATE) { rows = 1; cols = MODEL_H; }
+                if (row->kind == GMM_CKPT_BIAS) cols = 0;
+                if (k->fp8 && (row->scaling == GMM_SCALING_128X128 || row->slot == GMM_CKPT_SHARED_FC1 ||
+                               row->slot == GMM_CKPT_SHARED_FC2))
+                    t->dtype = row->kind == GMM_CKPT_SCALE ? GMM_F32 : GMM_E4M3;
+                if (row->scaling == GMM_SCALING_MX32) t->dtype = GMM_U8;
+                if (row->kind == GMM_CKPT_SCALE && row->scaling == GMM_SCALING_128X128)
+                    rows = (rows + 127) / 128, cols = (cols + 127) / 128;
+                if (row->scaling == GMM_SCALING_MX32) cols /= 32;
+                if (row->form == GMM_CKPT_STACKED) *d++ = e;
+                if (row->transposed) { const int64_t swap = rows; rows = cols; cols = swap; }
+                *d++ = rows * (row->form == GMM_CKPT_TALL ? e : 1);
+                if (cols) *d++ = cols * (row->form == GMM_CKPT_WIDE ? e : 1);
+                if (row->scaling == GMM_SCALING_MX32 && row->kind == GMM_CKPT_WEIGHT) *d++ = 16;
+                *d = -1;
+            }
+        }
+    for (int l = 0; l < 2; l++) { /* something that is no expert's */
+        sprintf(m->t[m->n].name, "%slayers.%d.norm.weight", strstr(m->t[0].name, "decoder") ? "decoder." : "model.", l);
+        m->t[m->n].shape[0] = MODEL_H;
+        m->t[m->n].shape[1] = -1;
+        m->t[m->n].layer = l;
+        m->t[m->n].expert = -1;
+        m->t[m->n].row.slot = GMM_CKPT_SLOT_ANY;
+        m->t[m->n++].dtype = GMM_BF16;
+    }
+}
+
+/* A table without the bytes: tensors without a name are left out. */
+static gmm_ckpt_table *model_table(const model *m, const char *front) {
+    gmm_ckpt_table *t = table_new();
+    for (int i = 0; i < m->n; i++) {
+        char name[200];
+        gmm_ckpt_tensor x = shaped(name, m->t[i].dtype, m->t[i].shape);
+        gmm_ckpt_report report;
+        gmm_error error;
+        if (!*m->t[i].name) continue;
+        snprintf(name, sizeof name, "%s%s", front, m->t[i].name);
+        T_OK_TEXT(gmm_ckpt_table_add_storage(t, NULL, x.bytes, &x.storage, &error), error.text);
+        T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+    }
+    return t;
+}
+
+typedef struct model_way { int64_t experts; int skip, grouped, drop_wrappers; const char *prefix, *front; } model_way;
+
+/* Scans and plans as a converter does. *plan, where wanted, is the caller's to destroy. */
+static gmm_status model_plan(const model *m, const model_way *way, gmm_ckpt_plan **plan, gmm_ckpt_report *report) {
+    static const char *const wrappers[] = {"module", "_orig_mod"};
+    gmm_ckpt_table *t = model_table(m, way->front ? way->front : "");
+    gmm_ckpt_linear *l = NULL;
+    gmm_ckpt_plan *made_plan = NULL;
+    int64_t n = 0;
+    gmm_status s;
+    call c;
+    call_begin(&c, t, m->kind->scheme, "megatron");
+    c.source.extra = GMM_CKPT_EXTRA_KEEP;
+    c.source.stated.known = !c.source.scheme->glu_known;
+    c.source.skip_missing = way->skip;
+    c.source.wrappers = wrappers;
+    c.source.wrapper_count = 2;
+    c.source.prefix = way->prefix;
+    c.target.drop_wrappers = way->drop_wrappers;
+    if (m->kind->fp8 || m->kind->scaling == GMM_SCALING_MX32) c.target.dtype = GMM_BF16;
+    s = gmm_ckpt_scan(&c.source, way->experts ? way->experts : m->kind->form == GMM_CKPT_WIDE ? MODEL_E : 0, &l, &n,
+                      NULL, report);
+    for (int64_t i = 0; i < n; i++) {
+        l[i].grouped_weight = l[i].grouped_bias = way->grouped;
+        if (l[i].slot == GMM_CKPT_ROUTER && way->experts) MUST(l[i].spare == l[i].out - way->experts);
+        if (l[i].slot <= GMM_CKPT_FC2)
+            MUST(l[i].scaling == (m->kind->fp8 ? GMM_SCALING_128X128 : m->kind->scaling == GMM_SCALING_MX32
+                                                                           ? GMM_SCALING_MX32 : GMM_SCALING_NONE));
+    }
+    if (!s) s = gmm_ckpt_plan_create(&made_plan, &c.source, &c.target, l, n, NULL, report);
+    if (!s) T_OK_TEXT(gmm_ckpt_verify(made_plan, NULL, 0, &report->error), report->error.text);
+    gmm_ckpt_linears_release(l, NULL);
+    if (plan && !s) {
+        *plan = made_plan; /* the targets alone are looked at */
+    } else {
+        gmm_ckpt_plan_destroy(made_plan);
+    }
+    gmm_ckpt_table_destroy(t);
+    return s;
+}
+
+static void model_refused(const model *m, const model_way *way, const char *what, const char *name) {
+    gmm_ckpt_report report;
+    const gmm_status s = model_plan(m, way, NULL, &report);
+    T_CHECK(s != GMM_OK, "%s (%s): %s passed", m->kind->scheme, m->kind->fp8 ? "fp8" : "16 bits", what);
+    T_CHECK(strstr(report.error.text, name) || strstr(report.key, name), "%s: %s: \"%s\" (key %s) lacks \"%s\"",
+            m->kind->scheme, what, report.error.text, report.key, name);
+}
+
+static void model_missing(int kind) { /* any one tensor gone, except what is no expert's, is an error that names it */
+    static model m;
+    const model_way way = {0};
+    gmm_ckpt_report report;
+    model_begin(&m, &model_kinds[kind]);
+    T_OK_TEXT(model_plan(&m, &way, NULL, &report), report.error.text);
+    MUST(report.missing == 0);
+    for (int i = 0; i < m.n - 2; i++) {
+        char name[120], shown[120];
+        strcpy(name, m.t[i].name);
+        strcpy(shown, name);
+        if (m.t[i].row.kind == GMM_CKPT_SCALE && strstr(shown, "_scale")) *strstr(shown, "_scale") = 0;
+        m.t[i].name[0] = 0;
+        model_refused(&m, &way, name, shown);
+        strcpy(m.t[i].name, name);
+    }
+}
+
+static void model_experts(int kind) { /* experts and layers that are gone from some tensors or from all */
+    static model m, whole_model;
+    const model_way way = {0};
+    model_way stated = {0};
+    gmm_ckpt_report report;
+    const int each = model_kinds[kind].form == GMM_CKPT_EACH;
+    model_begin(&whole_model, &model_kinds[kind]);
+    for (int which = 1; which <= 3; which++) { /* FC1, FC2, both */
+        m = whole_model;
+        for (int i = 0; i < m.n; i++) {
+            const gmm_ckpt_row *row = &m.t[i].row;
+            const int mine = (row->slot == GMM_CKPT_FC1 && which & 1) || (row->slot == GMM_CKPT_FC2 && which & 2);
+            if (!mine || m.t[i].layer != 1) continue;
+            if (m.t[i].expert == MODEL_E - 1) m.t[i].name[0] = 0;
+            if (row->form == GMM_CKPT_STACKED) m.t[i].shape[0]--;
+            if (row->form == GMM_CKPT_TALL) m.t[i].shape[0] = m.t[i].shape[0] / MODEL_E * (MODEL_E - 1);
+            if (row->form == GMM_CKPT_WIDE) m.t[i].shape[1] = m.t[i].shape[1] / MODEL_E * (MODEL_E - 1);
+        }
+        if (model_kinds[kind].form != GMM_CKPT_WIDE || which < 3) /* that no shape tells */
+            model_refused(&m, &way, which == 1 ? "fc1's last expert" : which == 2 ? "fc2's last expert" : "an expert",
+                          each ? "3" : "layers.1.");
+        if (each && which == 3) { /* as many rows of the router as there are experts elsewhere */
+            T_OK_TEXT(model_plan(&m, &(model_way){.skip = 1}, NULL, &report), report.error.text);
+            MUST(report.missing > 0);
+        }
+    }
+    for (int by = -1; by <= 2; by += 3) { /* routers with fewer rows, or spare ones */
+        m = whole_model;
+        for (int i = 0; i < m.n; i++)
+            if (m.t[i].row.slot == GMM_CKPT_ROUTER || m.t[i].row.slot == GMM_CKPT_ROUTER_CORRECTION)
+                m.t[i].shape[0] += by;
+        stated.experts = MODEL_E;
+        if (by < 0) model_refused(&m, &way, "rows of a router", "router");
+        else if (model_kinds[kind].form != GMM_CKPT_WIDE) model_refused(&m, &way, "spare rows", "state");
+        if (by > 0) T_OK_TEXT(model_plan(&m, &stated, NULL, &report), report.error.text);
+        else MUST(model_plan(&m, &stated, NULL, &report) != GMM_OK);
+    }
+    for (int slot = 0; slot < 2; slot++) { /* other features than the partner's: rows, then columns */
+        for (int side = 0; side < 2; side++) {
+            m = whole_model;
+            for (int i = 0; i < m.n; i++) {
+                const gmm_ckpt_row *row = &m.t[i].row;
+                const int front = row->form == GMM_CKPT_STACKED, rows = side == 0;
+                if ((int)row->slot != slot || row->kind == GMM_CKPT_SCALE || (row->kind == GMM_CKPT_BIAS && !rows))
+                    continue;
+                if (row->kind == GMM_CKPT_BIAS) m.t[i].shape[front] *= 3;
+                else m.t[i].shape[front + (rows == (row->transposed != 0))] *= 3;
+            }
+            model_refused(&m, &way, side ? "other columns" : "other rows", "layers.0.");
+        }
+    }
+    m = whole_model;
+    for (int i = 0; i < m.n; i++) {
+        char *at = strstr(m.t[i].name, "layers.1.");
+        if (at) at[7] = '6';
+    }
+    model_refused(&m, &way, "a gap of layers", "layers.{1-5}");
+    MUST(model_plan(&m, &(model_way){.skip = 1}, NULL, &report) == GMM_OK);
+    if (!each) return;
+    m = whole_model;
+    for (int i = 0; i < m.n; i++)
+        if (m.t[i].expert == 1 || m.t[i].expert == 3) m.t[i].name[0] = 0;
+    model_refused(&m, &way, "two experts of two layers", "{1,3}");
+    model_refused(&m, &way, "two experts of two layers", "layers.{0-1}.");
+}
+
+static void model_partial(int kind) { /* what is not there is left out, and counted; stacks need everything */
+    static model m;
+    model_way way = {0};
+    gmm_ckpt_report report;
+    gmm_ckpt_plan *plan = NULL;
+    const char *fc2 = ML "linear_fc2.weight3";
+    int64_t before, gone = 0;
+    model_begin(&m, &model_kinds[kind]);
+    T_OK_TEXT(model_plan(&m, &way, &plan, &report), report.error.text);
+    before = count(gmm_ckpt_plan_targets(plan));
+    gmm_ckpt_plan_destroy(plan);
+    for (int i = 0; i < m.n; i++)
+        if (m.t[i].row.slot == GMM_CKPT_FC2 && m.t[i].layer == 0 && m.t[i].expert == 3) {
+            gone += m.t[i].row.kind != GMM_CKPT_SCALE;
+            m.t[i].name[0] = 0;
+        }
+    model_refused(&m, &way, "fc2's last expert", "3");
+    way.skip = 1;
+    T_OK_TEXT(model_plan(&m, &way, &plan, &report), report.error.text);
+    MUST(gone && report.missing == gone);
+    T_CHECK(gmm_ckpt_table_find(gmm_ckpt_plan_targets(plan), fc2) < 0, "%s is there", fc2);
+    MUST(gmm_ckpt_table_find(gmm_ckpt_plan_targets(plan), ML "linear_fc1.weight3") >= 0);
+    T_CHECK(count(gmm_ckpt_plan_targets(plan)) == before - report.missing, "%lld targets, %lld missing of %lld",
+            (long long)count(gmm_ckpt_plan_targets(plan)), (long long)report.missing, (long long)before);
+    gmm_ckpt_plan_destroy(plan);
+    way.grouped = 1;
+    model_refused(&m, &way, "a stack without its last expert", "3");
+}
+
+static void model_wrapped(int kind) { /* one tree: wrappers stay on all names or leave all */
+    static const struct { const char *front, *prefix, *want; int drop; } ways[] = {
+        {"module.", NULL, "module.", 0}, {"module.", "module.", "module.", 0}, {"module.", "", "module.", 0},
+        {"module.", NULL, "", 1}, {"module.module.", "module.", "module.module.", 0},
+        {"_orig_mod.module.lm.", NULL, "_orig_mod.module.lm.", 0}, {"module.lm.", "lm.", "module.lm.", 0},
+        {"module.lm.", "module.lm.", "module.lm.", 0}, {"module.lm.", NULL, "lm.", 1},
+        {"lm.module.", NULL, "lm.module.", 0}, {"module.", "module.", "", 1}};
+    static model m;
+    gmm_ckpt_report report;
+    model_begin(&m, &model_kinds[kind]);
+    for (int i = 0; i < T_COUNT(ways); i++) {
+        const model_way way = {.front = ways[i].front, .prefix = ways[i].prefix, .drop_wrappers = ways[i].drop};
+        const size_t length = strlen(ways[i].want);
+        gmm_ckpt_plan *plan = NULL;
+        const gmm_ckpt_tensor *t;
+        int64_t n;
+        T_OK_TEXT(model_plan(&m, &way, &plan, &report), report.error.text);
+        MUST(report.kept == 2);
+        t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), &n);
+        for (int64_t k = 0; k < n; k++)
+            T_CHECK(!strncmp(t[k].name, ways[i].want, length) && (!strncmp(t[k].name + length, "decoder.", 8) ||
+                    !strncmp(t[k].name + length, "model.", 6)), "%s, prefix %s: %s", ways[i].front,
+                    ways[i].prefix ? ways[i].prefix : "found", t[k].name);
+        gmm_ckpt_plan_destroy(plan);
+    }
+    MUST(model_plan(&m, &(model_way){.front = "module.", .prefix = "_orig_mod."}, NULL, &report) == GMM_OK &&
+         report.matched == 0);
+    MUST(model_plan(&m, &(model_way){.front = "module.", .prefix = "module"}, NULL, &report) == GMM_E_ARG);
+    MUST(strstr(report.error.text, "end with a dot"));
+}
+
+static void inner_wrappers(int arg) { /* a wrapper stays where the names in front of it stay, also by state */
+    static const char *const wrappers[] = {"module"}, *const states_of[] = {"", "optimizer.exp_avg."};
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, 2, 4, 3, 0, 0);
+    call c;
+    made m;
+    (void)arg;
+    l.layer = 7;
+    for (int e = 0; e < 2; e++)
+        for (int s = 0; s < 2; s++) {
+            char name[120];
+            snprintf(name, sizeof name, "%sdecoder.layers.7.module.mlp.experts.local_experts.%d.linear_fc1.weight",
+                     s ? "optimizer.exp_avg.module." : "", e);
+            add(t, name, GMM_F32, SHAPE(4, 3), NULL);
+        }
+    call_begin(&c, t, "sequential", "megatron");
+    c.source.wrappers = wrappers;
+    c.source.wrapper_count = 1;
+    c.source.states = states_of;
+    c.source.state_count = 2;
+    m = plan_ok(&c, &l, 1);
+    (void)get(m.targets, "decoder.layers.7.module.mlp.experts.linear_fc1.weight1");
+    (void)get(m.targets, "optimizer.exp_avg.module.decoder.layers.7.module.mlp.experts.linear_fc1.weight0");
+    gmm_ckpt_plan_destroy(m.plan);
+    c.target.drop_wrappers = 1;
+    m = plan_ok(&c, &l, 1);
+    (void)get(m.targets, "optimizer.exp_avg.decoder.layers.7.mlp.experts.linear_fc1.weight0");
+    gmm_ckpt_plan_destroy(m.plan);
+    c.target.drop_wrappers = 0;
+    c.target.scheme = gmm_ckpt_scheme_of("fused"); /* "model" is not "decoder": the inner one has no place */
+    m = plan_ok(&c, &l, 1);
+    (void)get(m.targets, "model.layers.7.mlp.experts.gate_up_proj");
+    (void)get(m.targets, "optimizer.exp_avg.module.model.layers.7.mlp.experts.gate_up_proj");
+    gmm_ckpt_plan_destroy(m.plan);
+    add(t, "module.decoder.layers.8.mlp.experts.local_experts.0.linear_fc1.weight", GMM_F32, SHAPE(4, 3), NULL);
+    add(t, "decoder.layers.8.mlp.experts.local_experts.1.linear_fc1.weight", GMM_F32, SHAPE(4, 3), NULL);
+    c.source.state_count = 1;
+    c.source.extra = GMM_CKPT_EXTRA_KEEP;
+    l.layer = 8;
+    plan_refused(&c, &l, 1, GMM_CKPT_AMBIGUOUS, "drop_wrappers");
+    c.target.drop_wrappers = 1;
+    m = plan_ok(&c, &l, 1);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+static void legacy_shapes(int arg) { /* as Megatron declares them; what stood as [E, F, H] is read too */
+    enum { E = 3, F = 4, H = 5 };
+    float w[E * F * H];
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, E, H, F, 0, 0);
+    call c;
+    made m;
+    l.slot = GMM_CKPT_FC2;
+    for (int i = 0; i < E * F * H; i++) w[i] = (float)i; /* expert, feature in, feature out */
+    if (arg) add(t, ML "weight2", GMM_F32, SHAPE(E, F, H), w);
+    else add(t, ML "weight2", GMM_F32, SHAPE(E * F, H), w);
+    call_begin(&c, t, "legacy", "legacy");
+    m = plan_ok(&c, &l, 1);
+    apply(&m, 0);
+    MUST(get(m.targets, ML "weight2")->rank == 2 && get(m.targets, ML "weight2")->shape[0] == E * F &&
+         get(m.targets, ML "weight2")->shape[1] == H);
+    t_same("weight2", m.memory, w, sizeof w);
+    gmm_ckpt_plan_destroy(m.plan);
+    c.target.scheme = gmm_ckpt_scheme_of("megatron");
+    m = plan_ok(&c, &l, 1);
+    apply(&m, -1 * arg);
+    for (int e = 0; e < E; e++) {
+        float got[H * F];
+        char name[80];
+        snprintf(name, sizeof name, ML "linear_fc2.weight%d", e);
+        memcpy(got, m.memory + get(m.targets, name)->offset, sizeof got);
+        for (int h = 0; h < H; h++)
+            for (int f = 0; f < F; f++) MUST(got[h * F + f] == (float)((e * F + f) * H + h));
+    }
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+static void upstream_chains(int arg) { /* a later module meets the keys that an earlier one made */
+    static const struct { const char *path[2]; int grouped[2]; const char *in[6], *out[6]; } cases[] = {
+        {{"a.fc", "fc"}, {1, 1}, {"a.fc.weight0", "a.fc.weight1", "fc.weight0", "fc.weight1"},
+         {"a.fc.weight", "fc.weight0", "fc.weight1"}}, /* "a.fc.weight" ends with "fc.weight" too */
+        {{"fc", "a.fc"}, {1, 1}, {"a.fc.weight0", "a.fc.weight1"}, {"a.fc.weight"}},
+        {{"a.fc", "fc"}, {0, 0}, {"a.fc.weight:2", "fc.weight:2"}, {"a.fc.weight0", "a.fc.weight1", "fc.weight"}},
+        {{"a.fc", "fc"}, {0, 1}, {"a.fc.weight:2"}, {"a.fc.weight"}},
+        {{"fc", "a.fc"}, {1, 0}, {"a.fc.weight0", "a.fc.weight1"}, {"a.fc.weight0", "a.fc.weight1"}}};
+    (void)arg;
+    for (int64_t i = 0; i < T_COUNT(cases); i++) {
+        gmm_ckpt_table *t = keys(cases[i].in);
+        gmm_ckpt_part part = GMM_ZERO;
+        gmm_ckpt_linear l[2];
+        made m;
+        part.table = t;
+        for (int k = 0; k < 2; k++) l[k] = linear_of(cases[i].path[k], 2, 4, 0, cases[i].grouped[k], 0);
+        m = normalize(t, NULL, l, 2, GMM_CKPT_UPSTREAM);
+        m.parts = &part;
+        same_keys(m.targets, cases[i].out);
+        if (i == 0) IS(&m, "a.fc.weight", SHAPE(2, 4), "a.fc.weight0", -1, "a.fc.weight1");
+        if (i == 3) t_same("folded again", target_bytes(&m, "a.fc.weight"), source_bytes(t, "a.fc.weight"), 16);
+        if (i == 4) IS(&m, "a.fc.weight1", SHAPE(4), "a.fc.weight1", -1);
+        gmm_ckpt_plan_destroy(m.plan);
+        gmm_ckpt_table_destroy(t);
+    }
+}
+
+static void true_reasons(int arg) { /* what messages advise can be done */
+    gmm_ckpt_table *t = KEYS("layer.weight0", "layer.weight1", "a.fc.weight0", "b.fc.weight0");
+    gmm_ckpt_linear l = linear_of("", 2, 4, 0, 1, 0), fc = linear_of("fc", 1, 4, 0, 1, 0);
+    gmm_ckpt_cut cut = GMM_ZERO;
+    gmm_ckpt_report report;
+    gmm_ckpt_plan *plan;
+    call c;
+    (void)arg;
+    refused(t, "layer", &l, GMM_CKPT_ARGUMENT, "");
+    MUST(gmm_ckpt_normalize_hook(&plan, t, "layer", &l, GMM_CKPT_SAFE, NULL, &report) == GMM_E_ARG);
+    MUST(strstr(report.error.text, "\"layer\"") && strstr(report.error.text, "end with a dot"));
+    MUST(gmm_ckpt_normalize_map(&plan, t, &fc, 1, GMM_CKPT_SAFE, NULL, &report) == GMM_E_KEY);
+    MUST(report.reason == GMM_CKPT_AMBIGUOUS && !strstr(report.error.text, "state the prefix") &&
+         strstr(report.error.text, "longer paths"));
+    MUST(gmm_ckpt_normalize_map(&plan, t, &l, 1, GMM_CKPT_SAFE, NULL, &report) == GMM_E_ARG);
+    MUST(!strstr(report.error.text, "state the prefix"));
+    call_begin(&c, t, "module", "module");
+    c.source.extra = GMM_CKPT_EXTRA_KEEP;
+    c.target.cuts = &cut;
+    l = linear_of("layer", 2, 4, 0, 1, 0);
+    cut.row0 = -1;
+    plan_refused(&c, &l, 1, GMM_CKPT_ARGUMENT, "row0 -1");
+    cut.row0 = 3;
+    cut.rows = cut.stored_rows = 2;
+    plan_refused(&c, &l, 1, GMM_CKPT_ARGUMENT, "the 4 rows");
+    cut.row0 = 0;
+    cut.stored_rows = 1;
+    plan_refused(&c, &l, 1, GMM_CKPT_ARGUMENT, "stored_rows 1");
+    gmm_ckpt_table_destroy(t);
+}
+
 void tests_checkpoint(void) {
+    for (int k = 0; k < T_COUNT(model_kinds); k++) {
+        const char *form = model_kinds[k].form == GMM_CKPT_EACH ? "each" : "stacked";
+        const char *bits = model_kinds[k].fp8 ? ", fp8" : model_kinds[k].scaling == GMM_SCALING_MX32 ? ", blocks" : "";
+        t_add_host(model_missing, k, "ckpt source without one tensor: %s, %s%s", model_kinds[k].scheme, form, bits);
+        t_add_host(model_experts, k, "ckpt source without experts, rows, features: %s, %s%s", model_kinds[k].scheme,
+                   form, bits);
+        if (model_kinds[k].form == GMM_CKPT_EACH)
+            t_add_host(model_partial, k, "ckpt partial source: %s%s", model_kinds[k].scheme, bits);
+        t_add_host(model_wrapped, k, "ckpt wrapped keys: %s, %s%s", model_kinds[k].scheme, form, bits);
+    }
+    t_add_host(inner_wrappers, 0, "ckpt wrappers inside of keys");
+    t_add_host(legacy_shapes, 0, "ckpt legacy weight2 is [E F, H]");
+    t_add_host(legacy_shapes, 1, "ckpt legacy weight2 [E, F, H] is read");
+    t_add_host(upstream_chains, 0, "ckpt upstream modules meet each other's keys");
+    t_add_host(true_reasons, 0, "ckpt reasons that are true");
     for (int row = 1; row <= 8; row++) t_add_host(hook, row, "row%d load hook H%d", row, row);
     for (int i = 0; i < T_COUNT(map_cases); i++)
         if (map_cases[i].row < 66)

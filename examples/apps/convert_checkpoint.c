@@ -53,7 +53,7 @@ enum { STATES = 16 };
 static struct settings {
     const char *in, *out, *from, *to, *prefix, *ep, *etp, *gtp, *dtype, *bias_dtype, *extra, *states, *shard_size;
     int64_t in_glu_block, glu_block, in_ep, in_etp, in_gtp, experts, scratch, cursor_bytes;
-    int64_t drop_extra_state, partial, dry_run, inspect, restart, quiet, help;
+    int64_t drop_wrappers, drop_extra_state, partial, dry_run, inspect, restart, quiet, help;
 } opt;
 
 #define SCHEMES "megatron|indexed|grouped|sequential|legacy|mixtral|qwen2-moe|qwen3-moe|olmoe|deepseek-v3|fused|" \
@@ -74,13 +74,15 @@ static option options[] = {
     {"in-ep", OPTION_INTEGER, 0, &opt.in_ep, "1", 1, 65536, "", "ranks of the input: {ep} in --in counts them", 0},
     {"in-etp", OPTION_INTEGER, 0, &opt.in_etp, "1", 1, 65536, "", "the same for {etp}", 0},
     {"in-gtp", OPTION_INTEGER, 0, &opt.in_gtp, "1", 1, 65536, "", "the same for {gtp}", 0},
-    {"experts", OPTION_INTEGER, 0, &opt.experts, "0", 0, 1e9, "", "experts of a layer, where no shape tells (legacy)",
-     0},
+    {"experts", OPTION_INTEGER, 0, &opt.experts, "0", 0, 1e9, "",
+     "experts of a layer, where no shape tells (legacy) or routers have spare rows", 0},
     {"dtype", OPTION_CHOICE, 0, &opt.dtype, "keep", 0, 0, "keep|bf16|f16|f32",
      "of expert weights; all but keep dequantize",
      0},
     {"bias-dtype", OPTION_CHOICE, 0, &opt.bias_dtype, "keep", 0, 0, "keep|bf16|f16|f32", "of expert biases", 0},
-    {"prefix", OPTION_TEXT, 0, &opt.prefix, "", 0, 0, "TEXT", "in front of all keys; default: found", 0},
+    {"prefix", OPTION_TEXT, 0, &opt.prefix, "", 0, 0, "TEXT", "in front of all keys, with its dot; default: found", 0},
+    {"drop-wrappers", OPTION_SWITCH, 0, &opt.drop_wrappers, "0", 0, 1, "",
+     "leave module, _orig_mod and other wrappers' segments out of all names", 0},
     {"states", OPTION_TEXT, 0, &opt.states, "optimizer.exp_avg.,optimizer.exp_avg_sq.", 0, 0, "LIST",
      "prefixes of trees like that of the weights", 0},
     {"extra", OPTION_CHOICE, 0, &opt.extra, "keep", 0, 0, "keep|drop|refuse", "tensors of no expert layer", 0},
@@ -175,7 +177,6 @@ typedef struct input {
     int64_t tensor_count, bytes;
     int32_t count;
     gmm_ckpt_glu recorded;
-    int fp8;
 } input;
 
 /* The pattern with {ep}, {etp}, {gtp} filled in. */
@@ -270,7 +271,6 @@ static void read_part(input *in, int32_t p, const gmm_ckpt_rank *rank) {
             t.offset = s->begin;
             t.bytes = s->bytes;
             t.tag = in->tensor_count;
-            in->fp8 |= t.dtype == GMM_E4M3 || t.dtype == GMM_E5M2;
             if (gmm_ckpt_table_add(in->tables[p], &t, &report)) die("%s: %s", in->sets[p].paths[f], report.error.text);
         }
         in->bytes += file->data_bytes;
@@ -536,6 +536,7 @@ static void lay_out(output *o, const input *in, const gmm_ckpt_plan *plan, int64
         s->name = t[i].name;
         snprintf(s->dtype, sizeof s->dtype, "%s", t[i].tag ? in->tensors[t[i].tag - 1]->dtype : dtype_out(t[i].dtype));
         s->rank = t[i].rank;
+        s->bytes = t[i].bytes;
         memcpy(s->shape, t[i].shape, sizeof s->shape);
         if (limit && size && t[i].bytes > limit - size) {
             o->count++;
@@ -1038,8 +1039,7 @@ static void convert(const input *in, const gmm_ckpt_plan *plan) {
 /* ----------------------------------------------------------------------------------------------------- 6 main --- */
 
 /* The rows that the rank keeps of every linear; NULL without generalized tensor parallelism. */
-static gmm_ckpt_cut *cuts_of(const input *in, const gmm_ckpt_linear *l, int64_t n, const gmm_ckpt_rank *rank,
-                             int32_t block) {
+static gmm_ckpt_cut *cuts_of(const gmm_ckpt_linear *l, int64_t n, const gmm_ckpt_rank *rank, int32_t block) {
     gmm_ckpt_cut *cuts = (gmm_ckpt_cut *)get((size_t)n * sizeof *cuts);
     gmm_error error;
     if (rank->gtp_size == 1) {
@@ -1052,8 +1052,9 @@ static gmm_ckpt_cut *cuts_of(const input *in, const gmm_ckpt_linear *l, int64_t 
         gmm_shard shard = GMM_ZERO;
         gmm_shard_plan plan = GMM_ZERO;
         if (!fc1 && l[i].slot != GMM_CKPT_FC2) continue;
-        shard.dtype = in->fp8 && !strcmp(opt.dtype, "keep") ? GMM_E4M3 : GMM_BF16;
-        shard.scaling = shard.dtype == GMM_E4M3 ? GMM_SCALING_128X128 : GMM_SCALING_NONE;
+        shard.scaling = l[i].scaling == GMM_SCALING_128X128 && !strcmp(opt.dtype, "keep") ? l[i].scaling
+                                                                                          : GMM_SCALING_NONE;
+        shard.dtype = shard.scaling ? GMM_E4M3 : GMM_BF16;
         shard.tp_cut = fc1 ? GMM_TP_ROWS : GMM_TP_COLS;
         shard.tp_rank = rank->etp_rank;
         shard.tp_size = rank->etp_size;
@@ -1087,7 +1088,7 @@ int main(int argc, char **argv) {
     gmm_ckpt_report report;
     int64_t count = 0;
     char others[256] = "";
-    static const char *const wrappers[] = {"module", "_orig_mod"};
+    static const char *const wrappers[] = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"};
     if (!options_parse(options, OPTIONS, argc, argv, &wrong)) die("%s", wrong.text);
     if (opt.help || argc == 1) {
         print_help();
@@ -1116,7 +1117,7 @@ int main(int argc, char **argv) {
     source.scheme = scheme_of(opt.from);
     source.prefix = given(&opt.prefix) ? opt.prefix : NULL;
     source.wrappers = wrappers;
-    source.wrapper_count = 2;
+    source.wrapper_count = sizeof wrappers / sizeof wrappers[0];
     source.states = states;
     source.state_count = state_count;
     source.recorded = in.recorded;
@@ -1125,6 +1126,7 @@ int main(int argc, char **argv) {
     source.extra = !strcmp(opt.extra, "keep") ? GMM_CKPT_EXTRA_KEEP
                  : !strcmp(opt.extra, "drop") ? GMM_CKPT_EXTRA_DROP : GMM_CKPT_EXTRA_REFUSE;
     source.drop_extra_state = (int32_t)opt.drop_extra_state;
+    source.skip_missing = (int32_t)opt.partial;
     if (opt.inspect) inspect_files(&in);
     if (opt.inspect && !given(&opt.from) && !st_metadata(&in.sets[0].files[0], "gmm.layout") &&
         find_scheme(&source, others, sizeof others))
@@ -1142,9 +1144,10 @@ int main(int argc, char **argv) {
     target.glu_block = (int32_t)opt.glu_block;
     target.dtype = dtype_of(opt.dtype);
     target.bias_dtype = dtype_of(opt.bias_dtype);
+    target.drop_wrappers = (int32_t)opt.drop_wrappers;
     for (int64_t i = 0; i < count; i++)
         linears[i].grouped_weight = linears[i].grouped_bias = !strcmp(opt.to, "grouped");
-    cuts = cuts_of(&in, linears, count, &target.rank,
+    cuts = cuts_of(linears, count, &target.rank,
                    target.scheme->glu_known ? target.scheme->glu_block : target.glu_block);
     target.cuts = cuts;
     if (*opt.out || opt.dry_run) {

@@ -52,7 +52,8 @@ const char *st_missing(void) {
 
 int32_t st_dtype_bits(const char *dtype) {
     static const struct { const char *name; int32_t bits; } known[] = {
-        {"BOOL", 8}, {"U8", 8}, {"I8", 8}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F4", 4},
+        {"BOOL", 8}, {"U8", 8}, {"I8", 8}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8},
+        {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F4", 4},
         {"U16", 16}, {"I16", 16}, {"F16", 16}, {"BF16", 16}, {"U32", 32}, {"I32", 32}, {"F32", 32},
         {"U64", 64}, {"I64", 64}, {"F64", 64}, {"C64", 64}};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
@@ -777,9 +778,10 @@ int st_create_resumable(st_writer *writer, const char *path, const st_resume *re
     for (int64_t i = 0; i < count; i++) {
         tensors[i].bits = st_dtype_bits(tensors[i].dtype);
         tensors[i].begin = writer->data_bytes;
-        tensors[i].bytes = tensors[i].bits ? tensor_bytes(&tensors[i]) : -1;
+        if (tensors[i].bits) tensors[i].bytes = tensor_bytes(&tensors[i]);
         if (tensors[i].bytes < 0 || tensors[i].bytes > INT64_MAX / 2 - writer->data_bytes)
-            return fail(error, "tensor \"%.200s\": unknown dtype, or too large", tensors[i].name);
+            return fail(error, "tensor \"%.200s\" of %s has no bytes that fit 63 bits", tensors[i].name,
+                        tensors[i].dtype);
         if (!strcmp(tensors[i].name, "__metadata__")) return fail(error, "a tensor cannot be named \"__metadata__\"");
         writer->data_bytes += tensors[i].bytes;
     }

@@ -98,6 +98,8 @@ static inline int fuzz_plan(const uint8_t *data, size_t size) {
     target.scheme = gmm_ckpt_scheme_at(s[1] % 11);
     target.views = s[2] >> 7;
     target.glu_block = s[4] % 8;
+    target.drop_wrappers = s[4] >> 4 & 1;
+    if (s[4] >> 5 & 1) source.prefix = "module.";
     target.rank.ep_size = 1 + s[5] % 4;
     target.rank.ep_rank = s[5] / 4 % target.rank.ep_size;
     target.rank.etp_size = 1 + s[6] % 4;

@@ -56,6 +56,8 @@ typedef struct gmm_ckpt_report {
     char key[252];          /* the key that it is about, cut to fit; "" if none */
     int64_t matched;        /* source tensors that a linear used */
     int64_t kept, dropped;  /* other source tensors */
+    int64_t missing;        /* tensors and whole layers that the source lacks; error.text lists them, as far as they
+                               fit, as names with sets: "model.layers.{3,5-7}.mlp.experts.{0-3}.up_proj.weight" */
 } gmm_ckpt_report;
 
 enum { GMM_CKPT_RANK = 8, GMM_CKPT_LOOPS = 7 };
@@ -134,6 +136,7 @@ typedef enum gmm_ckpt_form {
     GMM_CKPT_EACH = 0,    /* one expert: [r, c], a vector [r] */
     GMM_CKPT_STACKED = 1, /* all experts: [E, r, c] or [E r, c], vectors [E, r] or [E r] */
     GMM_CKPT_WIDE = 2,    /* all experts: declared [r, E c], but the bytes of [E, r, c] */
+    GMM_CKPT_TALL = 3,    /* all experts, as STACKED, but targets are declared [E r, c] */
     GMM_CKPT_FORM_MAX = 0x7fffffff
 } gmm_ckpt_form;
 
@@ -163,7 +166,8 @@ typedef struct gmm_ckpt_scheme {
 /* A shipped scheme; NULL for an unknown name. gmm_ckpt_scheme_at lists them: NULL past the last. Pure.
        module       {p}.weight0.. or {p}.weight, biases alike, of linears that are given by path
        megatron     Megatron's grouped linears, indexed or grouped, with router and shared experts
-       sequential   Megatron's SequentialMLP          legacy   Megatron's old GroupedMLP (weight1, weight2)
+       sequential   Megatron's SequentialMLP
+       legacy       Megatron's old GroupedMLP: weight1 [H, E 2F] (E F ungated), weight2 [E F, H]; [E, F, H] is read too
        mixtral, qwen2-moe, qwen3-moe (also OLMoE), deepseek-v3 (FP8 blocks or 16-bit)
        fused, fused-transposed   Hugging Face's stacked gate_up_proj [E, 2F, H] or [E, H, 2F]
        gpt-oss      interleaved by 1, biases, MXFP4 blocks or 16-bit [E, H, 2F] */
@@ -182,11 +186,13 @@ typedef struct gmm_ckpt_linear {
     int64_t out, in;       /* in 0: the weight is a vector */
     int32_t bias;          /* 1: it has a bias; 0: keys of one are extra */
     int32_t grouped_weight, grouped_bias; /* targets, where the scheme has both: 1 STACKED, 0 EACH */
-    int32_t reserved;      /* 0 */
+    int32_t spare;         /* ROUTER, ROUTER_CORRECTION: rows of `out` behind those of the layer's experts */
+    gmm_scaling scaling;   /* gmm_ckpt_scan: 128X128 or MX32 where weights of it are quantized. Plans do not read it */
 } gmm_ckpt_linear;
 
 /* The rows that a rank of generalized tensor parallelism keeps of the matrix that EP and ETP leave: what gmm_gtp_plan
-   gives as row0, valid_rows and shard_rows. */
+   gives as row0, valid_rows and shard_rows. Rows that do not lie in the matrix are an argument error; rows that cut
+   blocks of scales, and gate and up rows in tensors of their own, are not_divisible. */
 typedef struct gmm_ckpt_cut {
     int64_t row0, rows;
     int64_t stored_rows; /* rows of the tensor; those past `rows` are written as zeros */
@@ -221,8 +227,12 @@ typedef enum gmm_ckpt_extra {
 
 /* How to read the source; nothing is guessed.
    Keys are matched by whole segments, as a state's prefix, the model's prefix and a row's pattern, wrapper segments
-   left out. The model's prefix is one for all keys: the stated one; else the empty one if any key has it; else the only
-   one found, or the key is ambiguous. Keys with other prefixes are extra.
+   left out. Where linears have paths, a key belongs to the longest path that its module ends with. The model's prefix
+   is one for all keys: the stated one, which is empty or ends with a dot, and whose wrapper segments keys must have;
+   else the empty one if any key has it; else the only one found, or the key is ambiguous. Keys with other prefixes are
+   extra.
+   Linears of one layer must agree: FC1 and FC2 in experts and features, a router's rows (less gmm_ckpt_linear.spare)
+   with the experts. Every part holds all experts of its rank, and every state that has a key all of its linears.
    The GLU layout is the scheme's, or what was stated or recorded (in the file's metadata); if several are known they
    must agree. Unknown is allowed only where gate and up rows stay together and in place. */
 typedef struct gmm_ckpt_source {
@@ -237,9 +247,11 @@ typedef struct gmm_ckpt_source {
     int32_t wrapper_count, state_count;
     gmm_ckpt_glu stated, recorded;
     gmm_ckpt_extra extra;
-    int32_t skip_missing;          /* 1: a linear without any key is left out */
+    int32_t skip_missing;          /* 1: layers, linears and EACH targets of experts that the source lacks are left
+                                      out, and a stack needs all of its experts; 0: they are errors */
     int32_t prefer_target;         /* 1: of EACH and STACKED both present, the target's is taken, the other dropped */
-    int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` are dropped; else extra. Never read */
+    int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` or, numbered, `_extra_state3` are dropped;
+                                      else extra. Never read */
 } gmm_ckpt_source;
 
 /* What the model wants. */
@@ -251,16 +263,26 @@ typedef struct gmm_ckpt_target {
     const char *const *states;     /* one name for each of the source's */
     gmm_ckpt_rank rank;            /* gtp_rank and gtp_size are not read */
     const gmm_ckpt_cut *cuts;      /* [linears] GTP, of grouped weights; NULL = whole */
-    int32_t glu_block;             /* of BOTH rows; 0 = halves, or the scheme's */
+    int32_t glu_block;             /* of BOTH rows of FC1; 0 = halves, or the scheme's. Shared experts have halves on
+                                      both sides, whatever was stated or recorded */
     gmm_dtype dtype, bias_dtype;   /* F32, F16, BF16: of experts, converted or dequantized. NONE: as in the source.
                                       States, routers and kept tensors always stay as they are */
     int32_t views;                 /* 1: a target whose bytes lie in the source as they must become a view of it */
+    int32_t drop_wrappers;         /* 0: a wrapper segment stays where it is, if the target's name begins with the
+                                      segments in front of it; keys of one linear that are wrapped differently are
+                                      ambiguous. 1: names come without wrappers, those of kept tensors too */
+    int32_t reserved;              /* 0 */
 } gmm_ckpt_target;
 
 typedef struct gmm_ckpt_plan gmm_ckpt_plan;
 
-/* Finds the linears of a source whose patterns name layers, and their extents, for gmm_ckpt_plan_create. `experts`
-   is 0 where a shape or a name tells their number (not WIDE). Whether a BOTH row of FC1 is gated follows from FC2's in.
+/* Finds the linears of a source whose patterns name layers, and their extents, for gmm_ckpt_plan_create.
+   Experts     `experts` states their number in every layer. 0: names and shapes of FC1 and FC2 tell it (two-dimensional
+               tensors of all experts do not), and the router's rows say the same; stated, more rows of a router are
+               spare.
+   Gated       Whether a BOTH row of FC1 is gated follows from FC2's in.
+   Complete    Unless skip_missing is 1, the source has layers from 0 on without a gap (a layer is there if any key
+               names it), and what one layer of experts has, FC1, FC2, router, shared experts or a bias, all have.
    *linears is allocated from the allocator, and freed by gmm_ckpt_linears_release.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, gmm_ckpt_linear **linears,
@@ -279,14 +301,21 @@ GMMDEF gmm_status gmm_ckpt_plan_create(gmm_ckpt_plan **out, const gmm_ckpt_sourc
 typedef enum gmm_ckpt_parity {
     GMM_CKPT_SAFE = 0,     /* doubtful keys are errors */
     GMM_CKPT_UPSTREAM = 1, /* as Megatron-LM does: what does not fit is left alone, keys match by their last characters,
-                              shapes are not checked against the declared ones */
+                              shapes are not checked against the declared ones, and a later module meets the keys that
+                              an earlier one made. Errors here, where Megatron-LM says nothing: two tensors of one name
+                              (duplicate_key), and a stack of several dtypes (dtype) or shapes (shape) */
     GMM_CKPT_PARITY_MAX = 0x7fffffff
 } gmm_ckpt_parity;
 
 /* Megatron-LM's load hook of one module: its parameters between indexed and grouped keys, as linear->grouped_weight and
-   grouped_bias say. Keys are prefix, and then weight, weight0, bias...; linear->path is not read. And its map for
-   reloading fp32 masters: the same for many modules by their paths, under any prefix.
+   grouped_bias say. Keys are prefix, and then weight, weight0, bias...; linear->path is not read. SAFE wants a prefix
+   that is empty or ends with a dot; UPSTREAM takes any.
+   And its map for reloading fp32 masters: the same for many modules by their paths, under any one prefix, which cannot
+   be stated: where keys of two prefixes match, give longer paths. SAFE leaves the segments `module` and `_orig_mod`
+   out when it matches and keeps them in names; a key belongs to the longest path that its module ends with.
    The plan's targets are the whole new table: what is not concerned stays as it is. Plans consist of views and copies.
+   SAFE wants the scales of E4M3 and E5M2 weights (weight_scale_inv, alike indexed or grouped) even where these are only
+   copied, and moves them along.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,

@@ -91,7 +91,9 @@ GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
    Stream, graph: a GPU context's destruction may wait for the device (cuBLASLt). Errors: none. */
 GMMDEF void gmm_destroy(gmm_context *ctx);
 
-/* What the last failing call on this context said; "" before any. Lives until the next failing call.
+/* What the last failing call on this context said; "" before any. Lives until the next failing call. A field is named
+   behind the descriptor's name in the declaration: "gmm_linear_wgrad: linear.dw is NULL: linear_wgrad needs a
+   destination (G=4 T=29 K=17 N=23)".
    Stream, graph: no effect on either. Errors: none; ctx NULL gives "". */
 GMMDEF const char *gmm_last_error(const gmm_context *ctx);
 

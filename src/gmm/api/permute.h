@@ -1,6 +1,15 @@
 /* -------------------------------------------------------------------------------------- 8 Permute, unpermute --- */
 
-/* Moves tokens to expert order and back. Slot i of token t (its i-th expert) is dropped where indices[t][i] is -1.
+/* Moves tokens to expert order and back. One descriptor serves five calls:
+       call            reads                                            writes
+       permute_map     indices                                          row_of, slot_of, sizes
+       permute_fwd     slot_of, sizes, row_of, x, probs                 rows, row_probs
+       unpermute_fwd   row_of, rows, probs                              out
+       unpermute_bwd   row_of, slot_of, sizes, dout, rows, probs        drows, dprobs
+       permute_bwd     row_of, drows, drow_probs                        dx, dprobs
+   The fields up to `sizes` describe one permutation and may stay set in all five calls. Of the operands behind them a
+   call refuses those that are not in its row, since it would leave them out (GMM_E_CONFIG).
+   Slot i of token t (its i-th expert) is dropped where indices[t][i] is -1.
    Rows of one expert keep the order of their tokens (then of their slots); experts follow one another, each segment
    rounded up to `align` rows.
    Shapes: x, dx [T, H]; indices, probs, dprobs, row_of [T, topk]; slot_of [R]; rows, drows [R, H]; row_probs,
@@ -21,18 +30,18 @@ typedef struct gmm_permute {
     const gmm_options *options;
     uint32_t *fault;          /* GMM_FAULT_INDEX, GMM_FAULT_CAPACITY; NULL = not wanted */
     const int32_t *indices;
-    int32_t *row_of;          /* row of each slot, -1 = dropped; map writes, the others read */
-    int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R, the others read */
-    int32_t *sizes;           /* rows of each expert, padding included; map writes: the splits of gmm_groups */
-    const gmm_mat *x;         /* permute_fwd reads */
-    const float *probs;       /* permute_fwd, unpermute read; NULL = none */
-    const gmm_mat *rows;      /* permute_fwd writes, unpermute reads */
-    float *row_probs;         /* permute_fwd writes (0 in padding); NULL = not wanted */
-    const gmm_mat *out;       /* unpermute_fwd writes */
-    const gmm_mat *dout;      /* unpermute_bwd reads */
-    const gmm_mat *drows;     /* permute_bwd reads, unpermute_bwd writes */
-    const float *drow_probs;  /* permute_bwd reads */
-    const gmm_mat *dx;        /* permute_bwd writes */
+    int32_t *row_of;          /* row of each slot, -1 = dropped */
+    int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R */
+    int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups */
+    const gmm_mat *x;
+    const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
+    const gmm_mat *rows;
+    float *row_probs;         /* 0 in padding; NULL = not wanted */
+    const gmm_mat *out;
+    const gmm_mat *dout;
+    const gmm_mat *drows;
+    const float *drow_probs;
+    const gmm_mat *dx;
     float *dprobs;            /* permute_bwd: from drow_probs; unpermute_bwd: from dout and rows. Dropped slots get 0 */
 } gmm_permute;
 
@@ -40,29 +49,29 @@ typedef struct gmm_permute {
 GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permute *permute, gmm_info *info);
 
 /* row_of, slot_of and sizes from indices (any of the three outputs may be NULL).
-   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd, GMM_E_CONFIG (an operand of another call). */
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x, rows.
    row_of, if there, spares a GPU reading a token once for each of its rows; the results are those of slot_of, whatever
-   it holds.  Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   it holds.  Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* dx[t] = sum over slots of drows[row]; dprobs from drow_probs. Needs row_of, and drows with dx or drow_probs with
-   dprobs.  Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   dprobs.  Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
 /* out[t] = sum over slots of (probs) rows[row]. Needs row_of, rows, out.
-   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_unpermute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream);
 
 /* drows[r] = (probs) dout[token of r], zeros in padding; dprobs = dout . rows. Needs dout, and slot_of and sizes with
    drows (row_of as in permute_fwd), or row_of and rows with dprobs.  Stream, graph: enqueued; capturable.
-   Errors: as gmm_linear_fwd. */
+   Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream);
 

@@ -15,30 +15,31 @@ static void gmm__ck_shape_text(char *text, size_t room, int32_t rank, const int6
     (void)snprintf(text + n, room - n, rank ? "]" : "[]");
 }
 
-/* The shapes that a row allows for matrices of rows x cols, as declared; returns how many. `blocks` of MX32. */
+/* Dimensions of one matrix as a row stores it. */
+static int32_t gmm__ck_dimensions(const gmm_ckpt_row *row, int vector) {
+    return vector ? 1 : row->scaling == GMM_SCALING_MX32 && row->kind == GMM_CKPT_WEIGHT ? 3 : 2;
+}
+
+/* The shapes that a row allows for matrices of rows x cols, as targets have it first; returns how many. `blocks` of
+   MX32. */
 static int gmm__ck_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t rows, int64_t cols, int vector,
                           int64_t shape[2][GMM_CKPT_RANK], int32_t rank[2]) {
-    const int64_t m0 = row->transposed ? cols : rows, m1 = row->transposed ? rows : cols;
+    const int32_t n = gmm__ck_dimensions(row, vector);
+    const int stacked = row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL;
     int64_t matrix[3];
-    int32_t n = 0, i, d;
-    if (vector) {
-        matrix[n++] = rows;
-    } else if (row->scaling == GMM_SCALING_MX32 && row->kind == GMM_CKPT_WEIGHT) {
-        matrix[n++] = rows;
-        matrix[n++] = cols / 32;
-        matrix[n++] = 16;
-    } else {
-        matrix[n++] = m0;
-        matrix[n++] = m1;
-    }
+    int32_t i, d;
+    matrix[0] = n == 2 && row->transposed ? cols : rows;
+    matrix[1] = n == 3 ? cols / 32 : row->transposed ? rows : cols;
+    matrix[2] = 16;
     for (i = 0; i < 2; i++) {
+        const int split = stacked && i == (row->form == GMM_CKPT_TALL); /* with an extent of its own for experts */
         rank[i] = 0;
-        if (row->form == GMM_CKPT_STACKED && i == 0) shape[i][rank[i]++] = experts;
+        if (split) shape[i][rank[i]++] = experts;
         for (d = 0; d < n; d++) shape[i][rank[i]++] = matrix[d];
+        if (stacked && !split) shape[i][0] *= experts;
     }
-    if (row->form == GMM_CKPT_STACKED) shape[1][0] *= experts;
     if (row->form == GMM_CKPT_WIDE) shape[0][n - 1] *= experts;
-    return row->form == GMM_CKPT_STACKED ? 2 : 1;
+    return stacked ? 2 : 1;
 }
 
 /* Checks a tensor's shape. *rows < 0 is read from it. */
@@ -48,16 +49,17 @@ static gmm_status gmm__ck_check_shape(gmm__ck_build *b, const gmm_ckpt_row *row,
     int32_t rank[2], d;
     int i, n;
     char have[160], want[160];
-    if (r < 0) { /* the row extent of a matrix with its own expert axis */
-        d = (row->form == GMM_CKPT_STACKED) + (row->transposed && !vector);
+    if (r < 0) {
+        const int split = t->rank > gmm__ck_dimensions(row, vector), transposed = row->transposed && !vector;
+        d = split + transposed;
         r = d < t->rank ? t->shape[d] : 0;
-        if (row->form == GMM_CKPT_WIDE && row->transposed) r /= experts;
+        if (!split && (row->form == GMM_CKPT_WIDE ? transposed : row->form != GMM_CKPT_EACH && !transposed))
+            r /= experts;
     }
     n = gmm__ck_shapes(row, experts, r, cols, vector, shape, rank);
     for (i = 0; i < n; i++) {
         int same = rank[i] == t->rank;
         for (d = 0; same && d < rank[i]; d++) same = shape[i][d] == t->shape[d];
-        if (same && *rows < 0 && i) same = 0;
         if (!same) continue;
         *rows = r;
         return GMM_OK;
@@ -134,8 +136,11 @@ static gmm_status gmm__ck_gather(gmm__ck_build *b, const gmm__ck_array *x, gmm__
 
 static gmm_status gmm__ck_missing(gmm__ck_build *b, const gmm__ck_array *x, const gmm_ckpt_row *row, int32_t state,
                                   int64_t expert) {
-    const char *name = gmm__ck_name(b, row, b->states[state], b->source.prefix ? b->source.prefix : "", x->linear,
-                                    expert);
+    char layer[24], number[24];
+    const char *name;
+    (void)snprintf(layer, sizeof layer, "%lld", (long long)x->linear->layer);
+    (void)snprintf(number, sizeof number, "%lld", (long long)expert);
+    name = gmm__ck_absent_name(b, row, state, x->linear, layer, number);
     return name ? gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, name, "the source lacks it") : gmm__ck_no_memory(b);
 }
 
@@ -293,6 +298,26 @@ static gmm_status gmm__ck_new_target(gmm__ck_build *b, gmm_ckpt_tensor *t, int32
     return GMM_OK;
 }
 
+/* The first ranks that no part of the source is of, as "EP 1, ETP 0, GTP 2"; "" if all are there. */
+static void gmm__ck_absent_rank(const gmm__ck_build *b, char *text, size_t room) {
+    const gmm_ckpt_rank size = b->parts[0].rank;
+    int64_t at, all = (int64_t)size.ep_size * size.etp_size;
+    *text = 0;
+    if (!gmm__mul(all, size.gtp_size, &all)) return;
+    for (at = 0; at < all && at <= b->source.part_count; at++) {
+        const int32_t gtp = (int32_t)(at % size.gtp_size), etp = (int32_t)(at / size.gtp_size % size.etp_size);
+        const int32_t ep = (int32_t)(at / size.gtp_size / size.etp_size);
+        int32_t p;
+        for (p = 0; p < b->source.part_count; p++) {
+            const gmm_ckpt_rank *r = &b->parts[p].rank;
+            if (r->ep_rank == ep && r->etp_rank == etp && r->gtp_rank == gtp) break;
+        }
+        if (p < b->source.part_count) continue;
+        (void)snprintf(text, room, " (EP %d, ETP %d, GTP %d)", (int)ep, (int)etp, (int)gtp);
+        return;
+    }
+}
+
 /* Checks that the moves from `first` on fill a target, and makes it a view where that is allowed and possible. */
 static gmm_status gmm__ck_close(gmm__ck_build *b, int32_t target, int64_t first) {
     const gmm_ckpt_tensor *t = &b->targets->tensors[target];
@@ -317,9 +342,12 @@ static gmm_status gmm__ck_close(gmm__ck_build *b, int32_t target, int64_t first)
             if (m->dst_at < whole.dst_at) whole = *m;
         }
     }
-    if (sum != units)
+    if (sum != units) {
+        char rank[80];
+        gmm__ck_absent_rank(b, rank, sizeof rank);
         return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "the source holds %lld of its %lld elements: a "
-                              "rank's part is missing", (long long)sum, (long long)units);
+                              "rank's part is missing%s", (long long)sum, (long long)units, rank);
+    }
     if (view && units) {
         whole.kind = GMM_CKPT_VIEW;
         whole.count[0] = units;
@@ -347,6 +375,8 @@ static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_build *b, const gmm_
 /* How an array goes over. */
 typedef struct gmm__ck_passage {
     gmm__ck_holder *weight, *scale; /* scale: dequantize; NULL = none */
+    const gmm__ck_holder *presence; /* tells what skip_missing leaves out: `weight`, for scales that of their weight */
+    const char *key;                /* one of the source's, behind its state */
     int64_t src_block, dst_block;
     gmm_dtype dtype;                /* NONE = the source's */
     int32_t state, grouped, blocks; /* blocks: the target's row is one of MX32 */
@@ -354,6 +384,48 @@ typedef struct gmm__ck_passage {
     const gmm_ckpt_cut *cut;
     int64_t cut_unit;               /* rows of the weight per row of the array */
 } gmm__ck_passage;
+
+/* Of the tensors that a target half of one expert is made from: 0 = all are there, 1 = none, 2 = some. */
+static int gmm__ck_lacks(const gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half,
+                         int64_t e) {
+    const int64_t each = gmm__ck_part_experts(b, x);
+    int64_t found = 0, wanted = 0;
+    int32_t p;
+    int s;
+    for (p = 0; p < b->source.part_count; p++) {
+        if ((x->grouped && e / each != b->parts[p].rank.ep_rank) || !gmm__ck_reads(b, x, p)) continue;
+        for (s = 0; s < 3; s++) {
+            const gmm__ck_holder *h = &g->presence[s];
+            if (!h->row || (half != GMM_CKPT_BOTH && s != GMM_CKPT_BOTH && s != half)) continue;
+            wanted++;
+            found += h->tensor[p * each + (h->row->form == GMM_CKPT_EACH ? e % each : 0)] >= 0;
+        }
+    }
+    return !found ? 1 : found < wanted ? 2 : 0;
+}
+
+/* Whether skip_missing leaves a target out. Its scales, if the source has them, are then dropped. */
+static int gmm__ck_leaves_out(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half, int64_t e,
+                              int64_t end) {
+    const int64_t each = gmm__ck_part_experts(b, x), first = e;
+    int32_t p;
+    int s;
+    if (!b->source.skip_missing) return 0;
+    for (; e < end; e++)
+        if (gmm__ck_lacks(b, x, g, half, e) != 1) return 0;
+    for (e = first; e < end; e++)
+        for (p = 0; p < b->source.part_count; p++)
+            for (s = 0; s < 3; s++) {
+                const gmm__ck_holder *h = &g->weight[s];
+                int32_t t;
+                if (!h->row || h->row->form != GMM_CKPT_EACH || (x->grouped && e / each != b->parts[p].rank.ep_rank) ||
+                    (half != GMM_CKPT_BOTH && s != GMM_CKPT_BOTH && s != half))
+                    continue;
+                t = h->tensor[p * each + e % each];
+                if (t >= 0) b->used[p][t] = GMM__CK_LEFT_OUT;
+            }
+    return 1;
+}
 
 /* Plans all target tensors of one half. */
 static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, const gmm__ck_passage *g, int half,
@@ -377,13 +449,17 @@ static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, co
     d.block = d.halves == 2 && g->dst_block ? g->dst_block : d.f;
     d.rows = stored = d.f * d.halves;
     if (cut) {
-        if (half != GMM_CKPT_BOTH || g->cut->row0 < 0 || g->cut->rows < 0 || g->cut->stored_rows < g->cut->rows ||
-            g->cut->row0 % g->cut_unit || g->cut->rows % g->cut_unit || g->cut->stored_rows % g->cut_unit ||
-            g->cut->row0 / g->cut_unit > d.rows || g->cut->rows / g->cut_unit > d.rows - g->cut->row0 / g->cut_unit)
-            return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "cuts: rows %lld + %lld of %lld must lie in %lld "
-                                  "rows, whole blocks of %lld, and gate and up in one tensor", (long long)g->cut->row0,
-                                  (long long)g->cut->rows, (long long)g->cut->stored_rows,
-                                  (long long)(d.rows * g->cut_unit), (long long)g->cut_unit);
+        const int64_t row0 = g->cut->row0, rows = g->cut->rows, held_rows = g->cut->stored_rows;
+        if (row0 < 0 || rows < 0 || held_rows < rows || row0 > d.rows * g->cut_unit ||
+            rows > d.rows * g->cut_unit - row0)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "cuts: row0 %lld, rows %lld, stored_rows %lld: must be "
+                                  ">= 0, end in the %lld rows there are, and store no fewer than rows",
+                                  (long long)row0, (long long)rows, (long long)held_rows,
+                                  (long long)(d.rows * g->cut_unit));
+        if (half != GMM_CKPT_BOTH || row0 % g->cut_unit || rows % g->cut_unit || held_rows % g->cut_unit)
+            return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "cuts: row0 %lld, rows %lld, stored_rows %lld: must "
+                                  "be whole blocks of %lld rows, and gate and up in one tensor", (long long)row0,
+                                  (long long)rows, (long long)held_rows, (long long)g->cut_unit);
         d.row0 = g->cut->row0 / g->cut_unit;
         d.rows = g->cut->rows / g->cut_unit;
         stored = g->cut->stored_rows / g->cut_unit;
@@ -393,14 +469,15 @@ static gmm_status gmm__ck_pass_half(gmm__ck_build *b, const gmm__ck_array *x, co
     d.expert_step = stored * d.k;
     columns = g->blocks && x->kind == GMM_CKPT_WEIGHT ? d.k * 2 : d.k;
     (void)gmm__ck_shapes(row, stacked ? held : 1, stored, columns, x->vector, shape, ranks);
+    if (stacked && gmm__ck_leaves_out(b, x, g, half, expert0, expert0 + held)) return GMM_OK;
     for (e = expert0; e < expert0 + held; e++) {
         int64_t before;
         int32_t p;
         int s;
+        if (!stacked && gmm__ck_leaves_out(b, x, g, half, e, e + 1)) continue;
         if (!stacked || e == expert0) {
             gmm_ckpt_tensor t = GMM_ZERO;
-            t.name = gmm__ck_name(b, row, state, b->prefix, x->linear,
-                                  b->target.scheme->global_index ? e : e - expert0);
+            t.name = gmm__ck_name(b, row, state, x->linear, b->target.scheme->global_index ? e : e - expert0, g->key);
             if (!t.name) return gmm__ck_no_memory(b);
             t.dtype = g->dtype;
             if (t.dtype == GMM_NONE) { /* that of the first source tensor */

@@ -10,6 +10,27 @@ typedef struct gmm__ck_array {
     int32_t vector;
 } gmm__ck_array;
 
+static gmm__ck_array gmm__ck_array_of(const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
+    static const int8_t rules[][3] = {
+#define GMM__X(name, value, text, grouped, rows, cols) {grouped, rows, cols},
+        GMM_CKPT_SLOT_LIST(GMM__X)
+#undef GMM__X
+    };
+    gmm__ck_array x;
+    memset(&x, 0, sizeof x);
+    x.linear = l;
+    x.kind = kind;
+    x.experts = l->experts;
+    x.halves = l->gated ? 2 : 1;
+    x.f = l->out / x.halves;
+    x.k = l->in && kind != GMM_CKPT_BIAS ? l->in : 1;
+    x.vector = l->in == 0 || kind == GMM_CKPT_BIAS;
+    x.grouped = rules[l->slot][0];
+    x.rows_cut = rules[l->slot][1];
+    x.cols_cut = kind == GMM_CKPT_BIAS ? 0 : rules[l->slot][2];
+    return x;
+}
+
 /* Where a stored matrix lies in its array, and where its elements lie in its tensor. With both halves in it, row
    (h, i) of the matrix is (i / block) 2 block + i % block + h block. */
 typedef struct gmm__ck_piece {

@@ -22,6 +22,13 @@ struct gmm_ckpt_plan {
     gmm_ckpt_cost cost;
 };
 
+/* Tensors that the source lacks of one linear and row: experts first to last of a part, as names count them. row -1: a
+   layer without any key. */
+typedef struct gmm__ck_miss {
+    int64_t layer, first, last; /* layer: of linears by path, their index */
+    int32_t linear, row, state, part;
+} gmm__ck_miss;
+
 /* What becomes of a source tensor. PLAIN_SCALE: scales of a weight that is not quantized, extra like those of 0. */
 enum gmm__ck_use { GMM__CK_UNUSED, GMM__CK_USED, GMM__CK_LEFT_OUT, GMM__CK_PLAIN_SCALE };
 
@@ -40,6 +47,11 @@ typedef struct gmm__ck_build {
     int scan;                    /* unknown (slot, layer) pairs become linears */
     gmm__ck_hit *hits;
     int64_t hit_count, hit_room;
+    uint8_t *present;            /* [source.state_count] states that have a hit */
+    gmm__ck_miss *misses;
+    int64_t miss_count, miss_room, missing; /* missing: tensors and layers */
+    int64_t spare_layer, spare_rows; /* scan: a router that alone tells of more experts; 0 rows = none */
+    const char *found;           /* prefix of the source's keys */
     const char *prefix;          /* of the target's names */
     const char *others[2];       /* canonical prefixes 1 and 2 */
     const char *other_keys[2];
@@ -59,6 +71,9 @@ static gmm_status gmm__ck_refuse(gmm__ck_build *b, gmm_ckpt_reason reason, const
     va_end(list);
     return status;
 }
+
+/* Whether paths alone name linears, so that no prefix can be stated. */
+static int gmm__ck_is_map(const gmm__ck_build *b) { return !strcmp(b->fn, "gmm_ckpt_normalize_map"); }
 
 static gmm_status gmm__ck_no_memory(gmm__ck_build *b) {
     return gmm__ck_refuse(b, GMM_CKPT_NO_MEMORY, NULL, "no memory");
@@ -91,17 +106,21 @@ static int gmm__ck_match(const char *pattern, const char *text, int64_t *layer, 
     return *text == 0;
 }
 
-/* Copies a key without its wrapper segments; `to` has room for it. */
+static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment, size_t length) {
+    int32_t w;
+    for (w = 0; w < source->wrapper_count; w++)
+        if (strlen(source->wrappers[w]) == length && !memcmp(source->wrappers[w], segment, length)) return 1;
+    return 0;
+}
+
+/* Copies a key without its wrapper segments; `to` has room for it, or is the key itself. */
 static size_t gmm__ck_canonical(const gmm_ckpt_source *source, const char *from, char *to) {
     size_t n = 0;
     for (;;) {
         const size_t length = strcspn(from, ".");
-        int wrapper = 0;
-        int32_t w;
-        for (w = 0; w < source->wrapper_count; w++)
-            wrapper |= strlen(source->wrappers[w]) == length && !memcmp(source->wrappers[w], from, length);
+        const int wrapper = gmm__ck_is_wrapper(source, from, length);
         if (!wrapper) {
-            memcpy(to + n, from, length);
+            memmove(to + n, from, length);
             n += length;
         }
         if (!from[length]) break;
@@ -110,6 +129,74 @@ static size_t gmm__ck_canonical(const gmm_ckpt_source *source, const char *from,
     }
     to[n] = 0;
     return n;
+}
+
+/* The same behind a state's prefix; wrapper segments of the stated prefix stay. */
+static size_t gmm__ck_canonical_key(const gmm_ckpt_source *source, const char *key, char *to) {
+    const size_t n = source->prefix ? strlen(source->prefix) : 0;
+    if (!n || strncmp(key, source->prefix, n)) return gmm__ck_canonical(source, key, to);
+    memcpy(to, source->prefix, n);
+    return n + gmm__ck_canonical(source, key + n, to + n);
+}
+
+/* The first wrapper segment of *at or behind it, NULL if there is none: its length, and how many segments it follows.
+   *at moves behind it. */
+static const char *gmm__ck_next_wrapper(const gmm_ckpt_source *source, const char **at, size_t *length, int *follows) {
+    for (*follows = 0; **at; ++*follows) {
+        const char *segment = *at;
+        *length = strcspn(segment, ".");
+        *at += *length + (segment[*length] == '.');
+        if (gmm__ck_is_wrapper(source, segment, *length)) return segment;
+    }
+    return NULL;
+}
+
+/* Whether two keys have the same wrapper segments at the same places. */
+static int gmm__ck_same_wrappers(const gmm_ckpt_source *source, const char *a, const char *b) {
+    for (;;) {
+        size_t n = 0, m = 0;
+        int i, k;
+        const char *x = gmm__ck_next_wrapper(source, &a, &n, &i), *y = gmm__ck_next_wrapper(source, &b, &m, &k);
+        if (!x && !y) return 1;
+        if (!x || !y || i != k || n != m || memcmp(x, y, n)) return 0;
+    }
+}
+
+/* `state` and then `name` with the wrapper segments of `key`, each as long as the segments in front of it are the
+   name's too. Numbers count as equal: they are those of a layer or an expert. */
+static char *gmm__ck_wrap(gmm__ck_build *b, const char *key, const char *state, const char *name) {
+    static const char digits[] = "0123456789";
+    const size_t room = strlen(state) + strlen(key) + strlen(name) + 2;
+    char *to = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1);
+    size_t n = strlen(state);
+    if (!to) return NULL;
+    memcpy(to, state, n);
+    for (;;) {
+        const size_t k = strcspn(key, "."), m = strcspn(name, ".");
+        const int same = (k == m && !memcmp(key, name, k)) ||
+                         (k && m && strspn(key, digits) == k && strspn(name, digits) == m);
+        const char *from = same ? name : key;
+        if (!key[k] || (same ? !name[m] : !gmm__ck_is_wrapper(&b->source, key, k))) break;
+        memcpy(to + n, from, (same ? m : k) + 1);
+        n += (same ? m : k) + 1;
+        key += k + 1;
+        if (same) name += m + 1;
+    }
+    memcpy(to + n, name, strlen(name) + 1);
+    return to;
+}
+
+/* The state of a key, -1 = none, and the length of its prefix: the longest wins. */
+static int32_t gmm__ck_state_of(const gmm__ck_build *b, const char *name, size_t *length) {
+    int32_t s, found = -1;
+    *length = 0;
+    for (s = 0; s < b->source.state_count; s++) {
+        const size_t n = strlen(b->states[s]);
+        if ((found >= 0 && n <= *length) || strncmp(name, b->states[s], n)) continue;
+        *length = n;
+        found = s;
+    }
+    return found;
 }
 
 static uint64_t gmm__ck_linear_hash(const char *path, size_t length, gmm_ckpt_slot slot, int64_t layer) {
@@ -198,12 +285,23 @@ static int64_t gmm__ck_match_row(gmm__ck_build *b, const gmm_ckpt_row *row, cons
     return -1;
 }
 
-/* Reads all keys: hits, the prefix, and what no linear uses. */
+static int gmm__ck_compare_hits(const void *a, const void *b) {
+    const gmm__ck_hit *x = (const gmm__ck_hit *)a, *y = (const gmm__ck_hit *)b;
+    if (x->linear != y->linear) return x->linear < y->linear ? -1 : 1;
+    if (x->state != y->state) return x->state < y->state ? -1 : 1;
+    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    if (x->part != y->part) return x->part < y->part ? -1 : 1;
+    if (x->expert != y->expert) return x->expert < y->expert ? -1 : 1;
+    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+}
+
+/* Reads all keys: hits in order, the prefix, and what no linear uses. */
 static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
     const gmm_ckpt_scheme *scheme = b->source.scheme;
     size_t longest = 0;
     int64_t i, n = 0;
-    int32_t p, s, r, empty = 0;
+    int32_t p, r, empty = 0;
     for (p = 0; p < b->source.part_count; p++)
         if (b->parts[p].table->longest > longest) longest = b->parts[p].table->longest;
     b->text = (char *)gmm__ck_get(&b->temp, (int64_t)longest + 1, 1);
@@ -221,14 +319,9 @@ static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
             void *array = b->hits;
             memset(&h, 0, sizeof h);
             h.linear = -1;
-            for (s = 0; s < b->source.state_count; s++) {
-                const size_t l = strlen(b->states[s]);
-                if (l < state_length || strncmp(name, b->states[s], l) || (l == 0 && state_length)) continue;
-                state_length = l;
-                h.state = s;
-            }
-            if (state_length == 0 && b->source.state_count && *b->states[h.state]) continue; /* in no state */
-            length = gmm__ck_canonical(&b->source, name + state_length, b->text);
+            h.state = gmm__ck_state_of(b, name, &state_length);
+            if (h.state < 0) continue;
+            length = gmm__ck_canonical_key(&b->source, name + state_length, b->text);
             for (r = 0; r < scheme->count && h.linear < 0; r++) {
                 h.linear = gmm__ck_match_row(b, &scheme->rows[r], b->text, length, &h.expert, &start, &status);
                 if (status) return status;
@@ -261,9 +354,10 @@ static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
     }
     if (!empty && b->others[1])
         return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, b->other_keys[1], "its prefix \"%.80s\" and \"%.80s\" are two: "
-                              "state the prefix", b->others[1], b->others[0]);
-    b->prefix = b->source.prefix ? b->source.prefix : !empty && b->others[0] ? b->others[0] : "";
-    if (b->target.prefix) b->prefix = b->target.prefix;
+                              "%s", b->others[1], b->others[0], gmm__ck_is_map(b) ? "give linears longer paths"
+                                                                               : "state the prefix");
+    b->found = b->source.prefix ? b->source.prefix : !empty && b->others[0] ? b->others[0] : "";
+    b->prefix = b->target.prefix ? b->target.prefix : b->found;
     for (i = 0; i < b->hit_count; i++) { /* those with the prefix stay */
         const gmm__ck_hit h = b->hits[i];
         if (h.prefix != (empty ? 0 : 1)) continue;
@@ -271,37 +365,33 @@ static gmm_status gmm__ck_read_keys(gmm__ck_build *b) {
         b->hits[n++] = h;
     }
     b->hit_count = n;
+    b->present = (uint8_t *)gmm__ck_get(&b->temp, b->source.state_count, 1);
+    if (!b->present) return gmm__ck_no_memory(b);
+    for (i = 0; i < n; i++) b->present[b->hits[i].state] = 1;
+    if (n) qsort(b->hits, (size_t)n, sizeof *b->hits, gmm__ck_compare_hits);
     return GMM_OK;
 }
 
-static int gmm__ck_compare_hits(const void *a, const void *b) {
-    const gmm__ck_hit *x = (const gmm__ck_hit *)a, *y = (const gmm__ck_hit *)b;
-    if (x->linear != y->linear) return x->linear < y->linear ? -1 : 1;
-    if (x->state != y->state) return x->state < y->state ? -1 : 1;
-    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
-    if (x->row != y->row) return x->row < y->row ? -1 : 1;
-    if (x->part != y->part) return x->part < y->part ? -1 : 1;
-    if (x->expert != y->expert) return x->expert < y->expert ? -1 : 1;
-    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+/* A hit's key behind its state's prefix. */
+static const char *gmm__ck_key_of(const gmm__ck_build *b, const gmm__ck_hit *h) {
+    return b->parts[h->part].table->tensors[h->tensor].name + strlen(b->states[h->state]);
 }
 
-/* The name that a row gives: STATE PREFIX pattern. */
-static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char *state, const char *prefix,
-                          const gmm_ckpt_linear *l, int64_t expert) {
-    const size_t room = strlen(state) + strlen(prefix) + strlen(row->pattern) + (l->path ? strlen(l->path) : 0) + 48;
-    char *name = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1), digits[24];
-    const char *p = row->pattern;
-    size_t n;
+/* The name that a row gives, with {L} and {e} as these texts. */
+static char *gmm__ck_spell(gmm__ck_build *b, const gmm_ckpt_row *row, const char *prefix, const gmm_ckpt_linear *l,
+                           const char *layer, const char *expert) {
+    const char *path = l && l->path ? l->path : "", *p = row->pattern;
+    const size_t room = strlen(prefix) + strlen(p) + strlen(path) + strlen(layer) + strlen(expert) + 1;
+    char *name = (char *)gmm__ck_get(&b->temp, (int64_t)room, 1);
+    size_t n = strlen(prefix);
     if (!name) return NULL;
-    n = (size_t)snprintf(name, room, "%s%s", state, prefix);
+    memcpy(name, prefix, n);
     while (*p) {
-        const char *piece = digits;
+        const char *piece = p[1] == 'L' ? layer : p[1] == 'p' ? path : expert;
         if (*p != '{') {
             name[n++] = *p++;
             continue;
         }
-        (void)snprintf(digits, sizeof digits, "%lld", (long long)(p[1] == 'L' ? l->layer : expert));
-        if (p[1] == 'p') piece = l->path ? l->path : "";
         memcpy(name + n, piece, strlen(piece));
         n += strlen(piece);
         p += 3;
@@ -309,5 +399,27 @@ static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char 
     }
     name[n] = 0;
     return name;
+}
+
+/* The name of a target: STATE WRAPPERS PREFIX pattern. `key` is one of the linear's in the source, behind its state. */
+static char *gmm__ck_name(gmm__ck_build *b, const gmm_ckpt_row *row, const char *state, const gmm_ckpt_linear *l,
+                          int64_t expert, const char *key) {
+    char layer[24], number[24], *name;
+    (void)snprintf(layer, sizeof layer, "%lld", (long long)l->layer);
+    (void)snprintf(number, sizeof number, "%lld", (long long)expert);
+    name = gmm__ck_spell(b, row, b->prefix, l, layer, number);
+    if (name && b->target.drop_wrappers) {
+        (void)gmm__ck_canonical(&b->source, name, name);
+        key = "";
+    }
+    return name ? gmm__ck_wrap(b, key, state, name) : NULL;
+}
+
+/* What a key of the source would be called that is not there. It is wrapped like the first key that is. */
+static char *gmm__ck_absent_name(gmm__ck_build *b, const gmm_ckpt_row *row, int32_t state, const gmm_ckpt_linear *l,
+                                 const char *layer, const char *expert) {
+    const char *key = b->hit_count ? gmm__ck_key_of(b, b->hits) : "";
+    char *name = gmm__ck_spell(b, row, b->found, l, layer, expert);
+    return name ? gmm__ck_wrap(b, key, b->states[state], name) : NULL;
 }
 

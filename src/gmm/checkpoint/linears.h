@@ -12,6 +12,305 @@ static int gmm__ck_has_row(const gmm_ckpt_scheme *scheme, const gmm_ckpt_linear 
     return 0;
 }
 
+static const char *gmm__ck_slot_name(gmm_ckpt_slot slot) {
+    static const char *const names[] = {
+#define GMM__X(name, value, text, grouped, rows, cols) #text,
+        GMM_CKPT_SLOT_LIST(GMM__X)
+#undef GMM__X
+    };
+    return slot >= 0 && slot < GMM_CKPT_SLOT_COUNT ? names[slot] : "?";
+}
+
+static int64_t gmm__ck_linear_of(const gmm__ck_build *b, gmm_ckpt_slot slot, int64_t layer) {
+    int64_t at = 0;
+    return b->slot_count ? gmm__ck_linear_find(b, NULL, 0, slot, layer, &at) : -1;
+}
+
+/* Name of the first tensor that the source has of a linear, or NULL. */
+static const char *gmm__ck_first_key(const gmm__ck_build *b, int64_t linear) {
+    int64_t i;
+    for (i = 0; i < b->hit_count && b->hits[i].linear != linear; i++) {}
+    return i < b->hit_count ? b->parts[b->hits[i].part].table->tensors[b->hits[i].tensor].name : NULL;
+}
+
+/* Checks one linear against the second of its pair: fc1 or shared_fc1 against fc2 or shared_fc2. */
+static gmm_status gmm__ck_agree_pair(gmm__ck_build *b, int64_t first, int64_t second) {
+    const gmm_ckpt_linear *l = &b->linears[first], *m = &b->linears[second];
+    const char *a = gmm__ck_slot_name(l->slot), *c = gmm__ck_slot_name(m->slot);
+    const char *key = gmm__ck_first_key(b, second);
+    if (l->experts != m->experts)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, key, "layer %lld: %s has %lld experts, %s %lld",
+                              (long long)l->layer, c, (long long)m->experts, a, (long long)l->experts);
+    if (!l->in || !m->in) return GMM_OK; /* vectors */
+    if (l->in != m->out)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, key, "layer %lld: %s gives %lld features, %s takes %lld",
+                              (long long)l->layer, c, (long long)m->out, a, (long long)l->in);
+    if (l->out / (l->gated ? 2 : 1) != m->in)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, key, "layer %lld: %s takes %lld features, %s%s gives %lld",
+                              (long long)l->layer, c, (long long)m->in, l->gated ? "gated " : "", a,
+                              (long long)l->out);
+    return GMM_OK;
+}
+
+/* Checks that the linears of each layer belong together. */
+static gmm_status gmm__ck_agree(gmm__ck_build *b) {
+    int64_t i;
+    for (i = 0; i < b->linear_count; i++) {
+        const gmm_ckpt_linear *l = &b->linears[i];
+        gmm_status status = GMM_OK;
+        int64_t other;
+        if (l->path || !l->out) continue;
+        if (l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_SHARED_FC1) {
+            other = gmm__ck_linear_of(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_SHARED_FC2, l->layer);
+            if (other >= 0 && b->linears[other].out) status = gmm__ck_agree_pair(b, i, other);
+        }
+        if (status) return status;
+        if (l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION) continue;
+        other = gmm__ck_linear_of(b, GMM_CKPT_FC1, l->layer);
+        if (other < 0 || !b->linears[other].out) other = gmm__ck_linear_of(b, GMM_CKPT_FC2, l->layer);
+        if (other < 0 || !b->linears[other].out || l->out - l->spare == b->linears[other].experts) continue;
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s has %lld rows%s, %s %lld "
+                              "experts%s", (long long)l->layer, gmm__ck_slot_name(l->slot), (long long)l->out,
+                              l->spare ? ", some of them spare" : "", gmm__ck_slot_name(b->linears[other].slot),
+                              (long long)b->linears[other].experts,
+                              l->out > b->linears[other].experts ? ": state their number if the other rows are spare"
+                                                                 : "");
+    }
+    return GMM_OK;
+}
+
+/* Notes that the source lacks experts [first, last] of a row; row -1: layers. */
+static gmm_status gmm__ck_lack(gmm__ck_build *b, int64_t linear, int32_t row, int32_t state, int32_t part,
+                               int64_t first, int64_t last) {
+    const gmm_ckpt_linear *l = row < 0 ? NULL : &b->linears[linear];
+    void *array = b->misses;
+    gmm__ck_miss m;
+    memset(&m, 0, sizeof m);
+    m.linear = (int32_t)linear;
+    m.layer = l && !l->path ? l->layer : linear;
+    m.row = row;
+    m.state = state;
+    m.part = part;
+    m.first = first;
+    m.last = last;
+    if (!gmm__ck_room(&b->temp, &array, b->miss_count, &b->miss_room, sizeof *b->misses)) return gmm__ck_no_memory(b);
+    b->misses = (gmm__ck_miss *)array;
+    b->misses[b->miss_count++] = m;
+    b->missing += last - first + 1;
+    return GMM_OK;
+}
+
+/* Notes what parts lack of one row, whose hits are given. */
+static gmm_status gmm__ck_complete_row(gmm__ck_build *b, const gmm__ck_array *x, int64_t linear, int32_t row,
+                                       int32_t state, const gmm__ck_hit *hits, int64_t count) {
+    const int several = b->source.scheme->rows[row].form == GMM_CKPT_EACH && x->grouped;
+    const int64_t each = several ? gmm__ck_part_experts(b, x) : 1;
+    int64_t at = 0;
+    int32_t p;
+    for (p = 0; p < b->source.part_count; p++) {
+        const int64_t base = several && b->source.scheme->global_index ? b->parts[p].rank.ep_rank * each : 0;
+        int64_t next = base;
+        const int reads = gmm__ck_reads(b, x, p);
+        gmm_status status = GMM_OK;
+        for (; at < count && hits[at].part == p; at++) {
+            const int64_t e = several ? hits[at].expert : 0;
+            if (reads && !status && e > next && next < base + each)
+                status = gmm__ck_lack(b, linear, row, state, p, next, gmm__min_i64(e, base + each) - 1);
+            if (e >= next) next = e + 1;
+        }
+        if (reads && !status && next < base + each)
+            status = gmm__ck_lack(b, linear, row, state, p, next, base + each - 1);
+        if (status) return status;
+    }
+    return GMM_OK;
+}
+
+/* The row that a tensor of a linear without any would have: stacked or not, and quantized, as other weights are. */
+static const gmm_ckpt_row *gmm__ck_likely_row(const gmm__ck_build *b, const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
+    const gmm_ckpt_scheme *scheme = b->source.scheme;
+    const gmm_ckpt_row *other = NULL, *best = NULL;
+    int score = -1;
+    int64_t i;
+    int32_t r;
+    for (i = 0; i < b->hit_count && !other; i++) {
+        const gmm_ckpt_row *row = &scheme->rows[b->hits[i].row];
+        if (row->kind == GMM_CKPT_WEIGHT && (row->slot <= GMM_CKPT_FC2 || row->slot == GMM_CKPT_SLOT_ANY)) other = row;
+    }
+    for (r = 0; r < scheme->count; r++) {
+        const gmm_ckpt_row *row = &scheme->rows[r];
+        int now;
+        if (row->kind != kind || (row->slot != l->slot && (row->slot != GMM_CKPT_SLOT_ANY || !l->path))) continue;
+        now = !other ? 0 : 2 * ((row->form == GMM_CKPT_EACH) == (other->form == GMM_CKPT_EACH)) +
+                           (row->scaling == other->scaling);
+        if (now > score) best = row;
+        if (now > score) score = now;
+    }
+    return best;
+}
+
+/* Notes what the source lacks of one linear in one state. What several rows hold of one half is left to gathering. */
+static gmm_status gmm__ck_complete_state(gmm__ck_build *b, int64_t index, int32_t state, const gmm__ck_hit *hits,
+                                         int64_t count) {
+    const gmm_ckpt_scheme *scheme = b->source.scheme;
+    const gmm_ckpt_linear *l = &b->linears[index];
+    int kind, half;
+    for (kind = GMM_CKPT_WEIGHT; kind <= (l->bias ? GMM_CKPT_BIAS : GMM_CKPT_WEIGHT); kind++) {
+        const gmm__ck_array x = gmm__ck_array_of(l, (gmm_ckpt_kind)kind);
+        int64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0}, i;
+        int32_t rows[3] = {-1, -1, -1}, r;
+        const gmm_ckpt_row *like = NULL;
+        int doubtful = x.grouped && x.experts % b->parts[0].rank.ep_size;
+        for (i = 0; i < count; i++) {
+            const gmm_ckpt_row *row = &scheme->rows[hits[i].row];
+            if ((int)hits[i].kind != kind) continue;
+            doubtful |= rows[row->half] >= 0 && rows[row->half] != hits[i].row;
+            if (rows[row->half] < 0) begin[row->half] = i;
+            rows[row->half] = hits[i].row;
+            end[row->half] = i + 1;
+            if (!like) like = row;
+        }
+        if (doubtful || (rows[GMM_CKPT_BOTH] >= 0 && (rows[GMM_CKPT_GATE] >= 0 || rows[GMM_CKPT_UP] >= 0))) continue;
+        if (!like) like = gmm__ck_likely_row(b, l, (gmm_ckpt_kind)kind);
+        for (r = 0; like && rows[GMM_CKPT_BOTH] < 0 && r < scheme->count; r++) { /* the other half, or all */
+            const gmm_ckpt_row *row = &scheme->rows[r];
+            if ((int)row->kind != kind || (row->slot != l->slot && (row->slot != GMM_CKPT_SLOT_ANY || !l->path)))
+                continue;
+            if (row->form == like->form && row->scaling == like->scaling && rows[row->half] < 0 &&
+                (row->half == GMM_CKPT_BOTH) == (like->half == GMM_CKPT_BOTH))
+                rows[row->half] = r;
+        }
+        for (half = 0; half < 3; half++) {
+            gmm_status status = GMM_OK;
+            if (rows[half] >= 0)
+                status = gmm__ck_complete_row(b, &x, index, rows[half], state, hits ? hits + begin[half] : NULL,
+                                              end[half] - begin[half]);
+            if (status) return status;
+        }
+    }
+    return GMM_OK;
+}
+
+/* Where a miss stands in the list: misses of one row, state and part are neighbours. */
+static int gmm__ck_compare_misses(const void *a, const void *b) {
+    const gmm__ck_miss *x = (const gmm__ck_miss *)a, *y = (const gmm__ck_miss *)b;
+    if (x->state != y->state) return x->state < y->state ? -1 : 1;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    if (x->part != y->part) return x->part < y->part ? -1 : 1;
+    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+/* Adds numbers to a set: "{3,5-7}", and "3" where it is but one. "{" must open it, and closing it ends it. */
+static void gmm__ck_set_add(char *text, size_t room, int64_t first, int64_t last) {
+    const size_t n = strlen(text);
+    if (n + 48 > room) {
+        if (text[n - 1] != '.') memcpy(text + n, ",...", 5);
+        return;
+    }
+    (void)snprintf(text + n, room - n, first == last ? "%s%lld" : "%s%lld-%lld", n > 1 ? "," : "", (long long)first,
+                   (long long)last);
+}
+
+static const char *gmm__ck_set_close(char *text) {
+    const size_t n = strlen(text);
+    if (!strpbrk(text, ",-")) return text + 1;
+    memcpy(text + n, "}", 2);
+    return text;
+}
+
+enum { GMM__CK_SET = 120 };
+
+/* Misses [*at, ...) that one name with sets can tell: the same experts of several layers. *at moves behind them. */
+static char *gmm__ck_miss_name(gmm__ck_build *b, const gmm_ckpt_row *layer_row, int64_t *at, int64_t *tensors) {
+    const gmm__ck_miss *m = &b->misses[*at], *next = m, *end = b->misses + b->miss_count;
+    const gmm_ckpt_row *row = m->row < 0 ? layer_row : &b->source.scheme->rows[m->row];
+    const gmm_ckpt_rank *rank = &b->parts[m->part].rank, *size = &b->parts[0].rank;
+    const gmm_ckpt_linear *l = m->row < 0 ? NULL : &b->linears[m->linear];
+    char layers[GMM__CK_SET] = "{", experts[GMM__CK_SET] = "{", *name, *to;
+    int64_t n = 0, i, from = m->layer, to_layer = m->layer;
+    *tensors = 0;
+    for (; m + n < end && m[n].layer == m->layer && m[n].row == m->row && m[n].state == m->state &&
+         m[n].part == m->part; n++)
+        gmm__ck_set_add(experts, sizeof experts, m[n].first, m[n].last);
+    for (;;) {
+        for (i = 0; i < n; i++) *tensors += next[i].last - next[i].first + 1;
+        next += n;
+        for (i = 0; i < n && next + i < end && next[i].first == m[i].first && next[i].last == m[i].last &&
+             next[i].layer == next->layer && next[i].row == m->row && next[i].state == m->state &&
+             next[i].part == m->part; i++) {}
+        if (i < n || (l && l->path) || (next + n < end && next[n].layer == next->layer && next[n].row == m->row &&
+                                        next[n].state == m->state && next[n].part == m->part))
+            break;
+        if (next->layer != to_layer + 1) {
+            gmm__ck_set_add(layers, sizeof layers, from, to_layer);
+            from = next->layer;
+        }
+        to_layer = next->layer;
+    }
+    gmm__ck_set_add(layers, sizeof layers, from, to_layer);
+    *at = next - b->misses;
+    name = gmm__ck_absent_name(b, row, m->state, l, gmm__ck_set_close(layers), gmm__ck_set_close(experts));
+    if (!name || b->source.part_count == 1) return name;
+    to = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(name) + 64, 1);
+    if (!to) return NULL;
+    n = snprintf(to, strlen(name) + 64, "%s", name);
+    if (size->ep_size > 1) n += snprintf(to + n, 20, " of EP %d", (int)rank->ep_rank);
+    if (size->etp_size > 1) n += snprintf(to + n, 20, " of ETP %d", (int)rank->etp_rank);
+    if (size->gtp_size > 1) (void)snprintf(to + n, 20, " of GTP %d", (int)rank->gtp_rank);
+    return to;
+}
+
+/* Refuses what the source lacks, with the list, unless that may be. */
+static gmm_status gmm__ck_refuse_missing(gmm__ck_build *b, const gmm_ckpt_row *layer_row) {
+    char text[340] = "", hint[100] = "", layer[24], expert[24], *name;
+    int64_t at = 0, told = 0, tensors = 0;
+    const gmm__ck_miss *m = b->misses;
+    size_t n = 0;
+    if (b->report) b->report->missing = b->missing;
+    if (!b->miss_count || b->source.skip_missing) return GMM_OK;
+    if (!b->report) return GMM_E_KEY;
+    qsort(b->misses, (size_t)b->miss_count, sizeof *b->misses, gmm__ck_compare_misses);
+    while (at < b->miss_count) {
+        name = gmm__ck_miss_name(b, layer_row, &at, &tensors);
+        if (!name) return gmm__ck_no_memory(b);
+        if (n && n + strlen(name) > sizeof text - 60) break;
+        gmm__ck_cut_text(text + n, sizeof text - 60 - n, n ? ", " : "");
+        n += strlen(text + n);
+        gmm__ck_cut_text(text + n, sizeof text - 56 - n, name);
+        n += strlen(text + n);
+        told += tensors;
+    }
+    if (told < b->missing)
+        (void)snprintf(text + n, sizeof text - n, ", and %lld more", (long long)(b->missing - told));
+    (void)snprintf(layer, sizeof layer, "%lld", (long long)m->layer);
+    (void)snprintf(expert, sizeof expert, "%lld", (long long)m->first);
+    name = gmm__ck_absent_name(b, m->row < 0 ? layer_row : &b->source.scheme->rows[m->row], m->state,
+                               m->row < 0 ? NULL : &b->linears[m->linear], layer, expert);
+    if (!name) return gmm__ck_no_memory(b);
+    b->report->reason = GMM_CKPT_MISSING_INDEX;
+    gmm__ck_cut_text(b->report->key, sizeof b->report->key, name);
+    if (b->spare_rows)
+        (void)snprintf(hint, sizeof hint, " (layer %lld routes to %lld: if some rows are spare, state the experts)",
+                       (long long)b->spare_layer, (long long)b->spare_rows);
+    return gmm__fail(&b->report->error, GMM_E_KEY, "%s: the source lacks %s%s", b->fn, text, hint);
+}
+
+/* Notes what the source lacks of all linears. */
+static gmm_status gmm__ck_complete(gmm__ck_build *b) {
+    int64_t at = 0, i;
+    int32_t s;
+    for (i = 0; i < b->linear_count; i++)
+        for (s = 0; s < b->source.state_count; s++) {
+            const int64_t begin = at;
+            gmm_status status;
+            while (at < b->hit_count && b->hits[at].linear == i && b->hits[at].state == s) at++;
+            if (!b->present[s] && s > 0) continue;
+            status = gmm__ck_complete_state(b, i, s, b->hits ? b->hits + begin : NULL, at - begin);
+            if (status) return status;
+        }
+    return GMM_OK;
+}
+
 static gmm_status gmm__ck_divides(gmm__ck_build *b, const gmm_ckpt_linear *l, int64_t extent, int64_t by,
                                   const char *what, const char *unit) {
     if (by > 0 && extent % by == 0) return GMM_OK;
@@ -82,16 +381,6 @@ static void gmm__ck_plain(gmm__ck_build *b, int64_t each, const gmm__ck_holder *
 
 /* Plans one linear in one state. */
 static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t state, gmm__ck_hit *hits, int64_t count) {
-    static const int8_t grouped[] = {
-#define GMM__X(name, value, text, grouped, rows, cols) grouped,
-        GMM_CKPT_SLOT_LIST(GMM__X)
-#undef GMM__X
-    };
-    static const int8_t cuts[][2] = {
-#define GMM__X(name, value, text, grouped, rows, cols) {rows, cols},
-        GMM_CKPT_SLOT_LIST(GMM__X)
-#undef GMM__X
-    };
     const gmm_ckpt_linear *l = &b->linears[index];
     const int experts_own = l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
                             l->slot != GMM_CKPT_SHARED_GATE;
@@ -104,21 +393,20 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
     gmm_status status;
     const gmm_ckpt_tensor *t = NULL;
 
-    memset(&x, 0, sizeof x);
     memset(&g, 0, sizeof g);
-    x.linear = l;
-    x.kind = GMM_CKPT_WEIGHT;
-    x.experts = l->experts;
-    x.halves = l->gated ? 2 : 1;
-    x.f = l->out / x.halves;
-    x.k = l->in ? l->in : 1;
-    x.vector = l->in == 0;
-    x.grouped = grouped[l->slot];
-    x.rows_cut = cuts[l->slot][0];
-    x.cols_cut = cuts[l->slot][1];
+    x = gmm__ck_array_of(l, GMM_CKPT_WEIGHT);
     src_etp = x.rows_cut || x.cols_cut ? b->parts[0].rank.etp_size : 1;
     dst_etp = x.rows_cut || x.cols_cut ? b->target.rank.etp_size : 1;
     for (i = 0; i < count; i++) n[hits[i].kind]++;
+    for (i = 0; i < count && !b->target.drop_wrappers; i++) {
+        t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+        if (!gmm__ck_same_wrappers(&b->source, gmm__ck_key_of(b, &hits[i]), gmm__ck_key_of(b, &hits[0])))
+            return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, t->name, "its wrapper segments are not those of \"%.100s\"%s",
+                                  gmm__ck_key_of(b, &hits[0]),
+                                  gmm__ck_is_map(b) ? "" : ": target.drop_wrappers leaves them out");
+    }
+    if (count) g.key = gmm__ck_key_of(b, &hits[0]);
+    else if (b->source.skip_missing) return GMM_OK;
     if (n[GMM_CKPT_WEIGHT] == 0) {
         if (!gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_WEIGHT, &row))
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: the scheme %s has no slot %d",
@@ -172,6 +460,7 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
         if (status) return status;
     }
     g.weight = weight;
+    g.presence = weight;
     g.state = state;
     g.grouped = l->grouped_weight;
     g.shown_cols = x.k;
@@ -218,11 +507,9 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
     }
     if (status || !l->bias) return status;
 
-    x.kind = GMM_CKPT_BIAS;
-    x.k = 1;
-    x.vector = 1;
-    x.cols_cut = 0;
+    x = gmm__ck_array_of(l, GMM_CKPT_BIAS);
     g.cut = NULL;
+    if (n[GMM_CKPT_BIAS] == 0 && b->source.skip_missing) return GMM_OK;
     if (n[GMM_CKPT_BIAS] == 0) {
         if (!gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_BIAS, &row))
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "linears: bias is 1, but the scheme %s has none",
@@ -232,6 +519,7 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
     status = gmm__ck_gather(b, &x, hits + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS], l->grouped_bias, scale);
     if (status) return status;
     g.weight = scale;
+    g.presence = scale;
     g.scale = NULL;
     g.blocks = 0;
     g.grouped = l->grouped_bias;
@@ -243,10 +531,6 @@ static gmm_status gmm__ck_plan_state(gmm__ck_build *b, int64_t index, int32_t st
 static gmm_status gmm__ck_plan_linears(gmm__ck_build *b) {
     int64_t at = 0, i;
     int32_t s;
-    uint8_t *present = (uint8_t *)gmm__ck_get(&b->temp, b->source.state_count, 1);
-    if (!present) return gmm__ck_no_memory(b);
-    for (i = 0; i < b->hit_count; i++) present[b->hits[i].state] = 1;
-    if (b->hit_count) qsort(b->hits, (size_t)b->hit_count, sizeof *b->hits, gmm__ck_compare_hits);
     for (i = 0; i < b->linear_count; i++) {
         int64_t end = at;
         while (end < b->hit_count && b->hits[end].linear == i) end++;
@@ -255,7 +539,7 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_build *b) {
             const int64_t begin = at;
             gmm_status status;
             while (at < end && b->hits[at].state == s) at++;
-            if (!present[s] && s > 0) continue;
+            if (!b->present[s] && s > 0) continue;
             status = gmm__ck_plan_state(b, i, s, begin < at ? b->hits + begin : NULL, at - begin);
             if (status) return status;
         }

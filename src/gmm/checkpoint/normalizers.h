@@ -35,12 +35,44 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     return GMM_OK;
 }
 
-/* Where one parameter of one module stands in the table, for upstream's rules. */
+/* Keys as upstream's rules change them: those of the table, and behind them what folds and splits made. A key that was
+   folded or split is gone. The bytes of a key are its runs, one behind the other. */
+typedef struct gmm__ck_run_of { int64_t at, units; int32_t src; } gmm__ck_run_of;
+typedef struct gmm__ck_entry {
+    gmm_ckpt_tensor tensor;
+    gmm__ck_run_of *runs;
+    int64_t count;
+    int gone;
+} gmm__ck_entry;
+
+typedef struct gmm__ck_keys {
+    gmm__ck_entry *entries;
+    int64_t count, room;
+} gmm__ck_keys;
+
+/* Where one parameter of one module stands among the keys. */
 typedef struct gmm__ck_found {
-    int32_t grouped, grouped_count; /* tensor, and how many match */
-    int32_t *index, *index_count;   /* [experts] */
+    int64_t grouped, grouped_count; /* entry, and how many match */
+    int64_t *index;                 /* [experts] entries */
+    int32_t *index_count;           /* [experts] */
     int32_t any, all;               /* of the indices that are unique */
 } gmm__ck_found;
+
+/* Adds a key with room for its runs; NULL where there is no memory. */
+static gmm__ck_entry *gmm__ck_entry_add(gmm__ck_build *b, gmm__ck_keys *keys, const gmm_ckpt_tensor *tensor,
+                                        int64_t runs) {
+    void *array = keys->entries;
+    gmm__ck_entry *e;
+    if (!gmm__ck_room(&b->temp, &array, keys->count, &keys->room, sizeof *keys->entries)) return NULL;
+    keys->entries = (gmm__ck_entry *)array;
+    e = &keys->entries[keys->count];
+    memset(e, 0, sizeof *e);
+    e->tensor = *tensor;
+    e->runs = (gmm__ck_run_of *)gmm__ck_get(&b->temp, runs, sizeof *e->runs);
+    if (!e->runs) return NULL;
+    keys->count++;
+    return e;
+}
 
 /* "weight12": the length before the digits and the index; -1 where no index stands at the end. */
 static size_t gmm__ck_tail(const char *name, int64_t *index) {
@@ -55,32 +87,106 @@ static size_t gmm__ck_tail(const char *name, int64_t *index) {
     return length;
 }
 
+/* Stacks the keys of all experts into one of this name. */
+static gmm_status gmm__ck_fold_keys(gmm__ck_build *b, gmm__ck_keys *keys, const gmm__ck_found *f, int64_t experts,
+                                    const char *name) {
+    const gmm_ckpt_tensor first = keys->entries[f->index[0]].tensor;
+    gmm_ckpt_tensor t = first;
+    gmm__ck_entry *stack;
+    int64_t e, runs = 0;
+    if (first.rank == GMM_CKPT_RANK)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, first.name, "a stack of it would have %d dimensions", first.rank + 1);
+    for (e = t.rank++; e > 0; e--) t.shape[e] = t.shape[e - 1];
+    t.shape[0] = experts;
+    t.name = name;
+    if (!gmm__mul(first.bytes, experts, &t.bytes))
+        return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, first.name, "a stack of it does not fit 63 bits");
+    for (e = 0; e < experts; e++) {
+        const gmm_ckpt_tensor *s = &keys->entries[f->index[e]].tensor;
+        if (s->dtype != first.dtype)
+            return gmm__ck_refuse(b, GMM_CKPT_DTYPE, s->name, "it is %s, the first of the stack %s",
+                                  gmm_dtype_name(s->dtype), gmm_dtype_name(first.dtype));
+        if (s->rank != first.rank || s->bytes != first.bytes ||
+            memcmp(s->shape, first.shape, (size_t)s->rank * sizeof s->shape[0]))
+            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, s->name, "the first of the stack has another shape");
+        runs += keys->entries[f->index[e]].count;
+    }
+    stack = gmm__ck_entry_add(b, keys, &t, runs);
+    if (!stack) return gmm__ck_no_memory(b);
+    for (e = 0; e < experts; e++) {
+        gmm__ck_entry *one = &keys->entries[f->index[e]];
+        memcpy(stack->runs + stack->count, one->runs, (size_t)one->count * sizeof *one->runs);
+        stack->count += one->count;
+        one->gone = 1;
+    }
+    return GMM_OK;
+}
+
+/* Cuts the grouped key into keys `name` with an index; `name` has room for it behind `length`. */
+static gmm_status gmm__ck_split_key(gmm__ck_build *b, gmm__ck_keys *keys, const gmm__ck_found *f, int64_t experts,
+                                    const char *name, size_t length) {
+    const gmm__ck_entry whole = keys->entries[f->grouped];
+    gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_get(&b->temp, experts, sizeof *parts);
+    int64_t e, run = 0, used = 0;
+    gmm_status status;
+    if (!parts) return gmm__ck_no_memory(b);
+    if (experts > INT32_MAX)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
+    status = gmm_ckpt_split(&whole.tensor, 0, (int32_t)experts, parts, b->report);
+    if (status) return status;
+    keys->entries[f->grouped].gone = 1;
+    for (e = 0; e < experts; e++) {
+        int64_t left = gmm__ck_units(&parts[e]);
+        char *own = (char *)gmm__ck_get(&b->temp, (int64_t)length + 24, 1);
+        gmm__ck_entry *one;
+        if (!own) return gmm__ck_no_memory(b);
+        (void)snprintf(own, length + 24, "%s%lld", name, (long long)e);
+        parts[e].name = own;
+        one = gmm__ck_entry_add(b, keys, &parts[e], whole.count);
+        if (!one) return gmm__ck_no_memory(b);
+        while (left > 0) {
+            gmm__ck_run_of *piece = &one->runs[one->count++];
+            *piece = whole.runs[run];
+            piece->at += used;
+            piece->units = gmm__min_i64(left, piece->units - used);
+            used += piece->units;
+            left -= piece->units;
+            if (used == whole.runs[run].units) {
+                used = 0;
+                run++;
+            }
+        }
+    }
+    return GMM_OK;
+}
+
 /* Replaces keys of one parameter as upstream does. `stem` is what keys are, or end with, before the index. */
-static gmm_status gmm__ck_upstream(gmm__ck_build *b, const gmm_ckpt_linear *l, const char *stem, int exact,
-                                   int32_t grouped) {
-    const gmm_ckpt_table *table = b->parts[0].table;
+static gmm_status gmm__ck_upstream(gmm__ck_build *b, gmm__ck_keys *keys, const gmm_ckpt_linear *l, const char *stem,
+                                   int exact, int32_t grouped) {
     const size_t stem_length = strlen(stem);
     gmm__ck_found f;
     int64_t i, e;
-    gmm_status status;
+    const char *first;
+    char *name;
+    size_t prefix;
     memset(&f, 0, sizeof f);
-    f.index = (int32_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index);
+    f.index = (int64_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index);
     f.index_count = (int32_t *)gmm__ck_get(&b->temp, l->experts, sizeof *f.index_count);
     if (!f.index || !f.index_count) return gmm__ck_no_memory(b);
-    for (i = 0; i < table->count; i++) {
-        const char *name = table->tensors[i].name;
-        size_t length = strlen(name);
+    for (i = 0; i < keys->count; i++) {
+        const char *key = keys->entries[i].tensor.name;
+        size_t length = strlen(key);
         int64_t index = -1;
-        if (b->used[0][i]) continue; /* an earlier module took it */
-        if (length >= stem_length && !strcmp(name + length - stem_length, stem) && (!exact || length == stem_length)) {
-            f.grouped = (int32_t)i;
+        if (keys->entries[i].gone) continue;
+        if (length >= stem_length && !strcmp(key + length - stem_length, stem) && (!exact || length == stem_length)) {
+            f.grouped = i;
             f.grouped_count++;
         }
-        length = gmm__ck_tail(name, &index);
+        length = gmm__ck_tail(key, &index);
         if (index < 0 || index >= l->experts || length < stem_length || (exact && length != stem_length) ||
-            memcmp(name + length - stem_length, stem, stem_length))
+            memcmp(key + length - stem_length, stem, stem_length))
             continue;
-        f.index[index] = (int32_t)i;
+        f.index[index] = i;
         f.index_count[index]++;
     }
     f.all = 1;
@@ -89,58 +195,54 @@ static gmm_status gmm__ck_upstream(gmm__ck_build *b, const gmm_ckpt_linear *l, c
         f.all &= f.index_count[e] == 1;
     }
     if (grouped ? f.grouped_count || !f.all : f.any || f.grouped_count != 1) return GMM_OK;
-    {
-        const gmm_ckpt_tensor *first = &table->tensors[grouped ? f.index[0] : f.grouped];
-        const size_t prefix = strlen(first->name) - stem_length - (grouped ? 1 : 0); /* index 0 is one digit */
-        char *name = (char *)gmm__ck_get(&b->temp, (int64_t)(prefix + stem_length + 24), 1);
-        gmm_ckpt_tensor t = *first;
-        int32_t target = -1;
-        if (!name) return gmm__ck_no_memory(b);
-        memcpy(name, first->name, prefix);
-        memcpy(name + prefix, stem, stem_length);
-        t.name = name;
-        if (grouped) {
-            if (first->rank == GMM_CKPT_RANK)
-                return gmm__ck_refuse(b, GMM_CKPT_SHAPE, first->name, "a stack of it would have %d dimensions",
-                                      first->rank + 1);
-            for (e = t.rank++; e > 0; e--) t.shape[e] = t.shape[e - 1];
-            t.shape[0] = l->experts;
-            if (!gmm__mul(first->bytes, l->experts, &t.bytes))
-                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, first->name, "a stack of it does not fit 63 bits");
-            i = b->move_count;
-            status = gmm__ck_new_target(b, &t, &target);
-            for (e = 0; !status && e < l->experts; e++) {
-                const gmm_ckpt_tensor *s = &table->tensors[f.index[e]];
-                if (s->dtype != first->dtype)
-                    return gmm__ck_refuse(b, GMM_CKPT_DTYPE, s->name, "it is %s, the first of the stack %s",
-                                          gmm_dtype_name(s->dtype), gmm_dtype_name(first->dtype));
-                if (s->rank != first->rank || s->bytes != first->bytes ||
-                    memcmp(s->shape, first->shape, (size_t)s->rank * sizeof s->shape[0]))
-                    return gmm__ck_refuse(b, GMM_CKPT_SHAPE, s->name, "the first of the stack has another shape");
-                b->used[0][f.index[e]] = 1;
-                status = gmm__ck_run(b, 0, f.index[e], 0, target, e * gmm__ck_units(first), gmm__ck_units(first));
-            }
-            return status ? status : gmm__ck_close(b, target, i);
-        } else {
-            gmm_ckpt_tensor *parts = (gmm_ckpt_tensor *)gmm__ck_get(&b->temp, l->experts, sizeof *parts);
-            if (!parts) return gmm__ck_no_memory(b);
-            if (l->experts > INT32_MAX)
-                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l->path, "experts is %lld", (long long)l->experts);
-            status = gmm_ckpt_split(first, 0, (int32_t)l->experts, parts, b->report);
-            if (status) return status;
-            b->used[0][f.grouped] = 1;
-            for (e = 0; !status && e < l->experts; e++) {
-                const int64_t units = gmm__ck_units(&parts[e]);
-                (void)snprintf(name + prefix + stem_length, 24, "%lld", (long long)e);
-                parts[e].name = name;
-                i = b->move_count;
-                status = gmm__ck_new_target(b, &parts[e], &target);
-                if (!status) status = gmm__ck_run(b, 0, f.grouped, e * units, target, 0, units);
-                if (!status) status = gmm__ck_close(b, target, i);
-            }
-            return status;
-        }
+    first = keys->entries[grouped ? f.index[0] : f.grouped].tensor.name;
+    prefix = strlen(first) - stem_length - (grouped ? 1 : 0); /* index 0 is one digit */
+    name = (char *)gmm__ck_get(&b->temp, (int64_t)(prefix + stem_length + 1), 1);
+    if (!name) return gmm__ck_no_memory(b);
+    memcpy(name, first, prefix);
+    memcpy(name + prefix, stem, stem_length);
+    return grouped ? gmm__ck_fold_keys(b, keys, &f, l->experts, name)
+                   : gmm__ck_split_key(b, keys, &f, l->experts, name, prefix + stem_length);
+}
+
+/* All keys of the table, each one run. */
+static gmm_status gmm__ck_keys_of(gmm__ck_build *b, gmm__ck_keys *keys) {
+    const gmm_ckpt_table *table = b->parts[0].table;
+    int64_t i;
+    b->used = (uint8_t **)gmm__ck_get(&b->temp, 1, sizeof *b->used);
+    if (b->used) b->used[0] = (uint8_t *)gmm__ck_get(&b->temp, table->count + 1, 1);
+    if (!b->used || !b->used[0]) return gmm__ck_no_memory(b);
+    for (i = 0; i < table->count; i++) {
+        gmm__ck_entry *e = gmm__ck_entry_add(b, keys, &table->tensors[i], 1);
+        if (!e) return gmm__ck_no_memory(b);
+        e->count = 1;
+        e->runs->src = (int32_t)i;
+        e->runs->units = gmm__ck_units(&e->tensor);
     }
+    return GMM_OK;
+}
+
+/* Makes targets of the keys that folds and splits left. */
+static gmm_status gmm__ck_plan_keys(gmm__ck_build *b, const gmm__ck_keys *keys) {
+    int64_t i, r;
+    for (i = 0; i < keys->count; i++) {
+        const gmm__ck_entry *e = &keys->entries[i];
+        const int64_t first = b->move_count;
+        gmm_ckpt_tensor t = e->tensor;
+        int64_t at = 0;
+        int32_t target = -1;
+        gmm_status status;
+        if (i < b->parts[0].table->count) b->used[0][i] = e->gone ? GMM__CK_USED : GMM__CK_UNUSED;
+        if (i < b->parts[0].table->count || e->gone) continue;
+        status = gmm__ck_new_target(b, &t, &target);
+        for (r = 0; !status && r < e->count; r++) {
+            status = gmm__ck_run(b, 0, e->runs[r].src, e->runs[r].at, target, at, e->runs[r].units);
+            at += e->runs[r].units;
+        }
+        if (!status) status = gmm__ck_close(b, target, first);
+        if (status) return status;
+    }
+    return GMM_OK;
 }
 
 static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const gmm_ckpt_table *table,
@@ -151,10 +253,12 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
     gmm_ckpt_source source = GMM_ZERO;
     gmm_ckpt_target target = GMM_ZERO;
     gmm_ckpt_part part = GMM_ZERO;
+    gmm__ck_keys keys;
     gmm__ck_build b;
     gmm_status status;
     int64_t i;
     int kind;
+    memset(&keys, 0, sizeof keys);
     part.table = table;
     source.parts = &part;
     source.part_count = 1;
@@ -168,11 +272,7 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
         return gmm__ck_create(fn, out, &source, &target, linears, count, allocator, report);
     status = gmm__ck_start(&b, fn, out, allocator, report);
     if (!status) status = gmm__ck_open(&b, &source, &target);
-    if (!status) {
-        b.used = (uint8_t **)gmm__ck_get(&b.temp, 1, sizeof *b.used);
-        if (b.used) b.used[0] = (uint8_t *)gmm__ck_get(&b.temp, table->count + 1, 1);
-        if (!b.used || !b.used[0]) status = gmm__ck_no_memory(&b);
-    }
+    if (!status) status = gmm__ck_keys_of(&b, &keys);
     for (i = 0; !status && i < count; i++) {
         const gmm_ckpt_linear *l = &linears[i];
         const char *path = prefix ? prefix : l->path ? l->path : "";
@@ -187,9 +287,10 @@ static gmm_status gmm__ck_normalize(const char *fn, gmm_ckpt_plan **out, const g
         if (!stem) status = gmm__ck_no_memory(&b);
         for (kind = 0; !status && kind < (l->bias ? 2 : 1); kind++) {
             (void)snprintf(stem, strlen(path) + 16, "%s%s%s", path, prefix || !*path ? "" : ".", names[kind]);
-            status = gmm__ck_upstream(&b, l, stem, prefix != NULL, kind ? l->grouped_bias : l->grouped_weight);
+            status = gmm__ck_upstream(&b, &keys, l, stem, prefix != NULL, kind ? l->grouped_bias : l->grouped_weight);
         }
     }
+    if (!status) status = gmm__ck_plan_keys(&b, &keys);
     if (!status) status = gmm__ck_keep(&b);
     if (!status) status = gmm__ck_finish(&b, *out);
     return gmm__ck_end(&b, out, status);

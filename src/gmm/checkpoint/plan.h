@@ -37,8 +37,8 @@ static gmm_status gmm__ck_keep(gmm__ck_build *b) {
         const gmm_ckpt_table *table = b->parts[p].table;
         for (i = 0; i < table->count; i++) {
             gmm_ckpt_tensor t = table->tensors[i];
-            const int64_t same = gmm_ckpt_table_find(b->targets, t.name);
             const int64_t first = b->move_count;
+            int64_t same;
             int32_t target = -1;
             gmm_status status;
             if (b->used[p][i] == GMM__CK_USED) {
@@ -53,6 +53,16 @@ static gmm_status gmm__ck_keep(gmm__ck_build *b) {
             if (b->source.extra == GMM_CKPT_EXTRA_REFUSE)
                 return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, b->used[p][i] == GMM__CK_PLAIN_SCALE
                                       ? "its weight is not quantized" : "no linear uses it");
+            if (b->target.drop_wrappers) {
+                char *name = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(t.name) + 1, 1);
+                size_t n;
+                if (!name) return gmm__ck_no_memory(b);
+                (void)gmm__ck_state_of(b, t.name, &n);
+                memcpy(name, t.name, n);
+                (void)gmm__ck_canonical(&b->source, t.name + n, name + n);
+                t.name = name;
+            }
+            same = gmm_ckpt_table_find(b->targets, t.name);
             if (same >= before) { /* ranks hold it alike */
                 const gmm_ckpt_tensor *k = &b->targets->tensors[same];
                 if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
@@ -205,6 +215,9 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
                               "NULL or "
                               "out of range", (int)b->source.part_count, (int)b->source.wrapper_count,
                               (int)b->source.state_count);
+    if (b->source.prefix && *b->source.prefix && b->source.prefix[strlen(b->source.prefix) - 1] != '.')
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "prefix is \"%.100s\": must be empty or end with a dot",
+                              b->source.prefix);
     if (b->source.extra < GMM_CKPT_EXTRA_REFUSE || b->source.extra > GMM_CKPT_EXTRA_DROP)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source.extra is %d: must be a gmm_ckpt_extra",
                               (int)b->source.extra);
@@ -281,9 +294,9 @@ static gmm_status gmm__ck_take_linears(gmm__ck_build *b, const gmm_ckpt_linear *
             char *path = (char *)gmm__ck_get(&b->temp, (int64_t)strlen(l.path) + 1, 1);
             if (!path) return gmm__ck_no_memory(b);
             if (!gmm__ck_canonical(&b->source, l.path, path) && !b->source.prefix)
-                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "linears[%lld].path is empty: any key would do; "
-                                      "state "
-                                      "the prefix", (long long)i);
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "linears[%lld].path is \"%.60s\", empty without "
+                                      "wrapper segments: any key would do%s", (long long)i, l.path,
+                                      gmm__ck_is_map(b) ? "" : "; state the prefix");
             l.path = path;
         }
         status = gmm__ck_linear_add(b, &l);
@@ -346,6 +359,9 @@ static gmm_status gmm__ck_create(const char *fn, gmm_ckpt_plan **out, const gmm_
     if (!status && count < 0) status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "count is %lld", (long long)count);
     if (!status) status = gmm__ck_take_linears(&b, linears, count);
     if (!status) status = gmm__ck_read_keys(&b);
+    if (!status) status = gmm__ck_agree(&b);
+    if (!status) status = gmm__ck_complete(&b);
+    if (!status) status = gmm__ck_refuse_missing(&b, NULL);
     if (!status) status = gmm__ck_plan_linears(&b);
     if (!status) status = gmm__ck_keep(&b);
     if (!status) status = gmm__ck_finish(&b, *out);
@@ -372,5 +388,10 @@ GMMDEF const gmm_ckpt_table *gmm_ckpt_plan_targets(const gmm_ckpt_plan *plan) { 
 GMMDEF const gmm_ckpt_move *gmm_ckpt_plan_moves(const gmm_ckpt_plan *plan, int64_t *count) {
     if (count) *count = plan ? plan->count : 0;
     return plan ? plan->moves : NULL;
+}
+
+static int gmm__ck_compare_i64(const void *a, const void *b) {
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
 }
 

@@ -4,79 +4,237 @@ static int gmm__ck_compare_linears(const void *a, const void *b) {
     return x->slot < y->slot ? -1 : x->slot > y->slot;
 }
 
-static int64_t gmm__ck_linear_of(const gmm__ck_build *b, gmm_ckpt_slot slot, int64_t layer) {
-    int64_t at = 0;
-    return gmm__ck_linear_find(b, NULL, 0, slot, layer, &at);
+/* Whether a tensor of all experts has an extent for them. */
+static int gmm__ck_has_experts(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
+    return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 0);
+}
+
+/* The experts that names or shapes of a linear tell of; 0 = none do. */
+static int64_t gmm__ck_told_experts(const gmm__ck_build *b, const gmm__ck_hit *hits, int64_t count) {
+    const int64_t ranks = b->parts[0].rank.ep_size;
+    int64_t most = 0, i;
+    for (i = 0; i < count; i++) {
+        const gmm_ckpt_row *row = &b->source.scheme->rows[hits[i].row];
+        const gmm_ckpt_tensor *t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+        int64_t n = 0;
+        if (row->form == GMM_CKPT_EACH) n = (hits[i].expert + 1) * (b->source.scheme->global_index ? 1 : ranks);
+        else if (row->kind != GMM_CKPT_WEIGHT || !gmm__ck_has_experts(row, t) || !gmm__mul(t->shape[0], ranks, &n))
+            n = 0;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* The experts of a layer: as stated, or as its linears tell, whose own numbers linears[].experts hold. Where each has a
+   tensor of its own a router may tell of more than are there. */
+static int64_t gmm__ck_layer_experts(gmm__ck_build *b, const gmm_ckpt_linear *l, const gmm_ckpt_row *row,
+                                     const gmm_ckpt_tensor *t, int64_t stated) {
+    const int64_t other = gmm__ck_linear_of(b, l->slot == GMM_CKPT_FC1 ? GMM_CKPT_FC2 : GMM_CKPT_FC1, l->layer);
+    const int64_t router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, l->layer);
+    int64_t n = l->experts;
+    if (stated) return stated;
+    if (gmm__ck_has_experts(row, t)) return n;
+    if (other >= 0 && b->linears[other].experts > n) n = b->linears[other].experts;
+    if (row->form != GMM_CKPT_EACH || router < 0 || b->linears[router].out <= n) return n;
+    if (!b->spare_rows) b->spare_layer = l->layer;
+    if (!b->spare_rows) b->spare_rows = b->linears[router].out;
+    return b->linears[router].out;
 }
 
 /* Extents of one linear from the shapes of its first tensors. */
 static gmm_status gmm__ck_scan_linear(gmm__ck_build *b, gmm_ckpt_linear *l, const gmm__ck_hit *hits, int64_t count,
                                       int64_t experts) {
-    const gmm_ckpt_rank *rank = &b->parts[0].rank;
+    const int32_t ep_size = b->parts[0].rank.ep_size;
     const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
-    const int64_t router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, l->layer);
     const gmm_ckpt_row *row = NULL;
     const gmm_ckpt_tensor *t = NULL;
-    int64_t i, last = -1, m[2] = {0, 0};
+    const gmm__ck_hit *hit = NULL;
+    int64_t i, m[2] = {0, 0}, held;
+    int32_t front, left;
+    int mx;
     for (i = 0; i < count; i++) {
         const gmm_ckpt_row *r = &b->source.scheme->rows[hits[i].row];
+        const gmm_ckpt_tensor *o = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
         if (hits[i].kind == GMM_CKPT_BIAS) l->bias = 1;
         if (hits[i].kind != GMM_CKPT_WEIGHT) continue;
         if (!row) {
+            hit = &hits[i];
             row = r;
-            t = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
+            t = o;
         }
-        if (r->form == GMM_CKPT_EACH && hits[i].expert > last) last = hits[i].expert;
         l->gated |= r->half != GMM_CKPT_BOTH;
+        if (r->scaling == GMM_SCALING_MX32) l->scaling = GMM_SCALING_MX32;
+        else if ((o->dtype == GMM_E4M3 || o->dtype == GMM_E5M2) &&
+                 gmm__ck_has_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
+            l->scaling = GMM_SCALING_128X128;
     }
-    if (!row) return GMM_OK; /* a bias alone: planning says what is missing */
-    l->experts = 1;
-    if (grouped) {
-        const int by_shape = row->form == GMM_CKPT_STACKED && t->rank >= 3;
-        l->experts = experts ? experts : row->form == GMM_CKPT_EACH
-                                             ? (last + 1) * (b->source.scheme->global_index ? 1 : rank->ep_size)
-                                             : by_shape ? t->shape[0] * rank->ep_size
-                                                        : router >= 0 ? b->linears[router].out : 0;
-        if (l->experts < 1 || l->experts % rank->ep_size)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: give "
-                                  "it");
-    }
-    {
-        const int64_t held = l->experts / (grouped ? rank->ep_size : 1);
-        const int32_t front = row->form == GMM_CKPT_STACKED && t->rank >= 3 ? 1 : 0, left = t->rank - front;
-        const int mx = row->scaling == GMM_SCALING_MX32;
-        if (left != (mx ? 3 : 2) && !(left == 1 && row->form == GMM_CKPT_EACH))
-            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
-        m[0] = t->shape[front];
-        m[1] = left == 1 ? 0 : t->shape[front + 1] * (mx ? 32 : 1);
-        if (!front && row->form != GMM_CKPT_EACH) {
-            const int wide = row->form == GMM_CKPT_WIDE;
-            if (m[wide] % held)
-                return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "extent %lld is no multiple of the %lld experts",
-                                      (long long)m[wide], (long long)held);
-            m[wide] /= held;
-        }
+    if (!row) return GMM_OK; /* a bias alone: its weight is missing */
+    l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
+    if (l->experts < 1 || (grouped && l->experts % ep_size))
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
+    held = l->experts / (grouped ? ep_size : 1);
+    front = gmm__ck_has_experts(row, t) ? 1 : 0;
+    left = t->rank - front;
+    mx = row->scaling == GMM_SCALING_MX32;
+    if (left != (mx ? 3 : 2) && !(left == 1 && row->form == GMM_CKPT_EACH))
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
+    m[0] = t->shape[front];
+    m[1] = left == 1 ? 0 : t->shape[front + 1] * (mx ? 32 : 1);
+    if (!front && row->form != GMM_CKPT_EACH) {
+        const int wide = row->form == GMM_CKPT_WIDE;
+        if (m[wide] % held)
+            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "extent %lld is no multiple of the %lld experts",
+                                  (long long)m[wide], (long long)held);
+        m[wide] /= held;
     }
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
-    if (grouped && rank->gtp_size > 1) { /* ranks stack their rows */
+    if (grouped && b->parts[0].rank.gtp_size > 1) { /* ranks stack their rows */
+        const gmm_ckpt_rank *rank = &b->parts[hit->part].rank;
+        int32_t found = 0;
         l->out = 0;
         for (i = 0; i < count; i++) {
             const gmm_ckpt_rank *other = &b->parts[hits[i].part].rank;
             const gmm_ckpt_tensor *o = &b->parts[hits[i].part].table->tensors[hits[i].tensor];
             const int32_t d = o->rank - (row->transposed ? 1 : 2);
-            if (hits[i].kind != GMM_CKPT_WEIGHT || hits[i].state != hits[0].state || d < 0 ||
-                hits[i].row != (int32_t)(row - b->source.scheme->rows) ||
-                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank ||
-                (row->form == GMM_CKPT_EACH && hits[i].expert % (l->experts / rank->ep_size)))
+            if (hits[i].kind != GMM_CKPT_WEIGHT || hits[i].state != hit->state || d < 0 || hits[i].row != hit->row ||
+                other->ep_rank != rank->ep_rank || other->etp_rank != rank->etp_rank || hits[i].expert != hit->expert)
                 continue;
             l->out += o->shape[d];
+            found++;
+        }
+        if (found != rank->gtp_size)
+            return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", (int)found,
+                                  (int)rank->gtp_size);
+    }
+    if (l->slot == GMM_CKPT_FC1) l->out *= b->parts[0].rank.etp_size;
+    if (l->slot == GMM_CKPT_FC2) l->in *= b->parts[0].rank.etp_size;
+    if (row->half != GMM_CKPT_BOTH) l->out *= 2;
+    if (l->out < 1)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "it has no rows");
+    return GMM_OK;
+}
+
+/* Extents of all linears, and which FC1 are gated. */
+static gmm_status gmm__ck_scan_extents(gmm__ck_build *b, int64_t experts) {
+    int64_t i, at, pass;
+    gmm_status status = GMM_OK;
+    for (pass = 0; pass < 3; pass++) /* the experts that names tell, then routers, which may tell of more */
+        for (i = 0, at = 0; i < b->linear_count; i++) {
+            gmm_ckpt_linear *l = &b->linears[i];
+            const int grouped = l->slot == GMM_CKPT_FC1 || l->slot == GMM_CKPT_FC2;
+            const int64_t begin = at;
+            while (at < b->hit_count && b->hits[at].linear == i) at++;
+            if (pass == 0 && grouped) l->experts = gmm__ck_told_experts(b, b->hits + begin, at - begin);
+            if (pass != (grouped ? 2 : 1)) continue;
+            status = gmm__ck_scan_linear(b, l, b->hits + begin, at - begin, experts);
+            if (status) return status;
+        }
+    for (i = 0; i < b->linear_count; i++) {
+        gmm_ckpt_linear *l = &b->linears[i];
+        const int shared = l->slot == GMM_CKPT_SHARED_FC1;
+        const int64_t fc1 = gmm__ck_linear_of(b, GMM_CKPT_FC1, l->layer);
+        const int64_t fc2 = gmm__ck_linear_of(b, shared ? GMM_CKPT_SHARED_FC2 : GMM_CKPT_FC2, l->layer);
+        if (experts && (l->slot == GMM_CKPT_ROUTER || l->slot == GMM_CKPT_ROUTER_CORRECTION) && l->out > experts &&
+            (fc1 >= 0 || fc2 >= 0))
+            l->spare = (int32_t)gmm__min_i64(l->out - experts, INT32_MAX);
+        if ((l->slot != GMM_CKPT_FC1 && !shared) || l->gated || !l->out || fc2 < 0 || !b->linears[fc2].out) continue;
+        l->gated = l->out == 2 * b->linears[fc2].in;
+        if (!l->gated && l->out != b->linears[fc2].in)
+            return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s's out %lld is neither "
+                                  "once nor twice the in of its second linear, so nothing says whether it is gated",
+                                  (long long)l->layer, shared ? "shared_fc1" : "fc1", (long long)l->out);
+    }
+    return GMM_OK;
+}
+
+/* Notes the layers that no key names, from 0 to the last that one does. `head` is what stands in front of {L}. */
+static gmm_status gmm__ck_scan_layers(gmm__ck_build *b, const char *head) {
+    const size_t prefix = strlen(b->found), length = strlen(head);
+    int64_t *layers = NULL, count = 0, room = 0, next = 0, i;
+    gmm_status status = GMM_OK;
+    int32_t p;
+    for (p = 0; p < b->source.part_count; p++)
+        for (i = 0; i < b->parts[p].table->count; i++) {
+            const char *key = b->parts[p].table->tensors[i].name, *at;
+            void *array = layers;
+            size_t skipped;
+            int64_t layer;
+            if (gmm__ck_state_of(b, key, &skipped) < 0) continue;
+            (void)gmm__ck_canonical_key(&b->source, key + skipped, b->text);
+            if (strncmp(b->text, b->found, prefix) || strncmp(b->text + prefix, head, length)) continue;
+            at = b->text + prefix + length;
+            if (!gmm__ck_number(&at, &layer) || (*at && *at != '.') || (count && layers[count - 1] == layer)) continue;
+            if (!gmm__ck_room(&b->temp, &array, count, &room, sizeof *layers)) return gmm__ck_no_memory(b);
+            layers = (int64_t *)array;
+            layers[count++] = layer;
+        }
+    if (count) qsort(layers, (size_t)count, sizeof *layers, gmm__ck_compare_i64);
+    for (i = 0; !status && i < count; i++) {
+        if (layers[i] > next) status = gmm__ck_lack(b, 0, -1, 0, 0, next, layers[i] - 1);
+        next = layers[i] + 1;
+    }
+    return status;
+}
+
+/* Adds what one layer of experts has to all of them: linears without any key, which are then missing, and biases. */
+static gmm_status gmm__ck_scan_members(gmm__ck_build *b) {
+    int bias[GMM_CKPT_SLOT_COUNT], there[GMM_CKPT_SLOT_COUNT], slot;
+    const int64_t count = b->linear_count;
+    int64_t i;
+    memset(bias, 0, sizeof bias);
+    memset(there, 0, sizeof there);
+    there[GMM_CKPT_FC1] = there[GMM_CKPT_FC2] = 1;
+    for (i = 0; i < count; i++) {
+        there[b->linears[i].slot] = 1;
+        bias[b->linears[i].slot] |= b->linears[i].bias;
+    }
+    there[GMM_CKPT_SHARED_FC1] = there[GMM_CKPT_SHARED_FC2] = there[GMM_CKPT_SHARED_FC1] | there[GMM_CKPT_SHARED_FC2];
+    for (i = 0; i < count; i++) {
+        const int64_t layer = b->linears[i].layer, router = gmm__ck_linear_of(b, GMM_CKPT_ROUTER, layer);
+        const int64_t fc1 = gmm__ck_linear_of(b, GMM_CKPT_FC1, layer), fc2 = gmm__ck_linear_of(b, GMM_CKPT_FC2, layer);
+        for (slot = 0; slot < GMM_CKPT_SLOT_COUNT; slot++) {
+            const gmm_ckpt_row *row = NULL;
+            gmm_ckpt_linear ghost = GMM_ZERO;
+            gmm_status status;
+            if (!there[slot] || gmm__ck_linear_of(b, (gmm_ckpt_slot)slot, layer) >= 0) continue;
+            ghost.slot = (gmm_ckpt_slot)slot;
+            ghost.layer = layer;
+            ghost.experts = 1;
+            if (slot == GMM_CKPT_FC1 || slot == GMM_CKPT_FC2)
+                ghost.experts = fc1 >= 0 ? b->linears[fc1].experts : fc2 >= 0 ? b->linears[fc2].experts
+                              : router >= 0 ? b->linears[router].out : 1;
+            if (!gmm__ck_has_row(b->source.scheme, &ghost, GMM_CKPT_WEIGHT, &row)) continue;
+            status = gmm__ck_linear_add(b, &ghost);
+            if (status) return status;
         }
     }
-    if (l->slot == GMM_CKPT_FC1) l->out *= rank->etp_size;
-    if (l->slot == GMM_CKPT_FC2) l->in *= rank->etp_size;
-    if (row->half != GMM_CKPT_BOTH) l->out *= 2;
+    for (i = 0; i < b->linear_count; i++) b->linears[i].bias |= bias[b->linears[i].slot];
     return GMM_OK;
+}
+
+/* Refuses a source that lacks layers, linears or experts. */
+static gmm_status gmm__ck_scan_complete(gmm__ck_build *b) {
+    const int64_t count = b->linear_count;
+    gmm_ckpt_row layer = GMM_ZERO;
+    gmm_status status = GMM_OK;
+    int32_t r;
+    for (r = 0; r < b->source.scheme->count && !layer.pattern; r++) {
+        const char *pattern = b->source.scheme->rows[r].pattern, *at = strstr(pattern, "{L}");
+        char *head;
+        if (!at) continue;
+        head = (char *)gmm__ck_get(&b->temp, at - pattern + 4, 1);
+        if (!head) return gmm__ck_no_memory(b);
+        memcpy(head, pattern, (size_t)(at - pattern));
+        status = gmm__ck_scan_layers(b, head);
+        memcpy(head + (at - pattern), "{e}", 4); /* a miss counts layers as it does experts */
+        layer.pattern = head;
+    }
+    if (!status && !b->source.skip_missing) status = gmm__ck_scan_members(b);
+    if (!status) status = gmm__ck_complete(b);
+    if (!status) status = gmm__ck_refuse_missing(b, &layer);
+    b->linear_count = count;
+    return status;
 }
 
 GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, gmm_ckpt_linear **linears,
@@ -85,7 +243,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     const gmm_ckpt_target nothing = GMM_ZERO;
     gmm__ck_build b;
     gmm_status status;
-    int64_t i, at, pass;
+    int64_t i, at;
     if (!source || !linears || !count)
         return gmm__ck_null(fn, !source ? "source" : !linears ? "linears" : "count", report);
     *linears = NULL;
@@ -96,28 +254,9 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status && (experts < 0 || experts > INT32_MAX))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     if (!status) status = gmm__ck_read_keys(&b);
-    if (!status && b.hit_count) qsort(b.hits, (size_t)b.hit_count, sizeof *b.hits, gmm__ck_compare_hits);
-    for (pass = 0; pass < 2; pass++) /* routers may tell the number of experts */
-        for (i = 0, at = 0; !status && i < b.linear_count; i++) {
-            const int grouped = b.linears[i].slot == GMM_CKPT_FC1 || b.linears[i].slot == GMM_CKPT_FC2;
-            const int64_t begin = at;
-            while (at < b.hit_count && b.hits[at].linear == i) at++;
-            if (grouped == (int)pass)
-                status = gmm__ck_scan_linear(&b, &b.linears[i], b.hits + begin, at - begin, experts);
-        }
-    for (i = 0; !status && i < b.linear_count; i++) {
-        gmm_ckpt_linear *l = &b.linears[i];
-        const int shared = l->slot == GMM_CKPT_SHARED_FC1;
-        int64_t fc2;
-        if ((l->slot != GMM_CKPT_FC1 && !shared) || l->gated) continue;
-        fc2 = gmm__ck_linear_of(&b, shared ? GMM_CKPT_SHARED_FC2 : GMM_CKPT_FC2, l->layer);
-        l->gated = fc2 >= 0 && l->out == 2 * b.linears[fc2].in;
-        if (fc2 < 0 || (!l->gated && l->out != b.linears[fc2].in))
-            status = gmm__ck_refuse(&b, GMM_CKPT_SHAPE, NULL, "layer %lld: %s's out %lld is neither once nor twice "
-                                    "the in "
-                                    "of its second linear, so nothing says whether it is gated",
-                                    (long long)l->layer, shared ? "shared_fc1" : "fc1", (long long)l->out);
-    }
+    if (!status) status = gmm__ck_scan_extents(&b, experts);
+    if (!status) status = gmm__ck_agree(&b);
+    if (!status && b.linear_count) status = gmm__ck_scan_complete(&b);
     for (i = at = 0; !status && i < b.linear_count; i++) /* linears without a weight are none */
         if (b.linears[i].out) b.linears[at++] = b.linears[i];
     if (!status) b.linear_count = at;

@@ -62,9 +62,9 @@ static const gmm_ckpt_row gmm__ck_sequential[] = {
     GMM__CK_MEGATRON_LIST,
 };
 
-static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out] in a matrix of hidden rows or columns */
+static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out], declared as matrices of hidden rows or columns */
     GMM__CK_ROW(GMM__CK_L "experts.weight1", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_WIDE, 1, NONE),
-    GMM__CK_ROW(GMM__CK_L "experts.weight2", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 1, NONE),
+    GMM__CK_ROW(GMM__CK_L "experts.weight2", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_TALL, 1, NONE),
     GMM__CK_MEGATRON_LIST,
 };
 

@@ -103,7 +103,7 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_activation *d = &call->d.act;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     char rule[160];
-    if (s != GMM_OK || (s = gmm__read(call, "activation", d, sizeof *d, activation)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "activation", d, sizeof *d, activation)) != GMM_OK) return s;
     {
         gmm_groups g;
         gmm_act a = GMM_ZERO;
@@ -120,8 +120,8 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
     if (d->ffn < 1) return gmm__refuse(call, GMM_E_ARG, "ffn", "%lld must be >= 1", (long long)d->ffn);
     if ((s = gmm__read(call, "act", &call->act, sizeof call->act, d->act)) != GMM_OK) return s;
-    if ((s = gmm__check_act(&call->act, d->ffn, "act.", rule, sizeof rule)) != GMM_OK)
-        return gmm__fail(&ctx->error, s, "%s: %s (%s)", function, rule, call->shapes);
+    if ((s = gmm__check_act(&call->act, d->ffn, "", rule, sizeof rule)) != GMM_OK)
+        return gmm__refuse_member(call, s, "act", rule);
     if (d->ffn > INT64_MAX / 2)
         return gmm__refuse(call, GMM_E_OVERFLOW, "ffn", "%lld does not fit 64 bits twice", (long long)d->ffn);
     call->out = d->ffn;
@@ -137,7 +137,8 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
         return s;
     if (!query && !d->dx && !d->dprob && !d->y)
-        return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so are dprob and y: nothing is asked for");
+        return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so are activation.dprob and activation.y: "
+                           "nothing is asked for");
     return GMM_OK;
 }
 

@@ -72,6 +72,7 @@ typedef struct gmm__call {
     gmm_op op;
     int query;
     const char *function; /* for messages */
+    const char *path;     /* for messages: the descriptor's name in the declaration; NULL = the call takes none */
     char shapes[112];
     gmm_options options;
     gmm_groups groups;

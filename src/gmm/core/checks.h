@@ -1,13 +1,31 @@
-/* Fails a call: "gmm_linear_fwd: w: <what is wrong> (<shapes>)". */
-static GMM__UNUSED gmm_status gmm__refuse(gmm__call *call, gmm_status status, const char *argument, const char *format,
-                                          ...) {
+/* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
+   descriptor, and gets the descriptor's name in front, or one of the arguments beside the descriptor. A rule that
+   continues the argument's name ("is NULL", "has both data and table") has no colon before it. */
+static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
+                                          const char *format, ...) {
+    static const char *const beside[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
+    static const char *const verbs[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
+    int field = call->path && strcmp(argument, call->path), sentence = 0;
     char what[320];
+    size_t i;
     va_list list;
+    for (i = 0; i < sizeof beside / sizeof beside[0]; i++) field = field && strcmp(argument, beside[i]);
     va_start(list, format);
     (void)vsnprintf(what, sizeof what, format, list);
     va_end(list);
-    return gmm__fail(&call->ctx->error, status, "%s: %s: %s%s%s%s", call->function, argument, what,
-                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+    for (i = 0; i < sizeof verbs / sizeof verbs[0]; i++) sentence |= !strncmp(what, verbs[i], strlen(verbs[i]));
+    return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
+                     field ? "." : "", argument, sentence ? "" : ":", what, call->shapes[0] ? " (" : "", call->shapes,
+                     call->shapes[0] ? ")" : "");
+}
+
+/* Fails a call for what `rule` says of a member of `argument`; the rule opens with the member: "limit: -1 must be". */
+static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_status status, const char *argument,
+                                                 const char *rule) {
+    char path[96];
+    const size_t name = strcspn(rule, ":");
+    (void)snprintf(path, sizeof path, "%s.%.*s", argument, (int)name, rule);
+    return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
 }
 
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *to, size_t size,
@@ -22,6 +40,13 @@ static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, v
                            given, (unsigned)size, GMM_VERSION_STRING);
     memset(to, 0, sizeof given); /* the copy has this version's size */
     return GMM_OK;
+}
+
+/* Reads the call's descriptor. */
+static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *argument, void *to, size_t size,
+                                                   const void *from) {
+    call->path = argument;
+    return gmm__read(call, argument, to, size, from);
 }
 
 /* What messages say about a call before its descriptors are checked: zeros and none where they cannot be read. */
@@ -255,7 +280,9 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     gmm_status s;
     int64_t bytes, size;
     memset(m, 0, sizeof *m);
-    if (!mat) return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL") : GMM_OK;
+    if (!mat)
+        return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs it", gmm_op_name(call->op))
+                        : GMM_OK;
     if ((s = gmm__read(call, argument, m, sizeof *m, mat)) != GMM_OK) return s;
     if (m->dtype <= GMM_NONE || m->dtype > GMM_I64 || !(dtypes >> m->dtype & 1u))
         return gmm__refuse(call, GMM_E_DTYPE, argument, "dtype %s is not accepted here", gmm_dtype_name(m->dtype));
@@ -413,9 +440,13 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
                                              int required, int64_t rows, int64_t cols) {
     gmm_grad *g = &call->grad[role];
     gmm_status s;
+    char name[32];
     memset(g, 0, sizeof *g);
     memset(&call->mat[role], 0, sizeof call->mat[role]);
-    if (!grad) return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL") : GMM_OK;
+    if (!grad)
+        return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs a destination",
+                                      gmm_op_name(call->op))
+                        : GMM_OK;
     if ((s = gmm__read(call, argument, g, sizeof *g, grad)) != GMM_OK) return s;
     if ((g->main_grad | g->overwrite) & ~1)
         return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", (int)g->main_grad,
@@ -425,7 +456,8 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
         return gmm__refuse(call, GMM_E_ALIGN, argument, "beta %p is not aligned to 4 bytes", (const void *)g->beta);
     gmm__add_span(call, argument, ".beta", 0, g->beta, call->groups.count * (int64_t)sizeof *g->beta);
     gmm__add_span(call, argument, ".frozen", 0, g->frozen, call->groups.count);
-    return gmm__read_mat(call, role, argument, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
+    (void)snprintf(name, sizeof name, "%s.mat", argument);
+    return gmm__read_mat(call, role, name, g->mat, 1, call->groups.count, rows, cols, GMM__FLOATS);
 }
 
 /* An array of 4-byte values that a call reads. */

@@ -20,7 +20,7 @@ static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char
                                    int query) {
     gmm_glu *d = &call->d.glu;
     gmm_status s = gmm__open(call, ctx, GMM_OP_GLU_INTERLEAVE, function, query);
-    if (s != GMM_OK || (s = gmm__read(call, "glu", d, sizeof *d, glu)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "glu", d, sizeof *d, glu)) != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "%s count=%lld ffn=%lld cols=%lld block=%d %s",
                    d->axis == GMM_GLU_COLUMNS ? "columns" : "rows", (long long)d->count, (long long)d->ffn,
                    (long long)d->cols, (int)d->block, gmm__peek_dtype(d->src));
@@ -41,8 +41,9 @@ static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char
         (s = gmm__glu_read(call, GMM__Y, "dst", d->dst)) != GMM_OK)
         return s;
     if (call->mat[GMM__Y].dtype != call->mat[GMM__X_].dtype)
-        return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of src, %s",
-                           gmm_dtype_name(call->mat[GMM__Y].dtype), gmm_dtype_name(call->mat[GMM__X_].dtype));
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of %s.src, %s",
+                           gmm_dtype_name(call->mat[GMM__Y].dtype), call->path,
+                           gmm_dtype_name(call->mat[GMM__X_].dtype));
     return GMM_OK;
 }
 

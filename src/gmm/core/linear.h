@@ -32,17 +32,18 @@ static gmm_status gmm__check_factors(gmm__call *call, int first, const char *fir
     call->in_align = call->out_align = align;
     if (a->scaling == GMM_SCALING_NONE && b->scaling == GMM_SCALING_NONE)
         return a->dtype == b->dtype ? GMM_OK
-                                    : gmm__refuse(call, GMM_E_DTYPE, second_name, "dtype %s must be that of %s, %s",
-                                                  gmm_dtype_name(b->dtype), first_name, gmm_dtype_name(a->dtype));
+                                    : gmm__refuse(call, GMM_E_DTYPE, second_name, "dtype %s must be that of %s.%s, %s",
+                                                  gmm_dtype_name(b->dtype), call->path, first_name,
+                                                  gmm_dtype_name(a->dtype));
     if (a->scaling == GMM_SCALING_NONE ? second != GMM__W || family[b->scaling] < 3
                                        : family[a->scaling] != family[b->scaling] ||
                                          (a->scaling == GMM_SCALING_128X128 && b->scaling == GMM_SCALING_128X128))
-        return gmm__refuse(call, GMM_E_DTYPE, second_name, "%s scaled %s does not multiply %s %s scaled %s",
-                           gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling), first_name,
+        return gmm__refuse(call, GMM_E_DTYPE, second_name, "%s scaled %s does not multiply %s.%s, %s scaled "
+                           "%s", gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling), call->path, first_name,
                            gmm_dtype_name(a->dtype), gmm_scaling_name(a->scaling));
     if (a->hadamard != b->hadamard)
-        return gmm__refuse(call, GMM_E_CONFIG, second_name, "hadamard 0x%x must be that of %s, 0x%x",
-                           (unsigned)b->hadamard, first_name, (unsigned)a->hadamard);
+        return gmm__refuse(call, GMM_E_CONFIG, second_name, "hadamard 0x%x must be that of %s.%s, 0x%x",
+                           (unsigned)b->hadamard, call->path, first_name, (unsigned)a->hadamard);
     if (call->in % align || call->out % align)
         return gmm__refuse(call, GMM_E_ARG, call->in % align ? "in_features" : "out_features", "%lld must be a "
                            "multiple of %d for scaling %s", (long long)(call->in % align ? call->in : call->out),
@@ -65,7 +66,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     gmm_groups g;
     int64_t G, K, N;
 
-    if (s != GMM_OK || (s = gmm__read(call, "linear", d, sizeof *d, linear)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "linear", d, sizeof *d, linear)) != GMM_OK) return s;
     K = call->in = d->in_features;
     N = call->out = d->out_features;
     gmm__peek_groups(d->groups, &g);
@@ -105,7 +106,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
             return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if (!d->db && !d->d_row_scale)
-            return gmm__refuse(call, GMM_E_NULL, "db", "and d_row_scale are both NULL: nothing is wanted");
+            return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_row_scale are both NULL: nothing is wanted");
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 0, 1, N)) != GMM_OK) return s;
     }
 

@@ -25,8 +25,8 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
         return gmm__read_mat(call, role, argument, mat, rowwise || columnwise, call->groups.count, rows, cols,
                              GMM__FLOATS);
     if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
-        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what quant.recipe makes of "
-                           "weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
+                           "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
                            gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (way = 0; way < 2 && s == GMM_OK; way++) {
@@ -59,7 +59,7 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     int i;
     for (i = 0; i < 3; i++)
         if (features[i].value % align)
-            return gmm__refuse(call, GMM_E_ARG, features[i].name, "%lld must be a multiple of %d for quant.recipe",
+            return gmm__refuse(call, GMM_E_ARG, features[i].name, "%lld must be a multiple of %d for mlp.quant.recipe",
                                (long long)features[i].value, (int)align);
     call->in_align = call->out_align = align;
     return GMM_OK;
@@ -98,17 +98,17 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_error error;
     gmm_groups g;
 
-    if (s != GMM_OK || (s = gmm__read(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
     if (op < GMM_OP_MLP_FWD || op > GMM_OP_MLP_WGRAD)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no MLP operation", (int)op);
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "mlp.reserved", "%d must be 0", (int)d->reserved);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
     if ((s = gmm__read(call, "config", c, sizeof *c, d->config)) != GMM_OK) return s;
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     gmm__peek_groups(d->groups, &g);
     (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld hidden=%lld ffn=%lld out=%lld %s", (int)g.count,
                    (long long)g.capacity, (long long)c->hidden, (long long)c->ffn, (long long)c->hidden_out,
                    gmm_act_name(c->act.kind));
-    if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse(call, error.status, "config", "%s", error.text);
+    if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse_member(call, error.status, "config", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
     if (!d->quant && c->recipe != GMM_RECIPE_NONE)
         return gmm__refuse(call, GMM_E_CONFIG, "config.recipe", "%d needs quant, which is NULL: the products would not "
@@ -118,10 +118,10 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)
             return s;
         if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
-            return gmm__refuse(call, s, "quant.recipe", "%s", error.text);
+            return gmm__refuse_member(call, s, "quant.recipe", error.text);
         if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
-            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be config.recipe, %d, and not none",
-                               (int)call->recipe.kind, (int)c->recipe);
+            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be mlp.config.recipe, %d, and "
+                               "not none", (int)call->recipe.kind, (int)c->recipe);
         if (call->quant.reserved)
             return gmm__refuse(call, GMM_E_ARG, "quant.reserved", "%d must be 0", (int)call->quant.reserved);
         if ((s = gmm__mlp_check_features(call)) != GMM_OK) return s;
@@ -173,7 +173,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         for (i = 0; i < 3; i++)
             if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
                 call->mat[roles[i]].scaling == GMM_SCALING_NONE)
-                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of %s, %s",
+                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of mlp.%s, %s",
                                    gmm_dtype_name(call->mat[roles[i]].dtype), call->mat[GMM__W2].scaling ==
                                    GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy", gmm_dtype_name(dtype));
     }

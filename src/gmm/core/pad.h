@@ -17,9 +17,10 @@ GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error
     if (!in) return gmm__fail(error, GMM_E_NULL, "gmm_pad_decide: in is NULL");
     if (!align) return gmm__fail(error, GMM_E_NULL, "gmm_pad_decide: align is NULL");
     if (in->recipe < GMM_RECIPE_NONE || in->recipe > GMM_RECIPE_NVFP4)
-        return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: recipe: %d is no recipe", (int)in->recipe);
+        return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: in.recipe: %d is no recipe", (int)in->recipe);
     if (in->dispatcher < GMM_DISPATCH_ALLTOALL || in->dispatcher > GMM_DISPATCH_NCCLEP)
-        return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: dispatcher: %d is no dispatcher", (int)in->dispatcher);
+        return gmm__fail(error, GMM_E_CONFIG, "gmm_pad_decide: in.dispatcher: %d is no dispatcher",
+                         (int)in->dispatcher);
     /* asking the router to pad is not enough: with few tokens it cannot reach the multiple, so its result counts */
     padded = (in->router_padding && in->router_padding_done) || in->dispatcher == GMM_DISPATCH_HYBRIDEP ||
              in->dispatcher == GMM_DISPATCH_NCCLEP ||
@@ -54,7 +55,7 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int pad = op == GMM_OP_PAD;
     int64_t src_rows, dst_rows;
-    if (s != GMM_OK || (s = gmm__read(call, "padding", d, sizeof *d, padding)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "padding", d, sizeof *d, padding)) != GMM_OK) return s;
     {
         gmm_groups g;
         gmm__peek_groups(d->groups, &g);
@@ -81,8 +82,9 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, dst_rows, d->cols, GMM__BYTES)) != GMM_OK)
         return s;
     if (call->mat[GMM__Y].dtype != call->mat[GMM__X_].dtype)
-        return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of src, %s",
-                           gmm_dtype_name(call->mat[GMM__Y].dtype), gmm_dtype_name(call->mat[GMM__X_].dtype));
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "dtype %s must be that of %s.src, %s",
+                           gmm_dtype_name(call->mat[GMM__Y].dtype), call->path,
+                           gmm_dtype_name(call->mat[GMM__X_].dtype));
     if ((s = gmm__check_array(call, "src_prob", d->src_prob, d->dst_prob != NULL, src_rows)) != GMM_OK ||
         (s = gmm__check_output(call, "dst_prob", d->dst_prob, d->src_prob != NULL, dst_rows)) != GMM_OK)
         return s;

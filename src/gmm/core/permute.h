@@ -2,7 +2,7 @@
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
     gmm_permute *p = &call->d.permute;
     int64_t slots;
-    gmm_status s = gmm__read(call, "permute", p, sizeof *p, permute);
+    gmm_status s = gmm__read_descriptor(call, "permute", p, sizeof *p, permute);
     if (s != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d R=%lld H=%lld", (long long)p->tokens,
                    (int)p->experts, (int)p->topk, (long long)p->capacity, (long long)p->hidden);
@@ -36,6 +36,35 @@ static gmm_status gmm__permute_mat(gmm__call *call, int role, const char *argume
     return gmm__read_mat(call, role, argument, mat, 1, 0, rows, call->d.permute.hidden, dtypes);
 }
 
+/* Refuses an operand that the call would leave out: the caller has mixed up two of the five. */
+static gmm_status gmm__permute_operands(gmm__call *call) {
+    enum { FWD = 1, BWD = 2, UNPERMUTE_FWD = 4, UNPERMUTE_BWD = 8 };
+    static const gmm_op ops[] = { GMM_OP_PERMUTE_FWD, GMM_OP_PERMUTE_BWD, GMM_OP_UNPERMUTE_FWD, GMM_OP_UNPERMUTE_BWD };
+    const gmm_permute *p = &call->d.permute;
+    const struct { const char *name; const void *address; int calls; } operands[] = {
+        { "x", p->x, FWD }, { "probs", p->probs, FWD | UNPERMUTE_FWD | UNPERMUTE_BWD },
+        { "rows", p->rows, FWD | UNPERMUTE_FWD | UNPERMUTE_BWD }, { "row_probs", p->row_probs, FWD },
+        { "out", p->out, UNPERMUTE_FWD }, { "dout", p->dout, UNPERMUTE_BWD },
+        { "drows", p->drows, BWD | UNPERMUTE_BWD }, { "drow_probs", p->drow_probs, BWD }, { "dx", p->dx, BWD },
+        { "dprobs", p->dprobs, BWD | UNPERMUTE_BWD }
+    };
+    size_t i, k, used;
+    int own = 0;
+    char others[80];
+    for (k = 0; k < sizeof ops / sizeof ops[0]; k++)
+        if (ops[k] == call->op) own = 1 << k;
+    for (i = 0; i < sizeof operands / sizeof operands[0]; i++) {
+        if (!operands[i].address || operands[i].calls & own) continue;
+        for (k = used = 0; k < sizeof ops / sizeof ops[0]; k++)
+            if (operands[i].calls >> k & 1)
+                used += (size_t)snprintf(others + used, sizeof others - used, "%s%s", used ? ", " : "",
+                                         gmm_op_name(ops[k]));
+        return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
+                           "it, only %s", gmm_op_name(call->op), others);
+    }
+    return GMM_OK;
+}
+
 /* What one of the five needs: an output that is given needs its inputs. */
 static gmm_status gmm__read_permute_operands(gmm__call *call) {
     const gmm_permute *p = &call->d.permute;
@@ -54,7 +83,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
             (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, plain)) != GMM_OK)
             return s;
         if (call->mat[GMM__X_].dtype != call->mat[GMM__ROWS].dtype)
-            return gmm__refuse(call, GMM_E_DTYPE, "rows", "dtype %s must be that of x, %s",
+            return gmm__refuse(call, GMM_E_DTYPE, "rows", "dtype %s must be that of permute.x, %s",
                                gmm_dtype_name(call->mat[GMM__ROWS].dtype), gmm_dtype_name(call->mat[GMM__X_].dtype));
         if ((s = gmm__check_array(call, "slot_of", p->slot_of, 1, p->capacity)) != GMM_OK ||
             (s = gmm__check_array(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
@@ -64,7 +93,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         return gmm__check_array(call, "probs", p->probs, p->row_probs != NULL, slots);
     case GMM_OP_PERMUTE_BWD:
         if (!p->dx && !p->dprobs && !call->query)
-            return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL and dprobs is, too: nothing is asked for");
+            return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so is permute.dprobs: nothing is asked for");
         if (p->dx && ((s = gmm__permute_mat(call, GMM__DX, "dx", p->dx, p->tokens, GMM__FLOATS)) != GMM_OK ||
                       (s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK))
             return s;
@@ -80,7 +109,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         return gmm__check_array(call, "probs", p->probs, 0, slots);
     case GMM_OP_UNPERMUTE_BWD:
         if (!p->drows && !p->dprobs && !call->query)
-            return gmm__refuse(call, GMM_E_NULL, "drows", "is NULL and dprobs is, too: nothing is asked for");
+            return gmm__refuse(call, GMM_E_NULL, "drows", "is NULL, and so is permute.dprobs: nothing is asked for");
         if ((s = gmm__permute_mat(call, GMM__DOUT, "dout", p->dout, p->tokens, GMM__FLOATS)) != GMM_OK) return s;
         if (p->drows &&
             ((s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK ||
@@ -103,7 +132,7 @@ static gmm_status gmm__permute(gmm_context *ctx, gmm_op op, const char *function
     gmm__call call;
     gmm_status s = gmm__open(&call, ctx, op, function, query);
     if (s != GMM_OK || (s = gmm__read_permute(&call, permute)) != GMM_OK ||
-        (s = gmm__read_permute_operands(&call)) != GMM_OK)
+        (s = gmm__read_permute_operands(&call)) != GMM_OK || (s = gmm__permute_operands(&call)) != GMM_OK)
         return s;
     if (!query && (op == GMM_OP_PERMUTE_FWD || (op == GMM_OP_UNPERMUTE_BWD && permute->drows)) &&
         (s = gmm__check_split(&call, "sizes")) != GMM_OK)

@@ -67,15 +67,15 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     gmm_status s = gmm__open(call, ctx, op, function, query);
     gmm_error why = GMM_ZERO;
     int by_group;
-    if (s != GMM_OK || (s = gmm__read(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
     if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no quantizing operation", (int)op);
     if ((s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(call, "format", f, sizeof *f, d->format)) != GMM_OK)
         return s;
-    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(call, s, "format", "%s", why.text);
-    if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format", "dtype: none asks for no copy");
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse_member(call, s, "format", why.text);
+    if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format.dtype", "none asks for no copy");
     by_group = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     if (d->phase < GMM_QUANT_ALL || d->phase > GMM_QUANT_CAST || (d->phase != GMM_QUANT_ALL && !by_group))
@@ -88,7 +88,8 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         return gmm__refuse(call, GMM_E_OVERFLOW, "first_group", "%d and %lld groups from there exceed the 2^24 that "
                            "gmm_draw_block tells apart", (int)d->first_group, (long long)gmm__units(call));
     if (!d->rowwise && !d->columnwise)
-        return gmm__refuse(call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+        return gmm__refuse(call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
+                           call->path);
     if (f->row_amax && d->columnwise)
         return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
     if (op == GMM_OP_REQUANTIZE)
@@ -146,7 +147,7 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
                                           const gmm_dequantization *dequantization, int query) {
     gmm_dequantization *d = &call->d.dequant;
     gmm_status s = gmm__open(call, ctx, GMM_OP_DEQUANTIZE, function, query);
-    if (s != GMM_OK || (s = gmm__read(call, "dequantization", d, sizeof *d, dequantization)) != GMM_OK ||
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "dequantization", d, sizeof *d, dequantization)) != GMM_OK ||
         (s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK)
         return s;
@@ -176,7 +177,7 @@ static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, cons
     gmm_transposition *d = &call->d.transposition;
     const gmm_mat *src = &call->mat[GMM__DY], *dst = &call->mat[GMM__Y];
     gmm_status s = gmm__open(call, ctx, GMM_OP_TRANSPOSE, function, query);
-    if (s != GMM_OK || (s = gmm__read(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
         (s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, GMM_ROWWISE)) != GMM_OK)
@@ -186,7 +187,7 @@ static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, cons
                            "both ways", gmm_scaling_name(src->scaling));
     s = gmm__read_quant(call, GMM__Y, "dst", d->dst, call->units, call->rows, call->in, GMM_COLUMNWISE);
     if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
-        return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as src, %s scaled %s",
+        return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as transposition.src, %s scaled %s",
                            gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
                            gmm_scaling_name(src->scaling));
     return s;
@@ -210,7 +211,7 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     gmm_scale_update *d = &call.d.update;
     int64_t floats, bytes;
     gmm_status s = gmm__open(&call, ctx, GMM_OP_SCALE_UPDATE, "gmm_update_scales", 0);
-    if (s != GMM_OK || (s = gmm__read(&call, "update", d, sizeof *d, update)) != GMM_OK ||
+    if (s != GMM_OK || (s = gmm__read_descriptor(&call, "update", d, sizeof *d, update)) != GMM_OK ||
         (s = gmm__read_options(&call, d->options)) != GMM_OK)
         return s;
     if (d->slots < 0) return gmm__refuse(&call, GMM_E_ARG, "slots", "%d must be >= 0", (int)d->slots);
@@ -261,12 +262,12 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     gmm_status s = gmm__open(&call, ctx, GMM_OP_SHARD_CAST, "gmm_shard_cast", 0);
     int64_t all;
     int k;
-    if (s != GMM_OK || (s = gmm__read(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
+    if (s != GMM_OK || (s = gmm__read_descriptor(&call, "shard", d, sizeof *d, shard)) != GMM_OK ||
         (s = gmm__read_options(&call, d->options)) != GMM_OK ||
         (s = gmm__read_units(&call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(&call, "format", f, sizeof *f, d->format)) != GMM_OK)
         return s;
-    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse(&call, s, "format", "%s", why.text);
+    if ((s = gmm_format_validate(f, &why)) != GMM_OK) return gmm__refuse_member(&call, s, "format", why.text);
     if (!gmm__shard_takes(f))
         return gmm__refuse(&call, GMM_E_CONFIG, "format", "%s: must be tensor, 1x128, 128x128, mx32 or nv16, without "
                            "transform, stochastic rounding, choice of scales and amaxes per row",
@@ -283,7 +284,8 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
         return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
                            "without a shard", (long long)d->start, (long long)d->length, (long long)all);
     if (!d->rowwise && !d->columnwise)
-        return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and columnwise are both NULL: nothing is wanted");
+        return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
+                           call.path);
     if (d->columnwise && f->scaling != GMM_SCALING_MX32)
         return gmm__refuse(&call, GMM_E_CONFIG, "columnwise", "must be NULL with %s: transposed copies are made from "
                            "gathered codes", gmm_scaling_name(f->scaling));

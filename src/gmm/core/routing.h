@@ -2,7 +2,7 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     gmm_route *r = &call->d.route;
     const int bwd = call->op == GMM_OP_TOPK_BWD;
     int64_t slots;
-    gmm_status s = gmm__read(call, "route", r, sizeof *r, route);
+    gmm_status s = gmm__read_descriptor(call, "route", r, sizeof *r, route);
     if (s != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, (int)r->experts,
                    (int)r->topk, gmm__peek_dtype(r->logits));

@@ -13,7 +13,7 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
                                           const gmm_accumulation *accumulation, int query) {
     gmm_accumulation *d = &call->d.sum;
     gmm_status s = gmm__open(call, ctx, GMM_OP_ACCUMULATE, function, query);
-    if (s != GMM_OK || (s = gmm__read(call, "accumulation", d, sizeof *d, accumulation)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "accumulation", d, sizeof *d, accumulation)) != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld %s", (int)d->count, (long long)d->rows,
                    (long long)d->cols, gmm__peek_dtype(d->x));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
@@ -48,7 +48,7 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
     gmm_conversion *d = &call->d.convert;
     gmm_dtype src, dst;
     gmm_status s = gmm__open(call, ctx, GMM_OP_CONVERT, function, query);
-    if (s != GMM_OK || (s = gmm__read(call, "conversion", d, sizeof *d, conversion)) != GMM_OK) return s;
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "conversion", d, sizeof *d, conversion)) != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "%lld x %lld %s", (long long)d->rows, (long long)d->cols,
                    gmm__peek_dtype(d->src));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;

@@ -219,9 +219,8 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     int pass;
 
     if (gmm__capturing(call->ctx, stream))
-        return gmm__fail(&call->ctx->error, GMM_E_CAPTURE, "%s: groups.on_host: host sizes cannot be captured, since "
-                         "every replay would use them, and cublaslt serves no others (%s)", call->function,
-                         call->shapes);
+        return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
+                           "would use them, and cublaslt serves no others");
     /* the first pass finds what cannot be served before anything is launched */
     for (pass = 0; pass < 2; pass++) {
         if (pass == 1 && l->alpha) { /* alpha stands in device memory, and beta must stand there too */
@@ -241,9 +240,8 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
             s = gmm__lt_describe(call, g, begin, end - begin, &p);
             if (s == CUBLAS_STATUS_SUCCESS) s = gmm__lt_choose(call, end - begin, &p, &algo);
             if (s == CUBLAS_STATUS_NOT_SUPPORTED)
-                return gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.engine: cublaslt has no algorithm "
-                                 "for the %lld rows of group %lld (%s)", call->function, (long long)(end - begin),
-                                 (long long)g, call->shapes);
+                return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "cublaslt has no algorithm for the %lld "
+                                   "rows of group %lld", (long long)(end - begin), (long long)g);
             if (s == CUBLAS_STATUS_SUCCESS && pass == 1) s = gmm__lt_set_bias(&p, p.bias);
             if (s == CUBLAS_STATUS_SUCCESS && pass == 1)
                 s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,

@@ -54,9 +54,8 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
         uint32_t fault = 0;
         cudaError_t e = cudaStreamIsCapturing(stream, &capture);
         if (e == cudaSuccess && capture != cudaStreamCaptureStatusNone)
-            return gmm__fail(&call->ctx->error, GMM_E_CAPTURE, "%s: groups.on_host: host sizes cannot be captured, "
-                             "since every replay would use them; pass device sizes%s%s%s", call->function,
-                             call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+            return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every "
+                               "replay would use them; pass device sizes");
         for (; first < words && e == cudaSuccess; first += GMM_COPY_VALUES) {
             const int64_t count = words - first < GMM_COPY_VALUES ? words - first : (int64_t)GMM_COPY_VALUES;
             for (i = 0; i < count; i++) {

@@ -4,7 +4,7 @@
    Order       All ranks make the same calls in the same order. A call is enqueued on the stream and done when the
                stream comes to it: then what it received is complete, and what it sent may be overwritten.
    Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
-               messages and lives until it is done.
+               messages, is the same text on all ranks, and lives until it is done.
    Failure     GMM_E_COMM, from a call or from poll, which tells operation and peer. The communicator is then unusable.
    Threads     One at a time. */
 typedef struct gmm_comm {

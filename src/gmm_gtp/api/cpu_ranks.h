@@ -32,7 +32,8 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 
 /* A communicator among `count` distinct ranks: out[i] is that of members[i], whose number in it is i. Sums are in fp32
-   in the order of ranks, rounded once.
+   in the order of ranks, rounded once. Where ranks come to a collective with other calls, sizes or names of groups
+   (which are the names of bundles), all ranks get GMM_E_COMM and a message with both names, and no memory is touched.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out);
 

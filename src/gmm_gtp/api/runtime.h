@@ -185,7 +185,8 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
 
 /* Declarations, in any order that names what exists; ids count from 0. Descriptors are copied.
    A bundle takes its weights in any order: their expert indices must be 0 to count - 1, each once, and they share dtype
-   and scaling; quantized ones of one shape also the unit. Every weight is in one bundle.
+   and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is the same on
+   all ranks; by it CPU ranks tell bundles of one size apart. NULL is "bundle".
    Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_CONFIG, GMM_E_ALIGN, as gmm_gtp_plan;
        GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);

@@ -169,20 +169,21 @@ static void gmm__group_run(gmm__group *g) {
     parts[0] = (gmm__coll *)first->memory;
     for (i = 1; i < g->size; i++) {
         const gmm__rank_op *op = gmm__group_arrived(g, i, &queue[i]);
+        const int alike = op->count == first->count && !strcmp(op->name, first->name);
         parts[i] = (gmm__coll *)op->memory;
-        for (j = 0; j < first->count && op->count == first->count; j++)
+        for (j = 0; j < first->count && alike; j++)
             if (parts[i][j].kind != parts[0][j].kind || parts[i][j].bytes != parts[0][j].bytes ||
                 parts[i][j].dtype != parts[0][j].dtype)
                 break;
-        if (j < first->count || op->count != first->count) {
+        if (j < first->count || !alike) {
             char text[400];
-            j = j < first->count && op->count == first->count ? j : 0;
-            (void)snprintf(text, sizeof text, "collective %llu: rank 0 calls %s of %llu bytes ('%s', %d calls) and "
-                           "rank %d %s of %llu ('%s', %d calls): all ranks must make the same calls in the same order",
-                           (unsigned long long)g->done, gmm__coll_names[parts[0][j].kind],
-                           (unsigned long long)parts[0][j].bytes, first->name, (int)first->count, (int)i,
-                           gmm__coll_names[parts[i][j].kind], (unsigned long long)parts[i][j].bytes, op->name,
-                           (int)op->count);
+            j = j < first->count ? j : 0;
+            (void)snprintf(text, sizeof text, "collective %llu: rank 0 waits for '%.60s' (%d calls, %s of %llu bytes) "
+                           "and rank %d for '%.60s' (%d calls, %s of %llu bytes): all ranks must make the same calls "
+                           "for the same bundles in the same order", (unsigned long long)g->done, first->name,
+                           (int)first->count, gmm__coll_names[parts[0][j].kind], (unsigned long long)parts[0][j].bytes,
+                           (int)i, op->name, (int)op->count, gmm__coll_names[parts[i][j].kind],
+                           (unsigned long long)parts[i][j].bytes);
             gmm__group_give_up(g, text);
             return;
         }

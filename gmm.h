@@ -243,9 +243,13 @@ typedef struct gmm_grad {
        rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
        nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
        multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
-       and scale (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of blocks multiply the sum
-       of each 128 along the contraction, other scales the whole sum. K and N must be multiples of gmm_info.in_align
-       and out_align.
+       and scale, MX32 from 2^128 on Inf (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of
+       blocks multiply the sum of each 128 along the contraction, other scales the whole sum. K and N must be multiples
+       of gmm_info.in_align and out_align.
+       Range: scales may be any finite numbers where the result is finite and normal, whatever their products with one
+       another and with alpha are; but the product of the two scales of blocks that meet must be a normal number, and of
+       two ROW operands on WGMMA the token scales (wgrad: those of dy) must be between 2^-90 and 2^70 and the others
+       times alpha normal. CUBLASLT multiplies in the library's order.
    Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
    addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
@@ -842,8 +846,9 @@ typedef struct gmm_quantization {
 /* Engine and workspace of GMM_OP_QUANTIZE or GMM_OP_REQUANTIZE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization, gmm_info *info);
 
-/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros. An empty group has
-   scale 1 (TENSOR; delayed: as any other) and amax 0.
+/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros, but what a
+   Hadamard transform makes of a group's last rows (gmm_quant.h section 6). Matrices of fixed extents that are
+   transformed have rows in multiples of 16. An empty group has scale 1 (TENSOR; delayed: as any other) and amax 0.
    Stream, graph: enqueued; capturable, replay with other sizes, skip, scale and random is right.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
 GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
@@ -2449,8 +2454,9 @@ static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A
     tile->run(kc, a, b, part, tile->nr);
     for (q = 0; q < n; q++) scale[q] = gmm__qview_factor(&B->view, B->line + j + q, k / 128, 1);
     for (r = 0; r < m; r++) {
-        const float row = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1);
-        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * scale[q];
+        const float whole = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1), lift = gmm__scale_lift(whole);
+        const float row = whole * (1.0f / lift);
+        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * (scale[q] * lift);
     }
 }
 
@@ -2489,13 +2495,18 @@ static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cp
                                const gmm__cpu_factor *B) {
     const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
-    const float row = alpha * gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    const float outer = gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    const int near = gmm__scale_near(alpha) && gmm__scale_near(outer);
+    const int by_line = B->quantized && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
     int64_t j;
-    if (!B->quantized || (B->view.scaling != GMM_SCALING_ROW && !B->view.per_line)) {
-        const float all = row * gmm__cpu_outer(B, B->line) * share;
-        for (j = 0; j < n; j++) acc[j] *= all;
-    } else
-        for (j = 0; j < n; j++) acc[j] *= row * gmm__cpu_outer(B, B->line + j) * share;
+    for (j = 0; j < n;) { /* runs of columns that have one scale */
+        const float column = gmm__cpu_outer(B, B->line + j);
+        const int64_t end = by_line ? j + 1 : n;
+        if (near && gmm__scale_near(column))
+            for (; j < end; j++) acc[j] *= alpha * outer * column * share;
+        else
+            for (; j < end; j++) acc[j] = gmm__scale_sum(acc[j], alpha, outer, column, share);
+    }
 }
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
@@ -5393,6 +5404,10 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (f->hadamard && d->columnwise && call->mat[GMM__DY].dtype != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "dtype %s must be bf16, which the Hadamard transform wants",
                            gmm_dtype_name(call->mat[GMM__DY].dtype));
+    if (f->hadamard && d->columnwise && !gmm__grouped(call) && call->rows % 16)
+        return gmm__refuse(call, GMM_E_ARG, "rows", "%lld of %lld x %lld matrices must be a multiple of 16: the "
+                           "Hadamard transform of the columnwise copy mixes 16 rows, and a copy of fixed extents has "
+                           "no padding", (long long)call->rows, (long long)call->rows, (long long)call->in);
     if (d->db) {
         if (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE || d->phase == GMM_QUANT_AMAX || d->skip)
             return gmm__refuse(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and with neither phase "
@@ -6072,7 +6087,7 @@ enum {
     GMM__MMA_PIECES,  /* bias gradient; the WGMMA engine's tables of many groups */
     GMM__WGMMA_A,     /* copies as 16-bit elements */
     GMM__WGMMA_B,
-    GMM__WGMMA_FACTOR, /* [G] float: what multiplies the groups' sums */
+    GMM__WGMMA_FACTOR, /* [2][G] float: what multiplies the groups' sums, one after the other */
     GMM__WGMMA_UNITS,  /* [G + 1] int32: of 16 rows, of groups that are turned */
     GMM__WGMMA_ENDS    /* [G + 1] int64: 16 times these */
 };
@@ -7621,7 +7636,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
         elements += rows * cols;
         gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
     }
-    if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, (size_t)G * sizeof(float));
+    if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, 2 * (size_t)G * sizeof(float));
     if (gmm__wgmma_turns(call, op)) {
         gmm__reserve(plan, GMM__WGMMA_UNITS, (size_t)(G + 1) * sizeof(int32_t));
         gmm__reserve(plan, GMM__WGMMA_ENDS, (size_t)(G + 1) * sizeof(int64_t));
@@ -7734,6 +7749,7 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         args.alpha_per_group = product->p.alpha_per_group;
         args.factor = (float *)gmm__part(plan, GMM__WGMMA_FACTOR);
         product->p.alpha = args.factor;
+        product->alpha2 = args.factor + G;
         product->p.alpha_per_group = 1;
     }
     if (turns) {

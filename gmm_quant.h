@@ -470,7 +470,9 @@ GMM__HD uint32_t gmm_scale_exponents(const float scale[4]) {
    gmm_layout_of for gmm_group_rows(size) rows, behind those of the groups before it. Its elements stand
        ROWWISE, and COLUMNWISE of MX32   in the rows of the source, not padded
        COLUMNWISE of the others          transposed: element (row r, column c) in row c, column start(g) + r of one
-                                         matrix for all groups; columns up to start(g + 1) are zeros
+                                         matrix for all groups; columns up to start(g + 1) are zeros, but with a
+                                         Hadamard transform those of the group's last run of 16 rows, where the
+                                         transform of the rows and of zeros behind them stands: products need it
    TENSOR has one scale per group, ROW one per row (ROWWISE, as in the source) or [groups][columns] (COLUMNWISE).
    128X128 is for matrices of fixed extents alone. */
 enum { GMM_GROUP_ROWS = 128 };
@@ -599,7 +601,8 @@ GMM__HD float gmm_scale_inverse(float scale) { return gmm__fdiv(1.0f, scale); }
 
 /* E8M0 scale of an MX32 block: the least power of two by which amax still fits the dtype. Formats of 8 bits as in
    MXFP8; for E2M1 (MXFP4) the same rule with 6. One fp32 value of each dtype, next above its largest times 2^-127, gets
-   2^-127 as well: it saturates by an ulp of fp32. */
+   2^-127 as well: it saturates by an ulp of fp32. An element next to the largest fp32 rounds to a code that means 2^128
+   and dequantizes to Inf: |x| from 248 * 2^120 (E4M3), 240 * 2^120 (E5M2) or 224 * 2^120 (E2M1) on. */
 GMM__HD uint8_t gmm_mx_scale(float amax, gmm_dtype dtype) {
     const uint32_t inverse = dtype == GMM_E4M3 ? 0x3B124925u : dtype == GMM_E5M2 ? 0x37924925u : 0x3E2AAAABu;
     return gmm_f32_to_e8m0(gmm__fmul(amax, gmm_f32_from_bits(inverse)));
@@ -630,10 +633,14 @@ GMM__HD uint8_t gmm_nv_scale(const gmm_nv_global *n, float amax) {
 GMM__HD float gmm_nv_encode(const gmm_nv_global *n, uint8_t scale) {
     return gmm__finite_cap(gmm__fdiv(1.0f, gmm__fmul(gmm_e4m3_to_f32(scale), n->inverse)));
 }
-/* What an element of a block is multiplied by when it is dequantized. */
+/* What an element of a block is multiplied by when it is dequantized. The scale byte times an amax from 2^100 on could
+   overflow, so that 2^16 of such an amax is applied last. */
 GMM__HD float gmm_nv_decode(uint8_t scale, float amax, float e4m3_max) {
     const uint32_t inverse = e4m3_max == 256.0f ? 0x3A2AAAABu : 0x39C30C31u; /* 1 / 1536 and 1 / 2688 */
-    return gmm__fmul(gmm__fmul(gmm_e4m3_to_f32(scale), amax), gmm_f32_from_bits(inverse));
+    const uint32_t bits = gmm_f32_bits(amax) & 0x7FFFFFFFu;
+    const int large = bits >= (127u + 100u) << 23 && bits < 0x7F800000u;
+    const float f = gmm__fmul(gmm_e4m3_to_f32(scale), large ? gmm__fmul(amax, 1.52587890625e-5f) : amax);
+    return gmm__fmul(gmm__fmul(f, gmm_f32_from_bits(inverse)), large ? 65536.0f : 1.0f);
 }
 
 /* Philox4x32-10: four random words of a counter and a key. */
@@ -1496,6 +1503,63 @@ GMM__HD void gmm__qview_turn_scales(const gmm__qview *from, const gmm__qview *to
 GMM__HD float gmm__qview_value(float code, float factor) {
     const float v = gmm__fmul(code, factor);
     return (gmm_f32_bits(v) & 0x7FFFFFFFu) > 0x7F800000u ? gmm_f32_from_bits(0x7FFFFFFFu) : v;
+}
+
+/* --- products of scales --- */
+
+/* A product of fp32 factors: value * 2^exponent, where 1 <= |value| < 2, or value is 0, Inf or NaN. It is rounded as
+   the plain fp32 product is where that is normal, and neither overflows nor becomes subnormal in between. */
+typedef struct gmm__scale {
+    float value;
+    int32_t exponent;
+} gmm__scale;
+
+GMM__HD float gmm__power_of_two(int32_t exponent) { return gmm_f32_from_bits((uint32_t)(exponent + 127) << 23); }
+GMM__HD gmm__scale gmm__scale_of(float x) {
+    const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu;
+    gmm__scale s;
+    s.value = x;
+    s.exponent = 0;
+    if (a == 0u || a >= 0x7F800000u) return s;
+    if (a < 0x00800000u) { /* subnormal: the product is exact */
+        s.value = gmm__fmul(x, gmm__power_of_two(24));
+        s.exponent = -24;
+    }
+    s.exponent += (int32_t)(gmm_f32_bits(s.value) >> 23 & 255u) - 127;
+    s.value = gmm_f32_from_bits((gmm_f32_bits(s.value) & 0x807FFFFFu) | 0x3F800000u);
+    return s;
+}
+GMM__HD gmm__scale gmm__scale_times(gmm__scale s, float x) {
+    const gmm__scale f = gmm__scale_of(x);
+    gmm__scale p = gmm__scale_of(gmm__fmul(s.value, f.value));
+    p.exponent += s.exponent + f.exponent;
+    return p;
+}
+/* Two factors to multiply a sum by, one after the other: the product and 1 where the product is normal; else a part of
+   it that keeps sums of quantized elements normal, and a power of two. */
+GMM__HD float gmm__scale_split(gmm__scale s, float *second) {
+    const int32_t rest = s.exponent < -126 ? s.exponent + 94 : s.exponent > 127 ? s.exponent - 64 : 0;
+    *second = gmm__power_of_two(rest < -126 ? -126 : rest > 127 ? 127 : rest);
+    return gmm__fmul(s.value, gmm__power_of_two(rest < 0 ? -94 : rest > 0 ? 64 : s.exponent));
+}
+/* sum * (((alpha * a) * b) * share). */
+GMM__HD float gmm__scale_sum(float sum, float alpha, float a, float b, float share) {
+    float second;
+    const float first = gmm__scale_split(
+        gmm__scale_times(gmm__scale_times(gmm__scale_times(gmm__scale_of(alpha), a), b), share), &second);
+    return gmm__fmul(gmm__fmul(sum, first), second);
+}
+/* Whether x is 0 or within 2^-32 and 2^32: plain products of three such factors and a share of NV16 are normal or 0. */
+GMM__HD int gmm__scale_near(float x) {
+    const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu;
+    return a == 0u || (a >> 23) - 95u < 64u;
+}
+/* The scale of a row's block must not take the sum of 128 products of FP8 codes (0, or 2^-32 to 2^39) out of the range
+   of normal numbers before the column's scale brings it back: the power of two that goes from the row's scale to the
+   column's. 1 but for extreme scales. */
+GMM__HD float gmm__scale_lift(float row) {
+    const uint32_t a = gmm_f32_bits(row) & 0x7FFFFFFFu;
+    return gmm__power_of_two(a >= (85u + 127u) << 23 ? 40 : a != 0u && a < (127u - 94u) << 23 ? -55 : 0);
 }
 
 /* --- masters that are sharded over ranks --- */

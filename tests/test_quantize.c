@@ -1095,6 +1095,69 @@ static void update_reduces(int arg) {
     T_REFUSED(GMM_E_ARG, gmm_update_scales(T.ctx, &u, T.stream), "history_length", NULL);
 }
 
+/* Copies whose values stand at the end of fp32: NV16 of large amaxes comes back finite, MX32 that rounds to 2^128 as
+   Inf. */
+static void largest_values(int arg) {
+    static const struct { gmm_dtype dtype; float last; } mx[3] = { /* the last bf16 value that stays finite */
+        { GMM_E4M3, 0x1.eep127f }, { GMM_E5M2, 0x1.dep127f }, { GMM_E2M1, 0x1.bep127f }
+    };
+    float x[32] = { 0 };
+    (void)arg;
+    for (int k = 0; k < 4; k++) {
+        gmm_format f = k < 3 ? named(mx[k].dtype, GMM_SCALING_MX32) : named(GMM_E2M1, GMM_SCALING_NV16);
+        gmm_dequantization d = GMM_ZERO;
+        t_mat out = t_mat_out(GMM_F32, 1, 1, 32);
+        one_copy c;
+        double *got;
+        x[0] = k < 3 ? gmm_bf16_to_f32(0x7F7F) : 0x1.8p127f;
+        x[1] = k < 3 ? mx[k].last : -0x1p127f;
+        x[2] = k < 3 ? -gmm_bf16_to_f32((uint16_t)(gmm_f32_to_bf16(mx[k].last) + 1)) : 0x1p120f;
+        c = copy_of(&f, GMM_ROWWISE, x, 1, 32, NULL);
+        d.count = 1;
+        d.rows = 1;
+        d.cols = 32;
+        d.src = &c.mat;
+        d.dst = &out.mat;
+        T_OK(dequantize(&d));
+        got = t_mat_get(&out);
+        if (k < 3) {
+            T_CHECK(isinf(got[0]) && got[0] > 0.0, "%s: %a", gmm_dtype_name(f.dtype), got[0]);
+            T_CHECK(isfinite(got[1]) && got[1] >= 0x1.8p127, "%s: %a", gmm_dtype_name(f.dtype), got[1]);
+            T_CHECK(isinf(got[2]) && got[2] < 0.0, "%s: %a", gmm_dtype_name(f.dtype), got[2]);
+        } else {
+            T_CHECK(fabs(got[0] / 0x1.8p127 - 1.0) < 1e-6, "nv16: %a", got[0]);
+            T_CHECK(fabs(got[1] / -0x1p127 - 1.0) < 1e-6, "nv16: %a", got[1]);
+            T_CHECK(got[2] == 0.0, "nv16: %a", got[2]);
+        }
+    }
+}
+
+/* Columns behind a group's rows in a transformed copy: to the end of the run of 16 the transform of the rows and of
+   zeros, to the next start zeros. Sizes that fill their runs leave zeros alone. */
+static void transformed_padding(int arg) {
+    static const int64_t sizes[5] = { 5, 0, 33, 16, 129 };
+    quant_case c = { .grouped = 1, .units = 5, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
+    quant_run r;
+    gmm_layout l = GMM_ZERO;
+    const uint8_t *code;
+    int64_t start = 0, spread = 0;
+    c.f = gmm_recipe_of(GMM_RECIPE_NVFP4).input;
+    if (arg) c.f.order = GMM_SCALES_SWIZZLED;
+    build(&r, &c);
+    T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+    T_CHECK(gmm_layout_of_groups(c.f.dtype, c.f.scaling, c.f.order, GMM_COLUMNWISE, 5, r.capacity, 96, &l, NULL) ==
+            GMM_OK, "layout");
+    code = (const uint8_t *)t_get(r.copy[1].data, (size_t)l.data_bytes);
+    for (int g = 0; g < 5; start += up(sizes[g++], 128))
+        for (int64_t line = 0; line < 96; line++)
+            for (int64_t i = sizes[g]; i < up(sizes[g], 128); i++) {
+                const int set = gmm_nibble(code, line * l.data_cols + start + i) != 0;
+                spread += set;
+                T_CHECK(!set || i < up(sizes[g], 16), "group %d, line %d, column %d is not 0", g, (int)line, (int)i);
+            }
+    T_CHECK(spread > 0, "nothing behind the rows");
+}
+
 static void refusals(int arg) {
     static const int64_t sizes[2] = { 40, 20 };
     quant_case c = { .grouped = 1, .units = 2, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
@@ -1137,6 +1200,8 @@ static void refusals(int arg) {
     QREFUSED(GMM_E_OVERFLOW, (d.groups = NULL, d.count = 1, d.rows = (int64_t)1 << 38), "rows", "2^40 blocks");
     QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 0), "count", "groups");
     QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 1), "rows");
+    QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 1, d.rows = 40), "rows", "40", "multiple of 16", "40 x 96",
+             "Hadamard");
     QREFUSED(GMM_E_OVERFLOW, (d.groups = NULL, d.count = 1, d.rows = INT64_MAX), "rows");
     QREFUSED(GMM_E_VERSION, d.struct_size = 4096, "struct_size");
     QREFUSED(GMM_E_WORKSPACE, (void)0, "workspace");
@@ -1392,6 +1457,9 @@ void tests_quantize(void) {
     for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
     t_add(update_reduces, 0, "scale update reduces over ranks, refusals");
     for (int i = 0; i < n; i++) t_add(shards, i, "quantize sharded masters %s", v[i].name);
+    t_add(largest_values, 0, "dequantize the largest values");
+    for (int i = 0; i < 2; i++)
+        t_add(transformed_padding, i, "quantize padding of transformed groups%s", i ? ", swizzled" : "");
     t_add(refusals, 0, "quantize refusals");
 #ifdef HAVE_CUDA
     for (int i = 0; i < n; i++) t_add_gpu(replays, i, "row53 quantize replayed, %s", v[i].name);

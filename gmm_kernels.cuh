@@ -2596,8 +2596,8 @@ GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
 GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
 /* How a tile's sums go out: as 16-bit elements, by TMA, added to what it has brought; all parts but the first added to
-   D by TMA. */
-enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8 };
+   D by TMA; times two factors of gmm_fp8_outer_far. */
+enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8, GMM_FP8_FAR = 16 };
 enum { GMM_FP8_DEEP = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
 
 /* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole (gmm_fp8_outer),
@@ -2642,22 +2642,29 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* What D_g is multiplied by as a whole: f->all, and then the power of two in the upper half of f->out, unless that is 0
-   (gmm__scale_split). An empty sum is +0, whatever the sign of alpha. */
+/* What D_g is multiplied by as a whole: alpha and the scales of tensors, times one another in this order; an empty sum
+   is +0, whatever the sign of alpha. */
+GMM__DEVICE void gmm_fp8_outer_scales(const gmm_fp8_args *args, const gmm_sm90_tile *t, float of[3]) {
+    of[0] = of[1] = of[2] = 1.0f;
+    if (t->k == 0) return;
+    if (args->p.alpha) of[0] = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR) of[1] = ((const float *)args->a_scale.scale)[t->g];
+    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
+        of[2] = args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                          : ((const float *)args->b_scale.scale)[t->g];
+}
+/* Puts their product into f->all, or where it may leave the range of normal numbers, GMM_FP8_FAR into f->out: then
+   gmm_fp8_outer_far says what sums are multiplied by, one after the other. */
 GMM__DEVICE void gmm_fp8_outer(const gmm_fp8_args *args, gmm_fp8_tile *f) {
-    const gmm_sm90_tile *const t = &f->t;
-    gmm__scale all = gmm__scale_of(1.0f);
-    float second;
-    if (t->k > 0) {
-        if (args->p.alpha) all = gmm__scale_of(args->p.alpha[args->p.alpha_per_group ? t->g : 0]);
-        if (args->a_scale.scaling == GMM_SCALING_TENSOR)
-            all = gmm__scale_times(all, ((const float *)args->a_scale.scale)[t->g]);
-        if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-            all = gmm__scale_times(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
-                                                                  : ((const float *)args->b_scale.scale)[t->g]);
-    }
-    f->all = gmm__scale_split(all, &second);
-    if (second != 1.0f) f->out |= (int32_t)gmm_f32_bits(second);
+    float of[3];
+    gmm_fp8_outer_scales(args, &f->t, of);
+    f->all = __fmul_rn(__fmul_rn(of[0], of[1]), of[2]);
+    if (!gmm__scale_near(of[0]) || !gmm__scale_near(of[1]) || !gmm__scale_near(of[2])) f->out |= GMM_FP8_FAR;
+}
+GMM__DEVICE float gmm_fp8_outer_far(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
+    float of[3];
+    gmm_fp8_outer_scales(args, t, of);
+    return gmm__scale_split(gmm__scale_times(gmm__scale_times(gmm__scale_of(of[0]), of[1]), of[2]), second);
 }
 
 /* Fills in how a tile goes out. */
@@ -6546,6 +6553,7 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                     over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&vb, sb, n) : 1.0f;
                     far |= !gmm__scale_near(over[j][h]);
                 }
+            far = __any_sync(0xFFFFFFFFu, far);
             if (o.bias)
                 gmm_read4(args.p.bias.dtype, o.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
                           o.bias_whole, bias);
@@ -6558,7 +6566,7 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                 int later; /* sums are multiplied where they stand in shared memory */
                 if (first_row >= tile.m) break;
                 if (!empty && mine < tile.m) outer = gmm_q_outer(&va, sa, mine);
-                later = __any_sync(0xFFFFFFFFu, far || !gmm__scale_near(outer));
+                later = far || __any_sync(0xFFFFFFFFu, !gmm__scale_near(outer));
                 if (!empty && mine < tile.m) outer = gmm__fmul(alpha, outer);
 #pragma unroll
                 for (s = 0; s < 2 * MT; s++)
@@ -6573,7 +6581,9 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                         }
                     }
                 __syncwarp();
-                if (later) {
+                if (later) { /* seldom: operands are looked up again, which else would take registers */
+                    const gmm_gemm_tile tile = *kept;
+                    GMM__VIEWS;
 #pragma unroll 1
                     for (d = lane; d < 8 * WN; d += 32) {
                         const int32_t m = first_row + d / WN, n = tile.n0 + warp_n + d % WN;
@@ -8210,7 +8220,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             const uint32_t columns = (uint32_t)gmm_wgmma_desc(base, 0);
             uint32_t room;
             int rows, tid, row, out, per;
-            float all;
+            float all, second = 1.0f;
             __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
             gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
@@ -8267,6 +8277,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             rows = t->rows - 64 * wg;
             all = f->all;
             out = f->out;
+            if (out & GMM_FP8_FAR) all = gmm_fp8_outer_far(&args, t, &second);
             { /* scales of matrices and lines, bias */
                 const uint32_t scales = base + GMM__OF(lines) + GMM__LINES * wg;
                 const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
@@ -8292,8 +8303,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #pragma unroll
                     for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], all);
                 }
-                if ((uint32_t)out >> 16) {
-                    const float second = gmm_f32_from_bits((uint32_t)out & 0xFFFF0000u);
+                if (out & GMM_FP8_FAR) {
 #pragma unroll
                     for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], second);
                 }

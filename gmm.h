@@ -481,7 +481,8 @@ typedef struct gmm_mlp {
     const gmm_mat *x, *w1, *b1, *w2, *b2;
     const float *prob;
     const gmm_mat *y;
-    void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference */
+    void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference. With GMM_SAVE_NOTHING
+                               neither touches it: it may be NULL, and is aligned if not */
     size_t saved_bytes;
     const gmm_mat *dy, *dx; /* dx NULL = not wanted */
     const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */
@@ -497,14 +498,39 @@ typedef struct gmm_mlp {
    Errors: as the operation, but for those about addresses and buffers. */
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info);
 
+/* One matrix in gmm_mlp.saved: row-major, rows of ld elements from `offset` on. */
+typedef struct gmm_saved_part {
+    const char *name;       /* "preact": FC1's output with its bias, columns as w1's rows; "act": FC2's input, times
+                               prob. Never freed */
+    gmm_dtype dtype;
+    int32_t reserved;       /* 0 */
+    int64_t rows, cols, ld; /* rows: the capacity; those past the split's sum are undefined */
+    int64_t offset, bytes;  /* bytes of elements; the offset is a multiple of 256 */
+} gmm_saved_part;
+
+typedef struct gmm_saved_layout {
+    uint32_t struct_size;
+    int32_t count;          /* parts that config.save keeps, 0 to 2, in the order of their offsets */
+    int64_t bytes;          /* gmm_info.saved_bytes */
+    gmm_saved_part part[4]; /* those behind `count` are zeros */
+} gmm_saved_layout;
+
+/* What fwd leaves in `saved` and where, to check an MLP stage by stage: the same for every engine, and for op
+   GMM_OP_MLP_FWD and GMM_OP_MLP_BWD, whichever descriptor is at hand.  Stream, graph: none.
+   Errors: as gmm_mlp_query; GMM_E_NULL (layout). */
+GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
+
 /* y of the MLP. Needs x, w1, w2, y and what the configuration names.  Stream, graph: enqueued; capturable.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate). */
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). Delayed
-   weight gradients are recorded in `queue` with everything they need: x, dy, `deferred`, the destinations and the fault
-   word must stay as they are until gmm_mlp_wgrad has run; the splits need not.
+/* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). What goes
+   from step to step is rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it, and
+   FC1's output gradient before dx, dw1 and db1 do. Results are those of gmm_linear_dgrad with a dx of this dtype,
+   gmm_act_bwd and the rest, called one after the other.
+   Delayed weight gradients are recorded in `queue` with everything they need: x, dy, `deferred`, the destinations and
+   the fault word must stay as they are until gmm_mlp_wgrad has run; the splits need not.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -622,7 +648,9 @@ typedef struct gmm_permute {
     const int32_t *indices;
     int32_t *row_of;          /* row of each slot, -1 = dropped; map writes, the others read */
     int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R, the others read */
-    int32_t *sizes;           /* rows of each expert, padding included; map writes: the splits of gmm_groups */
+    int32_t *sizes;           /* rows of each expert, padding included; map writes: the splits of gmm_groups. Their sum
+                                 never exceeds the capacity: the expert that it cuts off has the rows that are left,
+                                 which may be no multiple of align, and the experts behind it have 0 */
     const gmm_mat *x;         /* permute_fwd reads */
     const float *probs;       /* permute_fwd, unpermute read; NULL = none */
     const gmm_mat *rows;      /* permute_fwd writes, unpermute reads */
@@ -3741,15 +3769,43 @@ enum { GMM__PART_MLP_OFFSETS, GMM__PART_MLP_Z, GMM__PART_MLP_H, GMM__PART_MLP_DH
 typedef struct gmm__mlp_buffers {
     size_t z_bytes, h_bytes, offsets_bytes;       /* of one such matrix, rounded up */
     size_t saved_h, deferred_dz, deferred_h;      /* offsets */
+    size_t saved_bytes;
 } gmm__mlp_buffers;
+
+/* The parts of gmm_mlp.saved. */
+static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
+    const gmm_mlp_config *c = &call->config;
+    const struct { const char *name; int64_t cols; int kept; } parts[] = {
+        { "preact", gmm__mlp_fc1_cols(call), c->save != GMM_SAVE_NOTHING },
+        { "act", c->ffn, c->save == GMM_SAVE_PREACT_AND_ACT }
+    };
+    gmm_saved_layout l;
+    size_t i;
+    memset(&l, 0, sizeof l);
+    for (i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        gmm_saved_part *p = &l.part[l.count];
+        if (!parts[i].kept) continue;
+        p->name = parts[i].name;
+        p->dtype = gmm__mlp_dtype(call);
+        p->rows = call->rows;
+        p->cols = p->ld = parts[i].cols;
+        p->offset = l.bytes;
+        p->bytes = p->rows * p->ld * (gmm_dtype_bits(p->dtype) / 8);
+        l.bytes += (int64_t)gmm__round256((size_t)p->bytes);
+        l.count++;
+    }
+    return l;
+}
 
 static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(gmm__mlp_dtype(call)) / 8);
+    const gmm_saved_layout saved = gmm__mlp_saved(call);
     gmm__mlp_buffers b;
     b.z_bytes = gmm__round256(row * (size_t)gmm__mlp_fc1_cols(call));
     b.h_bytes = gmm__round256(row * (size_t)call->config.ffn);
     b.offsets_bytes = gmm__round256(((size_t)call->groups.count + 1) * sizeof(int64_t));
-    b.saved_h = b.z_bytes;
+    b.saved_h = (size_t)saved.part[1].offset;
+    b.saved_bytes = (size_t)saved.bytes;
     b.deferred_dz = b.offsets_bytes;
     b.deferred_h = b.deferred_dz + b.z_bytes;
     return b;
@@ -4025,7 +4081,6 @@ static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activat
 }
 
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
-    const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm__mlp_steps t;
     size_t sub = 0;
@@ -4039,8 +4094,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes); /* inference uses both; a query cannot tell it from training */
     gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
     gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
-    plan->saved_bytes = c->save == GMM_SAVE_NOTHING ? 0 : b.z_bytes;
-    if (c->save == GMM_SAVE_PREACT_AND_ACT) plan->saved_bytes += b.h_bytes;
+    plan->saved_bytes = b.saved_bytes;
     return 1;
 }
 
@@ -4117,8 +4171,7 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__PART_MLP_DH, need.dh ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DZ, need.dz && !need.defer ? b.z_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
-    plan->saved_bytes = c->save == GMM_SAVE_NOTHING ? 0 : b.z_bytes;
-    if (c->save == GMM_SAVE_PREACT_AND_ACT) plan->saved_bytes += b.h_bytes;
+    plan->saved_bytes = b.saved_bytes;
     plan->deferred_bytes = need.defer ? b.deferred_h + b.h_bytes : 0;
     return 1;
 }
@@ -4296,6 +4349,23 @@ GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp,
     gmm__call call;
     const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_query", mlp, 1);
     return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+
+GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout) {
+    gmm__call call;
+    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_saved_query", mlp, 1);
+    gmm_saved_layout full;
+    uint32_t size;
+    if (s != GMM_OK) return s;
+    if (!layout) return gmm__refuse(&call, GMM_E_NULL, "layout", "is NULL");
+    size = layout->struct_size;
+    if (size > sizeof full)
+        return gmm__refuse(&call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
+                           size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    full = gmm__mlp_saved(&call);
+    full.struct_size = size;
+    memcpy(layout, &full, size ? size : sizeof full);
+    return GMM_OK;
 }
 
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,

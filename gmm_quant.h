@@ -22,7 +22,11 @@
  *     GMM_STATIC           functions become static to this unit, which must define GMM_IMPLEMENTATION too.
  *     GMMDEF               linkage of every function; default: extern with hidden visibility on ELF. Every unit of a
  *                          program must see the same value. Hidden means that another shared object cannot link
- *                          against these functions, and that two copies in one process never mix.
+ *                          against these functions, and that two copies in one process never mix. For a shared object
+ *                          that bindings load (dlsym, ctypes) export them:
+ *                              #define GMMDEF extern __attribute__((visibility("default")))
+ *                          gmm_create and other static inline functions are in the headers alone: gmm_create calls
+ *                          gmm__create with GMM_VERSION_NUMBER.
  *
  * Thread safety: every function here is pure or writes only through its arguments.
  *
@@ -208,7 +212,8 @@ typedef struct gmm_mat {
     gmm_scale_order scale_order; /* of scale */
     uint32_t flags;              /* GMM_MAT_* */
     int32_t hadamard;            /* columnwise NV16: 0 = as it is, else transformed: gmm_format.hadamard */
-    int64_t ld;                  /* elements from row to row; 0 = columns */
+    int64_t ld;                  /* elements from row to row; 0 = columns. Of a copy rows and columns are those stored
+                                    (gmm_layout): a transposed copy of groups has gmm_padded_capacity columns */
     int64_t group_stride;        /* packed, per group: elements from group to group; 0 = rows * ld */
     void *data;                  /* packed elements */
     void *const *table;          /* [groups] addresses of elements */
@@ -626,7 +631,13 @@ GMM__HD gmm_nv_global gmm_nv_global_of(float amax, float e4m3_max) {
     n.mult = gmm__fmul(n.scale, gmm_f32_from_bits(0x3E2AAAABu));
     return n;
 }
-/* Scale byte of a block, E4M3 without a sign; and what its elements are multiplied by. */
+/* Scale byte of a block, E4M3 without a sign; and what its elements are multiplied by.
+   With gmm_format.four_over_six a block has two candidates instead. Each operation is rounded to fp32. With base =
+   (amax / 6) S they are the scale bytes E4M3(base), by which amax becomes 6, and E4M3(1.5 base), by which it becomes 4,
+   saturating at 448. Elements are coded by gmm_nv_encode of each byte and decoded as ((code scale) A) / (6 e4m3_max),
+   A the global amax. The error of a candidate is the sum of |decoded - x|, or of its square, over the elements in their
+   order; in a square tile each line has such a sum, and the sums of lines l and l + 8 are added, then those 4, 2 and 1
+   apart. The second candidate is taken if its error is less; if errors are equal or one is NaN, the first. */
 GMM__HD uint8_t gmm_nv_scale(const gmm_nv_global *n, float amax) {
     return gmm_f32_to_e4m3(gmm__finite_cap(gmm__fmul(amax, n->mult)));
 }
@@ -658,8 +669,10 @@ GMM__HD void gmm_philox(const uint32_t counter[4], uint64_t key, uint32_t out[4]
     out[0] = c[0]; out[1] = c[1]; out[2] = c[2]; out[3] = c[3];
 }
 /* Random bytes of one block of 16: element i uses byte i % 4 (from the lowest) of word i / 4. They depend on seed and
-   offset (the caller's state), the group (below 2^24), the block's index within the group (below 2^40; line by line)
-   and the direction, so a group's bits depend on nothing else. */
+   offset (the caller's state), the group (below 2^24), the block's index within the group (below 2^40) and the
+   direction, so a group's bits depend on nothing else. Block j of line l has the index l B + j, B the blocks of a line.
+   ROWWISE: l is the row counted from the group's first, B = ceil(columns / 16). COLUMNWISE: l is the column, B =
+   ceil(rows / 16) of the group's own rows, without padding; so these bits change with the number of rows. */
 GMM__HD void gmm_draw_block(uint64_t seed, uint64_t offset, int64_t group, int64_t block, gmm_direction direction,
                             uint32_t out[4]) {
     uint32_t counter[4];
@@ -736,7 +749,8 @@ typedef struct gmm_format {
     int32_t square;        /* MX32, NV16: one scale per 32 x 32 or 16 x 16 tile; both copies then hold the same codes */
     int32_t hadamard;      /* NV16: the columnwise copy is transformed: 0 no, else GMM_HADAMARD | signs. BF16 sources */
     int32_t stochastic;    /* NV16: stochastic rounding */
-    int32_t four_over_six; /* NV16: a block takes the better of two scales: 0 no, 1 by absolute, 2 by squared error */
+    int32_t four_over_six; /* NV16: a block takes the better of two scales (section 7, gmm_nv_scale): 0 no, 1 by
+                              absolute, 2 by squared error */
     int32_t e4m3_256;      /* NV16 with four_over_six: scales reach 256 instead of 448, which leaves room for 4/6 */
     int32_t row_amax;      /* NV16: a global amax per row instead of per group; rowwise copies only */
     float eps;             /* amax below it counts as eps; not delayed, not MX32 and NV16. 0 = none */

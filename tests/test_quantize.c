@@ -1158,6 +1158,80 @@ static void transformed_padding(int arg) {
     T_CHECK(spread > 0, "nothing behind the rows");
 }
 
+/* ld 0 of a transposed copy of groups is the padded capacity, whatever the sizes are. */
+static void packed_columns(int arg) {
+    static const int64_t sizes[3] = { 40, 0, 20 };
+    quant_case c = { .grouped = 1, .units = 3, .sizes = sizes, .cols = 96, .extra = 100, .source = GMM_BF16 };
+    const uint8_t *want = NULL;
+    c.f = gmm_recipe_of(arg ? GMM_RECIPE_FP8_BLOCK : GMM_RECIPE_NVFP4).input;
+    for (int k = 0; k < 2; k++) {
+        const int64_t ld = gmm_padded_capacity(3, 160), bytes = 96 * ld / (arg ? 1 : 2);
+        quant_run r;
+        t_reseed(28);
+        build(&r, &c);
+        r.d.rowwise = NULL;
+        r.copy[1].ld = k ? ld : 0;
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        if (k == 0) want = (const uint8_t *)t_get(r.copy[1].data, (size_t)bytes);
+        else t_same("data", t_get(r.copy[1].data, (size_t)bytes), want, (size_t)bytes);
+        r.copy[1].ld = ld - 2;
+        T_REFUSED(GMM_E_STRIDE, gmm_quantize(T.ctx, &r.d, NULL, 0, T.stream), "columnwise", "ld", NULL);
+    }
+}
+
+/* 4 over 6 by the words of the contract. */
+static void four_over_six(int arg) {
+    for (int i = 0; i < 400; i++) {
+        gmm_format f = named(GMM_E2M1, GMM_SCALING_NV16);
+        static float x[16 * GMM_TILE];
+        static uint8_t code[16 * GMM_TILE];
+        static uint32_t scale[16 * GMM_TILE_BLOCKS];
+        const float most = i & 1 ? 256.0f : 448.0f, A = (float)ldexp(1.0 + fabs(t_real()), (int)t_int(-20, 20));
+        const int lines = i & 2 ? 16 : 1, squared = i & 4;
+        float amax = 0.0f, base, S = 6.0f * most / A, error[2];
+        uint8_t byte[2];
+        gmm_tile t = GMM_ZERO;
+        f.four_over_six = squared ? 2 : 1;
+        f.e4m3_256 = i & 1;
+        f.square = lines == 16;
+        for (int l = 0; l < lines; l++)
+            for (int j = 0; j < 16; j++) {
+                const float v = i % 5 ? A * (float)t_real() : A * (float)t_int(-6, 6) / 6.0f; /* and ties */
+                x[l * GMM_TILE + j] = v;
+                if (fabsf(v) > amax) amax = fabsf(v);
+            }
+        t.format = &f;
+        t.source = GMM_F32;
+        t.lines = lines;
+        t.along = 16;
+        t.x = x;
+        t.amax = &A;
+        gmm_quantize_tile(&t, code, scale);
+        base = amax / 6.0f * S;
+        byte[0] = gmm_f32_to_e4m3(base);
+        byte[1] = gmm_f32_to_e4m3(base * 1.5f);
+        for (int k = 0; k < 2; k++) {
+            const gmm_nv_global g = gmm_nv_global_of(A, most);
+            float row[16] = { 0 };
+            for (int l = 0; l < lines; l++)
+                for (int j = 0; j < 16; j++) {
+                    const float v = x[l * GMM_TILE + j];
+                    const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(v * gmm_nv_encode(&g, byte[k])));
+                    const float miss = q * gmm_e4m3_to_f32(byte[k]) * A / (6.0f * most) - v;
+                    row[l] += squared ? miss * miss : fabsf(miss);
+                }
+            for (int apart = 8; apart > 0; apart /= 2)
+                for (int l = 0; l < apart; l++) row[l] += row[l + apart];
+            error[k] = row[0];
+        }
+        for (int l = 0; l < lines; l++)
+            T_CHECK(scale[l * GMM_TILE_BLOCKS] == byte[error[1] < error[0]],
+                    "case %d: scale %02x, candidates %02x %02x, errors %a %a", i, scale[l * GMM_TILE_BLOCKS], byte[0],
+                    byte[1], (double)error[0], (double)error[1]);
+    }
+    (void)arg;
+}
+
 static void refusals(int arg) {
     static const int64_t sizes[2] = { 40, 20 };
     quant_case c = { .grouped = 1, .units = 2, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
@@ -1460,6 +1534,9 @@ void tests_quantize(void) {
     t_add(largest_values, 0, "dequantize the largest values");
     for (int i = 0; i < 2; i++)
         t_add(transformed_padding, i, "quantize padding of transformed groups%s", i ? ", swizzled" : "");
+    for (int i = 0; i < 2; i++)
+        t_add(packed_columns, i, "quantize ld 0 of columnwise copies of groups, %s", i ? "fp8 block" : "nvfp4");
+    t_add_host(four_over_six, 0, "quantize 4 over 6 by its contract");
     t_add(refusals, 0, "quantize refusals");
 #ifdef HAVE_CUDA
     for (int i = 0; i < n; i++) t_add_gpu(replays, i, "row53 quantize replayed, %s", v[i].name);

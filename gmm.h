@@ -2524,13 +2524,13 @@ static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cp
     const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
     const float outer = gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
-    const int near = gmm__scale_near(alpha) && gmm__scale_near(outer);
+    const int moderate = gmm__scale_moderate(alpha) && gmm__scale_moderate(outer);
     const int by_line = B->quantized && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
     int64_t j;
     for (j = 0; j < n;) { /* runs of columns that have one scale */
         const float column = gmm__cpu_outer(B, B->line + j);
         const int64_t end = by_line ? j + 1 : n;
-        if (near && gmm__scale_near(column))
+        if (moderate && gmm__scale_moderate(column))
             for (; j < end; j++) acc[j] *= alpha * outer * column * share;
         else
             for (; j < end; j++) acc[j] = gmm__scale_sum(acc[j], alpha, outer, column, share);

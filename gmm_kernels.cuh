@@ -1045,8 +1045,8 @@ GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
-/* Four sums of a block times the scales of their two rows and two columns are added to `sum`; `lift`, a power of two
-   per row, has gone from the row's scale and goes to the columns' (gmm__scale_lift). */
+/* Four sums of a block times the scales of their two rows and two columns are added to `sum`. `lift` is a power of two
+   per row by which `row` was divided and by which the columns' scales are multiplied (gmm__scale_lift). */
 GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], const float column[2],
                                const float lift[2]) {
     int h;
@@ -2596,8 +2596,8 @@ GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
 GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
 /* How a tile's sums go out: as 16-bit elements, by TMA, added to what it has brought; all parts but the first added to
-   D by TMA; times two factors of gmm_fp8_outer_far. */
-enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8, GMM_FP8_FAR = 16 };
+   D by TMA. */
+enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8 };
 enum { GMM_FP8_DEEP = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
 
 /* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole (gmm_fp8_outer),
@@ -2642,29 +2642,30 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* What D_g is multiplied by as a whole: alpha and the scales of tensors, times one another in this order; an empty sum
-   is +0, whatever the sign of alpha. */
-GMM__DEVICE void gmm_fp8_outer_scales(const gmm_fp8_args *args, const gmm_sm90_tile *t, float of[3]) {
-    of[0] = of[1] = of[2] = 1.0f;
-    if (t->k == 0) return;
-    if (args->p.alpha) of[0] = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
-    if (args->a_scale.scaling == GMM_SCALING_TENSOR) of[1] = ((const float *)args->a_scale.scale)[t->g];
+/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. GMM_FP8_EXTREME, a NaN that no
+   product is, if the product leaves the range of normal numbers on its way: then gmm_fp8_outer_extreme has it. */
+enum { GMM_FP8_EXTREME = 0x7FC0E001 };
+GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
+    float all = 1.0f;
+    int extreme;
+    if (t->k == 0) return all;
+    if (args->p.alpha) all = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR) all = __fmul_rn(all, ((const float *)args->a_scale.scale)[t->g]);
+    extreme = !gmm__scale_normal(all);
     if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-        of[2] = args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
-                                          : ((const float *)args->b_scale.scale)[t->g];
+        all = __fmul_rn(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                       : ((const float *)args->b_scale.scale)[t->g]);
+    return extreme || !gmm__scale_normal(all) ? gmm_f32_from_bits(GMM_FP8_EXTREME) : all;
 }
-/* Puts their product into f->all, or where it may leave the range of normal numbers, GMM_FP8_FAR into f->out: then
-   gmm_fp8_outer_far says what sums are multiplied by, one after the other. */
-GMM__DEVICE void gmm_fp8_outer(const gmm_fp8_args *args, gmm_fp8_tile *f) {
-    float of[3];
-    gmm_fp8_outer_scales(args, &f->t, of);
-    f->all = __fmul_rn(__fmul_rn(of[0], of[1]), of[2]);
-    if (!gmm__scale_near(of[0]) || !gmm__scale_near(of[1]) || !gmm__scale_near(of[2])) f->out |= GMM_FP8_FAR;
-}
-GMM__DEVICE float gmm_fp8_outer_far(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
-    float of[3];
-    gmm_fp8_outer_scales(args, t, of);
-    return gmm__scale_split(gmm__scale_times(gmm__scale_times(gmm__scale_of(of[0]), of[1]), of[2]), second);
+/* Two factors that stand for the product, to multiply by one after the other. */
+GMM__DEVICE float gmm_fp8_outer_extreme(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
+    gmm__scale all = gmm__scale_of(args->p.alpha ? args->p.alpha[args->p.alpha_per_group ? t->g : 0] : 1.0f);
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR)
+        all = gmm__scale_times(all, ((const float *)args->a_scale.scale)[t->g]);
+    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
+        all = gmm__scale_times(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                              : ((const float *)args->b_scale.scale)[t->g]);
+    return gmm__scale_split(all, second);
 }
 
 /* Fills in how a tile goes out. */
@@ -6540,20 +6541,20 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
             const int32_t col = tile.n0 + warp_n + lane % OUT_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2], alpha;
-            int far; /* plain products of scales may leave the range of normal numbers */
+            int extreme; /* plain products of scales may leave the range of normal numbers */
             o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
             alpha = o.alpha;
             o.alpha = 1.0f;
-            far = !gmm__scale_near(alpha);
+            extreme = !gmm__scale_moderate(alpha);
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
                 for (h = 0; h < 2; h++) {
                     const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
                     over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&vb, sb, n) : 1.0f;
-                    far |= !gmm__scale_near(over[j][h]);
+                    extreme |= !gmm__scale_moderate(over[j][h]);
                 }
-            far = __any_sync(0xFFFFFFFFu, far);
+            extreme = __any_sync(0xFFFFFFFFu, extreme);
             if (o.bias)
                 gmm_read4(args.p.bias.dtype, o.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
                           o.bias_whole, bias);
@@ -6563,10 +6564,10 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                 const int32_t mine = first_row + (lane >> 2);
                 const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
                 float outer = 1.0f;
-                int later; /* sums are multiplied where they stand in shared memory */
+                int in_shared; /* sums are multiplied by their scales in shared memory, one by one */
                 if (first_row >= tile.m) break;
                 if (!empty && mine < tile.m) outer = gmm_q_outer(&va, sa, mine);
-                later = far || __any_sync(0xFFFFFFFFu, !gmm__scale_near(outer));
+                in_shared = extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(outer));
                 if (!empty && mine < tile.m) outer = gmm__fmul(alpha, outer);
 #pragma unroll
                 for (s = 0; s < 2 * MT; s++)
@@ -6574,14 +6575,14 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
 #pragma unroll
                         for (j = 0; j < NT; j++) {
                             const float *v = PARTS ? &sum[PARTS ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
-                            const float f0 = later ? 1.0f : gmm__fmul(gmm__fmul(outer, over[j][0]), share);
-                            const float f1 = later ? 1.0f : gmm__fmul(gmm__fmul(outer, over[j][1]), share);
+                            const float f0 = in_shared ? 1.0f : gmm__fmul(gmm__fmul(outer, over[j][0]), share);
+                            const float f1 = in_shared ? 1.0f : gmm__fmul(gmm__fmul(outer, over[j][1]), share);
                             *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] =
                                 make_float2(gmm__fmul(v[0], f0), gmm__fmul(v[1], f1));
                         }
                     }
                 __syncwarp();
-                if (later) { /* seldom: operands are looked up again, which else would take registers */
+                if (in_shared) { /* rare: the views are made again, so that they take no registers elsewhere */
                     const gmm_gemm_tile tile = *kept;
                     GMM__VIEWS;
 #pragma unroll 1
@@ -8073,8 +8074,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                                    across, args.wgrad ? GMM__OF(cols) : GMM__STEP, GMM_FP8_UNIT, GMM__OF(teams),
                                    GMM_FP8_UNIT, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f.t);
                     f.start = starts[f.t.g];
+                    f.all = gmm_fp8_outer(&args, &f.t);
                     gmm_fp8_way_out(&args, &f);
-                    gmm_fp8_outer(&args, &f);
                     if (guess && !open) f.t.share = 0;
                 }
                 if (guess && tile == 0) {
@@ -8277,7 +8278,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             rows = t->rows - 64 * wg;
             all = f->all;
             out = f->out;
-            if (out & GMM_FP8_FAR) all = gmm_fp8_outer_far(&args, t, &second);
+            if (gmm_f32_bits(all) == GMM_FP8_EXTREME) all = gmm_fp8_outer_extreme(&args, t, &second);
             { /* scales of matrices and lines, bias */
                 const uint32_t scales = base + GMM__OF(lines) + GMM__LINES * wg;
                 const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
@@ -8303,7 +8304,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #pragma unroll
                     for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], all);
                 }
-                if (out & GMM_FP8_FAR) {
+                if (second != 1.0f) {
 #pragma unroll
                     for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], second);
                 }

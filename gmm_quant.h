@@ -1563,14 +1563,15 @@ GMM__HD float gmm__scale_sum(float sum, float alpha, float a, float b, float sha
         gmm__scale_times(gmm__scale_times(gmm__scale_times(gmm__scale_of(alpha), a), b), share), &second);
     return gmm__fmul(gmm__fmul(sum, first), second);
 }
+GMM__HD int gmm__scale_normal(float x) { return (gmm_f32_bits(x) >> 23 & 255u) - 1u < 254u; }
 /* Whether x is 0 or within 2^-32 and 2^32: plain products of three such factors and a share of NV16 are normal or 0. */
-GMM__HD int gmm__scale_near(float x) {
+GMM__HD int gmm__scale_moderate(float x) {
     const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu;
     return a == 0u || (a >> 23) - 95u < 64u;
 }
-/* The scale of a row's block must not take the sum of 128 products of FP8 codes (0, or 2^-32 to 2^39) out of the range
-   of normal numbers before the column's scale brings it back: the power of two that goes from the row's scale to the
-   column's. 1 but for extreme scales. */
+/* The power of two by which the scale of a row's block is divided and that of a column's block is multiplied, so that
+   the sum of 128 products of FP8 codes (0, or 2^-32 to 2^39) times the row's scale is a normal number. It is 1 but for
+   extreme scales, and the second product loses nothing where the result is normal. */
 GMM__HD float gmm__scale_lift(float row) {
     const uint32_t a = gmm_f32_bits(row) & 0x7FFFFFFFu;
     return gmm__power_of_two(a >= (85u + 127u) << 23 ? 40 : a != 0u && a < (127u - 94u) << 23 ? -55 : 0);

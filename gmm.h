@@ -279,9 +279,13 @@ typedef struct gmm_grad {
        rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
        nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
        multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
-       and scale (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of blocks multiply the sum
-       of each 128 along the contraction, other scales the whole sum. K and N must be multiples of gmm_info.in_align
-       and out_align.
+       and scale, MX32 from 2^128 on Inf (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of
+       blocks multiply the sum of each 128 along the contraction, other scales the whole sum. K and N must be multiples
+       of gmm_info.in_align and out_align.
+       Range: scales may be any finite numbers where the result is finite and normal, whatever their products with one
+       another and with alpha are; but the product of the two scales of blocks that meet must be a normal number, and of
+       two ROW operands on WGMMA the token scales (wgrad: those of dy) must be between 2^-90 and 2^70 and the others
+       times alpha normal. CUBLASLT multiplies in the library's order.
    Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
    addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else
@@ -519,7 +523,8 @@ typedef struct gmm_mlp {
     const gmm_mat *x, *w1, *b1, *w2, *b2;
     const float *prob;
     const gmm_mat *y;
-    void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference */
+    void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference. With GMM_SAVE_NOTHING
+                               neither touches it: it may be NULL, and is aligned if not */
     size_t saved_bytes;
     const gmm_mat *dy, *dx; /* dx NULL = not wanted */
     const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */
@@ -536,17 +541,42 @@ typedef struct gmm_mlp {
    Errors: as the operation, but for those about addresses and buffers. */
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info);
 
+/* One matrix in gmm_mlp.saved: row-major, rows of ld elements from `offset` on. */
+typedef struct gmm_saved_part {
+    const char *name;       /* "preact": FC1's output with its bias, columns as w1's rows; "act": FC2's input, times
+                               prob. Never freed */
+    gmm_dtype dtype;
+    int32_t reserved;       /* 0 */
+    int64_t rows, cols, ld; /* rows: the capacity; those past the split's sum are undefined */
+    int64_t offset, bytes;  /* bytes of elements; the offset is a multiple of 256 */
+} gmm_saved_part;
+
+typedef struct gmm_saved_layout {
+    uint32_t struct_size;
+    int32_t count;          /* parts that config.save keeps, 0 to 2, in the order of their offsets */
+    int64_t bytes;          /* gmm_info.saved_bytes */
+    gmm_saved_part part[4]; /* those behind `count` are zeros */
+} gmm_saved_layout;
+
+/* What fwd leaves in `saved` and where, to check an MLP stage by stage: the same for every engine, and for op
+   GMM_OP_MLP_FWD and GMM_OP_MLP_BWD, whichever descriptor is at hand.  Stream, graph: none.
+   Errors: as gmm_mlp_query; GMM_E_NULL (layout). */
+GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
+
 /* y of the MLP. Needs x, w1, w2, y and what the configuration names.  Stream, graph: enqueued; capturable.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate). */
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). Delayed
-   weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2, `deferred`,
-   the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may be freed or
-   overwritten when this call is done: descriptors, recipe and hooks, which the queue copies, splits, pointer tables,
-   gmm_grad.beta and frozen, which `deferred` keeps copies of. What is on the host (descriptors and
-   GMM_MAT_TABLE_ON_HOST) may be so on return.
+/* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). What one
+   step hands to the next is rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
+   and FC1's output gradient before dx, dw1 and db1 read it. Results are those of gmm_linear_dgrad with a dx of this
+   dtype, gmm_act_bwd and the other steps, called one after the other.
+   Delayed weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2,
+   `deferred`, the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may
+   be freed or overwritten when this call is done: descriptors, recipe and hooks, which the queue copies; splits, pointer
+   tables, gmm_grad.beta and frozen, which `deferred` keeps copies of. What is in host memory (descriptors and tables of
+   GMM_MAT_TABLE_ON_HOST) may be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -674,7 +704,9 @@ typedef struct gmm_permute {
     const int32_t *indices;
     int32_t *row_of;          /* row of each slot, -1 = dropped */
     int32_t *slot_of;         /* slot t topk + i of each row, -1 = padding; map writes all R */
-    int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups */
+    int32_t *sizes;           /* rows of each expert, padding included: the splits of gmm_groups. Their sum never exceeds
+                                 the capacity: the expert that it cuts off has the rows that are left, which may be no
+                                 multiple of align, and the experts after it have 0 */
     const gmm_mat *x;
     const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
     const gmm_mat *rows;
@@ -891,8 +923,9 @@ typedef struct gmm_quantization {
 /* Engine and workspace of GMM_OP_QUANTIZE or GMM_OP_REQUANTIZE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization, gmm_info *info);
 
-/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros. An empty group has
-   scale 1 (TENSOR; delayed: as any other) and amax 0.
+/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros, but what a
+   Hadamard transform makes of a group's last rows (gmm_quant.h section 6). Matrices of fixed extents that are
+   transformed have rows in multiples of 16. An empty group has scale 1 (TENSOR; delayed: as any other) and amax 0.
    Stream, graph: enqueued; capturable, replay with other sizes, skip, scale and random is right.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
 GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
@@ -2756,8 +2789,9 @@ static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A
     tile->run(kc, a, b, part, tile->nr);
     for (q = 0; q < n; q++) scale[q] = gmm__qview_factor(&B->view, B->line + j + q, k / 128, 1);
     for (r = 0; r < m; r++) {
-        const float row = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1);
-        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * scale[q];
+        const float whole = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1), lift = gmm__scale_lift(whole);
+        const float row = whole * (1.0f / lift);
+        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * (scale[q] * lift);
     }
 }
 
@@ -2796,13 +2830,18 @@ static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cp
                                const gmm__cpu_factor *B) {
     const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
-    const float row = alpha * gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    const float outer = gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    const int moderate = gmm__scale_moderate(alpha) && gmm__scale_moderate(outer);
+    const int by_line = B->quantized && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
     int64_t j;
-    if (!B->quantized || (B->view.scaling != GMM_SCALING_ROW && !B->view.per_line)) {
-        const float all = row * gmm__cpu_outer(B, B->line) * share;
-        for (j = 0; j < n; j++) acc[j] *= all;
-    } else
-        for (j = 0; j < n; j++) acc[j] *= row * gmm__cpu_outer(B, B->line + j) * share;
+    for (j = 0; j < n;) { /* runs of columns that have one scale */
+        const float column = gmm__cpu_outer(B, B->line + j);
+        const int64_t end = by_line ? j + 1 : n;
+        if (moderate && gmm__scale_moderate(column))
+            for (; j < end; j++) acc[j] *= alpha * outer * column * share;
+        else
+            for (; j < end; j++) acc[j] = gmm__scale_sum(acc[j], alpha, outer, column, share);
+    }
 }
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
@@ -4105,15 +4144,43 @@ typedef struct gmm__mlp_buffers {
     size_t z_bytes, h_bytes, offsets_bytes;       /* of one such matrix, rounded up */
     size_t saved_h, deferred_dz, deferred_h;      /* offsets */
     size_t deferred_kept, kept_bytes;             /* of the arrays by group that come with dw2, and then with dw1 */
+    size_t saved_bytes;
 } gmm__mlp_buffers;
+
+/* The parts of gmm_mlp.saved. */
+static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
+    const gmm_mlp_config *c = &call->config;
+    const struct { const char *name; int64_t cols; int kept; } parts[] = {
+        { "preact", gmm__mlp_fc1_cols(call), c->save != GMM_SAVE_NOTHING },
+        { "act", c->ffn, c->save == GMM_SAVE_PREACT_AND_ACT }
+    };
+    gmm_saved_layout l;
+    size_t i;
+    memset(&l, 0, sizeof l);
+    for (i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        gmm_saved_part *p = &l.part[l.count];
+        if (!parts[i].kept) continue;
+        p->name = parts[i].name;
+        p->dtype = gmm__mlp_dtype(call);
+        p->rows = call->rows;
+        p->cols = p->ld = parts[i].cols;
+        p->offset = l.bytes;
+        p->bytes = p->rows * p->ld * (gmm_dtype_bits(p->dtype) / 8);
+        l.bytes += (int64_t)gmm__round256((size_t)p->bytes);
+        l.count++;
+    }
+    return l;
+}
 
 static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(gmm__mlp_dtype(call)) / 8);
+    const gmm_saved_layout saved = gmm__mlp_saved(call);
     gmm__mlp_buffers b;
     b.z_bytes = gmm__round256(row * (size_t)gmm__mlp_fc1_cols(call));
     b.h_bytes = gmm__round256(row * (size_t)call->config.ffn);
     b.offsets_bytes = gmm__round256(((size_t)call->groups.count + 1) * sizeof(int64_t));
-    b.saved_h = b.z_bytes;
+    b.saved_h = (size_t)saved.part[1].offset;
+    b.saved_bytes = (size_t)saved.bytes;
     b.deferred_dz = b.offsets_bytes;
     b.deferred_h = b.deferred_dz + b.z_bytes;
     b.deferred_kept = b.deferred_h + b.h_bytes;
@@ -4397,7 +4464,6 @@ static int gmm__mlp_size_act(const gmm__plan *plan, gmm_op op, const gmm_activat
 }
 
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
-    const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm__mlp_steps t;
     size_t sub = 0;
@@ -4411,8 +4477,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes); /* inference uses both; a query cannot tell it from training */
     gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
     gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
-    plan->saved_bytes = c->save == GMM_SAVE_NOTHING ? 0 : b.z_bytes;
-    if (c->save == GMM_SAVE_PREACT_AND_ACT) plan->saved_bytes += b.h_bytes;
+    plan->saved_bytes = b.saved_bytes;
     return 1;
 }
 
@@ -4490,8 +4555,7 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__PART_MLP_DH, need.dh ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DZ, need.dz && !need.defer ? b.z_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
-    plan->saved_bytes = c->save == GMM_SAVE_NOTHING ? 0 : b.z_bytes;
-    if (c->save == GMM_SAVE_PREACT_AND_ACT) plan->saved_bytes += b.h_bytes;
+    plan->saved_bytes = b.saved_bytes;
     plan->deferred_bytes = need.defer ? b.deferred_kept + 2 * b.kept_bytes : 0;
     return 1;
 }
@@ -4751,6 +4815,23 @@ GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp,
     gmm__call call;
     const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_query", mlp, 1);
     return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+
+GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout) {
+    gmm__call call;
+    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_saved_query", mlp, 1);
+    gmm_saved_layout full;
+    uint32_t size;
+    if (s != GMM_OK) return s;
+    if (!layout) return gmm__refuse(&call, GMM_E_NULL, "layout", "is NULL");
+    size = layout->struct_size;
+    if (size > sizeof full)
+        return gmm__refuse(&call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
+                           size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    full = gmm__mlp_saved(&call);
+    full.struct_size = size;
+    memcpy(layout, &full, size ? size : sizeof full);
+    return GMM_OK;
 }
 
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -5936,6 +6017,10 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (f->hadamard && d->columnwise && call->mat[GMM__DY].dtype != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "dtype %s must be bf16, which the Hadamard transform wants",
                            gmm_dtype_name(call->mat[GMM__DY].dtype));
+    if (f->hadamard && d->columnwise && !gmm__grouped(call) && call->rows % 16)
+        return gmm__refuse(call, GMM_E_ARG, "rows", "%lld of %lld x %lld matrices must be a multiple of 16: the "
+                           "Hadamard transform of the columnwise copy mixes 16 rows, and a copy of fixed extents has "
+                           "no padding", (long long)call->rows, (long long)call->rows, (long long)call->in);
     if (d->db) {
         if (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE || d->phase == GMM_QUANT_AMAX || d->skip)
             return gmm__refuse(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and with neither phase "
@@ -6636,7 +6721,7 @@ enum {
     GMM__MMA_PIECES,  /* bias gradient; the WGMMA engine's tables of many groups */
     GMM__WGMMA_A,     /* copies as 16-bit elements */
     GMM__WGMMA_B,
-    GMM__WGMMA_FACTOR, /* [G] float: what multiplies the groups' sums */
+    GMM__WGMMA_FACTOR, /* [2][G] float: what multiplies the groups' sums, one after the other */
     GMM__WGMMA_UNITS,  /* [G + 1] int32: of 16 rows, of groups that are turned */
     GMM__WGMMA_ENDS    /* [G + 1] int64: 16 times these */
 };
@@ -8192,7 +8277,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
         elements += rows * cols;
         gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
     }
-    if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, (size_t)G * sizeof(float));
+    if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, 2 * (size_t)G * sizeof(float));
     if (gmm__wgmma_turns(call, op)) {
         gmm__reserve(plan, GMM__WGMMA_UNITS, (size_t)(G + 1) * sizeof(int32_t));
         gmm__reserve(plan, GMM__WGMMA_ENDS, (size_t)(G + 1) * sizeof(int64_t));
@@ -8305,6 +8390,7 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         args.alpha_per_group = product->p.alpha_per_group;
         args.factor = (float *)gmm__part(plan, GMM__WGMMA_FACTOR);
         product->p.alpha = args.factor;
+        product->alpha2 = args.factor + G;
         product->p.alpha_per_group = 1;
     }
     if (turns) {

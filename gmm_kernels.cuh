@@ -1048,6 +1048,18 @@ GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
+/* Four sums of a block times the scales of their two rows and two columns are added to `sum`. `lift` is a power of two
+   per row by which `row` was divided and by which the columns' scales are multiplied (gmm__scale_lift). */
+GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], const float column[2],
+                               const float lift[2]) {
+    int h;
+#pragma unroll
+    for (h = 0; h < 4; h++) {
+        sum[h] = __fmaf_rn(__fmul_rn(part[h], row[h / 2]), column[h % 2] * lift[h / 2], sum[h]);
+        part[h] = 0.0f;
+    }
+}
+
 #define GMM__BODY 10
 #define GMM__OP fwd
 #define GMM__KIND bf16
@@ -1191,6 +1203,7 @@ typedef struct gmm_sm90_args {
     gmm_mat codes;            /* weights as a copy, converted in the kernel: tables in device memory */
     gmm_direction along;      /* of its lines, which run along the contraction */
     int32_t rows, cols;       /* of each matrix that was quantized */
+    const float *alpha2;      /* [G], with p.alpha: sums are multiplied by these afterwards; NULL = 1 */
 } gmm_sm90_args;
 
 /* What B is: 16-bit elements, or codes with their scales: X(tag, bytes of 64 columns in a stage, bytes of its scales,
@@ -2590,8 +2603,8 @@ GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 
 enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8 };
 enum { GMM_FP8_DEEP = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
 
-/* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole, how they go out,
-   and for TMA the last three coordinates of its first row in D. */
+/* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole (gmm_fp8_outer),
+   how they go out, and for TMA the last three coordinates of its first row in D. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
     int32_t start;
@@ -2632,16 +2645,30 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. */
+/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. GMM_FP8_EXTREME, a NaN that no
+   product is, if the product leaves the range of normal numbers on its way: then gmm_fp8_outer_extreme has it. */
+enum { GMM_FP8_EXTREME = 0x7FC0E001 };
 GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
     float all = 1.0f;
+    int extreme;
     if (t->k == 0) return all;
     if (args->p.alpha) all = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
     if (args->a_scale.scaling == GMM_SCALING_TENSOR) all = __fmul_rn(all, ((const float *)args->a_scale.scale)[t->g]);
+    extreme = !gmm__scale_normal(all);
     if (args->b_scale.scaling == GMM_SCALING_TENSOR)
         all = __fmul_rn(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
                                                        : ((const float *)args->b_scale.scale)[t->g]);
-    return all;
+    return extreme || !gmm__scale_normal(all) ? gmm_f32_from_bits(GMM_FP8_EXTREME) : all;
+}
+/* Two factors that stand for the product, to multiply by one after the other. */
+GMM__DEVICE float gmm_fp8_outer_extreme(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
+    gmm__scale all = gmm__scale_of(args->p.alpha ? args->p.alpha[args->p.alpha_per_group ? t->g : 0] : 1.0f);
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR)
+        all = gmm__scale_times(all, ((const float *)args->a_scale.scale)[t->g]);
+    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
+        all = gmm__scale_times(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                              : ((const float *)args->b_scale.scale)[t->g]);
+    return gmm__scale_split(all, second);
 }
 
 /* Fills in how a tile goes out. */
@@ -2980,7 +3007,8 @@ typedef struct gmm_expand_args {
     int64_t *ends;          /* [G + 1] receives 16 times these */
     const float *alpha;     /* [G] or [1]; NULL = 1 */
     int32_t alpha_per_group;
-    float *factor;          /* [G] receives what multiplies the groups' sums; NULL = not wanted */
+    float *factor;          /* [2][G] receives what multiplies the groups' sums, then what multiplies the result
+                               (gmm__scale_split); NULL = not wanted */
 } gmm_expand_args;
 
 enum {
@@ -3257,9 +3285,10 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
     const float share = gmm__fdiv(1.0f, gmm__fmul(la, lb));
     int32_t g;
     for (g = (int32_t)threadIdx.x; args->factor && g < args->groups; g += (int32_t)blockDim.x) {
-        float f = args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f;
-        if (a->scaling == GMM_SCALING_NV16) f = gmm__fmul(f, a->amax[g]);
-        args->factor[g] = gmm__fmul(gmm__fmul(f, b->amax[g]), share);
+        gmm__scale f = gmm__scale_of(args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f);
+        if (a->scaling == GMM_SCALING_NV16) f = gmm__scale_times(f, a->amax[g]);
+        f = gmm__scale_times(gmm__scale_times(f, b->amax[g]), share);
+        args->factor[g] = gmm__scale_split(f, &args->factor[args->groups + g]);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
         args->ends[g] = 16 * (int64_t)args->units[g];
@@ -6484,18 +6513,24 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                 if (PARTS && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !more)))) {
                     const float *scale = (const float *)(void *)(slots + (d & 3) * SLOT) +
                                          (args.block == 32 ? s / 2 * LINES : 0);
+                    const float ones[2] = { 1.0f, 1.0f }, *const column = scale + BM + warp_n + (lane & 3) * 2;
 #pragma unroll
-                    for (i = 0; i < MT; i++)
+                    for (i = 0; i < MT; i++) {
+                        const float *const first = scale + warp_m + i * 16 + (lane >> 2);
+                        float row[2] = { first[0], first[8] };
+                        const float lift[2] = { gmm__scale_lift(row[0]), gmm__scale_lift(row[1]) };
+                        if (lift[0] == 1.0f && lift[1] == 1.0f) {
 #pragma unroll
-                        for (j = 0; j < NT; j++)
+                            for (j = 0; j < NT; j++)
+                                gmm_q_promote(sum[PARTS ? i : 0][j], acc[i][j], row, column + 8 * j, ones);
+                        } else {
+                            row[0] *= 1.0f / lift[0];
+                            row[1] *= 1.0f / lift[1];
 #pragma unroll
-                            for (h = 0; h < 4; h++) {
-                                const float x = scale[warp_m + i * 16 + (lane >> 2) + h / 2 * 8];
-                                const float y = scale[BM + warp_n + j * 8 + (lane & 3) * 2 + h % 2];
-                                sum[PARTS ? i : 0][j][h] = __fmaf_rn(__fmul_rn(acc[i][j][h], x), y,
-                                                                     sum[PARTS ? i : 0][j][h]);
-                                acc[i][j][h] = 0.0f;
-                            }
+                            for (j = 0; j < NT; j++)
+                                gmm_q_promote(sum[PARTS ? i : 0][j], acc[i][j], row, column + 8 * j, lift);
+                        }
+                    }
                 }
             }
         }
@@ -6509,16 +6544,20 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
             const int32_t col = tile.n0 + warp_n + lane % OUT_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2], alpha;
+            int extreme; /* plain products of scales may leave the range of normal numbers */
             o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
             alpha = o.alpha;
             o.alpha = 1.0f;
+            extreme = !gmm__scale_moderate(alpha);
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
                 for (h = 0; h < 2; h++) {
                     const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
                     over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&vb, sb, n) : 1.0f;
+                    extreme |= !gmm__scale_moderate(over[j][h]);
                 }
+            extreme = __any_sync(0xFFFFFFFFu, extreme);
             if (o.bias)
                 gmm_read4(args.p.bias.dtype, o.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
                           o.bias_whole, bias);
@@ -6528,20 +6567,36 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                 const int32_t mine = first_row + (lane >> 2);
                 const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
                 float outer = 1.0f;
+                int in_shared; /* sums are multiplied by their scales in shared memory, one by one */
                 if (first_row >= tile.m) break;
-                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, gmm_q_outer(&va, sa, mine));
+                if (!empty && mine < tile.m) outer = gmm_q_outer(&va, sa, mine);
+                in_shared = extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(outer));
+                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, outer);
 #pragma unroll
                 for (s = 0; s < 2 * MT; s++)
                     if (s == i) {
 #pragma unroll
                         for (j = 0; j < NT; j++) {
                             const float *v = PARTS ? &sum[PARTS ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
-                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] = make_float2(
-                                gmm__fmul(v[0], gmm__fmul(gmm__fmul(outer, over[j][0]), share)),
-                                gmm__fmul(v[1], gmm__fmul(gmm__fmul(outer, over[j][1]), share)));
+                            const float f0 = in_shared ? 1.0f : gmm__fmul(gmm__fmul(outer, over[j][0]), share);
+                            const float f1 = in_shared ? 1.0f : gmm__fmul(gmm__fmul(outer, over[j][1]), share);
+                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] =
+                                make_float2(gmm__fmul(v[0], f0), gmm__fmul(v[1], f1));
                         }
                     }
                 __syncwarp();
+                if (in_shared) { /* rare: the views are made again, so that they take no registers elsewhere */
+                    const gmm_gemm_tile tile = *kept;
+                    GMM__VIEWS;
+#pragma unroll 1
+                    for (d = lane; d < 8 * WN; d += 32) {
+                        const int32_t m = first_row + d / WN, n = tile.n0 + warp_n + d % WN;
+                        float *const v = &out[d / WN * OUT_LD + d % WN];
+                        if (m < tile.m && n < args.p.n)
+                            *v = gmm__scale_sum(*v, alpha, gmm_q_outer(&va, sa, m), gmm_q_outer(&vb, sb, n), share);
+                    }
+                    __syncwarp();
+                }
                 if (o.whole && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
                     gmm_gemm_store_rows(&args.p, &o, 8 / OUT_ROWS,
@@ -7356,16 +7411,20 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
 #pragma unroll
         for (u = 0; u < GMM__WAITS; u++) waits[u] = 0; /* no longer kept */
         { /* from registers to D, transposed in shared memory */
-            const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
             const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                   : gmm_kmat_at(&args.p.bias, t->g);
             const int units = t->units, rows = t->rows;
             const uint32_t held = come + 16; /* the barriers of rooms */
-            if (alpha != 1.0f) {
+#pragma unroll 1
+            for (x = 0; x < 2; x++) {
+                const float *const by = x ? args.alpha2 : args.p.alpha;
+                const float alpha = by && t->k > 0 ? by[args.p.alpha_per_group ? t->g : 0] : 1.0f;
+                if (alpha != 1.0f) {
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++)
+                    for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
-                    for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
+                        for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
+                }
             }
             if (bias) {
                 const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
@@ -8165,7 +8224,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             const uint32_t columns = (uint32_t)gmm_wgmma_desc(base, 0);
             uint32_t room;
             int rows, tid, row, out, per;
-            float all;
+            float all, second = 1.0f;
             __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
             gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
@@ -8222,6 +8281,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             rows = t->rows - 64 * wg;
             all = f->all;
             out = f->out;
+            if (gmm_f32_bits(all) == GMM_FP8_EXTREME) all = gmm_fp8_outer_extreme(&args, t, &second);
             { /* scales of matrices and lines, bias */
                 const uint32_t scales = base + GMM__OF(lines) + GMM__LINES * wg;
                 const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
@@ -8246,6 +8306,10 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 } else if (all != 1.0f) {
 #pragma unroll
                     for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], all);
+                }
+                if (second != 1.0f) {
+#pragma unroll
+                    for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], second);
                 }
                 if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
                     const char *const bias = gmm_kmat_at(&args.p.bias, t->g);

@@ -22,7 +22,11 @@
  *     GMM_STATIC           functions become static to this unit, which must define GMM_IMPLEMENTATION too.
  *     GMMDEF               linkage of every function; default: extern with hidden visibility on ELF. Every unit of a
  *                          program must see the same value. Hidden means that another shared object cannot link
- *                          against these functions, and that two copies in one process never mix.
+ *                          against these functions, and that two copies in one process never mix. For a shared object
+ *                          that bindings load (dlsym, ctypes) export them:
+ *                              #define GMMDEF extern __attribute__((visibility("default")))
+ *                          gmm_create and other static inline functions are in the headers alone: gmm_create calls
+ *                          gmm__create with GMM_VERSION_NUMBER.
  *
  * Thread safety: every function here is pure or writes only through its arguments.
  *
@@ -227,7 +231,8 @@ typedef struct gmm_mat {
     gmm_scale_order scale_order; /* of scale */
     uint32_t flags;              /* GMM_MAT_* */
     int32_t hadamard;            /* columnwise NV16: 0 = as it is, else transformed: gmm_format.hadamard */
-    int64_t ld;                  /* elements from row to row; 0 = columns */
+    int64_t ld;                  /* elements from row to row; 0 = columns. Of a copy rows and columns are those stored
+                                    (gmm_layout): a transposed copy of groups has gmm_padded_capacity columns */
     int64_t group_stride;        /* packed, per group: elements from group to group; 0 = rows * ld */
     void *data;                  /* packed elements */
     void *const *table;          /* [groups] addresses of elements */
@@ -492,7 +497,9 @@ GMM__HD uint32_t gmm_scale_exponents(const float scale[4]) {
    gmm_layout_of for gmm_group_rows(size) rows, behind those of the groups before it. Its elements stand
        ROWWISE, and COLUMNWISE of MX32   in the rows of the source, not padded
        COLUMNWISE of the others          transposed: element (row r, column c) in row c, column start(g) + r of one
-                                         matrix for all groups; columns up to start(g + 1) are zeros
+                                         matrix for all groups; columns up to start(g + 1) are zeros, but with a
+                                         Hadamard transform those of the group's last run of 16 rows, where the
+                                         transform of the rows and of zeros behind them stands: products need it
    TENSOR has one scale per group, ROW one per row (ROWWISE, as in the source) or [groups][columns] (COLUMNWISE).
    128X128 is for matrices of fixed extents alone. */
 enum { GMM_GROUP_ROWS = 128 };
@@ -621,7 +628,8 @@ GMM__HD float gmm_scale_inverse(float scale) { return gmm__fdiv(1.0f, scale); }
 
 /* E8M0 scale of an MX32 block: the least power of two by which amax still fits the dtype. Formats of 8 bits as in
    MXFP8; for E2M1 (MXFP4) the same rule with 6. One fp32 value of each dtype, next above its largest times 2^-127, gets
-   2^-127 as well: it saturates by an ulp of fp32. */
+   2^-127 as well: it saturates by an ulp of fp32. An element next to the largest fp32 rounds to a code that means 2^128
+   and dequantizes to Inf: |x| from 248 * 2^120 (E4M3), 240 * 2^120 (E5M2) or 224 * 2^120 (E2M1) on. */
 GMM__HD uint8_t gmm_mx_scale(float amax, gmm_dtype dtype) {
     const uint32_t inverse = dtype == GMM_E4M3 ? 0x3B124925u : dtype == GMM_E5M2 ? 0x37924925u : 0x3E2AAAABu;
     return gmm_f32_to_e8m0(gmm__fmul(amax, gmm_f32_from_bits(inverse)));
@@ -645,17 +653,27 @@ GMM__HD gmm_nv_global gmm_nv_global_of(float amax, float e4m3_max) {
     n.mult = gmm__fmul(n.scale, gmm_f32_from_bits(0x3E2AAAABu));
     return n;
 }
-/* Scale byte of a block, E4M3 without a sign; and what its elements are multiplied by. */
+/* Scale byte of a block, E4M3 without a sign; and what its elements are multiplied by.
+   With gmm_format.four_over_six a block has two candidates instead. Each operation is rounded to fp32. With base =
+   (amax / 6) S they are the scale bytes E4M3(base), by which amax becomes 6, and E4M3(1.5 base), by which it becomes 4,
+   saturating at 448. Elements are coded by gmm_nv_encode of each byte and decoded as ((code scale) A) / (6 e4m3_max),
+   A the global amax. The error of a candidate is the sum of |decoded - x|, or of its square, over the elements in their
+   order; in a square tile each line has such a sum, and the sums of lines l and l + 8 are added, then those 4, 2 and 1
+   apart. The second candidate is taken if its error is less; if errors are equal or one is NaN, the first. */
 GMM__HD uint8_t gmm_nv_scale(const gmm_nv_global *n, float amax) {
     return gmm_f32_to_e4m3(gmm__finite_cap(gmm__fmul(amax, n->mult)));
 }
 GMM__HD float gmm_nv_encode(const gmm_nv_global *n, uint8_t scale) {
     return gmm__finite_cap(gmm__fdiv(1.0f, gmm__fmul(gmm_e4m3_to_f32(scale), n->inverse)));
 }
-/* What an element of a block is multiplied by when it is dequantized. */
+/* What an element of a block is multiplied by when it is dequantized. The scale byte times an amax from 2^100 on could
+   overflow, so that 2^16 of such an amax is applied last. */
 GMM__HD float gmm_nv_decode(uint8_t scale, float amax, float e4m3_max) {
     const uint32_t inverse = e4m3_max == 256.0f ? 0x3A2AAAABu : 0x39C30C31u; /* 1 / 1536 and 1 / 2688 */
-    return gmm__fmul(gmm__fmul(gmm_e4m3_to_f32(scale), amax), gmm_f32_from_bits(inverse));
+    const uint32_t bits = gmm_f32_bits(amax) & 0x7FFFFFFFu;
+    const int large = bits >= (127u + 100u) << 23 && bits < 0x7F800000u;
+    const float f = gmm__fmul(gmm_e4m3_to_f32(scale), large ? gmm__fmul(amax, 1.52587890625e-5f) : amax);
+    return gmm__fmul(gmm__fmul(f, gmm_f32_from_bits(inverse)), large ? 65536.0f : 1.0f);
 }
 
 /* Philox4x32-10: four random words of a counter and a key. */
@@ -673,8 +691,10 @@ GMM__HD void gmm_philox(const uint32_t counter[4], uint64_t key, uint32_t out[4]
     out[0] = c[0]; out[1] = c[1]; out[2] = c[2]; out[3] = c[3];
 }
 /* Random bytes of one block of 16: element i uses byte i % 4 (from the lowest) of word i / 4. They depend on seed and
-   offset (the caller's state), the group (below 2^24), the block's index within the group (below 2^40; line by line)
-   and the direction, so a group's bits depend on nothing else. */
+   offset (the caller's state), the group (below 2^24), the block's index within the group (below 2^40) and the
+   direction, so a group's bits depend on nothing else. Block j of line l has the index l B + j, B the blocks of a line.
+   ROWWISE: l is the row counted from the group's first, B = ceil(columns / 16). COLUMNWISE: l is the column, B =
+   ceil(rows / 16) of the group's own rows, without padding; so these bits change with the number of rows. */
 GMM__HD void gmm_draw_block(uint64_t seed, uint64_t offset, int64_t group, int64_t block, gmm_direction direction,
                             uint32_t out[4]) {
     uint32_t counter[4];
@@ -760,7 +780,8 @@ typedef struct gmm_format {
     int32_t square;        /* MX32, NV16: one scale per 32 x 32 or 16 x 16 tile; both copies then hold the same codes */
     int32_t hadamard;      /* NV16: the columnwise copy is transformed: 0 no, else GMM_HADAMARD | signs. BF16 sources */
     int32_t stochastic;    /* NV16: stochastic rounding */
-    int32_t four_over_six; /* NV16: a block takes the better of two scales: 0 no, 1 by absolute, 2 by squared error */
+    int32_t four_over_six; /* NV16: a block takes the better of two scales (section 7, gmm_nv_scale): 0 no, 1 by
+                              absolute, 2 by squared error */
     int32_t e4m3_256;      /* NV16 with four_over_six: scales reach 256 instead of 448, which leaves room for 4/6 */
     int32_t row_amax;      /* NV16: a global amax per row instead of per group; rowwise copies only */
     float eps;             /* amax below it counts as eps; not delayed, not MX32 and NV16. 0 = none */
@@ -1571,6 +1592,64 @@ GMM__HD void gmm__qview_turn_scales(const gmm__qview *from, const gmm__qview *to
 GMM__HD float gmm__qview_value(float code, float factor) {
     const float v = gmm__fmul(code, factor);
     return (gmm_f32_bits(v) & 0x7FFFFFFFu) > 0x7F800000u ? gmm_f32_from_bits(0x7FFFFFFFu) : v;
+}
+
+/* --- products of scales --- */
+
+/* A product of fp32 factors: value * 2^exponent, where 1 <= |value| < 2, or value is 0, Inf or NaN. It is rounded as
+   the plain fp32 product is where that is normal, and neither overflows nor becomes subnormal in between. */
+typedef struct gmm__scale {
+    float value;
+    int32_t exponent;
+} gmm__scale;
+
+GMM__HD float gmm__power_of_two(int32_t exponent) { return gmm_f32_from_bits((uint32_t)(exponent + 127) << 23); }
+GMM__HD gmm__scale gmm__scale_of(float x) {
+    const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu;
+    gmm__scale s;
+    s.value = x;
+    s.exponent = 0;
+    if (a == 0u || a >= 0x7F800000u) return s;
+    if (a < 0x00800000u) { /* subnormal: the product is exact */
+        s.value = gmm__fmul(x, gmm__power_of_two(24));
+        s.exponent = -24;
+    }
+    s.exponent += (int32_t)(gmm_f32_bits(s.value) >> 23 & 255u) - 127;
+    s.value = gmm_f32_from_bits((gmm_f32_bits(s.value) & 0x807FFFFFu) | 0x3F800000u);
+    return s;
+}
+GMM__HD gmm__scale gmm__scale_times(gmm__scale s, float x) {
+    const gmm__scale f = gmm__scale_of(x);
+    gmm__scale p = gmm__scale_of(gmm__fmul(s.value, f.value));
+    p.exponent += s.exponent + f.exponent;
+    return p;
+}
+/* Two factors to multiply a sum by, one after the other: the product and 1 where the product is normal; else a part of
+   it that keeps sums of quantized elements normal, and a power of two. */
+GMM__HD float gmm__scale_split(gmm__scale s, float *second) {
+    const int32_t rest = s.exponent < -126 ? s.exponent + 94 : s.exponent > 127 ? s.exponent - 64 : 0;
+    *second = gmm__power_of_two(rest < -126 ? -126 : rest > 127 ? 127 : rest);
+    return gmm__fmul(s.value, gmm__power_of_two(rest < 0 ? -94 : rest > 0 ? 64 : s.exponent));
+}
+/* sum * (((alpha * a) * b) * share). */
+GMM__HD float gmm__scale_sum(float sum, float alpha, float a, float b, float share) {
+    float second;
+    const float first = gmm__scale_split(
+        gmm__scale_times(gmm__scale_times(gmm__scale_times(gmm__scale_of(alpha), a), b), share), &second);
+    return gmm__fmul(gmm__fmul(sum, first), second);
+}
+GMM__HD int gmm__scale_normal(float x) { return (gmm_f32_bits(x) >> 23 & 255u) - 1u < 254u; }
+/* Whether x is 0 or within 2^-32 and 2^32: plain products of three such factors and a share of NV16 are normal or 0. */
+GMM__HD int gmm__scale_moderate(float x) {
+    const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu;
+    return a == 0u || (a >> 23) - 95u < 64u;
+}
+/* The power of two by which the scale of a row's block is divided and that of a column's block is multiplied, so that
+   the sum of 128 products of FP8 codes (0, or 2^-32 to 2^39) times the row's scale is a normal number. It is 1 but for
+   extreme scales, and the second product loses nothing where the result is normal. */
+GMM__HD float gmm__scale_lift(float row) {
+    const uint32_t a = gmm_f32_bits(row) & 0x7FFFFFFFu;
+    return gmm__power_of_two(a >= (85u + 127u) << 23 ? 40 : a != 0u && a < (127u - 94u) << 23 ? -55 : 0);
 }
 
 /* --- masters that are sharded over ranks --- */

@@ -500,6 +500,141 @@ static void three_calls(int arg) {
     t_same("y", t_mat_bits(&y), t_mat_bits(&r.y), (size_t)(LIVE * r.out * ref_bytes(s.dtype)));
 }
 
+/* The backward in steps: FC2's dgrad is rounded to the operands' dtype before the activation and dprob read it. */
+static void backward_steps(int arg) {
+    mlp_spec s = usual((gmm_dtype)arg);
+    mlp_run r;
+    gmm_saved_layout layout = GMM_ZERO;
+    float *dprob[2] = { t_floats_out(ROWS), t_floats_out(ROWS) };
+    t_mat dz, dx;
+    gmm_mat z;
+    s.on_bias2 = 0;
+    s.bias = 0;
+    build(&r, &s);
+    run_fwd(&r, 0);
+    run_bwd(&r);
+    T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_BWD, &r.d, &layout));
+    z = gmm_mat_packed(layout.part[0].dtype, (char *)r.d.saved + layout.part[0].offset);
+    dz = t_mat_out(s.dtype, 1, ROWS, r.F1);
+    dx = t_mat_out(s.dtype, 1, ROWS, s.hidden);
+    for (int wide = 0; wide < 2; wide++) { /* 1: not rounded in between */
+        t_mat dh = t_mat_out(wide ? GMM_F32 : s.dtype, 1, ROWS, s.ffn);
+        gmm_linear fc = GMM_ZERO;
+        gmm_activation a = GMM_ZERO;
+        fc.groups = a.groups = &r.groups;
+        fc.in_features = s.ffn;
+        fc.out_features = r.out;
+        fc.dy = &r.dy.mat;
+        fc.w = &r.w2.mat;
+        fc.dx = &dh.mat;
+        T_OK(t_linear(T.ctx, GMM_OP_LINEAR_DGRAD, &fc));
+        a.ffn = s.ffn;
+        a.act = &s.act;
+        a.x = &z;
+        a.prob = r.d.prob;
+        a.dy = &dh.mat;
+        a.dx = &dz.mat;
+        a.dprob = dprob[wide];
+        T_OK(gmm_act_bwd(T.ctx, &a, t_workspace(1 << 16), 1 << 16, T.stream));
+        if (wide) break;
+        fc.in_features = s.hidden;
+        fc.out_features = r.F1;
+        fc.dy = &dz.mat;
+        fc.w = &r.w1.mat;
+        fc.dx = &dx.mat;
+        T_OK(t_linear(T.ctx, GMM_OP_LINEAR_DGRAD, &fc));
+    }
+    t_same("dprob", t_get(dprob[0], LIVE * 4), t_get(r.dprob, LIVE * 4), LIVE * 4);
+    t_same("dx", t_mat_bits(&dx), t_mat_bits(&r.dx), (size_t)(LIVE * s.hidden * ref_bytes(s.dtype)));
+    if (s.dtype != GMM_F32)
+        T_CHECK(memcmp(t_get(dprob[1], LIVE * 4), t_get(r.dprob, LIVE * 4), LIVE * 4) != 0, "dprob is not rounded");
+}
+
+/* The parts of `saved` by name, against FC1 and the activation called one by one. */
+static void saved_parts(int arg) {
+    const gmm_dtype t = (gmm_dtype)arg;
+    for (int save = 0; save < 3; save++)
+        for (int gated = 0; gated < 2; gated++) {
+            mlp_spec s = spec_make(t, act_make(gated ? GMM_ACT_SWIGLU : GMM_ACT_SRELU, 0, 0, 0, 0, 0, 0), 24, 24);
+            const int count = save == GMM_SAVE_PREACT ? 1 : save == GMM_SAVE_PREACT_AND_ACT ? 2 : 0;
+            gmm_saved_layout layout = GMM_ZERO, again = GMM_ZERO;
+            gmm_info info = GMM_ZERO;
+            mlp_run r;
+            gmm_linear fc = GMM_ZERO;
+            gmm_activation a = GMM_ZERO;
+            t_mat stage[2];
+            int64_t end = 0;
+            s.save = (gmm_save)save;
+            build(&r, &s);
+            stage[0] = t_mat_out(t, 1, ROWS, r.F1);
+            stage[1] = t_mat_out(t, 1, ROWS, s.ffn);
+            T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &info));
+            T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &layout));
+            T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_BWD, &r.d, &again));
+            T_CHECK(memcmp(&layout, &again, sizeof layout) == 0, "fwd and bwd differ");
+            T_CHECK(layout.count == count, "%d parts, want %d", (int)layout.count, count);
+            T_CHECK(layout.bytes == (int64_t)info.saved_bytes, "%lld bytes, info says %lld", (long long)layout.bytes,
+                    (long long)info.saved_bytes);
+            run_fwd(&r, 0);
+            fc.groups = a.groups = &r.groups;
+            fc.in_features = s.hidden;
+            fc.out_features = r.F1;
+            fc.x = &r.x.mat;
+            fc.w = &r.w1.mat;
+            fc.bias = r.d.b1;
+            fc.y = &stage[0].mat;
+            T_OK(t_linear(T.ctx, GMM_OP_LINEAR_FWD, &fc));
+            a.ffn = s.ffn;
+            a.act = &s.act;
+            a.x = &stage[0].mat;
+            a.prob = r.d.prob;
+            a.y = &stage[1].mat;
+            T_OK(gmm_act_fwd(T.ctx, &a, t_workspace(1 << 16), 1 << 16, T.stream));
+            for (int i = 0; i < layout.count; i++) {
+                const gmm_saved_part *p = &layout.part[i];
+                T_CHECK(strcmp(p->name, i ? "act" : "preact") == 0, "part %d is called %s", i, p->name);
+                T_CHECK(p->dtype == t && p->rows == ROWS && p->cols == (i ? s.ffn : r.F1) && p->ld == p->cols,
+                        "%s: %s %lld x %lld, ld %lld", p->name, gmm_dtype_name(p->dtype), (long long)p->rows,
+                        (long long)p->cols, (long long)p->ld);
+                T_CHECK(p->offset % 256 == 0 && p->offset >= end && p->bytes == p->rows * p->ld * ref_bytes(t) &&
+                        p->offset + p->bytes <= layout.bytes, "%s: %lld bytes at %lld", p->name, (long long)p->bytes,
+                        (long long)p->offset);
+                end = p->offset + p->bytes;
+                t_same(p->name, t_get((char *)r.d.saved + p->offset, (size_t)(LIVE * p->ld * ref_bytes(t))),
+                       t_mat_bits(&stage[i]), (size_t)(LIVE * p->cols * ref_bytes(t)));
+            }
+            layout.struct_size = offsetof(gmm_saved_layout, part) + sizeof layout.part[0];
+            layout.part[0].rows = layout.part[1].rows = -1;
+            T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &layout));
+            T_CHECK(layout.part[0].rows == (count ? ROWS : 0) && layout.part[1].rows == -1, "an older layout");
+            layout.struct_size = sizeof layout + 8;
+            T_REFUSED(GMM_E_VERSION, gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &layout), "gmm_mlp_saved_query",
+                      "layout", "struct_size", NULL);
+            T_REFUSED(GMM_E_NULL, gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &r.d, NULL), "layout", NULL);
+            T_REFUSED(GMM_E_ARG, gmm_mlp_saved_query(T.ctx, GMM_OP_LINEAR_FWD, &r.d, &again), "op", NULL);
+        }
+}
+
+/* GMM_SAVE_NOTHING: nothing is asked of `saved` but that an address is aligned. */
+static void saved_nothing(int arg) {
+    mlp_spec s = usual(GMM_BF16);
+    gmm_info info = GMM_ZERO;
+    mlp_run r;
+    char *memory;
+    (void)arg;
+    s.save = GMM_SAVE_NOTHING;
+    build(&r, &s);
+    run_fwd(&r, 1);
+    run_bwd(&r);
+    memory = (char *)t_workspace(512);
+    r.d.saved = memory + 16;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &info));
+    T_REFUSED(GMM_E_ALIGN, gmm_mlp_fwd(T.ctx, &r.d, NULL, 0, T.stream), "saved", "256 bytes", NULL);
+    T_REFUSED(GMM_E_ALIGN, gmm_mlp_bwd(T.ctx, &r.d, NULL, 0, T.stream), "saved", "256 bytes", NULL);
+    r.d.saved = memory;
+    T_OK(gmm_mlp_fwd(T.ctx, &r.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+}
+
 /* row 48: every subset of the outputs gives the same bits, and what is not wanted stays as it was */
 static void subsets(int arg) {
     outputs all, o, untouched;
@@ -1176,6 +1311,8 @@ void tests_mlp(void) {
         t_add(odd_inputs, (int)dtypes[i], "mlp inputs at odd addresses %s", name);
         t_add(save_policies, (int)dtypes[i], "row45 mlp save policies %s", name);
         t_add(three_calls, (int)dtypes[i], "row46 mlp equals three calls %s", name);
+        t_add(backward_steps, (int)dtypes[i], "row46 mlp backward equals its steps %s", name);
+        t_add(saved_parts, (int)dtypes[i], "row45 mlp parts of saved %s", name);
         t_add(delayed, (int)dtypes[i], "row49 mlp delayed wgrad %s", name);
         t_add(delayed_copies, i, "row49 mlp delayed wgrad keeps what it needs, %s", forms[i]);
         t_add(one_expert, (int)dtypes[i], "row50 mlp one expert alone %s", name);
@@ -1185,6 +1322,7 @@ void tests_mlp(void) {
     t_add(subsets, 1, "row48 mlp subsets of outputs, delayed");
     t_add(all_empty, 0, "row10 mlp all groups empty");
     t_add(all_empty, 1, "row09 mlp no capacity");
+    t_add(saved_nothing, 0, "row45 mlp nothing saved");
     t_add(refused, 0, "row22 mlp bad input");
     t_add(bad_main_grad, 0, "row52 mlp bad main_grad");
     t_add_host(decisions, 0, "row51 wgrad_decide");

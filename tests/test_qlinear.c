@@ -1305,6 +1305,96 @@ static void mixed_scales(int arg) {
     }
 }
 
+/* Multiplies what dequantizes a copy as a whole by a power of two: its fp32 scales, or NV16's amaxes. */
+static void shift_scales(const qrun *r, const qcase *c, const operand *o, gmm_direction direction, int power) {
+    const int weight = o == &r->w;
+    const int64_t rows = weight ? c->N : r->capacity;
+    const image im = image_of(o, direction, c->groups, rows, o->src.cols);
+    const int nv = im.m->scaling == GMM_SCALING_NV16, per_row = (im.m->flags & GMM_MAT_ROW_AMAX) != 0;
+    const int64_t n = nv ? (per_row ? rows : c->groups) : im.scale_stride / 4 * (o->grouped ? 1 : c->groups);
+    const float *const from = nv ? im.amax : (const float *)(const void *)im.scale;
+    float *to = (float *)t_host((size_t)n * 4 + 4);
+    for (int64_t i = 0; i < n; i++) to[i] = ldexpf(from[i], power);
+    t_upload(nv ? (void *)im.m->amax : im.m->scale, to, (size_t)n * 4);
+}
+
+static void check_shifted(const qrun *r, const float *before, int power, const char *what, int op, int i) {
+    const float *const got = (const float *)t_mat_bits(&r->out);
+    for (int64_t j = 0; j < r->out.count * r->out.rows * r->out.cols; j++) {
+        const float want = ldexpf(before[j], power);
+        T_CHECK(memcmp(&got[j], &want, 4) == 0, "op %d, %s %d, element %d: %a, want %a", op, what, i, (int)j,
+                (double)got[j], (double)want);
+    }
+}
+
+/* Scales of tensors and rows, and amaxes, whose products with one another or with alpha are no normal numbers: powers
+   of two in the scales move results by their product, and no bit of them. */
+static void far_scales(int arg) {
+    static const struct { int a, b, alpha; } some[] = {
+        { 0, 0, 0 }, { 70, -70, 70 }, { -70, 70, -70 }, { -60, -55, 0 }, { 60, -55, -100 }, { -70, 60, 110 },
+        { 70, 30, 0 }, { -70, 70, 0 }
+    };
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+                          .fill = T_REALS };
+        const int wgrad = ops[i] == GMM_OP_LINEAR_WGRAD, fwd = ops[i] == GMM_OP_LINEAR_FWD;
+        const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE, other = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
+        const int fp8 = setup_of(arg).w.dtype == GMM_E4M3;
+        qrun r;
+        build(&r, &c);
+        for (r.options.fp8_fast_accum = 0; r.options.fp8_fast_accum <= fp8; r.options.fp8_fast_accum++) {
+            const operand *A = fwd ? &r.x : &r.dy, *B = wgrad ? &r.x : &r.w;
+            const float *before = NULL;
+            for (int k = 0; k < (int)T_COUNT(some); k++) {
+                /* floats beside NV16 weights stay as they are: the weights' amax goes where its share is subnormal */
+                const int a = A->quantized ? some[k].a : 0, b = A->quantized ? some[k].b : some[k].b + some[k].a;
+                const double alpha = ldexp(0.75, some[k].alpha);
+                if (A->quantized) shift_scales(&r, &c, A, tokens, a);
+                shift_scales(&r, &c, B, other, b);
+                r.d.alpha = t_floats_in(&alpha, 1);
+                T_OK(run(&r.d, c.op));
+                if (k == 0) before = (const float *)t_mat_bits(&r.out);
+                else check_shifted(&r, before, a + b + some[k].alpha, "powers", i, k);
+                if (A->quantized) shift_scales(&r, &c, A, tokens, -a);
+                shift_scales(&r, &c, B, other, -b);
+            }
+        }
+    }
+}
+
+/* Scales of blocks up to the edge of what the contract allows: their product is the least normal number, or 2^127. */
+static void far_blocks(int arg) {
+    static const struct { int a, b; } some[] = {
+        { 0, 0 }, { 120, -120 }, { -120, 120 }, { -63, -63 }, { 120, -20 }, { -100, -26 }, { 60, 40 }, { 127, -126 },
+        { 0, 0 }, { 127, 0 }, { 0, 127 }, { 64, 63 } /* of the least codes */
+    };
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
+                          .fill = T_REALS };
+        const int wgrad = ops[i] == GMM_OP_LINEAR_WGRAD, fwd = ops[i] == GMM_OP_LINEAR_FWD;
+        const gmm_direction tokens = wgrad ? GMM_COLUMNWISE : GMM_ROWWISE, other = fwd ? GMM_ROWWISE : GMM_COLUMNWISE;
+        const float *before = NULL;
+        qrun r;
+        build(&r, &c);
+        for (int k = 0; k < (int)T_COUNT(some); k++) {
+            const operand *A = fwd ? &r.x : &r.dy, *B = wgrad ? &r.x : &r.w;
+            const float a = ldexpf(1.0f, some[k].a), b = ldexpf(1.0f, some[k].b);
+            if (k == 8)
+                for (int side = 0; side < 2; side++) {
+                    const operand *o = side ? B : A;
+                    const image im = image_of(o, side ? other : tokens, c.groups, o == &r.w ? c.N : r.capacity,
+                                              o->src.cols);
+                    t_poison(im.m->data, 1, (size_t)(im.stride * (o->grouped ? 1 : c.groups)));
+                }
+            put_scales(&r, &c, A, tokens, -1, &a, 1);
+            put_scales(&r, &c, B, other, -1, &b, 1);
+            T_OK(run(&r.d, c.op));
+            if (some[k].a == 0 && some[k].b == 0) before = (const float *)t_mat_bits(&r.out);
+            else check_shifted(&r, before, some[k].a + some[k].b, "scales", i, k);
+        }
+    }
+}
+
 static void refusals(int arg) {
     const qcase c = { .op = GMM_OP_LINEAR_FWD, .setup = 4, .groups = 3, .sizes = aligned, .K = 160, .N = 96,
                       .fill = T_REALS };
@@ -1421,6 +1511,13 @@ void tests_qlinear(void) {
     t_add(exact_nv, 10, "qlinear exact nvfp4 weights with bf16");
     t_add(row_amaxes, 4, "qlinear nvfp4 weights with an amax per row");
     t_add(row_amaxes, 10, "qlinear nvfp4 weights with an amax per row, bf16 tokens");
+    {
+        static const int outer[] = { 1, 4, 5, 8, 10 }, blocks[] = { 2, 6, 13 };
+        for (int i = 0; i < 5; i++)
+            t_add(far_scales, outer[i], "qlinear scales far apart %s", setup_of(outer[i]).name);
+        for (int i = 0; i < 3; i++)
+            t_add(far_blocks, blocks[i], "qlinear scales of blocks far apart %s", setup_of(blocks[i]).name);
+    }
     t_add(refusals, 0, "qlinear refusals");
 #ifdef HAVE_CUDA
     for (int i = 0; i < SETUPS; i++) {

@@ -1095,6 +1095,143 @@ static void update_reduces(int arg) {
     T_REFUSED(GMM_E_ARG, gmm_update_scales(T.ctx, &u, T.stream), "history_length", NULL);
 }
 
+/* Copies whose values stand at the end of fp32: NV16 of large amaxes comes back finite, MX32 that rounds to 2^128 as
+   Inf. */
+static void largest_values(int arg) {
+    static const struct { gmm_dtype dtype; float last; } mx[3] = { /* the last bf16 value that stays finite */
+        { GMM_E4M3, 0x1.eep127f }, { GMM_E5M2, 0x1.dep127f }, { GMM_E2M1, 0x1.bep127f }
+    };
+    float x[32] = { 0 };
+    (void)arg;
+    for (int k = 0; k < 4; k++) {
+        gmm_format f = k < 3 ? named(mx[k].dtype, GMM_SCALING_MX32) : named(GMM_E2M1, GMM_SCALING_NV16);
+        gmm_dequantization d = GMM_ZERO;
+        t_mat out = t_mat_out(GMM_F32, 1, 1, 32);
+        one_copy c;
+        double *got;
+        x[0] = k < 3 ? gmm_bf16_to_f32(0x7F7F) : 0x1.8p127f;
+        x[1] = k < 3 ? mx[k].last : -0x1p127f;
+        x[2] = k < 3 ? -gmm_bf16_to_f32((uint16_t)(gmm_f32_to_bf16(mx[k].last) + 1)) : 0x1p120f;
+        c = copy_of(&f, GMM_ROWWISE, x, 1, 32, NULL);
+        d.count = 1;
+        d.rows = 1;
+        d.cols = 32;
+        d.src = &c.mat;
+        d.dst = &out.mat;
+        T_OK(dequantize(&d));
+        got = t_mat_get(&out);
+        if (k < 3) {
+            T_CHECK(isinf(got[0]) && got[0] > 0.0, "%s: %a", gmm_dtype_name(f.dtype), got[0]);
+            T_CHECK(isfinite(got[1]) && got[1] >= 0x1.8p127, "%s: %a", gmm_dtype_name(f.dtype), got[1]);
+            T_CHECK(isinf(got[2]) && got[2] < 0.0, "%s: %a", gmm_dtype_name(f.dtype), got[2]);
+        } else {
+            T_CHECK(fabs(got[0] / 0x1.8p127 - 1.0) < 1e-6, "nv16: %a", got[0]);
+            T_CHECK(fabs(got[1] / -0x1p127 - 1.0) < 1e-6, "nv16: %a", got[1]);
+            T_CHECK(got[2] == 0.0, "nv16: %a", got[2]);
+        }
+    }
+}
+
+/* Columns behind a group's rows in a transformed copy: to the end of the run of 16 the transform of the rows and of
+   zeros, to the next start zeros. Sizes that fill their runs leave zeros alone. */
+static void transformed_padding(int arg) {
+    static const int64_t sizes[5] = { 5, 0, 33, 16, 129 };
+    quant_case c = { .grouped = 1, .units = 5, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
+    quant_run r;
+    gmm_layout l = GMM_ZERO;
+    const uint8_t *code;
+    int64_t start = 0, spread = 0;
+    c.f = gmm_recipe_of(GMM_RECIPE_NVFP4).input;
+    if (arg) c.f.order = GMM_SCALES_SWIZZLED;
+    build(&r, &c);
+    T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+    T_CHECK(gmm_layout_of_groups(c.f.dtype, c.f.scaling, c.f.order, GMM_COLUMNWISE, 5, r.capacity, 96, &l, NULL) ==
+            GMM_OK, "layout");
+    code = (const uint8_t *)t_get(r.copy[1].data, (size_t)l.data_bytes);
+    for (int g = 0; g < 5; start += up(sizes[g++], 128))
+        for (int64_t line = 0; line < 96; line++)
+            for (int64_t i = sizes[g]; i < up(sizes[g], 128); i++) {
+                const int set = gmm_nibble(code, line * l.data_cols + start + i) != 0;
+                spread += set;
+                T_CHECK(!set || i < up(sizes[g], 16), "group %d, line %d, column %d is not 0", g, (int)line, (int)i);
+            }
+    T_CHECK(spread > 0, "nothing behind the rows");
+}
+
+/* ld 0 of a transposed copy of groups is the padded capacity, whatever the sizes are. */
+static void packed_columns(int arg) {
+    static const int64_t sizes[3] = { 40, 0, 20 };
+    quant_case c = { .grouped = 1, .units = 3, .sizes = sizes, .cols = 96, .extra = 100, .source = GMM_BF16 };
+    const uint8_t *want = NULL;
+    c.f = gmm_recipe_of(arg ? GMM_RECIPE_FP8_BLOCK : GMM_RECIPE_NVFP4).input;
+    for (int k = 0; k < 2; k++) {
+        const int64_t ld = gmm_padded_capacity(3, 160), bytes = 96 * ld / (arg ? 1 : 2);
+        quant_run r;
+        t_reseed(28);
+        build(&r, &c);
+        r.d.rowwise = NULL;
+        r.copy[1].ld = k ? ld : 0;
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        if (k == 0) want = (const uint8_t *)t_get(r.copy[1].data, (size_t)bytes);
+        else t_same("data", t_get(r.copy[1].data, (size_t)bytes), want, (size_t)bytes);
+        r.copy[1].ld = ld - 2;
+        T_REFUSED(GMM_E_STRIDE, gmm_quantize(T.ctx, &r.d, NULL, 0, T.stream), "columnwise", "ld", NULL);
+    }
+}
+
+/* 4 over 6 by the words of the contract. */
+static void four_over_six(int arg) {
+    for (int i = 0; i < 400; i++) {
+        gmm_format f = named(GMM_E2M1, GMM_SCALING_NV16);
+        static float x[16 * GMM_TILE];
+        static uint8_t code[16 * GMM_TILE];
+        static uint32_t scale[16 * GMM_TILE_BLOCKS];
+        const float most = i & 1 ? 256.0f : 448.0f, A = (float)ldexp(1.0 + fabs(t_real()), (int)t_int(-20, 20));
+        const int lines = i & 2 ? 16 : 1, squared = i & 4;
+        float amax = 0.0f, base, S = 6.0f * most / A, error[2];
+        uint8_t byte[2];
+        gmm_tile t = GMM_ZERO;
+        f.four_over_six = squared ? 2 : 1;
+        f.e4m3_256 = i & 1;
+        f.square = lines == 16;
+        for (int l = 0; l < lines; l++)
+            for (int j = 0; j < 16; j++) {
+                const float v = i % 5 ? A * (float)t_real() : A * (float)t_int(-6, 6) / 6.0f; /* and ties */
+                x[l * GMM_TILE + j] = v;
+                if (fabsf(v) > amax) amax = fabsf(v);
+            }
+        t.format = &f;
+        t.source = GMM_F32;
+        t.lines = lines;
+        t.along = 16;
+        t.x = x;
+        t.amax = &A;
+        gmm_quantize_tile(&t, code, scale);
+        base = amax / 6.0f * S;
+        byte[0] = gmm_f32_to_e4m3(base);
+        byte[1] = gmm_f32_to_e4m3(base * 1.5f);
+        for (int k = 0; k < 2; k++) {
+            const gmm_nv_global g = gmm_nv_global_of(A, most);
+            float row[16] = { 0 };
+            for (int l = 0; l < lines; l++)
+                for (int j = 0; j < 16; j++) {
+                    const float v = x[l * GMM_TILE + j];
+                    const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(v * gmm_nv_encode(&g, byte[k])));
+                    const float miss = q * gmm_e4m3_to_f32(byte[k]) * A / (6.0f * most) - v;
+                    row[l] += squared ? miss * miss : fabsf(miss);
+                }
+            for (int apart = 8; apart > 0; apart /= 2)
+                for (int l = 0; l < apart; l++) row[l] += row[l + apart];
+            error[k] = row[0];
+        }
+        for (int l = 0; l < lines; l++)
+            T_CHECK(scale[l * GMM_TILE_BLOCKS] == byte[error[1] < error[0]],
+                    "case %d: scale %02x, candidates %02x %02x, errors %a %a", i, scale[l * GMM_TILE_BLOCKS], byte[0],
+                    byte[1], (double)error[0], (double)error[1]);
+    }
+    (void)arg;
+}
+
 static void refusals(int arg) {
     static const int64_t sizes[2] = { 40, 20 };
     quant_case c = { .grouped = 1, .units = 2, .sizes = sizes, .cols = 96, .source = GMM_BF16 };
@@ -1137,6 +1274,8 @@ static void refusals(int arg) {
     QREFUSED(GMM_E_OVERFLOW, (d.groups = NULL, d.count = 1, d.rows = (int64_t)1 << 38), "rows", "2^40 blocks");
     QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 0), "count", "groups");
     QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 1), "rows");
+    QREFUSED(GMM_E_ARG, (d.groups = NULL, d.count = 1, d.rows = 40), "rows", "40", "multiple of 16", "40 x 96",
+             "Hadamard");
     QREFUSED(GMM_E_OVERFLOW, (d.groups = NULL, d.count = 1, d.rows = INT64_MAX), "rows");
     QREFUSED(GMM_E_VERSION, d.struct_size = 4096, "struct_size");
     QREFUSED(GMM_E_WORKSPACE, (void)0, "workspace");
@@ -1394,6 +1533,12 @@ void tests_quantize(void) {
     for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
     t_add(update_reduces, 0, "scale update reduces over ranks, refusals");
     for (int i = 0; i < n; i++) t_add(shards, i, "quantize sharded masters %s", v[i].name);
+    t_add(largest_values, 0, "dequantize the largest values");
+    for (int i = 0; i < 2; i++)
+        t_add(transformed_padding, i, "quantize padding of transformed groups%s", i ? ", swizzled" : "");
+    for (int i = 0; i < 2; i++)
+        t_add(packed_columns, i, "quantize ld 0 of columnwise copies of groups, %s", i ? "fp8 block" : "nvfp4");
+    t_add_host(four_over_six, 0, "quantize 4 over 6 by its contract");
     t_add(refusals, 0, "quantize refusals");
 #ifdef HAVE_CUDA
     for (int i = 0; i < n; i++) t_add_gpu(replays, i, "row53 quantize replayed, %s", v[i].name);

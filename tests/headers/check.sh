@@ -245,6 +245,15 @@ hidden() {
 }
 check "a shared object exports nothing of it" hidden
 
+exported() {
+    $CC -std=c11 -O0 -fPIC -shared -I. '-DGMMDEF=extern __attribute__((visibility("default")))' -o "$W/exported.so" \
+        $UNIT.c -lm || return 1
+    for f in gmm__create gmm_linear_fwd gmm_layout_of; do
+        nm -D --defined-only "$W/exported.so" | grep -q " T $f\$" || { echo "$f is not exported"; return 1; }
+    done
+}
+check "with GMMDEF for it, a shared object exports the functions" exported
+
 versions_apart() {
     mkdir -p "$W/v2" && cp gmm*.h "$W/v2/" || return 1
     sed -i 's/^#define GMM_VERSION_PATCH [0-9]*/#define GMM_VERSION_PATCH 77/' "$W/v2/gmm_quant.h" || return 1

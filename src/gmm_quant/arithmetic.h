@@ -67,7 +67,8 @@ GMM__HD float gmm_scale_inverse(float scale) { return gmm__fdiv(1.0f, scale); }
 
 /* E8M0 scale of an MX32 block: the least power of two by which amax still fits the dtype. Formats of 8 bits as in
    MXFP8; for E2M1 (MXFP4) the same rule with 6. One fp32 value of each dtype, next above its largest times 2^-127, gets
-   2^-127 as well: it saturates by an ulp of fp32. */
+   2^-127 as well: it saturates by an ulp of fp32. An element next to the largest fp32 rounds to a code that means 2^128
+   and dequantizes to Inf: |x| from 248 * 2^120 (E4M3), 240 * 2^120 (E5M2) or 224 * 2^120 (E2M1) on. */
 GMM__HD uint8_t gmm_mx_scale(float amax, gmm_dtype dtype) {
     const uint32_t inverse = dtype == GMM_E4M3 ? 0x3B124925u : dtype == GMM_E5M2 ? 0x37924925u : 0x3E2AAAABu;
     return gmm_f32_to_e8m0(gmm__fmul(amax, gmm_f32_from_bits(inverse)));
@@ -91,17 +92,27 @@ GMM__HD gmm_nv_global gmm_nv_global_of(float amax, float e4m3_max) {
     n.mult = gmm__fmul(n.scale, gmm_f32_from_bits(0x3E2AAAABu));
     return n;
 }
-/* Scale byte of a block, E4M3 without a sign; and what its elements are multiplied by. */
+/* Scale byte of a block, E4M3 without a sign; and what its elements are multiplied by.
+   With gmm_format.four_over_six a block has two candidates instead. Each operation is rounded to fp32. With base =
+   (amax / 6) S they are the scale bytes E4M3(base), by which amax becomes 6, and E4M3(1.5 base), by which it becomes 4,
+   saturating at 448. Elements are coded by gmm_nv_encode of each byte and decoded as ((code scale) A) / (6 e4m3_max),
+   A the global amax. The error of a candidate is the sum of |decoded - x|, or of its square, over the elements in their
+   order; in a square tile each line has such a sum, and the sums of lines l and l + 8 are added, then those 4, 2 and 1
+   apart. The second candidate is taken if its error is less; if errors are equal or one is NaN, the first. */
 GMM__HD uint8_t gmm_nv_scale(const gmm_nv_global *n, float amax) {
     return gmm_f32_to_e4m3(gmm__finite_cap(gmm__fmul(amax, n->mult)));
 }
 GMM__HD float gmm_nv_encode(const gmm_nv_global *n, uint8_t scale) {
     return gmm__finite_cap(gmm__fdiv(1.0f, gmm__fmul(gmm_e4m3_to_f32(scale), n->inverse)));
 }
-/* What an element of a block is multiplied by when it is dequantized. */
+/* What an element of a block is multiplied by when it is dequantized. The scale byte times an amax from 2^100 on could
+   overflow, so that 2^16 of such an amax is applied last. */
 GMM__HD float gmm_nv_decode(uint8_t scale, float amax, float e4m3_max) {
     const uint32_t inverse = e4m3_max == 256.0f ? 0x3A2AAAABu : 0x39C30C31u; /* 1 / 1536 and 1 / 2688 */
-    return gmm__fmul(gmm__fmul(gmm_e4m3_to_f32(scale), amax), gmm_f32_from_bits(inverse));
+    const uint32_t bits = gmm_f32_bits(amax) & 0x7FFFFFFFu;
+    const int large = bits >= (127u + 100u) << 23 && bits < 0x7F800000u;
+    const float f = gmm__fmul(gmm_e4m3_to_f32(scale), large ? gmm__fmul(amax, 1.52587890625e-5f) : amax);
+    return gmm__fmul(gmm__fmul(f, gmm_f32_from_bits(inverse)), large ? 65536.0f : 1.0f);
 }
 
 /* Philox4x32-10: four random words of a counter and a key. */
@@ -119,8 +130,10 @@ GMM__HD void gmm_philox(const uint32_t counter[4], uint64_t key, uint32_t out[4]
     out[0] = c[0]; out[1] = c[1]; out[2] = c[2]; out[3] = c[3];
 }
 /* Random bytes of one block of 16: element i uses byte i % 4 (from the lowest) of word i / 4. They depend on seed and
-   offset (the caller's state), the group (below 2^24), the block's index within the group (below 2^40; line by line)
-   and the direction, so a group's bits depend on nothing else. */
+   offset (the caller's state), the group (below 2^24), the block's index within the group (below 2^40) and the
+   direction, so a group's bits depend on nothing else. Block j of line l has the index l B + j, B the blocks of a line.
+   ROWWISE: l is the row counted from the group's first, B = ceil(columns / 16). COLUMNWISE: l is the column, B =
+   ceil(rows / 16) of the group's own rows, without padding; so these bits change with the number of rows. */
 GMM__HD void gmm_draw_block(uint64_t seed, uint64_t offset, int64_t group, int64_t block, gmm_direction direction,
                             uint32_t out[4]) {
     uint32_t counter[4];

@@ -45,7 +45,9 @@ GMM__HD uint32_t gmm_scale_exponents(const float scale[4]) {
    gmm_layout_of for gmm_group_rows(size) rows, behind those of the groups before it. Its elements stand
        ROWWISE, and COLUMNWISE of MX32   in the rows of the source, not padded
        COLUMNWISE of the others          transposed: element (row r, column c) in row c, column start(g) + r of one
-                                         matrix for all groups; columns up to start(g + 1) are zeros
+                                         matrix for all groups; columns up to start(g + 1) are zeros, but with a
+                                         Hadamard transform those of the group's last run of 16 rows, where the
+                                         transform of the rows and of zeros behind them stands: products need it
    TENSOR has one scale per group, ROW one per row (ROWWISE, as in the source) or [groups][columns] (COLUMNWISE).
    128X128 is for matrices of fixed extents alone. */
 enum { GMM_GROUP_ROWS = 128 };

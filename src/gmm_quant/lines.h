@@ -92,3 +92,61 @@ GMM__HD float gmm__qview_value(float code, float factor) {
     return (gmm_f32_bits(v) & 0x7FFFFFFFu) > 0x7F800000u ? gmm_f32_from_bits(0x7FFFFFFFu) : v;
 }
 
+/* --- products of scales --- */
+
+/* A product of fp32 factors: value * 2^exponent, where 1 <= |value| < 2, or value is 0, Inf or NaN. It is rounded as
+   the plain fp32 product is where that is normal, and neither overflows nor becomes subnormal in between. */
+typedef struct gmm__scale {
+    float value;
+    int32_t exponent;
+} gmm__scale;
+
+GMM__HD float gmm__power_of_two(int32_t exponent) { return gmm_f32_from_bits((uint32_t)(exponent + 127) << 23); }
+GMM__HD gmm__scale gmm__scale_of(float x) {
+    const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu;
+    gmm__scale s;
+    s.value = x;
+    s.exponent = 0;
+    if (a == 0u || a >= 0x7F800000u) return s;
+    if (a < 0x00800000u) { /* subnormal: the product is exact */
+        s.value = gmm__fmul(x, gmm__power_of_two(24));
+        s.exponent = -24;
+    }
+    s.exponent += (int32_t)(gmm_f32_bits(s.value) >> 23 & 255u) - 127;
+    s.value = gmm_f32_from_bits((gmm_f32_bits(s.value) & 0x807FFFFFu) | 0x3F800000u);
+    return s;
+}
+GMM__HD gmm__scale gmm__scale_times(gmm__scale s, float x) {
+    const gmm__scale f = gmm__scale_of(x);
+    gmm__scale p = gmm__scale_of(gmm__fmul(s.value, f.value));
+    p.exponent += s.exponent + f.exponent;
+    return p;
+}
+/* Two factors to multiply a sum by, one after the other: the product and 1 where the product is normal; else a part of
+   it that keeps sums of quantized elements normal, and a power of two. */
+GMM__HD float gmm__scale_split(gmm__scale s, float *second) {
+    const int32_t rest = s.exponent < -126 ? s.exponent + 94 : s.exponent > 127 ? s.exponent - 64 : 0;
+    *second = gmm__power_of_two(rest < -126 ? -126 : rest > 127 ? 127 : rest);
+    return gmm__fmul(s.value, gmm__power_of_two(rest < 0 ? -94 : rest > 0 ? 64 : s.exponent));
+}
+/* sum * (((alpha * a) * b) * share). */
+GMM__HD float gmm__scale_sum(float sum, float alpha, float a, float b, float share) {
+    float second;
+    const float first = gmm__scale_split(
+        gmm__scale_times(gmm__scale_times(gmm__scale_times(gmm__scale_of(alpha), a), b), share), &second);
+    return gmm__fmul(gmm__fmul(sum, first), second);
+}
+GMM__HD int gmm__scale_normal(float x) { return (gmm_f32_bits(x) >> 23 & 255u) - 1u < 254u; }
+/* Whether x is 0 or within 2^-32 and 2^32: plain products of three such factors and a share of NV16 are normal or 0. */
+GMM__HD int gmm__scale_moderate(float x) {
+    const uint32_t a = gmm_f32_bits(x) & 0x7FFFFFFFu;
+    return a == 0u || (a >> 23) - 95u < 64u;
+}
+/* The power of two by which the scale of a row's block is divided and that of a column's block is multiplied, so that
+   the sum of 128 products of FP8 codes (0, or 2^-32 to 2^39) times the row's scale is a normal number. It is 1 but for
+   extreme scales, and the second product loses nothing where the result is normal. */
+GMM__HD float gmm__scale_lift(float row) {
+    const uint32_t a = gmm_f32_bits(row) & 0x7FFFFFFFu;
+    return gmm__power_of_two(a >= (85u + 127u) << 23 ? 40 : a != 0u && a < (127u - 94u) << 23 ? -55 : 0);
+}
+

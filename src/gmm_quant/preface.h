@@ -22,7 +22,11 @@
  *     GMM_STATIC           functions become static to this unit, which must define GMM_IMPLEMENTATION too.
  *     GMMDEF               linkage of every function; default: extern with hidden visibility on ELF. Every unit of a
  *                          program must see the same value. Hidden means that another shared object cannot link
- *                          against these functions, and that two copies in one process never mix.
+ *                          against these functions, and that two copies in one process never mix. For a shared object
+ *                          that bindings load (dlsym, ctypes) export them:
+ *                              #define GMMDEF extern __attribute__((visibility("default")))
+ *                          gmm_create and other static inline functions are in the headers alone: gmm_create calls
+ *                          gmm__create with GMM_VERSION_NUMBER.
  *
  * Thread safety: every function here is pure or writes only through its arguments.
  *

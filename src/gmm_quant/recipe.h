@@ -20,7 +20,8 @@ typedef struct gmm_format {
     int32_t square;        /* MX32, NV16: one scale per 32 x 32 or 16 x 16 tile; both copies then hold the same codes */
     int32_t hadamard;      /* NV16: the columnwise copy is transformed: 0 no, else GMM_HADAMARD | signs. BF16 sources */
     int32_t stochastic;    /* NV16: stochastic rounding */
-    int32_t four_over_six; /* NV16: a block takes the better of two scales: 0 no, 1 by absolute, 2 by squared error */
+    int32_t four_over_six; /* NV16: a block takes the better of two scales (section 7, gmm_nv_scale): 0 no, 1 by
+                              absolute, 2 by squared error */
     int32_t e4m3_256;      /* NV16 with four_over_six: scales reach 256 instead of 448, which leaves room for 4/6 */
     int32_t row_amax;      /* NV16: a global amax per row instead of per group; rowwise copies only */
     float eps;             /* amax below it counts as eps; not delayed, not MX32 and NV16. 0 = none */

@@ -21,9 +21,13 @@ typedef struct gmm_grad {
        rowwise ones of x and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (of x and dy it reads
        nothing but that pointer). TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32
        multiplies MX32, NV16 NV16, and either as w also floats. Elements of MX32 and NV16 are exact products of code
-       and scale (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of blocks multiply the sum
-       of each 128 along the contraction, other scales the whole sum. K and N must be multiples of gmm_info.in_align
-       and out_align.
+       and scale, MX32 from 2^128 on Inf (on GPUs in BF16: MX32 below 2^-126 is rounded to its grid); fp32 scales of
+       blocks multiply the sum of each 128 along the contraction, other scales the whole sum. K and N must be multiples
+       of gmm_info.in_align and out_align.
+       Range: scales may be any finite numbers where the result is finite and normal, whatever their products with one
+       another and with alpha are; but the product of the two scales of blocks that meet must be a normal number, and of
+       two ROW operands on WGMMA the token scales (wgrad: those of dy) must be between 2^-90 and 2^70 and the others
+       times alpha normal. CUBLASLT multiplies in the library's order.
    Aliasing: none.  Alignment: each base to its element; results leave faster at multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; what breaks this another engine serves, but for
    addresses of weights in tables in device memory, which the host cannot see: these must be multiples of 16 (else

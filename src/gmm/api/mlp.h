@@ -134,7 +134,8 @@ typedef struct gmm_mlp {
     const gmm_mat *x, *w1, *b1, *w2, *b2;
     const float *prob;
     const gmm_mat *y;
-    void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference */
+    void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference. With GMM_SAVE_NOTHING
+                               neither touches it: it may be NULL, and is aligned if not */
     size_t saved_bytes;
     const gmm_mat *dy, *dx; /* dx NULL = not wanted */
     const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */
@@ -151,17 +152,42 @@ typedef struct gmm_mlp {
    Errors: as the operation, but for those about addresses and buffers. */
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info);
 
+/* One matrix in gmm_mlp.saved: row-major, rows of ld elements from `offset` on. */
+typedef struct gmm_saved_part {
+    const char *name;       /* "preact": FC1's output with its bias, columns as w1's rows; "act": FC2's input, times
+                               prob. Never freed */
+    gmm_dtype dtype;
+    int32_t reserved;       /* 0 */
+    int64_t rows, cols, ld; /* rows: the capacity; those past the split's sum are undefined */
+    int64_t offset, bytes;  /* bytes of elements; the offset is a multiple of 256 */
+} gmm_saved_part;
+
+typedef struct gmm_saved_layout {
+    uint32_t struct_size;
+    int32_t count;          /* parts that config.save keeps, 0 to 2, in the order of their offsets */
+    int64_t bytes;          /* gmm_info.saved_bytes */
+    gmm_saved_part part[4]; /* those behind `count` are zeros */
+} gmm_saved_layout;
+
+/* What fwd leaves in `saved` and where, to check an MLP stage by stage: the same for every engine, and for op
+   GMM_OP_MLP_FWD and GMM_OP_MLP_BWD, whichever descriptor is at hand.  Stream, graph: none.
+   Errors: as gmm_mlp_query; GMM_E_NULL (layout). */
+GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
+
 /* y of the MLP. Needs x, w1, w2, y and what the configuration names.  Stream, graph: enqueued; capturable.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate). */
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). Delayed
-   weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2, `deferred`,
-   the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may be freed or
-   overwritten when this call is done: descriptors, recipe and hooks, which the queue copies, splits, pointer tables,
-   gmm_grad.beta and frozen, which `deferred` keeps copies of. What is on the host (descriptors and
-   GMM_MAT_TABLE_ON_HOST) may be so on return.
+/* The wanted ones of dx, dw1, dw2, db1, db2, dprob from dy, saved (and x, w1, b1 as the save policy needs). What one
+   step hands to the next is rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
+   and FC1's output gradient before dx, dw1 and db1 read it. Results are those of gmm_linear_dgrad with a dx of this
+   dtype, gmm_act_bwd and the other steps, called one after the other.
+   Delayed weight gradients are recorded in `queue` with everything they need. The matrices of x, dy, dw1 and dw2,
+   `deferred`, the fault word and the arrays of `quant` must stay as they are until gmm_mlp_wgrad has run. All else may
+   be freed or overwritten when this call is done: descriptors, recipe and hooks, which the queue copies; splits, pointer
+   tables, gmm_grad.beta and frozen, which `deferred` keeps copies of. What is in host memory (descriptors and tables of
+   GMM_MAT_TABLE_ON_HOST) may be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,

@@ -48,8 +48,9 @@ typedef struct gmm_quantization {
 /* Engine and workspace of GMM_OP_QUANTIZE or GMM_OP_REQUANTIZE.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quantization *quantization, gmm_info *info);
 
-/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros. An empty group has
-   scale 1 (TENSOR; delayed: as any other) and amax 0.
+/* The wanted copies of src, both from the source's values. Padding of data and scales becomes zeros, but what a
+   Hadamard transform makes of a group's last rows (gmm_quant.h section 6). Matrices of fixed extents that are
+   transformed have rows in multiples of 16. An empty group has scale 1 (TENSOR; delayed: as any other) and amax 0.
    Stream, graph: enqueued; capturable, replay with other sizes, skip, scale and random is right.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
 GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,

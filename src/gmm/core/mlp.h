@@ -1,5 +1,4 @@
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
-    const gmm_mlp_config *c = &call->config;
     const gmm__mlp_buffers b = gmm__mlp_measure(call);
     gmm__mlp_steps t;
     size_t sub = 0;
@@ -13,8 +12,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__PART_MLP_Z, b.z_bytes); /* inference uses both; a query cannot tell it from training */
     gmm__reserve(plan, GMM__PART_MLP_H, b.h_bytes);
     gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
-    plan->saved_bytes = c->save == GMM_SAVE_NOTHING ? 0 : b.z_bytes;
-    if (c->save == GMM_SAVE_PREACT_AND_ACT) plan->saved_bytes += b.h_bytes;
+    plan->saved_bytes = b.saved_bytes;
     return 1;
 }
 
@@ -92,8 +90,7 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__PART_MLP_DH, need.dh ? b.h_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_DZ, need.dz && !need.defer ? b.z_bytes : 0);
     gmm__reserve(plan, GMM__PART_MLP_SUB, sub);
-    plan->saved_bytes = c->save == GMM_SAVE_NOTHING ? 0 : b.z_bytes;
-    if (c->save == GMM_SAVE_PREACT_AND_ACT) plan->saved_bytes += b.h_bytes;
+    plan->saved_bytes = b.saved_bytes;
     plan->deferred_bytes = need.defer ? b.deferred_kept + 2 * b.kept_bytes : 0;
     return 1;
 }
@@ -353,6 +350,23 @@ GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp,
     gmm__call call;
     const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_query", mlp, 1);
     return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
+}
+
+GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout) {
+    gmm__call call;
+    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_saved_query", mlp, 1);
+    gmm_saved_layout full;
+    uint32_t size;
+    if (s != GMM_OK) return s;
+    if (!layout) return gmm__refuse(&call, GMM_E_NULL, "layout", "is NULL");
+    size = layout->struct_size;
+    if (size > sizeof full)
+        return gmm__refuse(&call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
+                           size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    full = gmm__mlp_saved(&call);
+    full.struct_size = size;
+    memcpy(layout, &full, size ? size : sizeof full);
+    return GMM_OK;
 }
 
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,

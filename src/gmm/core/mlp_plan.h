@@ -5,15 +5,43 @@ typedef struct gmm__mlp_buffers {
     size_t z_bytes, h_bytes, offsets_bytes;       /* of one such matrix, rounded up */
     size_t saved_h, deferred_dz, deferred_h;      /* offsets */
     size_t deferred_kept, kept_bytes;             /* of the arrays by group that come with dw2, and then with dw1 */
+    size_t saved_bytes;
 } gmm__mlp_buffers;
+
+/* The parts of gmm_mlp.saved. */
+static gmm_saved_layout gmm__mlp_saved(const gmm__call *call) {
+    const gmm_mlp_config *c = &call->config;
+    const struct { const char *name; int64_t cols; int kept; } parts[] = {
+        { "preact", gmm__mlp_fc1_cols(call), c->save != GMM_SAVE_NOTHING },
+        { "act", c->ffn, c->save == GMM_SAVE_PREACT_AND_ACT }
+    };
+    gmm_saved_layout l;
+    size_t i;
+    memset(&l, 0, sizeof l);
+    for (i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        gmm_saved_part *p = &l.part[l.count];
+        if (!parts[i].kept) continue;
+        p->name = parts[i].name;
+        p->dtype = gmm__mlp_dtype(call);
+        p->rows = call->rows;
+        p->cols = p->ld = parts[i].cols;
+        p->offset = l.bytes;
+        p->bytes = p->rows * p->ld * (gmm_dtype_bits(p->dtype) / 8);
+        l.bytes += (int64_t)gmm__round256((size_t)p->bytes);
+        l.count++;
+    }
+    return l;
+}
 
 static gmm__mlp_buffers gmm__mlp_measure(const gmm__call *call) {
     const size_t row = (size_t)call->rows * (size_t)(gmm_dtype_bits(gmm__mlp_dtype(call)) / 8);
+    const gmm_saved_layout saved = gmm__mlp_saved(call);
     gmm__mlp_buffers b;
     b.z_bytes = gmm__round256(row * (size_t)gmm__mlp_fc1_cols(call));
     b.h_bytes = gmm__round256(row * (size_t)call->config.ffn);
     b.offsets_bytes = gmm__round256(((size_t)call->groups.count + 1) * sizeof(int64_t));
-    b.saved_h = b.z_bytes;
+    b.saved_h = (size_t)saved.part[1].offset;
+    b.saved_bytes = (size_t)saved.bytes;
     b.deferred_dz = b.offsets_bytes;
     b.deferred_h = b.deferred_dz + b.z_bytes;
     b.deferred_kept = b.deferred_h + b.h_bytes;

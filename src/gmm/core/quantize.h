@@ -106,6 +106,10 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     if (f->hadamard && d->columnwise && call->mat[GMM__DY].dtype != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "dtype %s must be bf16, which the Hadamard transform wants",
                            gmm_dtype_name(call->mat[GMM__DY].dtype));
+    if (f->hadamard && d->columnwise && !gmm__grouped(call) && call->rows % 16)
+        return gmm__refuse(call, GMM_E_ARG, "rows", "%lld of %lld x %lld matrices must be a multiple of 16: the "
+                           "Hadamard transform of the columnwise copy mixes 16 rows, and a copy of fixed extents has "
+                           "no padding", (long long)call->rows, (long long)call->rows, (long long)call->in);
     if (d->db) {
         if (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE || d->phase == GMM_QUANT_AMAX || d->skip)
             return gmm__refuse(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and with neither phase "

@@ -212,8 +212,9 @@ static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_factor *A
     tile->run(kc, a, b, part, tile->nr);
     for (q = 0; q < n; q++) scale[q] = gmm__qview_factor(&B->view, B->line + j + q, k / 128, 1);
     for (r = 0; r < m; r++) {
-        const float row = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1);
-        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * scale[q];
+        const float whole = gmm__qview_factor(&A->view, A->line + i + r, k / 128, 1), lift = gmm__scale_lift(whole);
+        const float row = whole * (1.0f / lift);
+        for (q = 0; q < n; q++) c[r * GMM__NC + q] += part[r * tile->nr + q] * row * (scale[q] * lift);
     }
 }
 
@@ -252,13 +253,18 @@ static void gmm__cpu_outer_row(float *acc, int64_t n, float alpha, const gmm__cp
                                const gmm__cpu_factor *B) {
     const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
     const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
-    const float row = alpha * gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    const float outer = gmm__cpu_outer(A, A->line + i), share = 1.0f / (a * b);
+    const int moderate = gmm__scale_moderate(alpha) && gmm__scale_moderate(outer);
+    const int by_line = B->quantized && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
     int64_t j;
-    if (!B->quantized || (B->view.scaling != GMM_SCALING_ROW && !B->view.per_line)) {
-        const float all = row * gmm__cpu_outer(B, B->line) * share;
-        for (j = 0; j < n; j++) acc[j] *= all;
-    } else
-        for (j = 0; j < n; j++) acc[j] *= row * gmm__cpu_outer(B, B->line + j) * share;
+    for (j = 0; j < n;) { /* runs of columns that have one scale */
+        const float column = gmm__cpu_outer(B, B->line + j);
+        const int64_t end = by_line ? j + 1 : n;
+        if (moderate && gmm__scale_moderate(column))
+            for (; j < end; j++) acc[j] *= alpha * outer * column * share;
+        else
+            for (; j < end; j++) acc[j] = gmm__scale_sum(acc[j], alpha, outer, column, share);
+    }
 }
 
 /* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */

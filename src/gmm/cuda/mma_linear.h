@@ -12,7 +12,7 @@ enum {
     GMM__MMA_PIECES,  /* bias gradient; the WGMMA engine's tables of many groups */
     GMM__WGMMA_A,     /* copies as 16-bit elements */
     GMM__WGMMA_B,
-    GMM__WGMMA_FACTOR, /* [G] float: what multiplies the groups' sums */
+    GMM__WGMMA_FACTOR, /* [2][G] float: what multiplies the groups' sums, one after the other */
     GMM__WGMMA_UNITS,  /* [G + 1] int32: of 16 rows, of groups that are turned */
     GMM__WGMMA_ENDS    /* [G + 1] int64: 16 times these */
 };

@@ -316,7 +316,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
         elements += rows * cols;
         gmm__reserve(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A, (size_t)(rows * cols) * 2);
     }
-    if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, (size_t)G * sizeof(float));
+    if (nv) gmm__reserve(plan, GMM__WGMMA_FACTOR, 2 * (size_t)G * sizeof(float));
     if (gmm__wgmma_turns(call, op)) {
         gmm__reserve(plan, GMM__WGMMA_UNITS, (size_t)(G + 1) * sizeof(int32_t));
         gmm__reserve(plan, GMM__WGMMA_ENDS, (size_t)(G + 1) * sizeof(int64_t));
@@ -429,6 +429,7 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         args.alpha_per_group = product->p.alpha_per_group;
         args.factor = (float *)gmm__part(plan, GMM__WGMMA_FACTOR);
         product->p.alpha = args.factor;
+        product->alpha2 = args.factor + G;
         product->p.alpha_per_group = 1;
     }
     if (turns) {

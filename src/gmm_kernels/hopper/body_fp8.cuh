@@ -375,7 +375,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             const uint32_t columns = (uint32_t)gmm_wgmma_desc(base, 0);
             uint32_t room;
             int rows, tid, row, out, per;
-            float all;
+            float all, second = 1.0f;
             __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
             gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
             if (t->units == 0) break;
@@ -432,6 +432,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             rows = t->rows - 64 * wg;
             all = f->all;
             out = f->out;
+            if (gmm_f32_bits(all) == GMM_FP8_EXTREME) all = gmm_fp8_outer_extreme(&args, t, &second);
             { /* scales of matrices and lines, bias */
                 const uint32_t scales = base + GMM__OF(lines) + GMM__LINES * wg;
                 const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
@@ -456,6 +457,10 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 } else if (all != 1.0f) {
 #pragma unroll
                     for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], all);
+                }
+                if (second != 1.0f) {
+#pragma unroll
+                    for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], second);
                 }
                 if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
                     const char *const bias = gmm_kmat_at(&args.p.bias, t->g);

@@ -214,16 +214,20 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
 #pragma unroll
         for (u = 0; u < GMM__WAITS; u++) waits[u] = 0; /* no longer kept */
         { /* from registers to D, transposed in shared memory */
-            const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
             const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                   : gmm_kmat_at(&args.p.bias, t->g);
             const int units = t->units, rows = t->rows;
             const uint32_t held = come + 16; /* the barriers of rooms */
-            if (alpha != 1.0f) {
+#pragma unroll 1
+            for (x = 0; x < 2; x++) {
+                const float *const by = x ? args.alpha2 : args.p.alpha;
+                const float alpha = by && t->k > 0 ? by[args.p.alpha_per_group ? t->g : 0] : 1.0f;
+                if (alpha != 1.0f) {
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++)
+                    for (j = 0; j < GMM__OF(mb); j++)
 #pragma unroll
-                    for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
+                        for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
+                }
             }
             if (bias) {
                 const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;

@@ -23,7 +23,8 @@ typedef struct gmm_expand_args {
     int64_t *ends;          /* [G + 1] receives 16 times these */
     const float *alpha;     /* [G] or [1]; NULL = 1 */
     int32_t alpha_per_group;
-    float *factor;          /* [G] receives what multiplies the groups' sums; NULL = not wanted */
+    float *factor;          /* [2][G] receives what multiplies the groups' sums, then what multiplies the result
+                               (gmm__scale_split); NULL = not wanted */
 } gmm_expand_args;
 
 enum {
@@ -300,9 +301,10 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
     const float share = gmm__fdiv(1.0f, gmm__fmul(la, lb));
     int32_t g;
     for (g = (int32_t)threadIdx.x; args->factor && g < args->groups; g += (int32_t)blockDim.x) {
-        float f = args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f;
-        if (a->scaling == GMM_SCALING_NV16) f = gmm__fmul(f, a->amax[g]);
-        args->factor[g] = gmm__fmul(gmm__fmul(f, b->amax[g]), share);
+        gmm__scale f = gmm__scale_of(args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f);
+        if (a->scaling == GMM_SCALING_NV16) f = gmm__scale_times(f, a->amax[g]);
+        f = gmm__scale_times(gmm__scale_times(f, b->amax[g]), share);
+        args->factor[g] = gmm__scale_split(f, &args->factor[args->groups + g]);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
         args->ends[g] = 16 * (int64_t)args->units[g];

@@ -108,8 +108,8 @@ GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 
 enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8 };
 enum { GMM_FP8_DEEP = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
 
-/* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole, how they go out,
-   and for TMA the last three coordinates of its first row in D. */
+/* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole (gmm_fp8_outer),
+   how they go out, and for TMA the last three coordinates of its first row in D. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
     int32_t start;
@@ -150,16 +150,30 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. */
+/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. GMM_FP8_EXTREME, a NaN that no
+   product is, if the product leaves the range of normal numbers on its way: then gmm_fp8_outer_extreme has it. */
+enum { GMM_FP8_EXTREME = 0x7FC0E001 };
 GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
     float all = 1.0f;
+    int extreme;
     if (t->k == 0) return all;
     if (args->p.alpha) all = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
     if (args->a_scale.scaling == GMM_SCALING_TENSOR) all = __fmul_rn(all, ((const float *)args->a_scale.scale)[t->g]);
+    extreme = !gmm__scale_normal(all);
     if (args->b_scale.scaling == GMM_SCALING_TENSOR)
         all = __fmul_rn(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
                                                        : ((const float *)args->b_scale.scale)[t->g]);
-    return all;
+    return extreme || !gmm__scale_normal(all) ? gmm_f32_from_bits(GMM_FP8_EXTREME) : all;
+}
+/* Two factors that stand for the product, to multiply by one after the other. */
+GMM__DEVICE float gmm_fp8_outer_extreme(const gmm_fp8_args *args, const gmm_sm90_tile *t, float *second) {
+    gmm__scale all = gmm__scale_of(args->p.alpha ? args->p.alpha[args->p.alpha_per_group ? t->g : 0] : 1.0f);
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR)
+        all = gmm__scale_times(all, ((const float *)args->a_scale.scale)[t->g]);
+    if (args->b_scale.scaling == GMM_SCALING_TENSOR)
+        all = gmm__scale_times(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+                                                              : ((const float *)args->b_scale.scale)[t->g]);
+    return gmm__scale_split(all, second);
 }
 
 /* Fills in how a tile goes out. */

@@ -37,6 +37,7 @@ typedef struct gmm_sm90_args {
     gmm_mat codes;            /* weights as a copy, converted in the kernel: tables in device memory */
     gmm_direction along;      /* of its lines, which run along the contraction */
     int32_t rows, cols;       /* of each matrix that was quantized */
+    const float *alpha2;      /* [G], with p.alpha: sums are multiplied by these afterwards; NULL = 1 */
 } gmm_sm90_args;
 
 /* What B is: 16-bit elements, or codes with their scales: X(tag, bytes of 64 columns in a stage, bytes of its scales,

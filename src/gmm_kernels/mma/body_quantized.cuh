@@ -169,18 +169,24 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                 if (PARTS && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !more)))) {
                     const float *scale = (const float *)(void *)(slots + (d & 3) * SLOT) +
                                          (args.block == 32 ? s / 2 * LINES : 0);
+                    const float ones[2] = { 1.0f, 1.0f }, *const column = scale + BM + warp_n + (lane & 3) * 2;
 #pragma unroll
-                    for (i = 0; i < MT; i++)
+                    for (i = 0; i < MT; i++) {
+                        const float *const first = scale + warp_m + i * 16 + (lane >> 2);
+                        float row[2] = { first[0], first[8] };
+                        const float lift[2] = { gmm__scale_lift(row[0]), gmm__scale_lift(row[1]) };
+                        if (lift[0] == 1.0f && lift[1] == 1.0f) {
 #pragma unroll
-                        for (j = 0; j < NT; j++)
+                            for (j = 0; j < NT; j++)
+                                gmm_q_promote(sum[PARTS ? i : 0][j], acc[i][j], row, column + 8 * j, ones);
+                        } else {
+                            row[0] *= 1.0f / lift[0];
+                            row[1] *= 1.0f / lift[1];
 #pragma unroll
-                            for (h = 0; h < 4; h++) {
-                                const float x = scale[warp_m + i * 16 + (lane >> 2) + h / 2 * 8];
-                                const float y = scale[BM + warp_n + j * 8 + (lane & 3) * 2 + h % 2];
-                                sum[PARTS ? i : 0][j][h] = __fmaf_rn(__fmul_rn(acc[i][j][h], x), y,
-                                                                     sum[PARTS ? i : 0][j][h]);
-                                acc[i][j][h] = 0.0f;
-                            }
+                            for (j = 0; j < NT; j++)
+                                gmm_q_promote(sum[PARTS ? i : 0][j], acc[i][j], row, column + 8 * j, lift);
+                        }
+                    }
                 }
             }
         }
@@ -194,16 +200,20 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
             const int32_t col = tile.n0 + warp_n + lane % OUT_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2], alpha;
+            int extreme; /* plain products of scales may leave the range of normal numbers */
             o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
             alpha = o.alpha;
             o.alpha = 1.0f;
+            extreme = !gmm__scale_moderate(alpha);
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
                 for (h = 0; h < 2; h++) {
                     const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
                     over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&vb, sb, n) : 1.0f;
+                    extreme |= !gmm__scale_moderate(over[j][h]);
                 }
+            extreme = __any_sync(0xFFFFFFFFu, extreme);
             if (o.bias)
                 gmm_read4(args.p.bias.dtype, o.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
                           o.bias_whole, bias);
@@ -213,20 +223,36 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                 const int32_t mine = first_row + (lane >> 2);
                 const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
                 float outer = 1.0f;
+                int in_shared; /* sums are multiplied by their scales in shared memory, one by one */
                 if (first_row >= tile.m) break;
-                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, gmm_q_outer(&va, sa, mine));
+                if (!empty && mine < tile.m) outer = gmm_q_outer(&va, sa, mine);
+                in_shared = extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(outer));
+                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, outer);
 #pragma unroll
                 for (s = 0; s < 2 * MT; s++)
                     if (s == i) {
 #pragma unroll
                         for (j = 0; j < NT; j++) {
                             const float *v = PARTS ? &sum[PARTS ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
-                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] = make_float2(
-                                gmm__fmul(v[0], gmm__fmul(gmm__fmul(outer, over[j][0]), share)),
-                                gmm__fmul(v[1], gmm__fmul(gmm__fmul(outer, over[j][1]), share)));
+                            const float f0 = in_shared ? 1.0f : gmm__fmul(gmm__fmul(outer, over[j][0]), share);
+                            const float f1 = in_shared ? 1.0f : gmm__fmul(gmm__fmul(outer, over[j][1]), share);
+                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] =
+                                make_float2(gmm__fmul(v[0], f0), gmm__fmul(v[1], f1));
                         }
                     }
                 __syncwarp();
+                if (in_shared) { /* rare: the views are made again, so that they take no registers elsewhere */
+                    const gmm_gemm_tile tile = *kept;
+                    GMM__VIEWS;
+#pragma unroll 1
+                    for (d = lane; d < 8 * WN; d += 32) {
+                        const int32_t m = first_row + d / WN, n = tile.n0 + warp_n + d % WN;
+                        float *const v = &out[d / WN * OUT_LD + d % WN];
+                        if (m < tile.m && n < args.p.n)
+                            *v = gmm__scale_sum(*v, alpha, gmm_q_outer(&va, sa, m), gmm_q_outer(&vb, sb, n), share);
+                    }
+                    __syncwarp();
+                }
                 if (o.whole && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
                     gmm_gemm_store_rows(&args.p, &o, 8 / OUT_ROWS,

@@ -283,6 +283,18 @@ GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
+/* Four sums of a block times the scales of their two rows and two columns are added to `sum`. `lift` is a power of two
+   per row by which `row` was divided and by which the columns' scales are multiplied (gmm__scale_lift). */
+GMM__DEVICE void gmm_q_promote(float sum[4], float part[4], const float row[2], const float column[2],
+                               const float lift[2]) {
+    int h;
+#pragma unroll
+    for (h = 0; h < 4; h++) {
+        sum[h] = __fmaf_rn(__fmul_rn(part[h], row[h / 2]), column[h % 2] * lift[h / 2], sum[h]);
+        part[h] = 0.0f;
+    }
+}
+
 #define GMM__BODY 10
 #define GMM__OP fwd
 #define GMM__KIND bf16

@@ -1849,7 +1849,7 @@ static uint64_t gmm__box_end(const gmm__box *b) {
 }
 
 static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
-    return s->table ? (uint64_t)(uintptr_t)s->table[i] : s->box.at + (uint64_t)(i * s->stride);
+    return s->table ? (uintptr_t)s->table[i] : s->box.at + (uint64_t)(i * s->stride);
 }
 static gmm__box gmm__span_box(const gmm__span *s, uint64_t at) {
     gmm__box box = s->box;
@@ -1885,7 +1885,7 @@ static void gmm__note_boxes(gmm__call *call, const char *name, const char *part,
 static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64_t pitch) {
     gmm__box box;
     memset(&box, 0, sizeof box);
-    box.at = (uint64_t)(uintptr_t)at;
+    box.at = (uintptr_t)at;
     box.width = width;
     gmm__box_repeat(&box, rows, pitch);
     return box;
@@ -1934,9 +1934,9 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
                                (int)o->fp8_fast_accum);
     }
     if (call->options.sm_limit < 0)
-        return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", (int)call->options.sm_limit);
+        return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", call->options.sm_limit);
     if (call->options.tile < 0)
-        return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", (int)call->options.tile);
+        return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", call->options.tile);
     if (call->options.workspace_limit < 0)
         return gmm__refuse(call, GMM_E_ARG, "options.workspace_limit", "%lld must be >= 0",
                            (long long)call->options.workspace_limit);
@@ -1994,7 +1994,7 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     gmm_groups *g = &call->groups;
     gmm_status s = gmm__read(call, "groups", g, sizeof *g, groups);
     if (s != GMM_OK) return s;
-    if (g->count < 1) return gmm__refuse(call, GMM_E_ARG, "groups.count", "%d must be >= 1", (int)g->count);
+    if (g->count < 1) return gmm__refuse(call, GMM_E_ARG, "groups.count", "%d must be >= 1", g->count);
     if (g->capacity < 0)
         return gmm__refuse(call, GMM_E_ARG, "groups.capacity", "%lld must be >= 0", (long long)g->capacity);
     if (g->dtype != GMM_I32 && g->dtype != GMM_I64)
@@ -2004,14 +2004,14 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     if (g->tail != GMM_TAIL_KEEP && g->tail != GMM_TAIL_ZERO)
         return gmm__refuse(call, GMM_E_ARG, "groups.tail", "%d is neither keep (0) nor zero (1)", (int)g->tail);
     if (g->row_align < 0)
-        return gmm__refuse(call, GMM_E_ARG, "groups.row_align", "%d must be >= 0", (int)g->row_align);
+        return gmm__refuse(call, GMM_E_ARG, "groups.row_align", "%d must be >= 0", g->row_align);
     if (g->rows_hint < 0)
         return gmm__refuse(call, GMM_E_ARG, "groups.rows_hint", "%lld must be >= 0", (long long)g->rows_hint);
-    if (g->on_host & ~1) return gmm__refuse(call, GMM_E_ARG, "groups.on_host", "%d must be 0 or 1", (int)g->on_host);
-    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, "groups.reserved", "%d must be 0", (int)g->reserved);
+    if (g->on_host & ~1) return gmm__refuse(call, GMM_E_ARG, "groups.on_host", "%d must be 0 or 1", g->on_host);
+    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, "groups.reserved", "%d must be 0", g->reserved);
     call->rows = g->capacity;
     if (call->query) return GMM_OK;
-    if (!g->splits) return gmm__refuse(call, GMM_E_NULL, "groups.splits", "is NULL with %d groups", (int)g->count);
+    if (!g->splits) return gmm__refuse(call, GMM_E_NULL, "groups.splits", "is NULL with %d groups", g->count);
     if ((uintptr_t)g->splits % (g->dtype == GMM_I64 ? 8 : 4))
         return gmm__refuse(call, GMM_E_ALIGN, "groups.splits", "%p is not aligned to an %s", g->splits,
                            gmm_dtype_name(g->dtype));
@@ -2049,7 +2049,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                            gmm_scaling_name(m->scaling));
     if (m->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST)
         return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has bits that are unknown or of quantized copies",
-                           (unsigned)m->flags);
+                           m->flags);
     if (m->hadamard) return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0", (unsigned)m->hadamard);
     if (m->ld == 0) m->ld = cols;
     if (m->ld < cols)
@@ -2133,11 +2133,11 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     call->direction[role] = direction;
     nv = m->scaling == GMM_SCALING_NV16;
     if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX | GMM_MAT_E4M3_256))
-        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", (unsigned)m->flags);
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", m->flags);
     if ((m->flags & (uint32_t)GMM_MAT_E4M3_256 && !nv) ||
         (m->flags & (uint32_t)GMM_MAT_ROW_AMAX && (!nv || direction != GMM_ROWWISE)))
         return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x do not belong to a %s copy with scaling %s",
-                           (unsigned)m->flags, direction == GMM_ROWWISE ? "rowwise" : "columnwise",
+                           m->flags, direction == GMM_ROWWISE ? "rowwise" : "columnwise",
                            gmm_scaling_name(m->scaling));
     if (m->hadamard && (!nv || direction == GMM_ROWWISE || (m->hadamard & ~0xFFFF) != GMM_HADAMARD))
         return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0, or GMM_HADAMARD and sign bits in a "
@@ -2207,9 +2207,9 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
                         : GMM_OK;
     if ((s = gmm__read(call, argument, g, sizeof *g, grad)) != GMM_OK) return s;
     if ((g->main_grad | g->overwrite) & ~1)
-        return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", (int)g->main_grad,
-                           (int)g->overwrite);
-    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", (int)g->reserved);
+        return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", g->main_grad,
+                           g->overwrite);
+    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", g->reserved);
     if (!call->query && (uintptr_t)g->beta % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "beta %p is not aligned to 4 bytes", (const void *)g->beta);
     gmm__add_span(call, argument, ".beta", 0, g->beta, call->groups.count * (int64_t)sizeof *g->beta);
@@ -2317,7 +2317,7 @@ static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, doub
 #ifdef _OPENMP
     if (threads > 1) {
         _Pragma("omp parallel for schedule(dynamic) num_threads(threads)")
-        for (i = 0; i < count; i++) task(arg, i, (int32_t)omp_get_thread_num());
+        for (i = 0; i < count; i++) task(arg, i, omp_get_thread_num());
         return;
     }
 #endif
@@ -2489,7 +2489,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     K = call->in = d->in_features;
     N = call->out = d->out_features;
     gmm__peek_groups(d->groups, &g);
-    (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld K=%lld N=%lld", (int)g.count, (long long)g.capacity,
+    (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld K=%lld N=%lld", g.count, (long long)g.capacity,
                    (long long)K, (long long)N);
     if (op < GMM_OP_LINEAR_FWD || op > GMM_OP_LINEAR_BGRAD)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no linear operation", (int)op);
@@ -2499,7 +2499,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if ((d->alpha_per_group | d->y_add | d->d_row_scale_add) & ~1)
         return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_row_scale_add %d must be 0 "
                            "or 1",
-                           (int)d->alpha_per_group, (int)d->y_add, (int)d->d_row_scale_add);
+                           d->alpha_per_group, d->y_add, d->d_row_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
 
@@ -3194,7 +3194,7 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
     size_t i;
 
     for (i = 0; i < sizeof act->reserved / sizeof act->reserved[0]; i++) reserved |= act->reserved[i];
-    if (reserved) (void)snprintf(rule, size, "%sreserved: %u must be 0", prefix, (unsigned)reserved);
+    if (reserved) (void)snprintf(rule, size, "%sreserved: %u must be 0", prefix, reserved);
     else if (!row.name)
         (void)snprintf(rule, size, "%skind: %d is no activation", prefix, (int)act->kind);
     else if (act->interleave < 0)
@@ -3239,7 +3239,7 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         gmm_act a = GMM_ZERO;
         gmm__peek_groups(d->groups, &g);
         if (d->act) (void)gmm__copy_sized(&a, sizeof a, d->act);
-        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld ffn=%lld %s %s", (int)g.count,
+        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld ffn=%lld %s %s", g.count,
                        (long long)g.capacity, (long long)d->ffn, gmm_act_name(a.kind), gmm__peek_dtype(d->x));
     }
     if (op != GMM_OP_ACT_FWD && op != GMM_OP_ACT_BWD)
@@ -3247,7 +3247,7 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                            (int)GMM_OP_ACT_FWD, (int)GMM_OP_ACT_BWD);
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if (d->ffn < 1) return gmm__refuse(call, GMM_E_ARG, "ffn", "%lld must be >= 1", (long long)d->ffn);
     if ((s = gmm__read(call, "act", &call->act, sizeof call->act, d->act)) != GMM_OK) return s;
     if ((s = gmm__check_act(&call->act, d->ffn, "", rule, sizeof rule)) != GMM_OK)
@@ -3589,8 +3589,8 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     {
         gmm_groups g;
         gmm__peek_groups(d->groups, &g);
-        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld R=%lld cols=%lld align=%d %s", (int)g.count,
-                       (long long)g.capacity, (long long)d->padded_capacity, (long long)d->cols, (int)d->align,
+        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld R=%lld cols=%lld align=%d %s", g.count,
+                       (long long)g.capacity, (long long)d->padded_capacity, (long long)d->cols, d->align,
                        gmm__peek_dtype(d->src));
     }
     if (op != GMM_OP_PAD && op != GMM_OP_UNPAD)
@@ -3598,7 +3598,7 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                            (int)GMM_OP_UNPAD);
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
-    if (d->align < 1) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 1", (int)d->align);
+    if (d->align < 1) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 1", d->align);
     if (d->cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)d->cols);
     if (d->padded_capacity < 0)
         return gmm__refuse(call, GMM_E_ARG, "padded_capacity", "%lld must be >= 0", (long long)d->padded_capacity);
@@ -3736,11 +3736,11 @@ static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "glu", d, sizeof *d, glu)) != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "%s count=%lld ffn=%lld cols=%lld block=%d %s",
                    d->axis == GMM_GLU_COLUMNS ? "columns" : "rows", (long long)d->count, (long long)d->ffn,
-                   (long long)d->cols, (int)d->block, gmm__peek_dtype(d->src));
+                   (long long)d->cols, d->block, gmm__peek_dtype(d->src));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->axis != GMM_GLU_ROWS && d->axis != GMM_GLU_COLUMNS)
         return gmm__refuse(call, GMM_E_ARG, "axis", "%d is neither rows (0) nor columns (1)", (int)d->axis);
-    if (d->inverse & ~1) return gmm__refuse(call, GMM_E_ARG, "inverse", "%d must be 0 or 1", (int)d->inverse);
+    if (d->inverse & ~1) return gmm__refuse(call, GMM_E_ARG, "inverse", "%d must be 0 or 1", d->inverse);
     if (d->ffn < 1) return gmm__refuse(call, GMM_E_ARG, "ffn", "%lld must be >= 1", (long long)d->ffn);
     if (d->ffn > INT64_MAX / 2)
         return gmm__refuse(call, GMM_E_OVERFLOW, "ffn", "%lld does not fit 64 bits twice", (long long)d->ffn);
@@ -3748,7 +3748,7 @@ static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char
     if (d->axis == GMM_GLU_ROWS && d->cols < 1)
         return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)d->cols);
     if (d->block < 1 || d->ffn % d->block)
-        return gmm__refuse(call, GMM_E_CONFIG, "block", "%d must be >= 1 and divide ffn %lld", (int)d->block,
+        return gmm__refuse(call, GMM_E_CONFIG, "block", "%d must be >= 1 and divide ffn %lld", d->block,
                            (long long)d->ffn);
     if ((s = gmm__glu_read(call, GMM__X_, "src", d->src)) != GMM_OK ||
         (s = gmm__glu_read(call, GMM__Y, "dst", d->dst)) != GMM_OK)
@@ -3914,13 +3914,13 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     if (act.kind == GMM_ACT_NONE)
         return gmm__fail(error, GMM_E_CONFIG, "act.kind: 0 is no activation, and an MLP needs one");
     if (c.source_interleave < 0)
-        return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be >= 0", (int)c.source_interleave);
+        return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be >= 0", c.source_interleave);
     if (c.source_interleave && gmm_act_gated(act.kind) && c.source_interleave % c.ffn != act.interleave % c.ffn)
         return gmm__fail(error, GMM_E_CONFIG, "source_interleave: weights come with blocks of %d, the MLP reads them "
-                         "with interleave %d: convert them with gmm_glu_interleave", (int)c.source_interleave,
-                         (int)act.interleave);
-    if (c.topk < 0) return gmm__fail(error, GMM_E_CONFIG, "topk: %d must be >= 0", (int)c.topk);
-    if (c.etp_size < 0) return gmm__fail(error, GMM_E_CONFIG, "etp_size: %d must be >= 0", (int)c.etp_size);
+                         "with interleave %d: convert them with gmm_glu_interleave", c.source_interleave,
+                         act.interleave);
+    if (c.topk < 0) return gmm__fail(error, GMM_E_CONFIG, "topk: %d must be >= 0", c.topk);
+    if (c.etp_size < 0) return gmm__fail(error, GMM_E_CONFIG, "etp_size: %d must be >= 0", c.etp_size);
     delayed = c.delay_wgrad || c.overlap_dispatch_wgrad;
     if (c.delay_wgrad && c.overlap_dispatch_wgrad)
         return gmm__fail(error, GMM_E_CONFIG, "overlap_dispatch_wgrad: 1 excludes delay_wgrad 1");
@@ -3931,18 +3931,18 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
         return gmm__fail(error, GMM_E_CONFIG, "ddp_expects_delay: 1 without delay_wgrad or overlap_dispatch_wgrad: "
                          "hooks would never fire");
     if (c.prob_on_bias2 && (!c.prob || !c.bias2))
-        return gmm__fail(error, GMM_E_CONFIG, "prob_on_bias2: 1 needs prob 1 (is %d) and bias2 1 (is %d)", (int)c.prob,
-                         (int)c.bias2);
+        return gmm__fail(error, GMM_E_CONFIG, "prob_on_bias2: 1 needs prob 1 (is %d) and bias2 1 (is %d)", c.prob,
+                         c.bias2);
     if (c.prob_on_input && c.topk != 1)
-        return gmm__fail(error, GMM_E_CONFIG, "prob_on_input: 1 needs topk 1, not %d", (int)c.topk);
+        return gmm__fail(error, GMM_E_CONFIG, "prob_on_input: 1 needs topk 1, not %d", c.topk);
     if (c.prob_on_input && c.prob)
         return gmm__fail(error, GMM_E_CONFIG, "prob_on_input: 1 excludes prob 1: rows would be weighted twice");
     if (c.bias2 && c.prob && c.topk > 1 && !c.prob_on_bias2)
         return gmm__fail(error, GMM_E_CONFIG, "prob_on_bias2: 0 with topk %d: unweighted biases would add up",
-                         (int)c.topk);
+                         c.topk);
     if ((c.bias1 || c.bias2) && c.etp_size > 1)
         return gmm__fail(error, GMM_E_CONFIG, "etp_size: %d excludes biases: every rank would add them",
-                         (int)c.etp_size);
+                         c.etp_size);
     if (c.router_padding && (c.recipe == GMM_RECIPE_NONE || c.dispatcher == GMM_DISPATCH_ALLGATHER))
         return gmm__fail(error, GMM_E_CONFIG, "router_padding: 1 needs a quantized recipe (is %d) and a dispatcher "
                          "other than all-gather (is %d)", (int)c.recipe, (int)c.dispatcher);
@@ -4058,11 +4058,11 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
     if (op < GMM_OP_MLP_FWD || op > GMM_OP_MLP_WGRAD)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no MLP operation", (int)op);
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__read(call, "config", c, sizeof *c, d->config)) != GMM_OK) return s;
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     gmm__peek_groups(d->groups, &g);
-    (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld hidden=%lld ffn=%lld out=%lld %s", (int)g.count,
+    (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld hidden=%lld ffn=%lld out=%lld %s", g.count,
                    (long long)g.capacity, (long long)c->hidden, (long long)c->ffn, (long long)c->hidden_out,
                    gmm_act_name(c->act.kind));
     if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse_member(call, error.status, "config", error.text);
@@ -4080,7 +4080,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be mlp.config.recipe, %d, and "
                                "not none", (int)call->recipe.kind, (int)c->recipe);
         if (call->quant.reserved)
-            return gmm__refuse(call, GMM_E_ARG, "quant.reserved", "%d must be 0", (int)call->quant.reserved);
+            return gmm__refuse(call, GMM_E_ARG, "quant.reserved", "%d must be 0", call->quant.reserved);
         if ((s = gmm__mlp_check_features(call)) != GMM_OK) return s;
     }
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
@@ -4859,8 +4859,8 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     if (gmm__mlp_needs(&call).defer) {
         if ((s = gmm__mlp_check_queue(&call, d->queue)) != GMM_OK) return s;
         if (d->queue->count >= d->queue->capacity)
-            return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", (int)d->queue->count,
-                               (int)d->queue->capacity);
+            return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", d->queue->count,
+                               d->queue->capacity);
     }
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
@@ -4892,17 +4892,17 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     gmm_status s = gmm__open(&call, ctx, GMM_OP_MLP_WGRAD, "gmm_mlp_wgrad", 0);
     if (s != GMM_OK || (s = gmm__mlp_check_queue(&call, queue)) != GMM_OK) return s;
     if (queue->count < 1)
-        return gmm__refuse(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", (int)queue->count,
-                           (int)queue->capacity);
+        return gmm__refuse(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", queue->count,
+                           queue->capacity);
     memcpy(&record, &queue->entries[queue->head], sizeof record);
     if (record.tag != GMM__WGRAD_TAG)
         return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] holds nothing that gmm_mlp_bwd recorded, yet is "
-                           "the first of %d", (int)queue->head, (int)queue->count);
+                           "the first of %d", queue->head, queue->count);
     call.options = record.options;
     call.groups = record.groups;
     call.rows = record.groups.capacity;
     call.input = call.output = &record;
-    (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", (int)record.groups.count, (long long)call.rows);
+    (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", record.groups.count, (long long)call.rows);
     if ((s = gmm__mlp_read_record(&call, &record)) != GMM_OK) return s;
     if ((s = gmm__serve(&call, NULL, workspace, workspace_bytes, stream)) != GMM_OK) {
         memcpy(&queue->entries[queue->head], &record, sizeof record);
@@ -4967,7 +4967,7 @@ static float gmm__softmax(const float *logits, float *s, int64_t n) {
 static uint64_t gmm__candidate(float value, int64_t expert) {
     const uint32_t u = gmm_f32_bits(value);
     const uint32_t order = value != value ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
-    return (uint64_t)order << 32 | (uint64_t)(uint32_t)~(uint32_t)expert;
+    return (uint64_t)order << 32 | (uint64_t)~(uint32_t)expert;
 }
 static int32_t gmm__candidate_expert(uint64_t candidate) { return (int32_t)~(uint32_t)candidate; }
 
@@ -5219,19 +5219,19 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     int64_t slots;
     gmm_status s = gmm__read_descriptor(call, "route", r, sizeof *r, route);
     if (s != GMM_OK) return s;
-    (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, (int)r->experts,
-                   (int)r->topk, gmm__peek_dtype(r->logits));
+    (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, r->experts,
+                   r->topk, gmm__peek_dtype(r->logits));
     if ((s = gmm__read_options(call, r->options)) != GMM_OK) return s;
-    if (r->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", (int)r->experts);
+    if (r->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", r->experts);
     if (r->tokens < 0) return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld must be >= 0", (long long)r->tokens);
     if (r->topk < 1 || r->topk > r->experts)
-        return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be 1 to %d", (int)r->topk, (int)r->experts);
+        return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be 1 to %d", r->topk, r->experts);
     if (!gmm__mul(r->tokens, r->topk, &slots) || slots > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld times topk %d must be < 2^31, counts are int32",
-                           (long long)r->tokens, (int)r->topk);
+                           (long long)r->tokens, r->topk);
     if (r->score != GMM_SCORE_SOFTMAX && r->score != GMM_SCORE_SIGMOID)
         return gmm__refuse(call, GMM_E_ARG, "score", "%d is neither softmax (0) nor sigmoid (1)", (int)r->score);
-    if (r->normalize & ~1) return gmm__refuse(call, GMM_E_ARG, "normalize", "%d must be 0 or 1", (int)r->normalize);
+    if (r->normalize & ~1) return gmm__refuse(call, GMM_E_ARG, "normalize", "%d must be 0 or 1", r->normalize);
     if (!gmm__is_finite(r->scale)) return gmm__refuse(call, GMM_E_ARG, "scale", "%g must be finite", (double)r->scale);
     if (!gmm__is_finite(r->aux_coeff))
         return gmm__refuse(call, GMM_E_ARG, "aux_coeff", "%g must be finite", (double)r->aux_coeff);
@@ -5579,21 +5579,21 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
     gmm_status s = gmm__read_descriptor(call, "permute", p, sizeof *p, permute);
     if (s != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d R=%lld H=%lld", (long long)p->tokens,
-                   (int)p->experts, (int)p->topk, (long long)p->capacity, (long long)p->hidden);
+                   p->experts, p->topk, (long long)p->capacity, (long long)p->hidden);
     if ((s = gmm__read_options(call, p->options)) != GMM_OK) return s;
-    if (p->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", (int)p->experts);
+    if (p->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", p->experts);
     if (p->tokens < 0) return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld must be >= 0", (long long)p->tokens);
-    if (p->topk < 1) return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be >= 1", (int)p->topk);
+    if (p->topk < 1) return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be >= 1", p->topk);
     if (!gmm__mul(p->tokens, p->topk, &slots) || slots > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld times topk %d must be < 2^31", (long long)p->tokens,
-                           (int)p->topk);
+                           p->topk);
     if (p->capacity < 0 || p->capacity > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "capacity", "%lld must be >= 0 and < 2^31", (long long)p->capacity);
     if (p->hidden < 1) return gmm__refuse(call, GMM_E_ARG, "hidden", "%lld must be >= 1", (long long)p->hidden);
-    if (p->align < 0) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 0", (int)p->align);
+    if (p->align < 0) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 0", p->align);
     if (p->tail != GMM_TAIL_KEEP && p->tail != GMM_TAIL_ZERO)
         return gmm__refuse(call, GMM_E_ARG, "tail", "%d is neither keep (0) nor zero (1)", (int)p->tail);
-    if (p->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)p->reserved);
+    if (p->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", p->reserved);
     if (p->align == 0) p->align = 1;
     call->groups.count = p->experts;
     call->groups.capacity = p->capacity;
@@ -5764,10 +5764,10 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
     gmm_accumulation *d = &call->d.sum;
     gmm_status s = gmm__open(call, ctx, GMM_OP_ACCUMULATE, function, query);
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "accumulation", d, sizeof *d, accumulation)) != GMM_OK) return s;
-    (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld %s", (int)d->count, (long long)d->rows,
+    (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld %s", d->count, (long long)d->rows,
                    (long long)d->cols, gmm__peek_dtype(d->x));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
-    if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", (int)d->count);
+    if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", d->count);
     if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
     if (d->x) { /* looked at before the addresses in the table are */
         gmm_mat m;
@@ -5802,7 +5802,7 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
     (void)snprintf(call->shapes, sizeof call->shapes, "%lld x %lld %s", (long long)d->rows, (long long)d->cols,
                    gmm__peek_dtype(d->src));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK ||
         (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK)
@@ -5918,21 +5918,21 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
     gmm_groups g;
     gmm__peek_groups(groups, &g);
     if (groups)
-        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld cols=%lld", (int)g.count, (long long)g.capacity,
+        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld cols=%lld", g.count, (long long)g.capacity,
                        (long long)cols);
     else
-        (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld", (int)count, (long long)rows,
+        (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld", count, (long long)rows,
                        (long long)cols);
     if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
     call->in = call->out = cols;
     if (groups && (count || rows))
-        return gmm__refuse(call, GMM_E_ARG, "count", "%d and rows %lld must be 0 with groups", (int)count,
+        return gmm__refuse(call, GMM_E_ARG, "count", "%d and rows %lld must be 0 with groups", count,
                            (long long)rows);
     if (groups) return gmm__read_groups(call, groups);
-    if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", (int)count);
+    if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", count);
     if (rows < 1) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 1 without groups", (long long)rows);
     if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &all))
-        return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", (int)count,
+        return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", count,
                            (long long)rows);
     call->rows = rows;
     call->units = count;
@@ -5966,7 +5966,7 @@ static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument
                            gmm_dtype_name(want.dtype), gmm_scaling_name(want.scaling), (int)want.scale_order);
     if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != want.flags || mat->hadamard != want.hadamard)
         return gmm__refuse(call, GMM_E_CONFIG, argument, "flags 0x%x and hadamard 0x%x must be the format's 0x%x and "
-                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, (unsigned)want.flags,
+                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, want.flags,
                            (unsigned)want.hadamard);
     return GMM_OK;
 }
@@ -5994,10 +5994,10 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
                            "nv16 by group", (int)d->phase);
     if (d->first_group < 0 || (d->first_group && !f->stochastic))
         return gmm__refuse(call, GMM_E_ARG, "first_group", "%d must be 0, or above with stochastic rounding",
-                           (int)d->first_group);
+                           d->first_group);
     if (f->stochastic && (int64_t)d->first_group + gmm__units(call) > (int64_t)1 << 24)
         return gmm__refuse(call, GMM_E_OVERFLOW, "first_group", "%d and %lld groups from there exceed the 2^24 that "
-                           "gmm_draw_block tells apart", (int)d->first_group, (long long)gmm__units(call));
+                           "gmm_draw_block tells apart", d->first_group, (long long)gmm__units(call));
     if (!d->rowwise && !d->columnwise)
         return gmm__refuse(call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
                            call->path);
@@ -6069,7 +6069,7 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
     if (d->direction != GMM_ROWWISE && d->direction != GMM_COLUMNWISE)
         return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
                            (int)d->direction);
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, d->direction)) != GMM_OK)
         return s;
     return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, call->units, call->rows, call->in, GMM__FLOATS);
@@ -6129,20 +6129,20 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     if (s != GMM_OK || (s = gmm__read_descriptor(&call, "update", d, sizeof *d, update)) != GMM_OK ||
         (s = gmm__read_options(&call, d->options)) != GMM_OK)
         return s;
-    if (d->slots < 0) return gmm__refuse(&call, GMM_E_ARG, "slots", "%d must be >= 0", (int)d->slots);
+    if (d->slots < 0) return gmm__refuse(&call, GMM_E_ARG, "slots", "%d must be >= 0", d->slots);
     if (d->stride == 0) d->stride = d->slots;
     if (d->stride < d->slots)
         return gmm__refuse(&call, GMM_E_STRIDE, "stride", "%lld must be >= the %d slots", (long long)d->stride,
-                           (int)d->slots);
+                           d->slots);
     if (d->history_length < 1)
-        return gmm__refuse(&call, GMM_E_ARG, "history_length", "%d must be >= 1", (int)d->history_length);
+        return gmm__refuse(&call, GMM_E_ARG, "history_length", "%d must be >= 1", d->history_length);
     if (!gmm__mul(d->history_length, d->stride, &floats) || !gmm__mul(floats, (int64_t)sizeof(float), &bytes))
         return gmm__refuse(&call, GMM_E_OVERFLOW, "stride", "%lld times the history_length %d does not fit 64 bits",
-                           (long long)d->stride, (int)d->history_length);
+                           (long long)d->stride, d->history_length);
     if (d->margin < 0 || d->margin > 63)
-        return gmm__refuse(&call, GMM_E_ARG, "margin", "%d must be 0 to 63", (int)d->margin);
+        return gmm__refuse(&call, GMM_E_ARG, "margin", "%d must be 0 to 63", d->margin);
     if (d->most_recent & ~1)
-        return gmm__refuse(&call, GMM_E_ARG, "most_recent", "%d must be 0 or 1", (int)d->most_recent);
+        return gmm__refuse(&call, GMM_E_ARG, "most_recent", "%d must be 0 or 1", d->most_recent);
     if (d->dtype != GMM_E4M3 && d->dtype != GMM_E5M2)
         return gmm__refuse(&call, GMM_E_DTYPE, "dtype", "%s must be e4m3 or e5m2", gmm_dtype_name(d->dtype));
     if ((s = gmm__check_output(&call, "history", d->history, d->slots > 0,
@@ -6194,7 +6194,7 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     if (d->cols % 2) return gmm__refuse(&call, GMM_E_ARG, "cols", "%lld must be even", (long long)d->cols);
     if (!gmm__mul(d->rows, d->cols, &all) || !gmm__mul(all, d->count, &all) || all > INT64_MAX / 8)
         return gmm__refuse(&call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld x %lld do not fit 64 bits",
-                           (int)d->count, (long long)d->rows, (long long)d->cols);
+                           d->count, (long long)d->rows, (long long)d->cols);
     if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > all - d->length)
         return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
                            "without a shard", (long long)d->start, (long long)d->length, (long long)all);
@@ -6849,7 +6849,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_Q_ROWS,
-                   (int)gmm_qgemm_kernels[plan->kernel].tile_cols, (int)plan->grid[0]);
+                   (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
     return 1;
 }
 
@@ -6892,7 +6892,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks",
                    (int)gmm_gemm_kernels[plan->kernel].tile_rows, (int)gmm_gemm_kernels[plan->kernel].tile_cols,
-                   (int)plan->grid[0]);
+                   plan->grid[0]);
     return 1;
 }
 
@@ -7081,7 +7081,7 @@ static gmm_status gmm__mma_read_split(const gmm__plan *plan, gmm_stream stream) 
 
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
-        return gmm__decline(plan, "takes at most %d rows and columns", (int)(INT32_MAX - 1024));
+        return gmm__decline(plan, "takes at most %d rows and columns", INT32_MAX - 1024);
     gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
     return 1;
 }
@@ -7228,7 +7228,7 @@ static gmm__permute_args gmm__mma_permute(const gmm__call *call, int src, int ds
 
 static int gmm__mma_plan_permute(const gmm__call *call, gmm__plan *plan) {
     if (call->d.permute.hidden > INT32_MAX - 1024)
-        return gmm__decline(plan, "takes at most %d columns", (int)(INT32_MAX - 1024));
+        return gmm__decline(plan, "takes at most %d columns", INT32_MAX - 1024);
     return 1;
 }
 static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -7279,7 +7279,7 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
 
 static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->d.pad.padded_capacity > INT32_MAX)
-        return gmm__decline(plan, "takes at most %d rows", (int)INT32_MAX);
+        return gmm__decline(plan, "takes at most %d rows", INT32_MAX);
     gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
     gmm__reserve(plan, GMM__SPLIT_PADDED, ((size_t)call->groups.count + 1) * sizeof(int32_t));
     return 1;
@@ -7320,7 +7320,7 @@ static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) 
     const int64_t most = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
     int i;
     if (d->ffn > most || d->count > (d->axis == GMM_GLU_ROWS ? INT32_MAX / (2 * d->ffn) : INT32_MAX))
-        return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)most, (int)INT32_MAX);
+        return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)most, INT32_MAX);
     for (i = 0; i < 2; i++)
         if (call->mat[role[i]].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)
             gmm__reserve(plan, part[i], (size_t)call->d.glu.count * sizeof(void *));
@@ -7363,7 +7363,7 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
 /* --- accumulate, convert --- */
 
 static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
-    return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", (int)INT32_MAX);
+    return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", INT32_MAX);
 }
 /* More addends than one launch takes: the fp32 sum goes from launch to launch through the workspace. */
 static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {
@@ -7518,10 +7518,10 @@ static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
             a->scale_step[k] = gmm__scale_count(m->scaling, k ? a->cols : a->rows, k ? a->rows : a->cols) *
                                (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16 ? 1 : 4);
         else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
-        odd |= (uint64_t)(m->table != NULL) | ((uint64_t)(uintptr_t)m->data & (uint64_t)(whole - 1)) |
+        odd |= (uint64_t)(m->table != NULL) | ((uintptr_t)m->data & (uint64_t)(whole - 1)) |
                ((uint64_t)(m->ld * bits / 8) & (uint64_t)(whole - 1)) |
                ((uint64_t)a->step[k] & (uint64_t)(whole - 1)) | (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) |
-               ((uint64_t)(uintptr_t)m->scale & 3);
+               ((uintptr_t)m->scale & 3);
         if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
             odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
@@ -7727,7 +7727,7 @@ static cudaDataType_t gmm__lt_type(gmm_dtype dtype) {
 /* What an address and the step between rows are surely multiples of, at most 16 bytes: no more is of use, and so rows
    before a group change nothing. */
 static uint32_t gmm__lt_align(const void *at, int64_t row_bytes) {
-    const uint64_t bits = (uint64_t)(uintptr_t)at | (uint64_t)row_bytes | 16u;
+    const uint64_t bits = (uintptr_t)at | (uint64_t)row_bytes | 16u;
     return (uint32_t)(bits & (~bits + 1u));
 }
 
@@ -8178,7 +8178,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
-                   (int)(GMM_FP8_UNIT * k->teams), (int)k->cols, (int)plan->grid[0]);
+                   GMM_FP8_UNIT * k->teams, (int)k->cols, plan->grid[0]);
     return 1;
 }
 
@@ -8289,7 +8289,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 64, blocks);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, %s, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
-                   (long long)(elements >> 19), gmm__wgmma_tile(plan->kernel, tile), (int)plan->grid[0]);
+                   (long long)(elements >> 19), gmm__wgmma_tile(plan->kernel, tile), plan->grid[0]);
     return 1;
 }
 
@@ -8307,7 +8307,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         !gmm__wgmma_takes(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
         return 0;
     (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile(plan->kernel, tile),
-                   (int)plan->grid[0]);
+                   plan->grid[0]);
     return 1;
 }
 
@@ -8471,7 +8471,7 @@ static gmm_status gmm__rt_open_flags(void *self, const char *function, gmm_strea
     const gmm_status s = gmm__rt_open(self, function, stream, event, "event");
     if (s != GMM_OK || !(flags & ~(uint32_t)GMM_EVENT_EXTERNAL)) return s;
     return gmm__fail(&((gmm_context *)self)->error, GMM_E_ARG, "gmm_runtime.%s: flags 0x%x has unknown bits", function,
-                     (unsigned)flags);
+                     flags);
 }
 
 /* One side of a copy or fill of `height` rows; nothing of it is looked at where no byte is touched. */
@@ -8500,7 +8500,7 @@ static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst,
     const gmm_status s = gmm__rt_open_rows(self, function, stream, "dst", dst, pitch, width, height);
     if (s != GMM_OK || (value >= 0 && value <= 255)) return s;
     return gmm__fail(&((gmm_context *)self)->error, GMM_E_ARG, "gmm_runtime.%s: value %d must be 0 to 255", function,
-                     (int)value);
+                     value);
 }
 
 static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream stream) {
@@ -8608,12 +8608,12 @@ static gmm_status gmm__cpu_rt_fill2d(void *self, void *dst, size_t pitch, int32_
     const gmm_status s = gmm__rt_open_fill(self, "fill2d", dst, pitch, value, width, height, stream);
     size_t i;
     if (s != GMM_OK || !width) return s;
-    for (i = 0; i < height; i++) memset((char *)dst + i * pitch, (int)value, width);
+    for (i = 0; i < height; i++) memset((char *)dst + i * pitch, value, width);
     return GMM_OK;
 }
 static gmm_status gmm__cpu_rt_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
     const gmm_status s = gmm__rt_open_fill(self, "fill", dst, bytes, value, bytes, 1, stream);
-    if (s == GMM_OK && bytes) memset(dst, (int)value, bytes);
+    if (s == GMM_OK && bytes) memset(dst, value, bytes);
     return s;
 }
 static gmm_status gmm__cpu_rt_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
@@ -8652,7 +8652,7 @@ static gmm_status gmm__cuda_rt_stream_create(void *self, int32_t priority, gmm_s
     const gmm_status s = gmm__rt_open(self, "stream_create", NULL, out, "out");
     if (s != GMM_OK) return s;
     *out = NULL;
-    GMM__ON_DEVICE("stream_create", cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, (int)priority));
+    GMM__ON_DEVICE("stream_create", cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, priority));
 }
 static gmm_status gmm__cuda_rt_stream_destroy(void *self, gmm_stream stream) {
     const gmm_status s = gmm__rt_open(self, "stream_destroy", stream, self, "self");
@@ -8734,13 +8734,13 @@ static gmm_status gmm__cuda_rt_fill2d(void *self, void *dst, size_t pitch, int32
     const gmm_status s = gmm__rt_open_fill(self, "fill2d", dst, pitch, value, width, height, stream);
     if (s != GMM_OK || !width || !height) return s;
     GMM__ON_DEVICE("fill2d", height == 1 || pitch == width
-                                 ? cudaMemsetAsync(dst, (int)value, width * height, stream)
-                                 : cudaMemset2DAsync(dst, pitch, (int)value, width, height, stream));
+                                 ? cudaMemsetAsync(dst, value, width * height, stream)
+                                 : cudaMemset2DAsync(dst, pitch, value, width, height, stream));
 }
 static gmm_status gmm__cuda_rt_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
     const gmm_status s = gmm__rt_open_fill(self, "fill", dst, bytes, value, bytes, 1, stream);
     if (s != GMM_OK || !bytes) return s;
-    GMM__ON_DEVICE("fill", cudaMemsetAsync(dst, (int)value, bytes, stream));
+    GMM__ON_DEVICE("fill", cudaMemsetAsync(dst, value, bytes, stream));
 }
 static gmm_status gmm__cuda_rt_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -9003,8 +9003,8 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
             gmm__span_name(a, found[0], 0, first, sizeof first);
             gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
             return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s, %p: what is written must share no byte with "
-                               "other memory of the call", (void *)(uintptr_t)found[0], second,
-                               (void *)(uintptr_t)found[1]);
+                               "other memory of the call", (void *)found[0], second,
+                               (void *)found[1]);
         }
     return GMM_OK;
 }
@@ -9148,7 +9148,7 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
     gmm_status s = gmm__open(&call, ctx, GMM_OP_OFFSETS, "gmm_offsets", 0);
     if (s != GMM_OK) return s;
     gmm__peek_groups(groups, &g);
-    (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", (int)g.count, (long long)g.capacity);
+    (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", g.count, (long long)g.capacity);
     if ((s = gmm__read_options(&call, NULL)) != GMM_OK || (s = gmm__read_groups(&call, groups)) != GMM_OK) return s;
     if (!offsets) return gmm__refuse(&call, GMM_E_NULL, "offsets", "is NULL");
     if ((uintptr_t)offsets % 8)
@@ -9208,9 +9208,9 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, c->device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
     if (e != cudaSuccess) return gmm__fail(error, GMM_E_CUDA, "gmm_create: %s", cudaGetErrorString(e));
-    device->capability = (int32_t)(major * 10 + minor);
-    device->processors = (int32_t)processors;
-    device->shared = (int32_t)shared;
+    device->capability = major * 10 + minor;
+    device->processors = processors;
+    device->shared = shared;
     if (device->capability < 80)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.device: %d has compute capability %d.%d; the kernels "
                          "need 8.0", (int)c->device, major, minor);
@@ -9330,27 +9330,27 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 #else
     if (c.space == GMM_SPACE_CUDA)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.space: CUDA %d asked, but this build holds the CPU "
-                         "engine alone; compile the implementation with nvcc", (int)c.device);
+                         "engine alone; compile the implementation with nvcc", c.device);
 #endif
     if (c.space == GMM_SPACE_CPU && c.device != 0)
-        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.device: %d must be 0 for the CPU", (int)c.device);
+        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.device: %d must be 0 for the CPU", c.device);
     if ((s = gmm__check_engine(c.space, c.engine, "config.engine", error)) != GMM_OK ||
         (s = gmm__check_engine(c.space, c.require_engine, "config.require_engine", error)) != GMM_OK)
         return s;
     if (c.threads < 0 || c.threads > 4096)
-        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.threads: %d must be 0 to 4096", (int)c.threads);
+        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.threads: %d must be 0 to 4096", c.threads);
     if (c.cpu_level < 0 || c.cpu_level > 3)
-        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.cpu_level: %d must be 0 to 3", (int)c.cpu_level);
+        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.cpu_level: %d must be 0 to 3", c.cpu_level);
     if (c.cpu_level > level)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.cpu_level: %d asked, this processor reaches %d",
-                         (int)c.cpu_level, (int)level);
+                         c.cpu_level, (int)level);
     if (!c.allocator.alloc != !c.allocator.release)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.allocator: 1 of 2 functions is set; set both or none");
     if (c.log.level < GMM_LOG_NONE || c.log.level > GMM_LOG_TRACE)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.log.level: %d must be 0 to 3", (int)c.log.level);
 
 #ifdef _OPENMP
-    threads = c.threads ? c.threads : (int32_t)omp_get_max_threads();
+    threads = c.threads ? c.threads : omp_get_max_threads();
 #endif
     ctx = (gmm_context *)(c.allocator.alloc ? c.allocator.alloc(c.allocator.user, sizeof *ctx)
                                             : GMM_MALLOC(sizeof *ctx));
@@ -9372,12 +9372,12 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CUDA device %d, compute capability %d.%d%s%s", GMM_VERSION_STRING,
-                 (int)c.device, (int)device.capability / 10, (int)device.capability % 10,
+                 c.device, device.capability / 10, device.capability % 10,
                  ctx->wgmma_lacks ? "; wgmma " : ", wgmma",
                  ctx->wgmma_lacks ? ctx->wgmma_lacks : "");
 #endif
     if (c.space == GMM_SPACE_CPU)
-        gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, (int)threads,
+        gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, threads,
              threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
     for (i = 0; gmm_build_warning(&build, i); i++)
         gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&build, i));
@@ -9446,7 +9446,7 @@ static void *gmm__ck_get(gmm__ck_arena *arena, int64_t count, size_t size) {
     size_t bytes, room;
     char *at;
     if (!gmm__mul(count, (int64_t)size, &wanted) || wanted > INT64_MAX / 2 ||
-        (uint64_t)wanted > (uint64_t)(SIZE_MAX / 2))
+        (uint64_t)wanted > SIZE_MAX / 2)
         return NULL;
     bytes = ((size_t)wanted + 15) / 16 * 16;
     if (!b || bytes > b->room - b->used) {
@@ -11498,13 +11498,13 @@ static gmm_status gmm__ck_blocks(gmm__ck_build *b, const gmm_ckpt_linear *l, con
     if (s->scheme->glu_known) {
         if (known.known && known.block != s->scheme->glu_block)
             return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are stated or "
-                                  "recorded, the scheme %s has %d (0 = halves)", (int)known.block, s->scheme->name,
+                                  "recorded, the scheme %s has %d (0 = halves)", known.block, s->scheme->name,
                                   (int)s->scheme->glu_block);
         known.known = 1;
         known.block = s->scheme->glu_block;
     }
     if (known.block < 0)
-        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, key, "gate and up rows: blocks of %d", (int)known.block);
+        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, key, "gate and up rows: blocks of %d", known.block);
     memset(&probe, 0, sizeof probe);
     probe.linear = x;
     if (!known.known && (*dst_block || b->parts[0].rank.etp_size > 1 || t->rank.etp_size > 1 ||
@@ -11919,8 +11919,8 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
         (b->source.state_count && !b->source.states))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source: scheme, %d parts, %d wrappers or %d states are "
                               "NULL or "
-                              "out of range", (int)b->source.part_count, (int)b->source.wrapper_count,
-                              (int)b->source.state_count);
+                              "out of range", b->source.part_count, b->source.wrapper_count,
+                              b->source.state_count);
     if (b->source.prefix && *b->source.prefix && b->source.prefix[strlen(b->source.prefix) - 1] != '.')
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "prefix is \"%.100s\": must be empty or end with a dot",
                               b->source.prefix);
@@ -11938,7 +11938,7 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
     }
     if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
-                              (int)b->target.state_count, (int)b->source.state_count);
+                              b->target.state_count, b->source.state_count);
     for (i = 0; i < 2; i++) {
         const gmm_dtype d = i ? b->target.bias_dtype : b->target.dtype;
         if (d != GMM_NONE && (d < GMM_NONE || d > GMM_I64 || !(GMM__FLOATS >> d & 1)))
@@ -11947,7 +11947,7 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
     }
     if (b->target.glu_block < 0)
         return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "target.glu_block is %d: must be >= 0",
-                              (int)b->target.glu_block);
+                              b->target.glu_block);
     b->parts = (gmm_ckpt_part *)gmm__ck_get(&b->temp, b->source.part_count, sizeof *b->parts);
     if (!b->parts) return gmm__ck_no_memory(b);
     memcpy(b->parts, b->source.parts, (size_t)b->source.part_count * sizeof *b->parts);
@@ -11960,19 +11960,19 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
         if (r->ep_rank < 0 || r->ep_rank >= r->ep_size || r->etp_rank < 0 || r->etp_rank >= r->etp_size ||
             r->gtp_rank < 0 || r->gtp_rank >= r->gtp_size)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: EP %d/%d, ETP %d/%d, GTP %d/%d: ranks must lie in "
-                                  "[0, size)", p < 0 ? "target.rank" : "parts", (int)r->ep_rank, (int)r->ep_size,
-                                  (int)r->etp_rank, (int)r->etp_size, (int)r->gtp_rank, (int)r->gtp_size);
+                                  "[0, size)", p < 0 ? "target.rank" : "parts", r->ep_rank, r->ep_size,
+                                  r->etp_rank, r->etp_size, r->gtp_rank, r->gtp_size);
         if (p >= 0 && !b->parts[p].table)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d].table is NULL", (int)p);
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d].table is NULL", p);
         if (p < 0) continue;
         if (r->ep_size != b->parts[0].rank.ep_size || r->etp_size != b->parts[0].rank.etp_size ||
             r->gtp_size != b->parts[0].rank.gtp_size)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] has other sizes of EP, ETP or GTP than "
-                                  "parts[0]", (int)p);
+                                  "parts[0]", p);
         for (q = 0; q < p; q++)
             if (!memcmp(r, &b->parts[q].rank, sizeof *r))
-                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] and parts[%d] are the same rank", (int)q,
-                                      (int)p);
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] and parts[%d] are the same rank", q,
+                                      p);
     }
     return GMM_OK;
 }
@@ -12207,7 +12207,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_build *b, gmm_ckpt_linear *l, cons
             found++;
         }
         if (found != rank->gtp_size)
-            return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", (int)found,
+            return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", found,
                                   (int)rank->gtp_size);
     }
     if (l->slot == GMM_CKPT_FC1) l->out *= b->parts[0].rank.etp_size;
@@ -12394,14 +12394,14 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
         return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn, "rank %d, %d members, %d experts: out of "
                             "range",
-                            (int)tensor->rank, (int)members, (int)experts);
+                            (int)tensor->rank, members, experts);
     if (members && members != experts)
         return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",
-                            (int)members, (int)experts);
+                            members, experts);
     gmm__ck_shape_text(shape, sizeof shape, tensor->rank, tensor->shape);
     if (tensor->rank == 0 || tensor->shape[0] % experts || tensor->bytes % experts)
         return gmm__ck_fail(report, GMM_CKPT_NOT_DIVISIBLE, tensor->name, fn, "shape %s does not split into %d experts",
-                            shape, (int)experts);
+                            shape, experts);
     one = *tensor;
     one.bytes = tensor->bytes / experts;
     if (tensor->shape[0] == experts) {
@@ -12712,10 +12712,10 @@ GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, 
     int32_t i;
     if (!out || (!numel && members > 0)) return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn,
                                                           out ? "numel" : "out");
-    if (members < 0) return gmm__fail(error, GMM_E_ARG, "%s: members is %d: must be >= 0", fn, (int)members);
+    if (members < 0) return gmm__fail(error, GMM_E_ARG, "%s: members is %d: must be >= 0", fn, members);
     for (i = 0; i < members; i++) {
         if (numel[i] < 0)
-            return gmm__fail(error, GMM_E_ARG, "%s: numel[%d] is %lld: must be >= 0", fn, (int)i, (long long)numel[i]);
+            return gmm__fail(error, GMM_E_ARG, "%s: numel[%d] is %lld: must be >= 0", fn, i, (long long)numel[i]);
         if (numel[i] > INT64_MAX - total)
             return gmm__fail(error, GMM_E_OVERFLOW, "%s: the members do not fit 63 bits", fn);
         total += numel[i];
@@ -12760,8 +12760,8 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
         return gmm__fail(error, GMM_E_ARG, "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: "
                          "out "
                          "of range, or a gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half,
-                         (long long)s.index, (long long)s.experts_local, (int)s.ep_rank, (int)s.ep_size,
-                         (int)s.etp_rank, (int)s.etp_size);
+                         (long long)s.index, (long long)s.experts_local, s.ep_rank, s.ep_size,
+                         s.etp_rank, s.etp_size);
     at.expert = s.ep_rank * s.experts_local + s.index;
     at.experts = s.ep_size * s.experts_local;
     at.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
@@ -12992,8 +12992,8 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
     status = gmm__ck_start(&b, fn, out, allocator, report);
     if (!status && (part_count < 1 || target_count < 0 || count < 0 || partial < 0 || partial > 1))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%d parts, %lld targets, %lld moves, partial %d: must be "
-                                ">= 1, >= 0, >= 0, and 0 or 1", (int)part_count, (long long)target_count,
-                                (long long)count, (int)partial);
+                                ">= 1, >= 0, >= 0, and 0 or 1", part_count, (long long)target_count,
+                                (long long)count, partial);
     for (i = 0; !status && i < part_count; i++)
         if (!parts[i].table)
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "parts[%lld].table is NULL", (long long)i);
@@ -13008,7 +13008,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
         int32_t index;
         if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_I64)
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, t.name, "targets[%lld]: rank %d, dtype %d: must be 0 to %d, "
-                                    "and a dtype", (long long)i, (int)t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
+                                    "and a dtype", (long long)i, t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
         else if (!gmm__ck_bytes(&t, &t.bytes))
             status = gmm__ck_refuse(&b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
         else status = gmm__ck_new_target(&b, &t, &index);

@@ -851,8 +851,8 @@ static size_t gmm__gtp_known(const char *fn, const char *name, const void *given
     }
     memcpy(&stated, given, sizeof stated); /* struct_size comes first everywhere */
     if (stated > size || (stated > 0 && stated < sizeof stated)) {
-        *status = gmm__fail(error, GMM_E_VERSION, "%s: %s->struct_size is %lu: must be 0 or at most %lu", fn, name,
-                            (unsigned long)stated, (unsigned long)size);
+        *status = gmm__fail(error, GMM_E_VERSION, "%s: %s->struct_size is %u: must be 0 or at most %zu", fn, name,
+                            stated, size);
         return 0;
     }
     return stated ? stated : size;
@@ -946,17 +946,17 @@ static gmm_status gmm__gtp_check_sections(const char *fn, const gmm_shard *s, gm
     for (i = 0; i < n; i++) {
         const int64_t rows = s->sections ? s->section_rows[i] : s->rows;
         if (rows < 1)
-            return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld: must be >= 1", fn, (int)i,
+            return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld: must be >= 1", fn, i,
                              (long long)rows);
         if (rows > left || (i == n - 1 && rows < left))
             return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld with %lld of rows %lld left: the sections "
-                             "must add up to rows", fn, (int)i, (long long)rows, (long long)left, (long long)s->rows);
+                             "must add up to rows", fn, i, (long long)rows, (long long)left, (long long)s->rows);
         if (s->tp_cut == GMM_TP_ROWS && rows % s->tp_size != 0)
             return gmm__fail(error, GMM_E_ARG, "%s: section %d has %lld rows: must be a multiple of tp_size %d", fn,
-                             (int)i, (long long)rows, (int)s->tp_size);
+                             i, (long long)rows, (int)s->tp_size);
         if (s->tp_cut == GMM_TP_ROWS && s->tp_multiple > 1 && rows / s->tp_size % s->tp_multiple != 0)
             return gmm__fail(error, GMM_E_CONFIG, "%s: section %d has %lld rows per TP rank: must be a multiple of "
-                             "tp_multiple %d", fn, (int)i, (long long)(rows / s->tp_size), (int)s->tp_multiple);
+                             "tp_multiple %d", fn, i, (long long)(rows / s->tp_size), (int)s->tp_multiple);
         left -= rows;
     }
     return GMM_OK;
@@ -989,7 +989,7 @@ static gmm_status gmm__gtp_solve(const char *fn, const gmm_shard *given, gmm_sha
     if (s->gtp_size > 1 && p->unit == 0) {
         if (p->local_rows % s->gtp_size != 0)
             return gmm__fail(error, GMM_E_CONFIG, "%s: unit is GMM_GTP_UNPADDED and gtp_size %d does not divide %lld "
-                             "local rows: the rest would be lost", fn, (int)s->gtp_size, (long long)p->local_rows);
+                             "local rows: the rest would be lost", fn, s->gtp_size, (long long)p->local_rows);
         if (p->local_rows / s->gtp_size % block != 0)
             return gmm__fail(error, GMM_E_CONFIG, "%s: unit is GMM_GTP_UNPADDED and shards of %lld rows cut the "
                              "%lld-row blocks of scaling %s", fn, (long long)(p->local_rows / s->gtp_size),
@@ -997,7 +997,7 @@ static gmm_status gmm__gtp_solve(const char *fn, const gmm_shard *given, gmm_sha
     } else if (s->gtp_size > 1) {
         if (!gmm__mul(p->unit, s->gtp_size, &multiple) || p->local_rows > INT64_MAX - multiple)
             return gmm__fail(error, GMM_E_OVERFLOW, "%s: %lld local rows padded to unit %lld * gtp_size %d do not fit "
-                             "64 bits", fn, (long long)p->local_rows, (long long)p->unit, (int)s->gtp_size);
+                             "64 bits", fn, (long long)p->local_rows, (long long)p->unit, s->gtp_size);
         p->pad = (multiple - p->local_rows % multiple) % multiple;
     }
     p->padded_rows = p->local_rows + p->pad;
@@ -1047,16 +1047,16 @@ GMMDEF gmm_status gmm_gtp_extents(const gmm_shard *shard, gmm_extent *extents, i
     gmm_status status;
     if (!count) return gmm__fail(error, GMM_E_NULL, "gmm_gtp_extents: count is NULL");
     if (capacity < 0)
-        return gmm__fail(error, GMM_E_ARG, "gmm_gtp_extents: capacity is %d: must be >= 0", (int)capacity);
+        return gmm__fail(error, GMM_E_ARG, "gmm_gtp_extents: capacity is %d: must be >= 0", capacity);
     if (!extents && capacity > 0)
-        return gmm__fail(error, GMM_E_NULL, "gmm_gtp_extents: extents is NULL with capacity %d", (int)capacity);
+        return gmm__fail(error, GMM_E_NULL, "gmm_gtp_extents: extents is NULL with capacity %d", capacity);
     status = gmm__gtp_solve("gmm_gtp_extents", shard, &s, &p, error);
     if (status) return status;
     for (pass = 0; pass < (extents ? 2 : 1); pass++) { /* count, then fill */
         int64_t logical0 = 0, local0 = 0; /* first row of the section in the whole weight, in the local matrix */
         if (pass == 1 && n > capacity)
             return gmm__fail(error, GMM_E_WORKSPACE, "gmm_gtp_extents: capacity is %d: the shard has %d extents",
-                             (int)capacity, (int)n);
+                             capacity, n);
         n = 0;
         for (i = 0; i < (s.sections ? s.sections : 1); i++) {
             const int64_t rows = s.sections ? s.section_rows[i] : s.rows, slice = gmm__gtp_slice(&s, rows);
@@ -1101,11 +1101,11 @@ static gmm_status gmm__grid_open(const char *fn, const gmm_grid *given, gmm_grid
     absent = g->kind == GMM_GRID_EXPERT ? GMM_AXIS_CP : GMM_AXIS_EP;
     for (a = 0; a < GMM_AXIS_COUNT; a++) {
         if (g->size[a] < 0)
-            return gmm__fail(error, GMM_E_ARG, "%s: size of %s is %d: must be >= 0", fn, names[a], (int)g->size[a]);
+            return gmm__fail(error, GMM_E_ARG, "%s: size of %s is %d: must be >= 0", fn, names[a], g->size[a]);
         if (g->size[a] == 0) g->size[a] = 1;
         if (a == absent && g->size[a] > 1)
             return gmm__fail(error, GMM_E_CONFIG, "%s: size of %s is %d: %s grid has no such axis", fn, names[a],
-                             (int)g->size[a], g->kind == GMM_GRID_EXPERT ? "an expert" : "a dense");
+                             g->size[a], g->kind == GMM_GRID_EXPERT ? "an expert" : "a dense");
         ranks *= g->size[a]; /* both factors are below 2^31 */
         if (ranks > INT32_MAX)
             return gmm__fail(error, GMM_E_OVERFLOW, "%s: the grid has more than 2^31 - 1 ranks", fn);
@@ -1127,7 +1127,7 @@ static gmm_status gmm__grid_coords(const char *fn, const gmm_grid *grid, int32_t
     int i;
     if (status) return status;
     if (rank < 0 || rank >= world)
-        return gmm__fail(error, GMM_E_ARG, "%s: rank is %d: must be in [0, %d)", fn, (int)rank, (int)world);
+        return gmm__fail(error, GMM_E_ARG, "%s: rank is %d: must be in [0, %d)", fn, rank, world);
     for (i = 0; i < GMM_AXIS_COUNT; i++) {
         const int a = gmm__grid_axis(g->kind, i);
         coords[a] = rank % g->size[a];
@@ -1161,7 +1161,7 @@ GMMDEF gmm_status gmm_grid_rank(const gmm_grid *grid, const int32_t coords[GMM_A
         const int a = gmm__grid_axis(g.kind, i);
         if (coords[a] < 0 || coords[a] >= g.size[a])
             return gmm__fail(error, GMM_E_ARG, "gmm_grid_rank: coords[%d] is %d: must be in [0, %d)", a, (int)coords[a],
-                             (int)g.size[a]);
+                             g.size[a]);
         r = r * g.size[a] + coords[a];
     }
     *rank = r;
@@ -1177,7 +1177,7 @@ static gmm_status gmm__grid_group(const char *fn, const gmm_grid *grid, int32_t 
     int i;
     if (axes >> GMM_AXIS_COUNT)
         return gmm__fail(error, GMM_E_ARG, "%s: axes is 0x%x: bits beyond 1u << GMM_AXIS_PP are unknown", fn,
-                         (unsigned)axes);
+                         axes);
     status = gmm__grid_coords(fn, grid, rank, &g, coords, error);
     if (status) return status;
     out.first = rank;
@@ -1213,10 +1213,10 @@ GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, 
                          (int)d.kind, (int)x.kind);
     if (dense_world != expert_world)
         return gmm__fail(error, GMM_E_CONFIG, "gmm_grid_match: the dense grid has %d ranks, the expert grid %d: must "
-                         "be equal", (int)dense_world, (int)expert_world);
+                         "be equal", dense_world, expert_world);
     if (d.size[GMM_AXIS_PP] != x.size[GMM_AXIS_PP])
         return gmm__fail(error, GMM_E_CONFIG, "gmm_grid_match: PP is %d in the dense grid and %d in the expert grid: "
-                         "must be equal", (int)d.size[GMM_AXIS_PP], (int)x.size[GMM_AXIS_PP]);
+                         "must be equal", d.size[GMM_AXIS_PP], x.size[GMM_AXIS_PP]);
     return GMM_OK;
 }
 
@@ -1263,15 +1263,15 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     if (status) return status;
     if (u.bundle < 0 || u.layers < 0 || u.optimizer_bytes < 0 || u.optimizer_ranks < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: bundle %d, layers %lld, optimizer_bytes %d, optimizer_ranks %d: must "
-                         "be >= 0", fn, (int)u.bundle, (long long)u.layers, (int)u.optimizer_bytes,
-                         (int)u.optimizer_ranks);
+                         "be >= 0", fn, u.bundle, (long long)u.layers, u.optimizer_bytes,
+                         u.optimizer_ranks);
     if (u.gather_slots < 0 || u.recompute_slots < 0 || u.wgrad_slots < 0 || u.reduce_slots < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: slots of gather %d, recompute %d, wgrad %d, reduce %d: must be >= 0",
-                         fn, (int)u.gather_slots, (int)u.recompute_slots, (int)u.wgrad_slots, (int)u.reduce_slots);
+                         fn, u.gather_slots, u.recompute_slots, u.wgrad_slots, u.reduce_slots);
     if (u.all_to_all != 0 && u.all_to_all != 1)
-        return gmm__fail(error, GMM_E_ARG, "%s: all_to_all is %d: must be 0 or 1", fn, (int)u.all_to_all);
+        return gmm__fail(error, GMM_E_ARG, "%s: all_to_all is %d: must be 0 or 1", fn, u.all_to_all);
     if (u.reserved != 0)
-        return gmm__fail(error, GMM_E_ARG, "%s: reserved is %d: must be 0", fn, (int)u.reserved);
+        return gmm__fail(error, GMM_E_ARG, "%s: reserved is %d: must be 0", fn, u.reserved);
     if (u.main_grad != GMM_NONE && u.main_grad != GMM_F32 && u.main_grad != GMM_BF16)
         return gmm__fail(error, GMM_E_DTYPE, "%s: main_grad is %s (%d): must be f32, bf16 or none", fn,
                          gmm_dtype_name(u.main_grad), (int)u.main_grad);
@@ -1280,7 +1280,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
                          gmm_dtype_name(u.wire), (int)u.wire);
     if (u.main_grad == GMM_NONE && (u.wgrad_slots || u.reduce_slots || u.wire != GMM_NONE))
         return gmm__fail(error, GMM_E_CONFIG, "%s: main_grad is none, but wgrad_slots %d, reduce_slots %d, wire %s: a "
-                         "frozen weight has no gradient", fn, (int)u.wgrad_slots, (int)u.reduce_slots,
+                         "frozen weight has no gradient", fn, u.wgrad_slots, u.reduce_slots,
                          gmm_dtype_name(u.wire));
     if (u.bundle == 0) u.bundle = 1;
     if (u.layers == 0) u.layers = 1;
@@ -1339,7 +1339,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
            gmm__gtp_add(&m.total, m.wgrad, 1, 1) && gmm__gtp_add(&m.total, m.reduce, 1, 1);
     if (!fits)
         return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes of %lld layers of %d weights of %lld x %lld do not fit "
-                         "64 bits", fn, (long long)u.layers, (int)u.bundle, (long long)p.local_rows,
+                         "64 bits", fn, (long long)u.layers, u.bundle, (long long)p.local_rows,
                          (long long)p.local_cols);
     memcpy(memory, &m, known);
     return GMM_OK;
@@ -1363,7 +1363,7 @@ static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f
     gmm_status status = gmm__gtp_solve(fn, x->shard, &s, &p, error);
     if (status) return status;
     if (x->bundle < 0 || !(x->tokens >= 0))
-        return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, (int)x->bundle, x->tokens);
+        return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, x->bundle, x->tokens);
     count = x->bundle ? x->bundle : 1;
     share = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
     elements = (double)p.padded_rows * (double)p.local_cols * count;
@@ -1415,12 +1415,12 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         !(f.memory_rate >= 0) || f.prefetch < 0 || f.prefetch > n || f.wgrad_slots < 1 || f.reserved)
         return gmm__fail(error, GMM_E_ARG, "%s: %d stages, gemm_rate %g, link_rate %g, latency %g, memory_rate %g, "
                          "prefetch %d, wgrad_slots %d, reserved %d: must be 1 to %d, > 0, > 0, >= 0, >= 0, 0 to "
-                         "stages, >= 1, and 0", fn, (int)n, f.gemm_rate, f.link_rate, f.latency, f.memory_rate,
-                         (int)f.prefetch, (int)f.wgrad_slots, (int)f.reserved, (int)GMM__GTP_STAGES);
+                         "stages, >= 1, and 0", fn, n, f.gemm_rate, f.link_rate, f.latency, f.memory_rate,
+                         f.prefetch, f.wgrad_slots, f.reserved, (int)GMM__GTP_STAGES);
     for (i = 0; i < n; i++) {
         gmm_gtp_stage x = stages[i];
         if (x.struct_size && x.struct_size != sizeof x)
-            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, (int)i,
+            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, i,
                              x.struct_size);
         if ((s = gmm__gtp_stage_alone(fn, &f, &x, &alone, error)) != GMM_OK) return s;
     }
@@ -1673,8 +1673,8 @@ static void gmm__ranks_access(gmm__rank_queue *q, const char *name, const void *
         const int covered = overlap && now.begin <= a.begin && a.end <= now.end;
         if (overlap && !ordered && (a.writes || writes) && w->races++ == 0)
             (void)snprintf(w->race, sizeof w->race, "rank %d: '%s' on stream %d %s %llu bytes at %p that '%s' on "
-                           "stream %d %s, and nothing orders the two", (int)r->index, name, (int)q->index,
-                           writes ? "writes" : "reads", (unsigned long long)bytes, (void *)(uintptr_t)now.begin,
+                           "stream %d %s, and nothing orders the two", r->index, name, q->index,
+                           writes ? "writes" : "reads", (unsigned long long)bytes, (void *)now.begin,
                            a.name, (int)a.queue, a.writes ? "writes" : "reads");
         if (covered && ordered && (writes || !a.writes)) continue; /* whoever is behind `now` is behind `a` */
         r->accesses[kept++] = a;
@@ -1835,8 +1835,8 @@ static void gmm__group_run(gmm__group *g) {
             (void)snprintf(text, sizeof text, "collective %llu: rank 0 waits for '%.60s' (%d calls, %s of %llu bytes) "
                            "and rank %d for '%.60s' (%d calls, %s of %llu bytes): all ranks must make the same calls "
                            "for the same bundles in the same order", (unsigned long long)g->done, first->name,
-                           (int)first->count, gmm__coll_names[parts[0][j].kind], (unsigned long long)parts[0][j].bytes,
-                           (int)i, op->name, (int)op->count, gmm__coll_names[parts[i][j].kind],
+                           first->count, gmm__coll_names[parts[0][j].kind], (unsigned long long)parts[0][j].bytes,
+                           i, op->name, (int)op->count, gmm__coll_names[parts[i][j].kind],
                            (unsigned long long)parts[i][j].bytes);
             gmm__group_give_up(g, text);
             return;
@@ -1890,7 +1890,7 @@ static void gmm__rank_run(gmm__rank_queue *q) {
         s = op->function((const char *)op->memory + (size_t)op->count * sizeof *ranges, NULL);
         if (s) {
             char text[300];
-            (void)snprintf(text, sizeof text, "rank %d: '%s' failed with %s", (int)r->index, op->name,
+            (void)snprintf(text, sizeof text, "rank %d: '%s' failed with %s", r->index, op->name,
                            gmm_status_name(s));
             gmm__rank_give_up(r, text);
             return;
@@ -1996,7 +1996,7 @@ static gmm_status gmm__rank_open(gmm__cpu_rank *r, const char *fn, const char *a
     if (s) return s;
     if (!needed) return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_NULL, "%s: %s is NULL", fn, argument));
     if (!(flags & ~(uint32_t)GMM_EVENT_EXTERNAL)) return GMM_OK;
-    return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_ARG, "%s: flags 0x%x has unknown bits", fn, (unsigned)flags));
+    return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_ARG, "%s: flags 0x%x has unknown bits", fn, flags));
 }
 
 /* What hangs, in words; the communicator that does, if there is one. */
@@ -2010,13 +2010,13 @@ static gmm__group *gmm__rank_blame(gmm__cpu_rank *r, char *text, size_t room) {
             if (!gmm__group_arrived(g, m, NULL)) {
                 (void)snprintf(text, room, "%s '%s', collective %llu of its communicator: rank %d of %d has not "
                                "joined within %d ms", gmm__coll_names[((const gmm__coll *)op->memory)->kind], op->name,
-                               (unsigned long long)op->number, (int)m, (int)g->size,
-                               (int)r->world->config.timeout_ms);
+                               (unsigned long long)op->number, m, g->size,
+                               r->world->config.timeout_ms);
                 return g;
             }
     }
     (void)snprintf(text, room, "rank %d waits for what no stream is going to do (%d ms without progress)",
-                   (int)r->index, (int)r->world->config.timeout_ms);
+                   r->index, r->world->config.timeout_ms);
     return NULL;
 }
 
@@ -2127,7 +2127,7 @@ static gmm_status gmm__ranks_stream_sync(void *self, gmm_stream stream) {
     gmm__rank_queue *q;
     if (s) return s;
     q = gmm__rank_queue_of(r, stream);
-    if (q->graph) s = gmm__rank_fail(r, GMM_E_CAPTURE, "stream_sync: stream %d is capturing", (int)q->index);
+    if (q->graph) s = gmm__rank_fail(r, GMM_E_CAPTURE, "stream_sync: stream %d is capturing", q->index);
     else s = gmm__rank_wait(r, q, NULL);
     if (!s) gmm__clock_join(r->queues[0]->clock, q->clock);
     return gmm__rank_leave(r, s);
@@ -2232,7 +2232,7 @@ static gmm_status gmm__ranks_stream_wait(void *self, gmm_stream stream, gmm_even
     } else if (q->graph || e->capture) {
         s = gmm__rank_fail(r, GMM_E_CAPTURE, q->graph ? "stream_wait: captured stream %d waits for an event from "
                            "outside without GMM_EVENT_EXTERNAL" : "stream_wait: stream %d waits for an event that a "
-                           "capture has recorded", (int)q->index);
+                           "capture has recorded", q->index);
     } else if (e->last) {
         op.token = gmm__token_keep(e->last);
         s = gmm__rank_put(r, stream, &op);
@@ -2325,7 +2325,7 @@ static gmm_status gmm__rank_move_put(void *self, gmm__rank_move m, gmm_stream st
         return s ? s : gmm__rank_leave(r, gmm__rank_fail(
             r, lacks ? GMM_E_NULL : GMM_E_ARG, "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: must "
             "not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
-            (unsigned long long)m.src_pitch, (unsigned long long)m.width, (int)m.value));
+            (unsigned long long)m.src_pitch, (unsigned long long)m.width, m.value));
     }
     if (none) return GMM_OK;
     ranges[0].data = m.dst;
@@ -2492,8 +2492,8 @@ static gmm_status gmm__member_poll(void *self, gmm_error *error) {
         memset(error, 0, sizeof *error);
         for (i = 0; op && i < m->group->size; i++)
             if (!gmm__group_arrived(m->group, i, NULL)) {
-                (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)i,
-                               (int)m->group->size);
+                (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", i,
+                               m->group->size);
                 break;
             }
     }
@@ -2600,7 +2600,7 @@ GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_st
     if (s) return s;
     if (r->capture || !stream)
         s = gmm__rank_fail(r, GMM_E_CAPTURE, stream ? "capture_begin: rank %d is capturing already" : "capture_begin: "
-                           "stream NULL of rank %d cannot be captured", (int)rank);
+                           "stream NULL of rank %d cannot be captured", rank);
     else if (!(r->capture = (gmm_ranks_graph *)gmm__ranks_alloc(ranks, sizeof *r->capture)))
         s = gmm__rank_fail(r, GMM_E_MEMORY, "capture_begin: no memory");
     else {
@@ -2632,7 +2632,7 @@ GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stre
     i = gmm__graph_loose(g);
     if (i) {
         s = gmm__rank_fail(r, GMM_E_CAPTURE, "capture_end: what stream %d was given has not been joined back",
-                           (int)r->queues[g->queues[i]]->mirrors);
+                           r->queues[g->queues[i]]->mirrors);
         gmm__graph_free(g);
     } else *out = g;
     return gmm__rank_leave(r, s);
@@ -2803,8 +2803,8 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
     s = gmm__gtp_open(fn, "config", config, &c, sizeof c, error);
     if (s) return s;
     if (c.ranks < 1 || c.ranks > 2 * GMM__RANK_QUEUES || c.timeout_ms < 0)
-        return gmm__fail(error, GMM_E_ARG, "%s: %d ranks, timeout_ms %d: must be 1 to %d, and >= 0", fn, (int)c.ranks,
-                         (int)c.timeout_ms, 2 * (int)GMM__RANK_QUEUES);
+        return gmm__fail(error, GMM_E_ARG, "%s: %d ranks, timeout_ms %d: must be 1 to %d, and >= 0", fn, c.ranks,
+                         c.timeout_ms, 2 * (int)GMM__RANK_QUEUES);
     if (!c.allocator.alloc != !c.allocator.release)
         return gmm__fail(error, GMM_E_ARG, "%s: allocator: both functions or none", fn);
     if (c.timeout_ms == 0) c.timeout_ms = 10000;
@@ -3045,7 +3045,7 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
         return gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn, c.comm ? "ctx" : "comm");
     if (c.windows < 0 || c.windows > 1 || c.timeout_ms < 0 || c.reserved)
         return gmm__fail(error, GMM_E_ARG, "%s: windows %d, timeout_ms %d, reserved %d: must be 0 or 1, >= 0, and 0",
-                         fn, (int)c.windows, (int)c.timeout_ms, (int)c.reserved);
+                         fn, c.windows, c.timeout_ms, c.reserved);
     r = ncclCommUserRank(c.comm, &rank);
     if (r == ncclSuccess) r = ncclCommCount(c.comm, &size);
     if (r == ncclSuccess) r = ncclCommCuDevice(c.comm, &device);
@@ -3191,7 +3191,7 @@ static gmm_status gmm__peers_meet(gmm__peers *p, int kind, gmm_stream stream) {
                 op[n].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
             }
         }
-    return n == 0 || p->batch((CUstream)stream, n, op, 0) == CUDA_SUCCESS /* a batch of none may be refused */
+    return n == 0 || p->batch(stream, n, op, 0) == CUDA_SUCCESS /* a batch of none may be refused */
                ? GMM_OK : gmm__wire_fail(&p->wire, "cuStreamBatchMemOp", "the driver refuses it");
 }
 
@@ -3444,12 +3444,12 @@ static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
         if (i != rank && !p->seen[GMM__PEERS_CAME * size + i]) missing = i, n++;
     }
     if (gone >= 0) {
-        (void)snprintf(text, sizeof text, "rank %d of %d has given up: what came since is void", (int)gone, (int)size);
+        (void)snprintf(text, sizeof text, "rank %d of %d has given up: what came since is void", gone, size);
         s = gmm__wire_fail(&p->wire, "peer copies", text);
         p->told = 1;
         (void)gmm__wire_poll(&p->wire, error);
     } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) /* for whoever finds it too long */
-        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)missing, (int)size);
+        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", missing, size);
     (void)cudaGetLastError();
     return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
 }
@@ -3481,9 +3481,9 @@ static void gmm__peers_give_up(void *self, const char *why) {
         op[i].writeValue.value = 1;
         op[i].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
     }
-    if (!p->told) (void)p->batch((CUstream)p->aid, (unsigned)size, op, 0);
+    if (!p->told) (void)p->batch(p->aid, (unsigned)size, op, 0);
     gmm_peers_release<<<1, GMM__PEERS_GONE * GMM__PEERS_MOST, 0, p->aid>>>(
-        gmm__peers_word(p, rank, GMM__PEERS_CAME, 0), (int)(GMM__PEERS_GONE * size), 3000000000ull);
+        gmm__peers_word(p, rank, GMM__PEERS_CAME, 0), GMM__PEERS_GONE * size, 3000000000ull);
     (void)cudaGetLastError();
     (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
 }
@@ -3504,7 +3504,7 @@ static gmm_status gmm__peers_agree(gmm__peers *p, const char *call, const char *
     if (bad) return gmm__wire_fail(&p->wire, call, bad);
     for (i = 0; i < p->config.size && !all[i]; i++) { }
     if (i == p->config.size) return GMM_OK;
-    (void)snprintf(text, sizeof text, "it failed on rank %d of %d", (int)i, (int)p->config.size);
+    (void)snprintf(text, sizeof text, "it failed on rank %d of %d", i, p->config.size);
     return gmm__wire_fail(&p->wire, call, text);
 }
 /* `bad`: why this rank has none; w may be NULL then. */
@@ -3523,7 +3523,7 @@ static gmm_status gmm__peers_share(gmm__peers *p, gmm__peers_window *w, void *ba
         e = cudaIpcGetMemHandle(&mine.handle, base);
         if (e == cudaSuccess && p->range(&start, NULL, (CUdeviceptr)(uintptr_t)base) != CUDA_SUCCESS)
             e = cudaErrorInvalidValue;
-        mine.offset = (size_t)((uintptr_t)base - (uintptr_t)start);
+        mine.offset = (uintptr_t)base - (uintptr_t)start;
         if (e != cudaSuccess) bad = cudaGetErrorString(e);
     }
     s = gmm__peers_agree(p, call, bad);
@@ -3627,7 +3627,7 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
         c.processes > 1 || c.ctx->config.space != GMM_SPACE_CUDA)
         return gmm__peers_refuse(&c, gmm__fail(
             error, GMM_E_ARG, "%s: rank %d of %d, processes %d, ctx on %s: must be a rank of 1 to %d, 0 or 1, and on a "
-            "GPU", fn, (int)c.rank, (int)c.size, (int)c.processes,
+            "GPU", fn, c.rank, c.size, c.processes,
             c.ctx->config.space == GMM_SPACE_CUDA ? "a GPU" : "the CPU", (int)GMM__PEERS_MOST));
     p = (gmm__peers *)gmm__wire_alloc(c.ctx, sizeof *p);
     if (!p) return gmm__peers_refuse(&c, gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn));
@@ -3888,10 +3888,10 @@ static gmm_status gmm__gtp_config(const char *fn, const gmm_gtp_config *config, 
     if (c->domains < 0 || c->weights < 0 || c->bundles < 0 || c->chains < 0 || c->graphs < 0 || c->domains > most ||
         c->weights > most || c->bundles > most || c->chains > most || c->graphs > 4096)
         return gmm__fail(error, GMM_E_ARG, "%s: %d domains, %d weights, %d bundles, %d chains, %d graphs: must be 0 to "
-                         "%d, at most 4096 graphs", fn, (int)c->domains, (int)c->weights, (int)c->bundles,
-                         (int)c->chains, (int)c->graphs, (int)most);
+                         "%d, at most 4096 graphs", fn, c->domains, c->weights, c->bundles,
+                         c->chains, c->graphs, (int)most);
     if (c->timeout_ms < 0) return gmm__fail(error, GMM_E_ARG, "%s: timeout_ms is %d: must be >= 0", fn,
-                                            (int)c->timeout_ms);
+                                            c->timeout_ms);
     return GMM_OK;
 }
 
@@ -3953,7 +3953,7 @@ static gmm_status gmm__gtp_declare(gmm_gtp *g, const char *fn, const char *what,
     if (!id) return gmm__fail(&g->error, GMM_E_NULL, "%s: id is NULL", fn);
     if (g->sealed) return gmm__fail(&g->error, GMM_E_STATE, "%s: the object is sealed", fn);
     if (count >= room)
-        return gmm__fail(&g->error, GMM_E_WORKSPACE, "%s: config->%s is %d: no room for more", fn, what, (int)room);
+        return gmm__fail(&g->error, GMM_E_WORKSPACE, "%s: config->%s is %d: no room for more", fn, what, room);
     return GMM_OK;
 }
 
@@ -3978,8 +3978,8 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     if (desc.wgrad_slots < 0 || desc.reduction < GMM_GTP_REDUCE_AUTO || desc.reduction > GMM_GTP_REDUCE_EXCHANGE ||
         desc.synchronous < 0 || desc.synchronous > 1 || desc.reserved)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: wgrad_slots %d, reduction %d, synchronous %d, reserved %d: must "
-                         "be >= 0, a gmm_gtp_reduction, 0 or 1, and 0", fn, (int)desc.wgrad_slots, (int)desc.reduction,
-                         (int)desc.synchronous, (int)desc.reserved);
+                         "be >= 0, a gmm_gtp_reduction, 0 or 1, and 0", fn, desc.wgrad_slots, (int)desc.reduction,
+                         desc.synchronous, desc.reserved);
     d = &gtp->domains[gtp->domain_count];
     memset(d, 0, sizeof *d);
     d->size = 1;
@@ -3992,8 +3992,8 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
         d->rank = d->gather.rank;
         if (d->size < 1 || d->rank < 0 || d->rank >= d->size || d->reduce.size != d->size || d->reduce.rank != d->rank)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: gather is rank %d of %d, reduce rank %d of %d: must be "
-                             "the same rank of the same group", fn, (int)d->rank, (int)d->size, (int)d->reduce.rank,
-                             (int)d->reduce.size);
+                             "the same rank of the same group", fn, d->rank, d->size, d->reduce.rank,
+                             d->reduce.size);
         if (!gmm__gtp_whole(&d->gather) || !gmm__gtp_whole(&d->reduce))
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->%s lacks a function; all but window_add and "
                              "window_remove are needed", fn, gmm__gtp_whole(&d->gather) ? "reduce" : "gather");
@@ -4004,7 +4004,7 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
                              ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
     if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__GTP_PARTS)
         return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: reduction by exchange among %d ranks: must be at most %d", fn,
-                         (int)d->size, (int)GMM__GTP_PARTS);
+                         d->size, (int)GMM__GTP_PARTS);
     d->desc = desc;
     *id = gtp->domain_count++;
     return GMM_OK;
@@ -4094,8 +4094,8 @@ static gmm_status gmm__gtp_format(const char *fn, gmm__gtp_weight *w, gmm_error 
                          gmm_dtype_name(w->shard.dtype), gmm_scaling_name(w->shard.scaling));
     if (f->order != GMM_SCALES_COMPACT || f->stochastic || f->hadamard || f->row_amax)
         return gmm__fail(error, GMM_E_CONFIG, "%s: '%s': format has order %d, stochastic %d, hadamard 0x%x, row_amax "
-                         "%d: shards take none of them", fn, w->desc.name, (int)f->order, (int)f->stochastic,
-                         (unsigned)f->hadamard, (int)f->row_amax);
+                         "%d: shards take none of them", fn, w->desc.name, (int)f->order, f->stochastic,
+                         (unsigned)f->hadamard, f->row_amax);
     if (f->scaling == GMM_SCALING_NV16 && !w->desc.amax)
         return gmm__fail(error, GMM_E_NULL, "%s: '%s': amax is NULL, which nv16 is made with", fn, w->desc.name);
     return GMM_OK;
@@ -4113,7 +4113,7 @@ GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight,
     if (!w.desc.name) w.desc.name = "weight";
     if (w.desc.expert < 0 || w.desc.reserved)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': expert is %d, reserved %d: must be >= 0, and 0", fn,
-                         w.desc.name, (int)w.desc.expert, (int)w.desc.reserved);
+                         w.desc.name, w.desc.expert, w.desc.reserved);
     for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
         if (w.plan.shard_data_bytes[d] > 0 && !w.desc.data[d])
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': data[%d] is NULL: a shard in %s has %lld bytes there",
@@ -4159,12 +4159,12 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
     if (!weights) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': weights is NULL", fn, name);
     if (domain < 0 || domain >= gtp->domain_count || count < 1)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': domain %d of %d, %d weights: must exist, and >= 1", fn,
-                         name, (int)domain, (int)gtp->domain_count, (int)count);
+                         name, domain, gtp->domain_count, count);
     d = &gtp->domains[domain];
     for (i = 0; i < count; i++)
         if (weights[i] < 0 || weights[i] >= gtp->weight_count)
-            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': weights[%d] is %d: there are %d", fn, name, (int)i,
-                             (int)weights[i], (int)gtp->weight_count);
+            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': weights[%d] is %d: there are %d", fn, name, i,
+                             (int)weights[i], gtp->weight_count);
     for (i = 0; i < count; i++) {
         const gmm__gtp_weight *w = &gtp->weights[weights[i]];
         if (w->bundle >= 0)
@@ -4172,14 +4172,14 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
                              w->desc.name, gtp->bundles[w->bundle].name);
         if (w->desc.expert >= count)
             return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': '%s' has expert index %d: a bundle of %d leaves a gap "
-                             "below it", fn, name, w->desc.name, (int)w->desc.expert, (int)count);
+                             "below it", fn, name, w->desc.name, (int)w->desc.expert, count);
         for (k = 0; k < i; k++)
             if (weights[k] == weights[i] || gtp->weights[weights[k]].desc.expert == w->desc.expert)
                 return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': '%s' and '%s' both have expert index %d", fn, name,
                                  gtp->weights[weights[k]].desc.name, w->desc.name, (int)w->desc.expert);
         if (w->shard.gtp_size != d->size || w->shard.gtp_rank != d->rank)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' is shard %d of %d, domain %d is rank %d of %d",
-                             fn, name, w->desc.name, (int)w->shard.gtp_rank, (int)w->shard.gtp_size, (int)domain,
+                             fn, name, w->desc.name, (int)w->shard.gtp_rank, (int)w->shard.gtp_size, domain,
                              (int)d->rank, (int)d->size);
         if (w->shard.dtype != gtp->weights[weights[0]].shard.dtype ||
             w->shard.scaling != gtp->weights[weights[0]].shard.scaling)
@@ -4245,12 +4245,12 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
     if (c.pass < GMM_GTP_FORWARD || c.pass > GMM_GTP_RECOMPUTE || c.count < 1 || c.prefetch < 0 || c.prefetch > 3 ||
         c.held < 1 || c.captured < 0 || c.captured > 1)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: pass %d, count %d, prefetch %d, held %d, captured %d: must be a "
-                         "gmm_gtp_pass, >= 1, 0 to 3, >= 0, and 0 or 1", fn, (int)c.pass, (int)c.count, (int)c.prefetch,
-                         (int)c.held, (int)c.captured);
+                         "gmm_gtp_pass, >= 1, 0 to 3, >= 0, and 0 or 1", fn, (int)c.pass, c.count, c.prefetch,
+                         c.held, c.captured);
     for (i = 0; i < c.count; i++) {
         if (c.bundles[i] < 0 || c.bundles[i] >= gtp->bundle_count)
-            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: bundles[%d] is %d: there are %d", fn, (int)i,
-                             (int)c.bundles[i], (int)gtp->bundle_count);
+            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: bundles[%d] is %d: there are %d", fn, i,
+                             (int)c.bundles[i], gtp->bundle_count);
         for (k = 0; k < i && c.bundles[k] != c.bundles[i]; k++) { }
         if (k < i || gtp->bundles[c.bundles[i]].chain[c.pass] >= 0)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: bundle '%s' is in a chain of that pass already", fn,
@@ -4611,8 +4611,8 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
     if (s) return s;
     if (!gtp->sealed) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: seal the object first", fn);
     if (domain < 0 || domain >= gtp->domain_count)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d: there are %d", fn, (int)domain,
-                         (int)gtp->domain_count);
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d: there are %d", fn, domain,
+                         gtp->domain_count);
     n.struct_size = need->struct_size;
     for (i = 0; i < gtp->slot_count; i++) n.gather_slots += gtp->slots[i].domain == domain;
     for (i = 0; i < gtp->wslot_count; i++) n.wgrad_slots += gtp->wslots[i].domain == domain;
@@ -4659,7 +4659,7 @@ static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, g
     if (!why[0]) (void)snprintf(why, sizeof why, "%.280s", gmm_last_error(g->config.ctx));
     g->broken = status;
     if (g->calls)
-        (void)snprintf(calls, sizeof calls, "%s by rank %d of %d: ", g->calls, (int)g->caller[0], (int)g->caller[1]);
+        (void)snprintf(calls, sizeof calls, "%s by rank %d of %d: ", g->calls, g->caller[0], g->caller[1]);
     (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s%s", fn, name, calls, gmm_status_string(status),
                    why[0] ? ": " : "", why);
     (void)gmm__fail(&g->error, status, "%s", text);
@@ -4857,19 +4857,19 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
                          ? "gmm_gtp_fini was called" : "seal it first");
     if (domain < 0 || domain >= gtp->domain_count || gtp->domains[domain].bound)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d: must be one of %d that is not bound yet", fn,
-                         (int)domain, (int)gtp->domain_count);
+                         domain, gtp->domain_count);
     d = &gtp->domains[domain];
     if (gather_bytes < d->gather_bytes || reduce_bytes < d->reduce_bytes)
         return gmm__fail(&gtp->error, GMM_E_WORKSPACE, "%s: domain %d: %llu and %llu bytes: gmm_gtp_memory_need asks "
-                         "for %llu and %llu", fn, (int)domain, (unsigned long long)gather_bytes,
+                         "for %llu and %llu", fn, domain, (unsigned long long)gather_bytes,
                          (unsigned long long)reduce_bytes, (unsigned long long)d->gather_bytes,
                          (unsigned long long)d->reduce_bytes);
     if ((d->gather_bytes && !gather) || (d->reduce_bytes && !reduce))
-        return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain %d: %s is NULL", fn, (int)domain,
+        return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain %d: %s is NULL", fn, domain,
                          d->gather_bytes && !gather ? "gather" : "reduce");
     if (((uintptr_t)gather | (uintptr_t)reduce) % 256 != 0)
         return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: domain %d: %p and %p must be aligned to 256 bytes", fn,
-                         (int)domain, gather, reduce);
+                         domain, gather, reduce);
     d->gather_base = (char *)gather;
     d->reduce_base = (char *)reduce;
     if (d->size > 1 && d->gather.window_add && d->gather_bytes)
@@ -4899,17 +4899,17 @@ static gmm_status gmm__gtp_open_call(gmm_gtp *g, const char *fn, int32_t allowed
     if (g->calling_back && !(allowed & GMM__GTP_IN_CALLBACK))
         return gmm__fail(&g->error, GMM_E_STATE, "%s: not from a callback", fn);
     if (g->graph && (allowed & GMM__GTP_NO_CAPTURE))
-        return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: not while graph %d is captured", fn, (int)g->graph - 1);
+        return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: not while graph %d is captured", fn, g->graph - 1);
     return GMM_OK;
 }
 static gmm_status gmm__gtp_open_bundle(gmm_gtp *g, const char *fn, int32_t bundle) {
     gmm_status s = gmm__gtp_open_call(g, fn, 0);
     if (s) return s;
     if (bundle < 0 || bundle >= g->bundle_count)
-        return gmm__fail(&g->error, GMM_E_ARG, "%s: bundle %d: there are %d", fn, (int)bundle, (int)g->bundle_count);
+        return gmm__fail(&g->error, GMM_E_ARG, "%s: bundle %d: there are %d", fn, bundle, g->bundle_count);
     if (g->graph && !g->bundles[bundle].captured)
         return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: '%s' is in no captured chain, graph %d is captured", fn,
-                         g->bundles[bundle].name, (int)g->graph - 1);
+                         g->bundles[bundle].name, g->graph - 1);
     return GMM_OK;
 }
 static gmm_status gmm__gtp_open_pass(gmm_gtp *g, const char *fn, int32_t bundle, gmm_gtp_pass pass) {
@@ -5314,11 +5314,11 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     if (!gtp) return GMM_E_NULL;
     if (gtp->broken) return gtp->broken;
     if (chain < 0 || chain >= gtp->chain_count || next < -1 || next >= gtp->chain_count)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "gmm_gtp_follow: chain %d, next %d: there are %d", (int)chain,
-                         (int)next, (int)gtp->chain_count);
+        return gmm__fail(&gtp->error, GMM_E_ARG, "gmm_gtp_follow: chain %d, next %d: there are %d", chain,
+                         next, gtp->chain_count);
     if (next >= 0 && gtp->chains[next].captured != gtp->chains[chain].captured)
         return gmm__fail(&gtp->error, GMM_E_CAPTURE, "gmm_gtp_follow: chain %d is %scaptured, chain %d is not alike",
-                         (int)chain, gtp->chains[chain].captured ? "" : "not ", (int)next);
+                         chain, gtp->chains[chain].captured ? "" : "not ", next);
     gtp->chains[chain].next = next;
     return GMM_OK;
 }
@@ -5328,11 +5328,11 @@ static gmm_status gmm__gtp_list(gmm_gtp *g, const char *fn, const int32_t *weigh
     int32_t i;
     if (!weights || count < 0)
         return gmm__fail(&g->error, weights ? GMM_E_ARG : GMM_E_NULL, "%s: weights is %s, count %d", fn,
-                         weights ? "given" : "NULL", (int)count);
+                         weights ? "given" : "NULL", count);
     for (i = 0; i < count; i++)
         if (weights[i] < 0 || weights[i] >= g->weight_count)
-            return gmm__fail(&g->error, GMM_E_ARG, "%s: weights[%d] is %d: there are %d", fn, (int)i, (int)weights[i],
-                             (int)g->weight_count);
+            return gmm__fail(&g->error, GMM_E_ARG, "%s: weights[%d] is %d: there are %d", fn, i, (int)weights[i],
+                             g->weight_count);
     return GMM_OK;
 }
 static gmm_status gmm__gtp_published(gmm_gtp *g, const int32_t *weights, int32_t count, gmm_stream stream) {
@@ -5557,7 +5557,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     slot = &gtp->wslots[b->wslot];
     if ((in.add != GMM_GTP_ADD && in.add != GMM_GTP_SET) || in.zero < 0 || in.zero > 1 || (in.zero && in.from))
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': add %d, zero %d, from %s: must be a gmm_gtp_add, 0 or 1, "
-                         "not both", fn, b->name, (int)in.add, (int)in.zero, in.from ? "given" : "NULL");
+                         "not both", fn, b->name, (int)in.add, in.zero, in.from ? "given" : "NULL");
     if (in.zero || in.from) {
         if (slot->writer >= 0)
             return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its buffer is in use by '%s', which is not submitted",
@@ -5574,7 +5574,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
         for (i = 0; i < b->count; i++) {
             const gmm_shard_plan *p = &gmm__gtp_member(gtp, b, i)->plan;
             if (from.table && !from.table[i])
-                return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, (int)i);
+                return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
             if ((from.ld && from.ld < p->local_cols) || (from.data && b->count > 1 && !b->uniform))
                 return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed "
                                  "with different shapes", fn, b->name, (long long)from.ld, (long long)p->local_cols);
@@ -5650,7 +5650,7 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) 
     if (s) return s;
     if (what == 0 || (what & ~(uint32_t)GMM_GTP_ALL))
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: what is 0x%x: must be an OR of GMM_GTP_GATHERS and GRADIENTS", fn,
-                         (unsigned)what);
+                         what);
     for (i = 0; i < gtp->domain_count && !s && (what & (uint32_t)GMM_GTP_GRADIENTS); i++)
         s = gmm__gtp_join(gtp, &gtp->domains[i], GMM__GTP_REDUCE, stream);
     if (!s) s = what & (uint32_t)GMM_GTP_GATHERS ? gmm__gtp_fence_gathers(gtp, stream)
@@ -5692,8 +5692,8 @@ GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int3
     gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (domain < 0 || domain >= gtp->domain_count || count < 0)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d of %d, count %d: must exist, and >= 0", fn, (int)domain,
-                         (int)gtp->domain_count, (int)count);
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d of %d, count %d: must exist, and >= 0", fn, domain,
+                         gtp->domain_count, count);
     if (!values && count) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: values is NULL", fn);
     if ((uintptr_t)values % sizeof *values)
         return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: values %p is not aligned to fp32", fn, (void *)values);
@@ -5772,10 +5772,10 @@ static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t 
         for (k = 0; k < i; k++)
             if (weights[k] == weights[i])
                 return gmm__fail(&g->error, GMM_E_ARG, "%s: '%s' is named twice", fn, w->desc.name);
-        if (!q->from[i]) return gmm__fail(&g->error, GMM_E_NULL, "%s: from[%d] ('%s') is NULL", fn, (int)i,
+        if (!q->from[i]) return gmm__fail(&g->error, GMM_E_NULL, "%s: from[%d] ('%s') is NULL", fn, i,
                                           w->desc.name);
         if ((uintptr_t)q->from[i] % (uintptr_t)(gmm_dtype_bits(q->dtype) / 8))
-            return gmm__fail(&g->error, GMM_E_ALIGN, "%s: from[%d] at %p is not aligned to its %s elements", fn, (int)i,
+            return gmm__fail(&g->error, GMM_E_ALIGN, "%s: from[%d] at %p is not aligned to its %s elements", fn, i,
                              q->from[i], gmm_dtype_name(q->dtype));
         if (w->shard.scaling != GMM_SCALING_NONE && w->format.dtype == GMM_NONE)
             return gmm__fail(&g->error, GMM_E_CONFIG, "%s: '%s' was declared without a format", fn, w->desc.name);
@@ -5877,7 +5877,7 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
         char text[400];
         if (w->comm) (void)w->comm->poll(w->comm->self, &who);
         (void)snprintf(text, sizeof text, "%s of '%.60s' is not done after %d ms: %.200s", w->what, w->name,
-                       (int)gtp->config.timeout_ms, who.text[0] ? who.text : "a peer is missing");
+                       gtp->config.timeout_ms, who.text[0] ? who.text : "a peer is missing");
         gmm__gtp_give_up(gtp, text);
         return gmm__gtp_break(gtp, fn, w->name, s);
     }
@@ -5893,7 +5893,7 @@ GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on) {
     gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (on == gtp->dry || on < 0 || on > 1)
-        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: on is %d: a dry run is %s", fn, (int)on,
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: on is %d: a dry run is %s", fn, on,
                          gtp->dry ? "under way" : "not under way");
     gtp->dry = on;
     for (i = 0; i < gtp->bundle_count && !on; i++) {
@@ -5917,11 +5917,11 @@ GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t
     if (s) return s;
     if (!graph) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: graph is NULL", fn);
     if (gtp->graph) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: graph %d is being captured", fn,
-                                     (int)gtp->graph - 1);
+                                     gtp->graph - 1);
     if (gtp->dry) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: a dry run is under way", fn);
     if (gtp->graph_count == gtp->config.graphs)
         return gmm__fail(&gtp->error, GMM_E_WORKSPACE, "%s: config->graphs is %d: no room for more", fn,
-                         (int)gtp->config.graphs);
+                         gtp->config.graphs);
     s = gtp->rt.is_capturing(gtp->rt.self, stream, &capturing);
     if (s) return gmm__gtp_break(gtp, fn, "stream", s);
     if (!capturing) return gmm__fail(&gtp->error, GMM_E_CAPTURE, "%s: the stream is not capturing", fn);
@@ -5961,11 +5961,11 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
     gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (graph < 0 || graph >= gtp->graph_count)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, (int)graph, (int)gtp->graph_count);
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, graph, gtp->graph_count);
     for (i = 0; i < gtp->slot_count; i++)
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0 && gtp->slots[i].holders)
             return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held, and graph %d may write its slot", fn,
-                             gtp->bundles[gtp->slots[i].bundle].name, (int)graph);
+                             gtp->bundles[gtp->slots[i].bundle].name, graph);
     for (i = 0; i < gtp->slot_count; i++) /* what was gathered outside of graphs will be gone */
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0) gtp->slots[i].bundle = -1;
     for (i = 0; i < gtp->bundle_count && !s; i++) {
@@ -5986,7 +5986,7 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (graph < 0 || graph >= gtp->graph_count)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, (int)graph, (int)gtp->graph_count);
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, graph, gtp->graph_count);
     s = gtp->rt.event_record(gtp->rt.self, gtp->graph_end[graph], stream, 0);
     if (s) return gmm__gtp_break(gtp, fn, "graph", s);
     gtp->graph_watch[graph].end = gtp->graph_end[graph];
@@ -6260,18 +6260,18 @@ static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item 
     int part;
     if (!gmm__gtp_same_weight(&s->shard, &d->shard))
         return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d] is of a weight of %lld x %lld in %d sections, "
-                               "not of %lld x %lld in %d with these rows", (int)j, (long long)s->shard.rows,
-                               (long long)s->shard.cols, (int)s->shard.sections, (long long)d->shard.rows,
+                               "not of %lld x %lld in %d with these rows", j, (long long)s->shard.rows,
+                               (long long)s->shard.cols, s->shard.sections, (long long)d->shard.rows,
                                (long long)d->shard.cols, (int)d->shard.sections);
     if (dequant ? scaling != GMM_SCALING_128X128 || d->shard.scaling != GMM_SCALING_NONE || item->direction
                 : scaling != GMM_SCALING_NONE && s->shard.dtype != d->shard.dtype)
         return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d] is %s %s, which does not become %s %s by "
-                               "copies: import into 16 bits, and quantize", (int)j, gmm_dtype_name(s->shard.dtype),
+                               "copies: import into 16 bits, and quantize", j, gmm_dtype_name(s->shard.dtype),
                                gmm_scaling_name(scaling), gmm_dtype_name(d->shard.dtype),
                                gmm_scaling_name(d->shard.scaling));
     if (x->reserved || x->part < 0 || x->part >= p->part_count)
         return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d]: part %d of %d, reserved %d: must be in "
-                               "range, and 0", (int)j, (int)x->part, (int)p->part_count, (int)x->reserved);
+                               "range, and 0", j, (int)x->part, p->part_count, (int)x->reserved);
     for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
         gmm__gtp_array *a = &s->array[part];
         const int32_t index = part == GMM__GTP_DATA ? x->data : x->scale;
@@ -6282,11 +6282,11 @@ static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item 
         if (index < 0 || index >= n)
             return gmm__gtp_refuse(p, part == GMM__GTP_SCALE && index < 0 ? GMM_E_KEY : GMM_E_ARG,
                                    part == GMM__GTP_SCALE && index < 0 ? GMM_CKPT_SCALE_MISSING : GMM_CKPT_ARGUMENT,
-                                   "stored[%d].%s is %d: part %d has %lld tensors", (int)j, part ? "scale" : "data",
+                                   "stored[%d].%s is %d: part %d has %lld tensors", j, part ? "scale" : "data",
                                    (int)index, (int)x->part, (long long)n);
         t += index;
         if (t->dtype != a->dtype)
-            return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d]: \"%.60s\" is %s, its shard %s", (int)j,
+            return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d]: \"%.60s\" is %s, its shard %s", j,
                                    t->name, gmm_dtype_name(t->dtype), gmm_dtype_name(a->dtype));
         for (k = 0; k < t->rank; k++) units *= t->shape[k];
         if (scaling == GMM_SCALING_TENSOR && part == GMM__GTP_SCALE && units == 1) continue;
@@ -6295,12 +6295,12 @@ static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item 
             gmm__gtp_unpad(s, a);
         if (t->rank != 2 || t->shape[0] != a->shape[0] || t->shape[1] != a->shape[1])
             return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d]: \"%.60s\" is not [%lld, %lld], as its "
-                                   "shard %d of %d, TP %d of %d, has it", (int)j, t->name, (long long)a->shape[0],
-                                   (long long)a->shape[1], (int)s->shard.gtp_rank, (int)s->shard.gtp_size,
-                                   (int)s->shard.tp_rank, (int)s->shard.tp_size);
+                                   "shard %d of %d, TP %d of %d, has it", j, t->name, (long long)a->shape[0],
+                                   (long long)a->shape[1], s->shard.gtp_rank, s->shard.gtp_size,
+                                   s->shard.tp_rank, s->shard.tp_size);
         if (dequant && part == GMM__GTP_SCALE && a->shape[1] != gmm__ceil_div(s->plan.local_cols, 128))
             return gmm__gtp_refuse(p, GMM_E_CONFIG, GMM_CKPT_NOT_DIVISIBLE, "stored[%d]: scales with padded columns "
-                                   "cannot be dequantized: export them first", (int)j);
+                                   "cannot be dequantized: export them first", j);
     }
     return GMM_OK;
 }
@@ -6383,9 +6383,9 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
         if (s.shard.tp_cut != first.shard.tp_cut || s.shard.tp_size != first.shard.tp_size ||
             s.shard.gtp_size != first.shard.gtp_size || s.plan.shard_rows != first.plan.shard_rows)
             return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d] is cut over TP %d, GTP %d into %lld "
-                                   "rows, stored[0] over %d, %d into %lld: must be alike", (int)j,
-                                   (int)s.shard.tp_size, (int)s.shard.gtp_size, (long long)s.plan.shard_rows,
-                                   (int)first.shard.tp_size, (int)first.shard.gtp_size,
+                                   "rows, stored[0] over %d, %d into %lld: must be alike", j,
+                                   s.shard.tp_size, s.shard.gtp_size, (long long)s.plan.shard_rows,
+                                   first.shard.tp_size, first.shard.gtp_size,
                                    (long long)first.plan.shard_rows);
         for (k = 0; k < j; k++) { /* the same rows and columns, from before */
             const gmm_shard *o = item->stored[k].shard;
@@ -6412,8 +6412,8 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
     if (moved != d.plan.valid_rows * d.plan.local_cols)
         return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_MISSING_INDEX, "what is stored holds %lld of the %lld elements "
                                "of shard %d of %d, TP %d of %d: a rank's part is missing", (long long)moved,
-                               (long long)(d.plan.valid_rows * d.plan.local_cols), (int)d.shard.gtp_rank,
-                               (int)d.shard.gtp_size, (int)d.shard.tp_rank, (int)d.shard.tp_size);
+                               (long long)(d.plan.valid_rows * d.plan.local_cols), d.shard.gtp_rank,
+                               d.shard.gtp_size, d.shard.tp_rank, d.shard.tp_size);
     for (part = GMM__GTP_DATA; part <= scaled && !status; part++)
         if (part == GMM__GTP_DATA || d.shard.scaling != GMM_SCALING_TENSOR)
             status = gmm__gtp_zeros(p, &d, target + part, part);
@@ -6439,7 +6439,7 @@ static gmm_status gmm__gtp_checkpoint(const char *fn, int exports, gmm_ckpt_plan
                                                                                                   : "items");
     if (part_count < 1 || count < 0 || count > INT32_MAX / 2)
         return gmm__gtp_refuse(&p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "part_count %d, count %lld: must be >= 1, and 0 to "
-                               "2^30 - 1", (int)part_count, (long long)count);
+                               "2^30 - 1", part_count, (long long)count);
     if (allocator && !allocator->alloc != !allocator->release)
         return gmm__gtp_refuse(&p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "allocator: both functions or none");
     for (i = 0; i < part_count; i++)

@@ -240,18 +240,18 @@ static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item 
     int part;
     if (!gmm__gtp_same_weight(&s->shard, &d->shard))
         return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d] is of a weight of %lld x %lld in %d sections, "
-                               "not of %lld x %lld in %d with these rows", (int)j, (long long)s->shard.rows,
-                               (long long)s->shard.cols, (int)s->shard.sections, (long long)d->shard.rows,
+                               "not of %lld x %lld in %d with these rows", j, (long long)s->shard.rows,
+                               (long long)s->shard.cols, s->shard.sections, (long long)d->shard.rows,
                                (long long)d->shard.cols, (int)d->shard.sections);
     if (dequant ? scaling != GMM_SCALING_128X128 || d->shard.scaling != GMM_SCALING_NONE || item->direction
                 : scaling != GMM_SCALING_NONE && s->shard.dtype != d->shard.dtype)
         return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d] is %s %s, which does not become %s %s by "
-                               "copies: import into 16 bits, and quantize", (int)j, gmm_dtype_name(s->shard.dtype),
+                               "copies: import into 16 bits, and quantize", j, gmm_dtype_name(s->shard.dtype),
                                gmm_scaling_name(scaling), gmm_dtype_name(d->shard.dtype),
                                gmm_scaling_name(d->shard.scaling));
     if (x->reserved || x->part < 0 || x->part >= p->part_count)
         return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d]: part %d of %d, reserved %d: must be in "
-                               "range, and 0", (int)j, (int)x->part, (int)p->part_count, (int)x->reserved);
+                               "range, and 0", j, (int)x->part, p->part_count, (int)x->reserved);
     for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
         gmm__gtp_array *a = &s->array[part];
         const int32_t index = part == GMM__GTP_DATA ? x->data : x->scale;
@@ -262,11 +262,11 @@ static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item 
         if (index < 0 || index >= n)
             return gmm__gtp_refuse(p, part == GMM__GTP_SCALE && index < 0 ? GMM_E_KEY : GMM_E_ARG,
                                    part == GMM__GTP_SCALE && index < 0 ? GMM_CKPT_SCALE_MISSING : GMM_CKPT_ARGUMENT,
-                                   "stored[%d].%s is %d: part %d has %lld tensors", (int)j, part ? "scale" : "data",
+                                   "stored[%d].%s is %d: part %d has %lld tensors", j, part ? "scale" : "data",
                                    (int)index, (int)x->part, (long long)n);
         t += index;
         if (t->dtype != a->dtype)
-            return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d]: \"%.60s\" is %s, its shard %s", (int)j,
+            return gmm__gtp_refuse(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d]: \"%.60s\" is %s, its shard %s", j,
                                    t->name, gmm_dtype_name(t->dtype), gmm_dtype_name(a->dtype));
         for (k = 0; k < t->rank; k++) units *= t->shape[k];
         if (scaling == GMM_SCALING_TENSOR && part == GMM__GTP_SCALE && units == 1) continue;
@@ -275,12 +275,12 @@ static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item 
             gmm__gtp_unpad(s, a);
         if (t->rank != 2 || t->shape[0] != a->shape[0] || t->shape[1] != a->shape[1])
             return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_SHAPE, "stored[%d]: \"%.60s\" is not [%lld, %lld], as its "
-                                   "shard %d of %d, TP %d of %d, has it", (int)j, t->name, (long long)a->shape[0],
-                                   (long long)a->shape[1], (int)s->shard.gtp_rank, (int)s->shard.gtp_size,
-                                   (int)s->shard.tp_rank, (int)s->shard.tp_size);
+                                   "shard %d of %d, TP %d of %d, has it", j, t->name, (long long)a->shape[0],
+                                   (long long)a->shape[1], s->shard.gtp_rank, s->shard.gtp_size,
+                                   s->shard.tp_rank, s->shard.tp_size);
         if (dequant && part == GMM__GTP_SCALE && a->shape[1] != gmm__ceil_div(s->plan.local_cols, 128))
             return gmm__gtp_refuse(p, GMM_E_CONFIG, GMM_CKPT_NOT_DIVISIBLE, "stored[%d]: scales with padded columns "
-                                   "cannot be dequantized: export them first", (int)j);
+                                   "cannot be dequantized: export them first", j);
     }
     return GMM_OK;
 }
@@ -363,9 +363,9 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
         if (s.shard.tp_cut != first.shard.tp_cut || s.shard.tp_size != first.shard.tp_size ||
             s.shard.gtp_size != first.shard.gtp_size || s.plan.shard_rows != first.plan.shard_rows)
             return gmm__gtp_refuse(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[%d] is cut over TP %d, GTP %d into %lld "
-                                   "rows, stored[0] over %d, %d into %lld: must be alike", (int)j,
-                                   (int)s.shard.tp_size, (int)s.shard.gtp_size, (long long)s.plan.shard_rows,
-                                   (int)first.shard.tp_size, (int)first.shard.gtp_size,
+                                   "rows, stored[0] over %d, %d into %lld: must be alike", j,
+                                   s.shard.tp_size, s.shard.gtp_size, (long long)s.plan.shard_rows,
+                                   first.shard.tp_size, first.shard.gtp_size,
                                    (long long)first.plan.shard_rows);
         for (k = 0; k < j; k++) { /* the same rows and columns, from before */
             const gmm_shard *o = item->stored[k].shard;
@@ -392,8 +392,8 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
     if (moved != d.plan.valid_rows * d.plan.local_cols)
         return gmm__gtp_refuse(p, GMM_E_KEY, GMM_CKPT_MISSING_INDEX, "what is stored holds %lld of the %lld elements "
                                "of shard %d of %d, TP %d of %d: a rank's part is missing", (long long)moved,
-                               (long long)(d.plan.valid_rows * d.plan.local_cols), (int)d.shard.gtp_rank,
-                               (int)d.shard.gtp_size, (int)d.shard.tp_rank, (int)d.shard.tp_size);
+                               (long long)(d.plan.valid_rows * d.plan.local_cols), d.shard.gtp_rank,
+                               d.shard.gtp_size, d.shard.tp_rank, d.shard.tp_size);
     for (part = GMM__GTP_DATA; part <= scaled && !status; part++)
         if (part == GMM__GTP_DATA || d.shard.scaling != GMM_SCALING_TENSOR)
             status = gmm__gtp_zeros(p, &d, target + part, part);
@@ -419,7 +419,7 @@ static gmm_status gmm__gtp_checkpoint(const char *fn, int exports, gmm_ckpt_plan
                                                                                                   : "items");
     if (part_count < 1 || count < 0 || count > INT32_MAX / 2)
         return gmm__gtp_refuse(&p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "part_count %d, count %lld: must be >= 1, and 0 to "
-                               "2^30 - 1", (int)part_count, (long long)count);
+                               "2^30 - 1", part_count, (long long)count);
     if (allocator && !allocator->alloc != !allocator->release)
         return gmm__gtp_refuse(&p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "allocator: both functions or none");
     for (i = 0; i < part_count; i++)

@@ -160,7 +160,7 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
         return gmm__fail(error, GMM_E_NULL, "%s: config->%s is NULL", fn, c.comm ? "ctx" : "comm");
     if (c.windows < 0 || c.windows > 1 || c.timeout_ms < 0 || c.reserved)
         return gmm__fail(error, GMM_E_ARG, "%s: windows %d, timeout_ms %d, reserved %d: must be 0 or 1, >= 0, and 0",
-                         fn, (int)c.windows, (int)c.timeout_ms, (int)c.reserved);
+                         fn, c.windows, c.timeout_ms, c.reserved);
     r = ncclCommUserRank(c.comm, &rank);
     if (r == ncclSuccess) r = ncclCommCount(c.comm, &size);
     if (r == ncclSuccess) r = ncclCommCuDevice(c.comm, &device);

@@ -100,7 +100,7 @@ GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm
     int64_t scales, elements;
     int fits;
     if (!out) return gmm__fail(error, GMM_E_NULL, "gmm_layout_of_groups: out is NULL");
-    if (groups < 1) return gmm__fail(error, GMM_E_ARG, "gmm_layout_of_groups: groups %d must be >= 1", (int)groups);
+    if (groups < 1) return gmm__fail(error, GMM_E_ARG, "gmm_layout_of_groups: groups %d must be >= 1", groups);
     if (scaling == GMM_SCALING_128X128)
         return gmm__fail(error, GMM_E_DTYPE, "gmm_layout_of_groups: scaling 128x128 is for matrices of fixed extents");
     if (capacity < 0 || capacity > INT64_MAX / 256)

@@ -145,7 +145,7 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
                          "are not transformed", (unsigned)r.weight.hadamard);
     if (r.grad.four_over_six)
         return gmm__fail(error, GMM_E_CONFIG, "grad.four_over_six: %d must be 0: it is for input and weight",
-                         (int)r.grad.four_over_six);
+                         r.grad.four_over_six);
     if (r.input.stochastic || r.weight.stochastic)
         return gmm__fail(error, GMM_E_CONFIG, "%s.stochastic: 1 must be 0: only grad is rounded stochastically",
                          r.input.stochastic ? "input" : "weight");
@@ -153,14 +153,14 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
         return gmm__fail(error, GMM_E_CONFIG, "%s.row_amax: only input takes one amax per row",
                          r.weight.row_amax ? "weight" : "grad");
     if (r.margin < 0 || r.margin > 63 || (r.margin && r.kind != GMM_RECIPE_FP8_DELAYED))
-        return gmm__fail(error, GMM_E_CONFIG, "margin: %d must be 0, or up to 63 with delayed scaling", (int)r.margin);
+        return gmm__fail(error, GMM_E_CONFIG, "margin: %d must be 0, or up to 63 with delayed scaling", r.margin);
     if (r.history_length < 0 || (r.history_length && r.kind != GMM_RECIPE_FP8_DELAYED))
         return gmm__fail(error, GMM_E_CONFIG, "history_length: %d must be 0, or at least 1 with delayed scaling",
-                         (int)r.history_length);
+                         r.history_length);
     if (r.most_recent & ~1 || (r.most_recent && r.kind != GMM_RECIPE_FP8_DELAYED))
         return gmm__fail(error, GMM_E_CONFIG, "most_recent: %d must be 0, or 1 with delayed scaling",
-                         (int)r.most_recent);
-    if (r.reserved) return gmm__fail(error, GMM_E_CONFIG, "reserved: %d must be 0", (int)r.reserved);
+                         r.most_recent);
+    if (r.reserved) return gmm__fail(error, GMM_E_CONFIG, "reserved: %d must be 0", r.reserved);
     return GMM_OK;
 }
 

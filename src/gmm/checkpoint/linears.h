@@ -341,13 +341,13 @@ static gmm_status gmm__ck_blocks(gmm__ck_build *b, const gmm_ckpt_linear *l, con
     if (s->scheme->glu_known) {
         if (known.known && known.block != s->scheme->glu_block)
             return gmm__ck_refuse(b, GMM_CKPT_GLU_CONFLICT, key, "gate and up rows: blocks of %d are stated or "
-                                  "recorded, the scheme %s has %d (0 = halves)", (int)known.block, s->scheme->name,
+                                  "recorded, the scheme %s has %d (0 = halves)", known.block, s->scheme->name,
                                   (int)s->scheme->glu_block);
         known.known = 1;
         known.block = s->scheme->glu_block;
     }
     if (known.block < 0)
-        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, key, "gate and up rows: blocks of %d", (int)known.block);
+        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, key, "gate and up rows: blocks of %d", known.block);
     memset(&probe, 0, sizeof probe);
     probe.linear = x;
     if (!known.known && (*dst_block || b->parts[0].rank.etp_size > 1 || t->rank.etp_size > 1 ||

@@ -40,7 +40,7 @@ static void *gmm__ck_get(gmm__ck_arena *arena, int64_t count, size_t size) {
     size_t bytes, room;
     char *at;
     if (!gmm__mul(count, (int64_t)size, &wanted) || wanted > INT64_MAX / 2 ||
-        (uint64_t)wanted > (uint64_t)(SIZE_MAX / 2))
+        (uint64_t)wanted > SIZE_MAX / 2)
         return NULL;
     bytes = ((size_t)wanted + 15) / 16 * 16;
     if (!b || bytes > b->room - b->used) {

@@ -11,14 +11,14 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
         return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn, "rank %d, %d members, %d experts: out of "
                             "range",
-                            (int)tensor->rank, (int)members, (int)experts);
+                            (int)tensor->rank, members, experts);
     if (members && members != experts)
         return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",
-                            (int)members, (int)experts);
+                            members, experts);
     gmm__ck_shape_text(shape, sizeof shape, tensor->rank, tensor->shape);
     if (tensor->rank == 0 || tensor->shape[0] % experts || tensor->bytes % experts)
         return gmm__ck_fail(report, GMM_CKPT_NOT_DIVISIBLE, tensor->name, fn, "shape %s does not split into %d experts",
-                            shape, (int)experts);
+                            shape, experts);
     one = *tensor;
     one.bytes = tensor->bytes / experts;
     if (tensor->shape[0] == experts) {
@@ -329,10 +329,10 @@ GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, 
     int32_t i;
     if (!out || (!numel && members > 0)) return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn,
                                                           out ? "numel" : "out");
-    if (members < 0) return gmm__fail(error, GMM_E_ARG, "%s: members is %d: must be >= 0", fn, (int)members);
+    if (members < 0) return gmm__fail(error, GMM_E_ARG, "%s: members is %d: must be >= 0", fn, members);
     for (i = 0; i < members; i++) {
         if (numel[i] < 0)
-            return gmm__fail(error, GMM_E_ARG, "%s: numel[%d] is %lld: must be >= 0", fn, (int)i, (long long)numel[i]);
+            return gmm__fail(error, GMM_E_ARG, "%s: numel[%d] is %lld: must be >= 0", fn, i, (long long)numel[i]);
         if (numel[i] > INT64_MAX - total)
             return gmm__fail(error, GMM_E_OVERFLOW, "%s: the members do not fit 63 bits", fn);
         total += numel[i];
@@ -377,8 +377,8 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
         return gmm__fail(error, GMM_E_ARG, "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: "
                          "out "
                          "of range, or a gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half,
-                         (long long)s.index, (long long)s.experts_local, (int)s.ep_rank, (int)s.ep_size,
-                         (int)s.etp_rank, (int)s.etp_size);
+                         (long long)s.index, (long long)s.experts_local, s.ep_rank, s.ep_size,
+                         s.etp_rank, s.etp_size);
     at.expert = s.ep_rank * s.experts_local + s.index;
     at.experts = s.ep_size * s.experts_local;
     at.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;

@@ -213,8 +213,8 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
         (b->source.state_count && !b->source.states))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source: scheme, %d parts, %d wrappers or %d states are "
                               "NULL or "
-                              "out of range", (int)b->source.part_count, (int)b->source.wrapper_count,
-                              (int)b->source.state_count);
+                              "out of range", b->source.part_count, b->source.wrapper_count,
+                              b->source.state_count);
     if (b->source.prefix && *b->source.prefix && b->source.prefix[strlen(b->source.prefix) - 1] != '.')
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "prefix is \"%.100s\": must be empty or end with a dot",
                               b->source.prefix);
@@ -232,7 +232,7 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
     }
     if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
-                              (int)b->target.state_count, (int)b->source.state_count);
+                              b->target.state_count, b->source.state_count);
     for (i = 0; i < 2; i++) {
         const gmm_dtype d = i ? b->target.bias_dtype : b->target.dtype;
         if (d != GMM_NONE && (d < GMM_NONE || d > GMM_I64 || !(GMM__FLOATS >> d & 1)))
@@ -241,7 +241,7 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
     }
     if (b->target.glu_block < 0)
         return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "target.glu_block is %d: must be >= 0",
-                              (int)b->target.glu_block);
+                              b->target.glu_block);
     b->parts = (gmm_ckpt_part *)gmm__ck_get(&b->temp, b->source.part_count, sizeof *b->parts);
     if (!b->parts) return gmm__ck_no_memory(b);
     memcpy(b->parts, b->source.parts, (size_t)b->source.part_count * sizeof *b->parts);
@@ -254,19 +254,19 @@ static gmm_status gmm__ck_open(gmm__ck_build *b, const gmm_ckpt_source *source, 
         if (r->ep_rank < 0 || r->ep_rank >= r->ep_size || r->etp_rank < 0 || r->etp_rank >= r->etp_size ||
             r->gtp_rank < 0 || r->gtp_rank >= r->gtp_size)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: EP %d/%d, ETP %d/%d, GTP %d/%d: ranks must lie in "
-                                  "[0, size)", p < 0 ? "target.rank" : "parts", (int)r->ep_rank, (int)r->ep_size,
-                                  (int)r->etp_rank, (int)r->etp_size, (int)r->gtp_rank, (int)r->gtp_size);
+                                  "[0, size)", p < 0 ? "target.rank" : "parts", r->ep_rank, r->ep_size,
+                                  r->etp_rank, r->etp_size, r->gtp_rank, r->gtp_size);
         if (p >= 0 && !b->parts[p].table)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d].table is NULL", (int)p);
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d].table is NULL", p);
         if (p < 0) continue;
         if (r->ep_size != b->parts[0].rank.ep_size || r->etp_size != b->parts[0].rank.etp_size ||
             r->gtp_size != b->parts[0].rank.gtp_size)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] has other sizes of EP, ETP or GTP than "
-                                  "parts[0]", (int)p);
+                                  "parts[0]", p);
         for (q = 0; q < p; q++)
             if (!memcmp(r, &b->parts[q].rank, sizeof *r))
-                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] and parts[%d] are the same rank", (int)q,
-                                      (int)p);
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] and parts[%d] are the same rank", q,
+                                      p);
     }
     return GMM_OK;
 }

@@ -104,7 +104,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_build *b, gmm_ckpt_linear *l, cons
             found++;
         }
         if (found != rank->gtp_size)
-            return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", (int)found,
+            return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", found,
                                   (int)rank->gtp_size);
     }
     if (l->slot == GMM_CKPT_FC1) l->out *= b->parts[0].rank.etp_size;

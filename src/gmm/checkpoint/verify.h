@@ -212,8 +212,8 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
     status = gmm__ck_start(&b, fn, out, allocator, report);
     if (!status && (part_count < 1 || target_count < 0 || count < 0 || partial < 0 || partial > 1))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "%d parts, %lld targets, %lld moves, partial %d: must be "
-                                ">= 1, >= 0, >= 0, and 0 or 1", (int)part_count, (long long)target_count,
-                                (long long)count, (int)partial);
+                                ">= 1, >= 0, >= 0, and 0 or 1", part_count, (long long)target_count,
+                                (long long)count, partial);
     for (i = 0; !status && i < part_count; i++)
         if (!parts[i].table)
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "parts[%lld].table is NULL", (long long)i);
@@ -228,7 +228,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
         int32_t index;
         if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_I64)
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, t.name, "targets[%lld]: rank %d, dtype %d: must be 0 to %d, "
-                                    "and a dtype", (long long)i, (int)t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
+                                    "and a dtype", (long long)i, t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
         else if (!gmm__ck_bytes(&t, &t.bytes))
             status = gmm__ck_refuse(&b, GMM_CKPT_OVERFLOW, t.name, "its bytes do not fit 63 bits");
         else status = gmm__ck_new_target(&b, &t, &index);

@@ -64,7 +64,7 @@ static gmm_status gmm__check_act(const gmm_act *act, int64_t ffn, const char *pr
     size_t i;
 
     for (i = 0; i < sizeof act->reserved / sizeof act->reserved[0]; i++) reserved |= act->reserved[i];
-    if (reserved) (void)snprintf(rule, size, "%sreserved: %u must be 0", prefix, (unsigned)reserved);
+    if (reserved) (void)snprintf(rule, size, "%sreserved: %u must be 0", prefix, reserved);
     else if (!row.name)
         (void)snprintf(rule, size, "%skind: %d is no activation", prefix, (int)act->kind);
     else if (act->interleave < 0)
@@ -109,7 +109,7 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         gmm_act a = GMM_ZERO;
         gmm__peek_groups(d->groups, &g);
         if (d->act) (void)gmm__copy_sized(&a, sizeof a, d->act);
-        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld ffn=%lld %s %s", (int)g.count,
+        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld ffn=%lld %s %s", g.count,
                        (long long)g.capacity, (long long)d->ffn, gmm_act_name(a.kind), gmm__peek_dtype(d->x));
     }
     if (op != GMM_OP_ACT_FWD && op != GMM_OP_ACT_BWD)
@@ -117,7 +117,7 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                            (int)GMM_OP_ACT_FWD, (int)GMM_OP_ACT_BWD);
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if (d->ffn < 1) return gmm__refuse(call, GMM_E_ARG, "ffn", "%lld must be >= 1", (long long)d->ffn);
     if ((s = gmm__read(call, "act", &call->act, sizeof call->act, d->act)) != GMM_OK) return s;
     if ((s = gmm__check_act(&call->act, d->ffn, "", rule, sizeof rule)) != GMM_OK)

@@ -91,7 +91,7 @@ static uint64_t gmm__box_end(const gmm__box *b) {
 }
 
 static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
-    return s->table ? (uint64_t)(uintptr_t)s->table[i] : s->box.at + (uint64_t)(i * s->stride);
+    return s->table ? (uintptr_t)s->table[i] : s->box.at + (uint64_t)(i * s->stride);
 }
 static gmm__box gmm__span_box(const gmm__span *s, uint64_t at) {
     gmm__box box = s->box;
@@ -127,7 +127,7 @@ static void gmm__note_boxes(gmm__call *call, const char *name, const char *part,
 static gmm__box gmm__rows_box(const void *at, int64_t rows, int64_t width, int64_t pitch) {
     gmm__box box;
     memset(&box, 0, sizeof box);
-    box.at = (uint64_t)(uintptr_t)at;
+    box.at = (uintptr_t)at;
     box.width = width;
     gmm__box_repeat(&box, rows, pitch);
     return box;
@@ -176,9 +176,9 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
                                (int)o->fp8_fast_accum);
     }
     if (call->options.sm_limit < 0)
-        return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", (int)call->options.sm_limit);
+        return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", call->options.sm_limit);
     if (call->options.tile < 0)
-        return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", (int)call->options.tile);
+        return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", call->options.tile);
     if (call->options.workspace_limit < 0)
         return gmm__refuse(call, GMM_E_ARG, "options.workspace_limit", "%lld must be >= 0",
                            (long long)call->options.workspace_limit);
@@ -236,7 +236,7 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     gmm_groups *g = &call->groups;
     gmm_status s = gmm__read(call, "groups", g, sizeof *g, groups);
     if (s != GMM_OK) return s;
-    if (g->count < 1) return gmm__refuse(call, GMM_E_ARG, "groups.count", "%d must be >= 1", (int)g->count);
+    if (g->count < 1) return gmm__refuse(call, GMM_E_ARG, "groups.count", "%d must be >= 1", g->count);
     if (g->capacity < 0)
         return gmm__refuse(call, GMM_E_ARG, "groups.capacity", "%lld must be >= 0", (long long)g->capacity);
     if (g->dtype != GMM_I32 && g->dtype != GMM_I64)
@@ -246,14 +246,14 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     if (g->tail != GMM_TAIL_KEEP && g->tail != GMM_TAIL_ZERO)
         return gmm__refuse(call, GMM_E_ARG, "groups.tail", "%d is neither keep (0) nor zero (1)", (int)g->tail);
     if (g->row_align < 0)
-        return gmm__refuse(call, GMM_E_ARG, "groups.row_align", "%d must be >= 0", (int)g->row_align);
+        return gmm__refuse(call, GMM_E_ARG, "groups.row_align", "%d must be >= 0", g->row_align);
     if (g->rows_hint < 0)
         return gmm__refuse(call, GMM_E_ARG, "groups.rows_hint", "%lld must be >= 0", (long long)g->rows_hint);
-    if (g->on_host & ~1) return gmm__refuse(call, GMM_E_ARG, "groups.on_host", "%d must be 0 or 1", (int)g->on_host);
-    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, "groups.reserved", "%d must be 0", (int)g->reserved);
+    if (g->on_host & ~1) return gmm__refuse(call, GMM_E_ARG, "groups.on_host", "%d must be 0 or 1", g->on_host);
+    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, "groups.reserved", "%d must be 0", g->reserved);
     call->rows = g->capacity;
     if (call->query) return GMM_OK;
-    if (!g->splits) return gmm__refuse(call, GMM_E_NULL, "groups.splits", "is NULL with %d groups", (int)g->count);
+    if (!g->splits) return gmm__refuse(call, GMM_E_NULL, "groups.splits", "is NULL with %d groups", g->count);
     if ((uintptr_t)g->splits % (g->dtype == GMM_I64 ? 8 : 4))
         return gmm__refuse(call, GMM_E_ALIGN, "groups.splits", "%p is not aligned to an %s", g->splits,
                            gmm_dtype_name(g->dtype));
@@ -291,7 +291,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                            gmm_scaling_name(m->scaling));
     if (m->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST)
         return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has bits that are unknown or of quantized copies",
-                           (unsigned)m->flags);
+                           m->flags);
     if (m->hadamard) return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0", (unsigned)m->hadamard);
     if (m->ld == 0) m->ld = cols;
     if (m->ld < cols)
@@ -375,11 +375,11 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     call->direction[role] = direction;
     nv = m->scaling == GMM_SCALING_NV16;
     if (m->flags & ~(uint32_t)(GMM_MAT_TABLE_ON_HOST | GMM_MAT_ROW_AMAX | GMM_MAT_E4M3_256))
-        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", (unsigned)m->flags);
+        return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has unknown bits", m->flags);
     if ((m->flags & (uint32_t)GMM_MAT_E4M3_256 && !nv) ||
         (m->flags & (uint32_t)GMM_MAT_ROW_AMAX && (!nv || direction != GMM_ROWWISE)))
         return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x do not belong to a %s copy with scaling %s",
-                           (unsigned)m->flags, direction == GMM_ROWWISE ? "rowwise" : "columnwise",
+                           m->flags, direction == GMM_ROWWISE ? "rowwise" : "columnwise",
                            gmm_scaling_name(m->scaling));
     if (m->hadamard && (!nv || direction == GMM_ROWWISE || (m->hadamard & ~0xFFFF) != GMM_HADAMARD))
         return gmm__refuse(call, GMM_E_ARG, argument, "hadamard 0x%x must be 0, or GMM_HADAMARD and sign bits in a "
@@ -449,9 +449,9 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
                         : GMM_OK;
     if ((s = gmm__read(call, argument, g, sizeof *g, grad)) != GMM_OK) return s;
     if ((g->main_grad | g->overwrite) & ~1)
-        return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", (int)g->main_grad,
-                           (int)g->overwrite);
-    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", (int)g->reserved);
+        return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", g->main_grad,
+                           g->overwrite);
+    if (g->reserved) return gmm__refuse(call, GMM_E_ARG, argument, "reserved %d must be 0", g->reserved);
     if (!call->query && (uintptr_t)g->beta % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "beta %p is not aligned to 4 bytes", (const void *)g->beta);
     gmm__add_span(call, argument, ".beta", 0, g->beta, call->groups.count * (int64_t)sizeof *g->beta);

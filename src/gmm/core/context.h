@@ -48,9 +48,9 @@ static gmm_status gmm__cuda_probe(const gmm_config *c, gmm__device *device, gmm_
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, c->device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
     if (e != cudaSuccess) return gmm__fail(error, GMM_E_CUDA, "gmm_create: %s", cudaGetErrorString(e));
-    device->capability = (int32_t)(major * 10 + minor);
-    device->processors = (int32_t)processors;
-    device->shared = (int32_t)shared;
+    device->capability = major * 10 + minor;
+    device->processors = processors;
+    device->shared = shared;
     if (device->capability < 80)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.device: %d has compute capability %d.%d; the kernels "
                          "need 8.0", (int)c->device, major, minor);
@@ -170,27 +170,27 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 #else
     if (c.space == GMM_SPACE_CUDA)
         return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.space: CUDA %d asked, but this build holds the CPU "
-                         "engine alone; compile the implementation with nvcc", (int)c.device);
+                         "engine alone; compile the implementation with nvcc", c.device);
 #endif
     if (c.space == GMM_SPACE_CPU && c.device != 0)
-        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.device: %d must be 0 for the CPU", (int)c.device);
+        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.device: %d must be 0 for the CPU", c.device);
     if ((s = gmm__check_engine(c.space, c.engine, "config.engine", error)) != GMM_OK ||
         (s = gmm__check_engine(c.space, c.require_engine, "config.require_engine", error)) != GMM_OK)
         return s;
     if (c.threads < 0 || c.threads > 4096)
-        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.threads: %d must be 0 to 4096", (int)c.threads);
+        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.threads: %d must be 0 to 4096", c.threads);
     if (c.cpu_level < 0 || c.cpu_level > 3)
-        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.cpu_level: %d must be 0 to 3", (int)c.cpu_level);
+        return gmm__fail(error, GMM_E_ARG, "gmm_create: config.cpu_level: %d must be 0 to 3", c.cpu_level);
     if (c.cpu_level > level)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.cpu_level: %d asked, this processor reaches %d",
-                         (int)c.cpu_level, (int)level);
+                         c.cpu_level, (int)level);
     if (!c.allocator.alloc != !c.allocator.release)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.allocator: 1 of 2 functions is set; set both or none");
     if (c.log.level < GMM_LOG_NONE || c.log.level > GMM_LOG_TRACE)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.log.level: %d must be 0 to 3", (int)c.log.level);
 
 #ifdef _OPENMP
-    threads = c.threads ? c.threads : (int32_t)omp_get_max_threads();
+    threads = c.threads ? c.threads : omp_get_max_threads();
 #endif
     ctx = (gmm_context *)(c.allocator.alloc ? c.allocator.alloc(c.allocator.user, sizeof *ctx)
                                             : GMM_MALLOC(sizeof *ctx));
@@ -212,12 +212,12 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 #ifdef __CUDACC__
     if (c.space == GMM_SPACE_CUDA)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CUDA device %d, compute capability %d.%d%s%s", GMM_VERSION_STRING,
-                 (int)c.device, (int)device.capability / 10, (int)device.capability % 10,
+                 c.device, device.capability / 10, device.capability % 10,
                  ctx->wgmma_lacks ? "; wgmma " : ", wgmma",
                  ctx->wgmma_lacks ? ctx->wgmma_lacks : "");
 #endif
     if (c.space == GMM_SPACE_CPU)
-        gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, (int)threads,
+        gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, threads,
              threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
     for (i = 0; gmm_build_warning(&build, i); i++)
         gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&build, i));

@@ -210,8 +210,8 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
             gmm__span_name(a, found[0], 0, first, sizeof first);
             gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
             return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s, %p: what is written must share no byte with "
-                               "other memory of the call", (void *)(uintptr_t)found[0], second,
-                               (void *)(uintptr_t)found[1]);
+                               "other memory of the call", (void *)found[0], second,
+                               (void *)found[1]);
         }
     return GMM_OK;
 }
@@ -355,7 +355,7 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
     gmm_status s = gmm__open(&call, ctx, GMM_OP_OFFSETS, "gmm_offsets", 0);
     if (s != GMM_OK) return s;
     gmm__peek_groups(groups, &g);
-    (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", (int)g.count, (long long)g.capacity);
+    (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", g.count, (long long)g.capacity);
     if ((s = gmm__read_options(&call, NULL)) != GMM_OK || (s = gmm__read_groups(&call, groups)) != GMM_OK) return s;
     if (!offsets) return gmm__refuse(&call, GMM_E_NULL, "offsets", "is NULL");
     if ((uintptr_t)offsets % 8)

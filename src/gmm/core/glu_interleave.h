@@ -23,11 +23,11 @@ static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "glu", d, sizeof *d, glu)) != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "%s count=%lld ffn=%lld cols=%lld block=%d %s",
                    d->axis == GMM_GLU_COLUMNS ? "columns" : "rows", (long long)d->count, (long long)d->ffn,
-                   (long long)d->cols, (int)d->block, gmm__peek_dtype(d->src));
+                   (long long)d->cols, d->block, gmm__peek_dtype(d->src));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
     if (d->axis != GMM_GLU_ROWS && d->axis != GMM_GLU_COLUMNS)
         return gmm__refuse(call, GMM_E_ARG, "axis", "%d is neither rows (0) nor columns (1)", (int)d->axis);
-    if (d->inverse & ~1) return gmm__refuse(call, GMM_E_ARG, "inverse", "%d must be 0 or 1", (int)d->inverse);
+    if (d->inverse & ~1) return gmm__refuse(call, GMM_E_ARG, "inverse", "%d must be 0 or 1", d->inverse);
     if (d->ffn < 1) return gmm__refuse(call, GMM_E_ARG, "ffn", "%lld must be >= 1", (long long)d->ffn);
     if (d->ffn > INT64_MAX / 2)
         return gmm__refuse(call, GMM_E_OVERFLOW, "ffn", "%lld does not fit 64 bits twice", (long long)d->ffn);
@@ -35,7 +35,7 @@ static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char
     if (d->axis == GMM_GLU_ROWS && d->cols < 1)
         return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)d->cols);
     if (d->block < 1 || d->ffn % d->block)
-        return gmm__refuse(call, GMM_E_CONFIG, "block", "%d must be >= 1 and divide ffn %lld", (int)d->block,
+        return gmm__refuse(call, GMM_E_CONFIG, "block", "%d must be >= 1 and divide ffn %lld", d->block,
                            (long long)d->ffn);
     if ((s = gmm__glu_read(call, GMM__X_, "src", d->src)) != GMM_OK ||
         (s = gmm__glu_read(call, GMM__Y, "dst", d->dst)) != GMM_OK)

@@ -70,7 +70,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     K = call->in = d->in_features;
     N = call->out = d->out_features;
     gmm__peek_groups(d->groups, &g);
-    (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld K=%lld N=%lld", (int)g.count, (long long)g.capacity,
+    (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld K=%lld N=%lld", g.count, (long long)g.capacity,
                    (long long)K, (long long)N);
     if (op < GMM_OP_LINEAR_FWD || op > GMM_OP_LINEAR_BGRAD)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no linear operation", (int)op);
@@ -80,7 +80,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if ((d->alpha_per_group | d->y_add | d->d_row_scale_add) & ~1)
         return gmm__refuse(call, GMM_E_ARG, "linear", "alpha_per_group %d, y_add %d and d_row_scale_add %d must be 0 "
                            "or 1",
-                           (int)d->alpha_per_group, (int)d->y_add, (int)d->d_row_scale_add);
+                           d->alpha_per_group, d->y_add, d->d_row_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
 

@@ -394,8 +394,8 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     if (gmm__mlp_needs(&call).defer) {
         if ((s = gmm__mlp_check_queue(&call, d->queue)) != GMM_OK) return s;
         if (d->queue->count >= d->queue->capacity)
-            return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", (int)d->queue->count,
-                               (int)d->queue->capacity);
+            return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", d->queue->count,
+                               d->queue->capacity);
     }
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
@@ -427,17 +427,17 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     gmm_status s = gmm__open(&call, ctx, GMM_OP_MLP_WGRAD, "gmm_mlp_wgrad", 0);
     if (s != GMM_OK || (s = gmm__mlp_check_queue(&call, queue)) != GMM_OK) return s;
     if (queue->count < 1)
-        return gmm__refuse(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", (int)queue->count,
-                           (int)queue->capacity);
+        return gmm__refuse(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", queue->count,
+                           queue->capacity);
     memcpy(&record, &queue->entries[queue->head], sizeof record);
     if (record.tag != GMM__WGRAD_TAG)
         return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] holds nothing that gmm_mlp_bwd recorded, yet is "
-                           "the first of %d", (int)queue->head, (int)queue->count);
+                           "the first of %d", queue->head, queue->count);
     call.options = record.options;
     call.groups = record.groups;
     call.rows = record.groups.capacity;
     call.input = call.output = &record;
-    (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", (int)record.groups.count, (long long)call.rows);
+    (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", record.groups.count, (long long)call.rows);
     if ((s = gmm__mlp_read_record(&call, &record)) != GMM_OK) return s;
     if ((s = gmm__serve(&call, NULL, workspace, workspace_bytes, stream)) != GMM_OK) {
         memcpy(&queue->entries[queue->head], &record, sizeof record);

@@ -73,13 +73,13 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     if (act.kind == GMM_ACT_NONE)
         return gmm__fail(error, GMM_E_CONFIG, "act.kind: 0 is no activation, and an MLP needs one");
     if (c.source_interleave < 0)
-        return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be >= 0", (int)c.source_interleave);
+        return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be >= 0", c.source_interleave);
     if (c.source_interleave && gmm_act_gated(act.kind) && c.source_interleave % c.ffn != act.interleave % c.ffn)
         return gmm__fail(error, GMM_E_CONFIG, "source_interleave: weights come with blocks of %d, the MLP reads them "
-                         "with interleave %d: convert them with gmm_glu_interleave", (int)c.source_interleave,
-                         (int)act.interleave);
-    if (c.topk < 0) return gmm__fail(error, GMM_E_CONFIG, "topk: %d must be >= 0", (int)c.topk);
-    if (c.etp_size < 0) return gmm__fail(error, GMM_E_CONFIG, "etp_size: %d must be >= 0", (int)c.etp_size);
+                         "with interleave %d: convert them with gmm_glu_interleave", c.source_interleave,
+                         act.interleave);
+    if (c.topk < 0) return gmm__fail(error, GMM_E_CONFIG, "topk: %d must be >= 0", c.topk);
+    if (c.etp_size < 0) return gmm__fail(error, GMM_E_CONFIG, "etp_size: %d must be >= 0", c.etp_size);
     delayed = c.delay_wgrad || c.overlap_dispatch_wgrad;
     if (c.delay_wgrad && c.overlap_dispatch_wgrad)
         return gmm__fail(error, GMM_E_CONFIG, "overlap_dispatch_wgrad: 1 excludes delay_wgrad 1");
@@ -90,18 +90,18 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
         return gmm__fail(error, GMM_E_CONFIG, "ddp_expects_delay: 1 without delay_wgrad or overlap_dispatch_wgrad: "
                          "hooks would never fire");
     if (c.prob_on_bias2 && (!c.prob || !c.bias2))
-        return gmm__fail(error, GMM_E_CONFIG, "prob_on_bias2: 1 needs prob 1 (is %d) and bias2 1 (is %d)", (int)c.prob,
-                         (int)c.bias2);
+        return gmm__fail(error, GMM_E_CONFIG, "prob_on_bias2: 1 needs prob 1 (is %d) and bias2 1 (is %d)", c.prob,
+                         c.bias2);
     if (c.prob_on_input && c.topk != 1)
-        return gmm__fail(error, GMM_E_CONFIG, "prob_on_input: 1 needs topk 1, not %d", (int)c.topk);
+        return gmm__fail(error, GMM_E_CONFIG, "prob_on_input: 1 needs topk 1, not %d", c.topk);
     if (c.prob_on_input && c.prob)
         return gmm__fail(error, GMM_E_CONFIG, "prob_on_input: 1 excludes prob 1: rows would be weighted twice");
     if (c.bias2 && c.prob && c.topk > 1 && !c.prob_on_bias2)
         return gmm__fail(error, GMM_E_CONFIG, "prob_on_bias2: 0 with topk %d: unweighted biases would add up",
-                         (int)c.topk);
+                         c.topk);
     if ((c.bias1 || c.bias2) && c.etp_size > 1)
         return gmm__fail(error, GMM_E_CONFIG, "etp_size: %d excludes biases: every rank would add them",
-                         (int)c.etp_size);
+                         c.etp_size);
     if (c.router_padding && (c.recipe == GMM_RECIPE_NONE || c.dispatcher == GMM_DISPATCH_ALLGATHER))
         return gmm__fail(error, GMM_E_CONFIG, "router_padding: 1 needs a quantized recipe (is %d) and a dispatcher "
                          "other than all-gather (is %d)", (int)c.recipe, (int)c.dispatcher);

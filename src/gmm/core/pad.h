@@ -59,8 +59,8 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     {
         gmm_groups g;
         gmm__peek_groups(d->groups, &g);
-        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld R=%lld cols=%lld align=%d %s", (int)g.count,
-                       (long long)g.capacity, (long long)d->padded_capacity, (long long)d->cols, (int)d->align,
+        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld R=%lld cols=%lld align=%d %s", g.count,
+                       (long long)g.capacity, (long long)d->padded_capacity, (long long)d->cols, d->align,
                        gmm__peek_dtype(d->src));
     }
     if (op != GMM_OP_PAD && op != GMM_OP_UNPAD)
@@ -68,7 +68,7 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                            (int)GMM_OP_UNPAD);
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
-    if (d->align < 1) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 1", (int)d->align);
+    if (d->align < 1) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 1", d->align);
     if (d->cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)d->cols);
     if (d->padded_capacity < 0)
         return gmm__refuse(call, GMM_E_ARG, "padded_capacity", "%lld must be >= 0", (long long)d->padded_capacity);

@@ -5,21 +5,21 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
     gmm_status s = gmm__read_descriptor(call, "permute", p, sizeof *p, permute);
     if (s != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d R=%lld H=%lld", (long long)p->tokens,
-                   (int)p->experts, (int)p->topk, (long long)p->capacity, (long long)p->hidden);
+                   p->experts, p->topk, (long long)p->capacity, (long long)p->hidden);
     if ((s = gmm__read_options(call, p->options)) != GMM_OK) return s;
-    if (p->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", (int)p->experts);
+    if (p->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", p->experts);
     if (p->tokens < 0) return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld must be >= 0", (long long)p->tokens);
-    if (p->topk < 1) return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be >= 1", (int)p->topk);
+    if (p->topk < 1) return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be >= 1", p->topk);
     if (!gmm__mul(p->tokens, p->topk, &slots) || slots > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld times topk %d must be < 2^31", (long long)p->tokens,
-                           (int)p->topk);
+                           p->topk);
     if (p->capacity < 0 || p->capacity > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "capacity", "%lld must be >= 0 and < 2^31", (long long)p->capacity);
     if (p->hidden < 1) return gmm__refuse(call, GMM_E_ARG, "hidden", "%lld must be >= 1", (long long)p->hidden);
-    if (p->align < 0) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 0", (int)p->align);
+    if (p->align < 0) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 0", p->align);
     if (p->tail != GMM_TAIL_KEEP && p->tail != GMM_TAIL_ZERO)
         return gmm__refuse(call, GMM_E_ARG, "tail", "%d is neither keep (0) nor zero (1)", (int)p->tail);
-    if (p->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)p->reserved);
+    if (p->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", p->reserved);
     if (p->align == 0) p->align = 1;
     call->groups.count = p->experts;
     call->groups.capacity = p->capacity;

@@ -7,21 +7,21 @@ static gmm_status gmm__read_units(gmm__call *call, const gmm_groups *groups, int
     gmm_groups g;
     gmm__peek_groups(groups, &g);
     if (groups)
-        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld cols=%lld", (int)g.count, (long long)g.capacity,
+        (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld cols=%lld", g.count, (long long)g.capacity,
                        (long long)cols);
     else
-        (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld", (int)count, (long long)rows,
+        (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld", count, (long long)rows,
                        (long long)cols);
     if (cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)cols);
     call->in = call->out = cols;
     if (groups && (count || rows))
-        return gmm__refuse(call, GMM_E_ARG, "count", "%d and rows %lld must be 0 with groups", (int)count,
+        return gmm__refuse(call, GMM_E_ARG, "count", "%d and rows %lld must be 0 with groups", count,
                            (long long)rows);
     if (groups) return gmm__read_groups(call, groups);
-    if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", (int)count);
+    if (count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1 without groups", count);
     if (rows < 1) return gmm__refuse(call, GMM_E_ARG, "rows", "%lld must be >= 1 without groups", (long long)rows);
     if (rows > INT64_MAX - GMM_GROUP_ROWS || !gmm__mul(gmm_group_rows(rows), count, &all))
-        return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", (int)count,
+        return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld rows do not fit 64 bits", count,
                            (long long)rows);
     call->rows = rows;
     call->units = count;
@@ -55,7 +55,7 @@ static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument
                            gmm_dtype_name(want.dtype), gmm_scaling_name(want.scaling), (int)want.scale_order);
     if ((mat->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST) != want.flags || mat->hadamard != want.hadamard)
         return gmm__refuse(call, GMM_E_CONFIG, argument, "flags 0x%x and hadamard 0x%x must be the format's 0x%x and "
-                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, (unsigned)want.flags,
+                           "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, want.flags,
                            (unsigned)want.hadamard);
     return GMM_OK;
 }
@@ -83,10 +83,10 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
                            "nv16 by group", (int)d->phase);
     if (d->first_group < 0 || (d->first_group && !f->stochastic))
         return gmm__refuse(call, GMM_E_ARG, "first_group", "%d must be 0, or above with stochastic rounding",
-                           (int)d->first_group);
+                           d->first_group);
     if (f->stochastic && (int64_t)d->first_group + gmm__units(call) > (int64_t)1 << 24)
         return gmm__refuse(call, GMM_E_OVERFLOW, "first_group", "%d and %lld groups from there exceed the 2^24 that "
-                           "gmm_draw_block tells apart", (int)d->first_group, (long long)gmm__units(call));
+                           "gmm_draw_block tells apart", d->first_group, (long long)gmm__units(call));
     if (!d->rowwise && !d->columnwise)
         return gmm__refuse(call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
                            call->path);
@@ -158,7 +158,7 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
     if (d->direction != GMM_ROWWISE && d->direction != GMM_COLUMNWISE)
         return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
                            (int)d->direction);
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__read_quant(call, GMM__DY, "src", d->src, call->units, call->rows, call->in, d->direction)) != GMM_OK)
         return s;
     return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, call->units, call->rows, call->in, GMM__FLOATS);
@@ -218,20 +218,20 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     if (s != GMM_OK || (s = gmm__read_descriptor(&call, "update", d, sizeof *d, update)) != GMM_OK ||
         (s = gmm__read_options(&call, d->options)) != GMM_OK)
         return s;
-    if (d->slots < 0) return gmm__refuse(&call, GMM_E_ARG, "slots", "%d must be >= 0", (int)d->slots);
+    if (d->slots < 0) return gmm__refuse(&call, GMM_E_ARG, "slots", "%d must be >= 0", d->slots);
     if (d->stride == 0) d->stride = d->slots;
     if (d->stride < d->slots)
         return gmm__refuse(&call, GMM_E_STRIDE, "stride", "%lld must be >= the %d slots", (long long)d->stride,
-                           (int)d->slots);
+                           d->slots);
     if (d->history_length < 1)
-        return gmm__refuse(&call, GMM_E_ARG, "history_length", "%d must be >= 1", (int)d->history_length);
+        return gmm__refuse(&call, GMM_E_ARG, "history_length", "%d must be >= 1", d->history_length);
     if (!gmm__mul(d->history_length, d->stride, &floats) || !gmm__mul(floats, (int64_t)sizeof(float), &bytes))
         return gmm__refuse(&call, GMM_E_OVERFLOW, "stride", "%lld times the history_length %d does not fit 64 bits",
-                           (long long)d->stride, (int)d->history_length);
+                           (long long)d->stride, d->history_length);
     if (d->margin < 0 || d->margin > 63)
-        return gmm__refuse(&call, GMM_E_ARG, "margin", "%d must be 0 to 63", (int)d->margin);
+        return gmm__refuse(&call, GMM_E_ARG, "margin", "%d must be 0 to 63", d->margin);
     if (d->most_recent & ~1)
-        return gmm__refuse(&call, GMM_E_ARG, "most_recent", "%d must be 0 or 1", (int)d->most_recent);
+        return gmm__refuse(&call, GMM_E_ARG, "most_recent", "%d must be 0 or 1", d->most_recent);
     if (d->dtype != GMM_E4M3 && d->dtype != GMM_E5M2)
         return gmm__refuse(&call, GMM_E_DTYPE, "dtype", "%s must be e4m3 or e5m2", gmm_dtype_name(d->dtype));
     if ((s = gmm__check_output(&call, "history", d->history, d->slots > 0,
@@ -283,7 +283,7 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     if (d->cols % 2) return gmm__refuse(&call, GMM_E_ARG, "cols", "%lld must be even", (long long)d->cols);
     if (!gmm__mul(d->rows, d->cols, &all) || !gmm__mul(all, d->count, &all) || all > INT64_MAX / 8)
         return gmm__refuse(&call, GMM_E_OVERFLOW, "rows", "%d matrices of %lld x %lld do not fit 64 bits",
-                           (int)d->count, (long long)d->rows, (long long)d->cols);
+                           d->count, (long long)d->rows, (long long)d->cols);
     if (d->length < 0 || d->start < (d->length ? 0 : -1) || d->start > all - d->length)
         return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
                            "without a shard", (long long)d->start, (long long)d->length, (long long)all);

@@ -4,19 +4,19 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     int64_t slots;
     gmm_status s = gmm__read_descriptor(call, "route", r, sizeof *r, route);
     if (s != GMM_OK) return s;
-    (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, (int)r->experts,
-                   (int)r->topk, gmm__peek_dtype(r->logits));
+    (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, r->experts,
+                   r->topk, gmm__peek_dtype(r->logits));
     if ((s = gmm__read_options(call, r->options)) != GMM_OK) return s;
-    if (r->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", (int)r->experts);
+    if (r->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", r->experts);
     if (r->tokens < 0) return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld must be >= 0", (long long)r->tokens);
     if (r->topk < 1 || r->topk > r->experts)
-        return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be 1 to %d", (int)r->topk, (int)r->experts);
+        return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be 1 to %d", r->topk, r->experts);
     if (!gmm__mul(r->tokens, r->topk, &slots) || slots > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld times topk %d must be < 2^31, counts are int32",
-                           (long long)r->tokens, (int)r->topk);
+                           (long long)r->tokens, r->topk);
     if (r->score != GMM_SCORE_SOFTMAX && r->score != GMM_SCORE_SIGMOID)
         return gmm__refuse(call, GMM_E_ARG, "score", "%d is neither softmax (0) nor sigmoid (1)", (int)r->score);
-    if (r->normalize & ~1) return gmm__refuse(call, GMM_E_ARG, "normalize", "%d must be 0 or 1", (int)r->normalize);
+    if (r->normalize & ~1) return gmm__refuse(call, GMM_E_ARG, "normalize", "%d must be 0 or 1", r->normalize);
     if (!gmm__is_finite(r->scale)) return gmm__refuse(call, GMM_E_ARG, "scale", "%g must be finite", (double)r->scale);
     if (!gmm__is_finite(r->aux_coeff))
         return gmm__refuse(call, GMM_E_ARG, "aux_coeff", "%g must be finite", (double)r->aux_coeff);

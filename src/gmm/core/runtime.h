@@ -17,7 +17,7 @@ static gmm_status gmm__rt_open_flags(void *self, const char *function, gmm_strea
     const gmm_status s = gmm__rt_open(self, function, stream, event, "event");
     if (s != GMM_OK || !(flags & ~(uint32_t)GMM_EVENT_EXTERNAL)) return s;
     return gmm__fail(&((gmm_context *)self)->error, GMM_E_ARG, "gmm_runtime.%s: flags 0x%x has unknown bits", function,
-                     (unsigned)flags);
+                     flags);
 }
 
 /* One side of a copy or fill of `height` rows; nothing of it is looked at where no byte is touched. */
@@ -46,7 +46,7 @@ static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst,
     const gmm_status s = gmm__rt_open_rows(self, function, stream, "dst", dst, pitch, width, height);
     if (s != GMM_OK || (value >= 0 && value <= 255)) return s;
     return gmm__fail(&((gmm_context *)self)->error, GMM_E_ARG, "gmm_runtime.%s: value %d must be 0 to 255", function,
-                     (int)value);
+                     value);
 }
 
 static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream stream) {

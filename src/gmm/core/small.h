@@ -14,10 +14,10 @@ static gmm_status gmm__accumulate_prepare(gmm__call *call, gmm_context *ctx, con
     gmm_accumulation *d = &call->d.sum;
     gmm_status s = gmm__open(call, ctx, GMM_OP_ACCUMULATE, function, query);
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "accumulation", d, sizeof *d, accumulation)) != GMM_OK) return s;
-    (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld %s", (int)d->count, (long long)d->rows,
+    (void)snprintf(call->shapes, sizeof call->shapes, "%d of %lld x %lld %s", d->count, (long long)d->rows,
                    (long long)d->cols, gmm__peek_dtype(d->x));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
-    if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", (int)d->count);
+    if (d->count < 1) return gmm__refuse(call, GMM_E_ARG, "count", "%d must be >= 1", d->count);
     if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK) return s;
     if (d->x) { /* looked at before the addresses in the table are */
         gmm_mat m;
@@ -52,7 +52,7 @@ static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const 
     (void)snprintf(call->shapes, sizeof call->shapes, "%lld x %lld %s", (long long)d->rows, (long long)d->cols,
                    gmm__peek_dtype(d->src));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", (int)d->reserved);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__small_extents(call, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read_mat(call, GMM__X_, "src", d->src, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK ||
         (s = gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, 0, d->rows, d->cols, GMM__BYTES)) != GMM_OK)

@@ -36,7 +36,7 @@ static float gmm__softmax(const float *logits, float *s, int64_t n) {
 static uint64_t gmm__candidate(float value, int64_t expert) {
     const uint32_t u = gmm_f32_bits(value);
     const uint32_t order = value != value ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
-    return (uint64_t)order << 32 | (uint64_t)(uint32_t)~(uint32_t)expert;
+    return (uint64_t)order << 32 | (uint64_t)~(uint32_t)expert;
 }
 static int32_t gmm__candidate_expert(uint64_t candidate) { return (int32_t)~(uint32_t)candidate; }
 

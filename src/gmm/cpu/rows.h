@@ -22,7 +22,7 @@ static GMM__UNUSED void gmm__cpu_for(const gmm_context *ctx, int64_t count, doub
 #ifdef _OPENMP
     if (threads > 1) {
         _Pragma("omp parallel for schedule(dynamic) num_threads(threads)")
-        for (i = 0; i < count; i++) task(arg, i, (int32_t)omp_get_thread_num());
+        for (i = 0; i < count; i++) task(arg, i, omp_get_thread_num());
         return;
     }
 #endif

@@ -95,12 +95,12 @@ static gmm_status gmm__cpu_rt_fill2d(void *self, void *dst, size_t pitch, int32_
     const gmm_status s = gmm__rt_open_fill(self, "fill2d", dst, pitch, value, width, height, stream);
     size_t i;
     if (s != GMM_OK || !width) return s;
-    for (i = 0; i < height; i++) memset((char *)dst + i * pitch, (int)value, width);
+    for (i = 0; i < height; i++) memset((char *)dst + i * pitch, value, width);
     return GMM_OK;
 }
 static gmm_status gmm__cpu_rt_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
     const gmm_status s = gmm__rt_open_fill(self, "fill", dst, bytes, value, bytes, 1, stream);
-    if (s == GMM_OK && bytes) memset(dst, (int)value, bytes);
+    if (s == GMM_OK && bytes) memset(dst, value, bytes);
     return s;
 }
 static gmm_status gmm__cpu_rt_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {

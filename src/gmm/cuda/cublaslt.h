@@ -26,7 +26,7 @@ static cudaDataType_t gmm__lt_type(gmm_dtype dtype) {
 /* What an address and the step between rows are surely multiples of, at most 16 bytes: no more is of use, and so rows
    before a group change nothing. */
 static uint32_t gmm__lt_align(const void *at, int64_t row_bytes) {
-    const uint64_t bits = (uint64_t)(uintptr_t)at | (uint64_t)row_bytes | 16u;
+    const uint64_t bits = (uintptr_t)at | (uint64_t)row_bytes | 16u;
     return (uint32_t)(bits & (~bits + 1u));
 }
 

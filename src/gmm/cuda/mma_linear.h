@@ -140,7 +140,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_Q_ROWS,
-                   (int)gmm_qgemm_kernels[plan->kernel].tile_cols, (int)plan->grid[0]);
+                   (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
     return 1;
 }
 
@@ -183,7 +183,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks",
                    (int)gmm_gemm_kernels[plan->kernel].tile_rows, (int)gmm_gemm_kernels[plan->kernel].tile_cols,
-                   (int)plan->grid[0]);
+                   plan->grid[0]);
     return 1;
 }
 

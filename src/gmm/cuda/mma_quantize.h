@@ -101,10 +101,10 @@ static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
             a->scale_step[k] = gmm__scale_count(m->scaling, k ? a->cols : a->rows, k ? a->rows : a->cols) *
                                (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16 ? 1 : 4);
         else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
-        odd |= (uint64_t)(m->table != NULL) | ((uint64_t)(uintptr_t)m->data & (uint64_t)(whole - 1)) |
+        odd |= (uint64_t)(m->table != NULL) | ((uintptr_t)m->data & (uint64_t)(whole - 1)) |
                ((uint64_t)(m->ld * bits / 8) & (uint64_t)(whole - 1)) |
                ((uint64_t)a->step[k] & (uint64_t)(whole - 1)) | (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) |
-               ((uint64_t)(uintptr_t)m->scale & 3);
+               ((uintptr_t)m->scale & 3);
         if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
             odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }

@@ -42,7 +42,7 @@ static gmm_status gmm__mma_read_split(const gmm__plan *plan, gmm_stream stream) 
 
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
-        return gmm__decline(plan, "takes at most %d rows and columns", (int)(INT32_MAX - 1024));
+        return gmm__decline(plan, "takes at most %d rows and columns", INT32_MAX - 1024);
     gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
     return 1;
 }
@@ -189,7 +189,7 @@ static gmm__permute_args gmm__mma_permute(const gmm__call *call, int src, int ds
 
 static int gmm__mma_plan_permute(const gmm__call *call, gmm__plan *plan) {
     if (call->d.permute.hidden > INT32_MAX - 1024)
-        return gmm__decline(plan, "takes at most %d columns", (int)(INT32_MAX - 1024));
+        return gmm__decline(plan, "takes at most %d columns", INT32_MAX - 1024);
     return 1;
 }
 static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -240,7 +240,7 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
 
 static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->d.pad.padded_capacity > INT32_MAX)
-        return gmm__decline(plan, "takes at most %d rows", (int)INT32_MAX);
+        return gmm__decline(plan, "takes at most %d rows", INT32_MAX);
     gmm__mma_reserve_split(call, plan, GMM__SPLIT_PLAIN);
     gmm__reserve(plan, GMM__SPLIT_PADDED, ((size_t)call->groups.count + 1) * sizeof(int32_t));
     return 1;
@@ -281,7 +281,7 @@ static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) 
     const int64_t most = INT32_MAX / 16; /* 2 ffn rows or columns of 8 bytes in 32 bits */
     int i;
     if (d->ffn > most || d->count > (d->axis == GMM_GLU_ROWS ? INT32_MAX / (2 * d->ffn) : INT32_MAX))
-        return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)most, (int)INT32_MAX);
+        return gmm__decline(plan, "takes at most %lld pairs, and %d rows in all", (long long)most, INT32_MAX);
     for (i = 0; i < 2; i++)
         if (call->mat[role[i]].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)
             gmm__reserve(plan, part[i], (size_t)call->d.glu.count * sizeof(void *));

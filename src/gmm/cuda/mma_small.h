@@ -1,7 +1,7 @@
 /* --- accumulate, convert --- */
 
 static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
-    return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", (int)INT32_MAX);
+    return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", INT32_MAX);
 }
 /* More addends than one launch takes: the fp32 sum goes from launch to launch through the workspace. */
 static int gmm__mma_plan_accumulate(const gmm__call *call, gmm__plan *plan) {

@@ -28,7 +28,7 @@ static gmm_status gmm__cuda_rt_stream_create(void *self, int32_t priority, gmm_s
     const gmm_status s = gmm__rt_open(self, "stream_create", NULL, out, "out");
     if (s != GMM_OK) return s;
     *out = NULL;
-    GMM__ON_DEVICE("stream_create", cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, (int)priority));
+    GMM__ON_DEVICE("stream_create", cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, priority));
 }
 static gmm_status gmm__cuda_rt_stream_destroy(void *self, gmm_stream stream) {
     const gmm_status s = gmm__rt_open(self, "stream_destroy", stream, self, "self");
@@ -110,13 +110,13 @@ static gmm_status gmm__cuda_rt_fill2d(void *self, void *dst, size_t pitch, int32
     const gmm_status s = gmm__rt_open_fill(self, "fill2d", dst, pitch, value, width, height, stream);
     if (s != GMM_OK || !width || !height) return s;
     GMM__ON_DEVICE("fill2d", height == 1 || pitch == width
-                                 ? cudaMemsetAsync(dst, (int)value, width * height, stream)
-                                 : cudaMemset2DAsync(dst, pitch, (int)value, width, height, stream));
+                                 ? cudaMemsetAsync(dst, value, width * height, stream)
+                                 : cudaMemset2DAsync(dst, pitch, value, width, height, stream));
 }
 static gmm_status gmm__cuda_rt_fill(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream) {
     const gmm_status s = gmm__rt_open_fill(self, "fill", dst, bytes, value, bytes, 1, stream);
     if (s != GMM_OK || !bytes) return s;
-    GMM__ON_DEVICE("fill", cudaMemsetAsync(dst, (int)value, bytes, stream));
+    GMM__ON_DEVICE("fill", cudaMemsetAsync(dst, value, bytes, stream));
 }
 static gmm_status gmm__cuda_rt_is_capturing(void *self, gmm_stream stream, int32_t *capturing) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

@@ -217,7 +217,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_TABLE2);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), sums == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
-                   (int)(GMM_FP8_UNIT * k->teams), (int)k->cols, (int)plan->grid[0]);
+                   GMM_FP8_UNIT * k->teams, (int)k->cols, plan->grid[0]);
     return 1;
 }
 
@@ -328,7 +328,7 @@ static int gmm__wgmma_plan_expanded(const gmm__call *call, gmm__plan *plan, gmm_
     plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 64, blocks);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, %s, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
-                   (long long)(elements >> 19), gmm__wgmma_tile(plan->kernel, tile), (int)plan->grid[0]);
+                   (long long)(elements >> 19), gmm__wgmma_tile(plan->kernel, tile), plan->grid[0]);
     return 1;
 }
 
@@ -346,7 +346,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         !gmm__wgmma_takes(call, rb, op == gmm_gemm_wgrad ? "x" : "w", plan))
         return 0;
     (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile(plan->kernel, tile),
-                   (int)plan->grid[0]);
+                   plan->grid[0]);
     return 1;
 }
 

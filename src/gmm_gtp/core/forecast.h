@@ -29,15 +29,15 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     if (status) return status;
     if (u.bundle < 0 || u.layers < 0 || u.optimizer_bytes < 0 || u.optimizer_ranks < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: bundle %d, layers %lld, optimizer_bytes %d, optimizer_ranks %d: must "
-                         "be >= 0", fn, (int)u.bundle, (long long)u.layers, (int)u.optimizer_bytes,
-                         (int)u.optimizer_ranks);
+                         "be >= 0", fn, u.bundle, (long long)u.layers, u.optimizer_bytes,
+                         u.optimizer_ranks);
     if (u.gather_slots < 0 || u.recompute_slots < 0 || u.wgrad_slots < 0 || u.reduce_slots < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: slots of gather %d, recompute %d, wgrad %d, reduce %d: must be >= 0",
-                         fn, (int)u.gather_slots, (int)u.recompute_slots, (int)u.wgrad_slots, (int)u.reduce_slots);
+                         fn, u.gather_slots, u.recompute_slots, u.wgrad_slots, u.reduce_slots);
     if (u.all_to_all != 0 && u.all_to_all != 1)
-        return gmm__fail(error, GMM_E_ARG, "%s: all_to_all is %d: must be 0 or 1", fn, (int)u.all_to_all);
+        return gmm__fail(error, GMM_E_ARG, "%s: all_to_all is %d: must be 0 or 1", fn, u.all_to_all);
     if (u.reserved != 0)
-        return gmm__fail(error, GMM_E_ARG, "%s: reserved is %d: must be 0", fn, (int)u.reserved);
+        return gmm__fail(error, GMM_E_ARG, "%s: reserved is %d: must be 0", fn, u.reserved);
     if (u.main_grad != GMM_NONE && u.main_grad != GMM_F32 && u.main_grad != GMM_BF16)
         return gmm__fail(error, GMM_E_DTYPE, "%s: main_grad is %s (%d): must be f32, bf16 or none", fn,
                          gmm_dtype_name(u.main_grad), (int)u.main_grad);
@@ -46,7 +46,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
                          gmm_dtype_name(u.wire), (int)u.wire);
     if (u.main_grad == GMM_NONE && (u.wgrad_slots || u.reduce_slots || u.wire != GMM_NONE))
         return gmm__fail(error, GMM_E_CONFIG, "%s: main_grad is none, but wgrad_slots %d, reduce_slots %d, wire %s: a "
-                         "frozen weight has no gradient", fn, (int)u.wgrad_slots, (int)u.reduce_slots,
+                         "frozen weight has no gradient", fn, u.wgrad_slots, u.reduce_slots,
                          gmm_dtype_name(u.wire));
     if (u.bundle == 0) u.bundle = 1;
     if (u.layers == 0) u.layers = 1;
@@ -105,7 +105,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
            gmm__gtp_add(&m.total, m.wgrad, 1, 1) && gmm__gtp_add(&m.total, m.reduce, 1, 1);
     if (!fits)
         return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes of %lld layers of %d weights of %lld x %lld do not fit "
-                         "64 bits", fn, (long long)u.layers, (int)u.bundle, (long long)p.local_rows,
+                         "64 bits", fn, (long long)u.layers, u.bundle, (long long)p.local_rows,
                          (long long)p.local_cols);
     memcpy(memory, &m, known);
     return GMM_OK;
@@ -129,7 +129,7 @@ static gmm_status gmm__gtp_stage_alone(const char *fn, const gmm_gtp_forecast *f
     gmm_status status = gmm__gtp_solve(fn, x->shard, &s, &p, error);
     if (status) return status;
     if (x->bundle < 0 || !(x->tokens >= 0))
-        return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, (int)x->bundle, x->tokens);
+        return gmm__fail(error, GMM_E_ARG, "%s: bundle is %d, tokens %g: must be >= 0", fn, x->bundle, x->tokens);
     count = x->bundle ? x->bundle : 1;
     share = (double)(s.gtp_size - 1) / s.gtp_size / f->link_rate;
     elements = (double)p.padded_rows * (double)p.local_cols * count;
@@ -181,12 +181,12 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         !(f.memory_rate >= 0) || f.prefetch < 0 || f.prefetch > n || f.wgrad_slots < 1 || f.reserved)
         return gmm__fail(error, GMM_E_ARG, "%s: %d stages, gemm_rate %g, link_rate %g, latency %g, memory_rate %g, "
                          "prefetch %d, wgrad_slots %d, reserved %d: must be 1 to %d, > 0, > 0, >= 0, >= 0, 0 to "
-                         "stages, >= 1, and 0", fn, (int)n, f.gemm_rate, f.link_rate, f.latency, f.memory_rate,
-                         (int)f.prefetch, (int)f.wgrad_slots, (int)f.reserved, (int)GMM__GTP_STAGES);
+                         "stages, >= 1, and 0", fn, n, f.gemm_rate, f.link_rate, f.latency, f.memory_rate,
+                         f.prefetch, f.wgrad_slots, f.reserved, (int)GMM__GTP_STAGES);
     for (i = 0; i < n; i++) {
         gmm_gtp_stage x = stages[i];
         if (x.struct_size && x.struct_size != sizeof x)
-            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, (int)i,
+            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, i,
                              x.struct_size);
         if ((s = gmm__gtp_stage_alone(fn, &f, &x, &alone, error)) != GMM_OK) return s;
     }

@@ -17,11 +17,11 @@ static gmm_status gmm__grid_open(const char *fn, const gmm_grid *given, gmm_grid
     absent = g->kind == GMM_GRID_EXPERT ? GMM_AXIS_CP : GMM_AXIS_EP;
     for (a = 0; a < GMM_AXIS_COUNT; a++) {
         if (g->size[a] < 0)
-            return gmm__fail(error, GMM_E_ARG, "%s: size of %s is %d: must be >= 0", fn, names[a], (int)g->size[a]);
+            return gmm__fail(error, GMM_E_ARG, "%s: size of %s is %d: must be >= 0", fn, names[a], g->size[a]);
         if (g->size[a] == 0) g->size[a] = 1;
         if (a == absent && g->size[a] > 1)
             return gmm__fail(error, GMM_E_CONFIG, "%s: size of %s is %d: %s grid has no such axis", fn, names[a],
-                             (int)g->size[a], g->kind == GMM_GRID_EXPERT ? "an expert" : "a dense");
+                             g->size[a], g->kind == GMM_GRID_EXPERT ? "an expert" : "a dense");
         ranks *= g->size[a]; /* both factors are below 2^31 */
         if (ranks > INT32_MAX)
             return gmm__fail(error, GMM_E_OVERFLOW, "%s: the grid has more than 2^31 - 1 ranks", fn);
@@ -43,7 +43,7 @@ static gmm_status gmm__grid_coords(const char *fn, const gmm_grid *grid, int32_t
     int i;
     if (status) return status;
     if (rank < 0 || rank >= world)
-        return gmm__fail(error, GMM_E_ARG, "%s: rank is %d: must be in [0, %d)", fn, (int)rank, (int)world);
+        return gmm__fail(error, GMM_E_ARG, "%s: rank is %d: must be in [0, %d)", fn, rank, world);
     for (i = 0; i < GMM_AXIS_COUNT; i++) {
         const int a = gmm__grid_axis(g->kind, i);
         coords[a] = rank % g->size[a];
@@ -77,7 +77,7 @@ GMMDEF gmm_status gmm_grid_rank(const gmm_grid *grid, const int32_t coords[GMM_A
         const int a = gmm__grid_axis(g.kind, i);
         if (coords[a] < 0 || coords[a] >= g.size[a])
             return gmm__fail(error, GMM_E_ARG, "gmm_grid_rank: coords[%d] is %d: must be in [0, %d)", a, (int)coords[a],
-                             (int)g.size[a]);
+                             g.size[a]);
         r = r * g.size[a] + coords[a];
     }
     *rank = r;
@@ -93,7 +93,7 @@ static gmm_status gmm__grid_group(const char *fn, const gmm_grid *grid, int32_t 
     int i;
     if (axes >> GMM_AXIS_COUNT)
         return gmm__fail(error, GMM_E_ARG, "%s: axes is 0x%x: bits beyond 1u << GMM_AXIS_PP are unknown", fn,
-                         (unsigned)axes);
+                         axes);
     status = gmm__grid_coords(fn, grid, rank, &g, coords, error);
     if (status) return status;
     out.first = rank;
@@ -129,10 +129,10 @@ GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, 
                          (int)d.kind, (int)x.kind);
     if (dense_world != expert_world)
         return gmm__fail(error, GMM_E_CONFIG, "gmm_grid_match: the dense grid has %d ranks, the expert grid %d: must "
-                         "be equal", (int)dense_world, (int)expert_world);
+                         "be equal", dense_world, expert_world);
     if (d.size[GMM_AXIS_PP] != x.size[GMM_AXIS_PP])
         return gmm__fail(error, GMM_E_CONFIG, "gmm_grid_match: PP is %d in the dense grid and %d in the expert grid: "
-                         "must be equal", (int)d.size[GMM_AXIS_PP], (int)x.size[GMM_AXIS_PP]);
+                         "must be equal", d.size[GMM_AXIS_PP], x.size[GMM_AXIS_PP]);
     return GMM_OK;
 }
 

@@ -27,8 +27,8 @@ static size_t gmm__gtp_known(const char *fn, const char *name, const void *given
     }
     memcpy(&stated, given, sizeof stated); /* struct_size comes first everywhere */
     if (stated > size || (stated > 0 && stated < sizeof stated)) {
-        *status = gmm__fail(error, GMM_E_VERSION, "%s: %s->struct_size is %lu: must be 0 or at most %lu", fn, name,
-                            (unsigned long)stated, (unsigned long)size);
+        *status = gmm__fail(error, GMM_E_VERSION, "%s: %s->struct_size is %u: must be 0 or at most %zu", fn, name,
+                            stated, size);
         return 0;
     }
     return stated ? stated : size;

@@ -74,17 +74,17 @@ static gmm_status gmm__gtp_check_sections(const char *fn, const gmm_shard *s, gm
     for (i = 0; i < n; i++) {
         const int64_t rows = s->sections ? s->section_rows[i] : s->rows;
         if (rows < 1)
-            return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld: must be >= 1", fn, (int)i,
+            return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld: must be >= 1", fn, i,
                              (long long)rows);
         if (rows > left || (i == n - 1 && rows < left))
             return gmm__fail(error, GMM_E_ARG, "%s: section_rows[%d] is %lld with %lld of rows %lld left: the sections "
-                             "must add up to rows", fn, (int)i, (long long)rows, (long long)left, (long long)s->rows);
+                             "must add up to rows", fn, i, (long long)rows, (long long)left, (long long)s->rows);
         if (s->tp_cut == GMM_TP_ROWS && rows % s->tp_size != 0)
             return gmm__fail(error, GMM_E_ARG, "%s: section %d has %lld rows: must be a multiple of tp_size %d", fn,
-                             (int)i, (long long)rows, (int)s->tp_size);
+                             i, (long long)rows, (int)s->tp_size);
         if (s->tp_cut == GMM_TP_ROWS && s->tp_multiple > 1 && rows / s->tp_size % s->tp_multiple != 0)
             return gmm__fail(error, GMM_E_CONFIG, "%s: section %d has %lld rows per TP rank: must be a multiple of "
-                             "tp_multiple %d", fn, (int)i, (long long)(rows / s->tp_size), (int)s->tp_multiple);
+                             "tp_multiple %d", fn, i, (long long)(rows / s->tp_size), (int)s->tp_multiple);
         left -= rows;
     }
     return GMM_OK;
@@ -117,7 +117,7 @@ static gmm_status gmm__gtp_solve(const char *fn, const gmm_shard *given, gmm_sha
     if (s->gtp_size > 1 && p->unit == 0) {
         if (p->local_rows % s->gtp_size != 0)
             return gmm__fail(error, GMM_E_CONFIG, "%s: unit is GMM_GTP_UNPADDED and gtp_size %d does not divide %lld "
-                             "local rows: the rest would be lost", fn, (int)s->gtp_size, (long long)p->local_rows);
+                             "local rows: the rest would be lost", fn, s->gtp_size, (long long)p->local_rows);
         if (p->local_rows / s->gtp_size % block != 0)
             return gmm__fail(error, GMM_E_CONFIG, "%s: unit is GMM_GTP_UNPADDED and shards of %lld rows cut the "
                              "%lld-row blocks of scaling %s", fn, (long long)(p->local_rows / s->gtp_size),
@@ -125,7 +125,7 @@ static gmm_status gmm__gtp_solve(const char *fn, const gmm_shard *given, gmm_sha
     } else if (s->gtp_size > 1) {
         if (!gmm__mul(p->unit, s->gtp_size, &multiple) || p->local_rows > INT64_MAX - multiple)
             return gmm__fail(error, GMM_E_OVERFLOW, "%s: %lld local rows padded to unit %lld * gtp_size %d do not fit "
-                             "64 bits", fn, (long long)p->local_rows, (long long)p->unit, (int)s->gtp_size);
+                             "64 bits", fn, (long long)p->local_rows, (long long)p->unit, s->gtp_size);
         p->pad = (multiple - p->local_rows % multiple) % multiple;
     }
     p->padded_rows = p->local_rows + p->pad;
@@ -175,16 +175,16 @@ GMMDEF gmm_status gmm_gtp_extents(const gmm_shard *shard, gmm_extent *extents, i
     gmm_status status;
     if (!count) return gmm__fail(error, GMM_E_NULL, "gmm_gtp_extents: count is NULL");
     if (capacity < 0)
-        return gmm__fail(error, GMM_E_ARG, "gmm_gtp_extents: capacity is %d: must be >= 0", (int)capacity);
+        return gmm__fail(error, GMM_E_ARG, "gmm_gtp_extents: capacity is %d: must be >= 0", capacity);
     if (!extents && capacity > 0)
-        return gmm__fail(error, GMM_E_NULL, "gmm_gtp_extents: extents is NULL with capacity %d", (int)capacity);
+        return gmm__fail(error, GMM_E_NULL, "gmm_gtp_extents: extents is NULL with capacity %d", capacity);
     status = gmm__gtp_solve("gmm_gtp_extents", shard, &s, &p, error);
     if (status) return status;
     for (pass = 0; pass < (extents ? 2 : 1); pass++) { /* count, then fill */
         int64_t logical0 = 0, local0 = 0; /* first row of the section in the whole weight, in the local matrix */
         if (pass == 1 && n > capacity)
             return gmm__fail(error, GMM_E_WORKSPACE, "gmm_gtp_extents: capacity is %d: the shard has %d extents",
-                             (int)capacity, (int)n);
+                             capacity, n);
         n = 0;
         for (i = 0; i < (s.sections ? s.sections : 1); i++) {
             const int64_t rows = s.sections ? s.section_rows[i] : s.rows, slice = gmm__gtp_slice(&s, rows);

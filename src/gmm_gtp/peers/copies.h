@@ -92,7 +92,7 @@ static gmm_status gmm__peers_meet(gmm__peers *p, int kind, gmm_stream stream) {
                 op[n].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
             }
         }
-    return n == 0 || p->batch((CUstream)stream, n, op, 0) == CUDA_SUCCESS /* a batch of none may be refused */
+    return n == 0 || p->batch(stream, n, op, 0) == CUDA_SUCCESS /* a batch of none may be refused */
                ? GMM_OK : gmm__wire_fail(&p->wire, "cuStreamBatchMemOp", "the driver refuses it");
 }
 

@@ -17,12 +17,12 @@ static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
         if (i != rank && !p->seen[GMM__PEERS_CAME * size + i]) missing = i, n++;
     }
     if (gone >= 0) {
-        (void)snprintf(text, sizeof text, "rank %d of %d has given up: what came since is void", (int)gone, (int)size);
+        (void)snprintf(text, sizeof text, "rank %d of %d has given up: what came since is void", gone, size);
         s = gmm__wire_fail(&p->wire, "peer copies", text);
         p->told = 1;
         (void)gmm__wire_poll(&p->wire, error);
     } else if (n == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) /* for whoever finds it too long */
-        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)missing, (int)size);
+        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", missing, size);
     (void)cudaGetLastError();
     return gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess), s;
 }
@@ -54,9 +54,9 @@ static void gmm__peers_give_up(void *self, const char *why) {
         op[i].writeValue.value = 1;
         op[i].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
     }
-    if (!p->told) (void)p->batch((CUstream)p->aid, (unsigned)size, op, 0);
+    if (!p->told) (void)p->batch(p->aid, (unsigned)size, op, 0);
     gmm_peers_release<<<1, GMM__PEERS_GONE * GMM__PEERS_MOST, 0, p->aid>>>(
-        gmm__peers_word(p, rank, GMM__PEERS_CAME, 0), (int)(GMM__PEERS_GONE * size), 3000000000ull);
+        gmm__peers_word(p, rank, GMM__PEERS_CAME, 0), GMM__PEERS_GONE * size, 3000000000ull);
     (void)cudaGetLastError();
     (void)gmm__cuda_leave(p->wire.ctx, "peers", current, cudaSuccess);
 }
@@ -77,7 +77,7 @@ static gmm_status gmm__peers_agree(gmm__peers *p, const char *call, const char *
     if (bad) return gmm__wire_fail(&p->wire, call, bad);
     for (i = 0; i < p->config.size && !all[i]; i++) { }
     if (i == p->config.size) return GMM_OK;
-    (void)snprintf(text, sizeof text, "it failed on rank %d of %d", (int)i, (int)p->config.size);
+    (void)snprintf(text, sizeof text, "it failed on rank %d of %d", i, p->config.size);
     return gmm__wire_fail(&p->wire, call, text);
 }
 /* `bad`: why this rank has none; w may be NULL then. */
@@ -96,7 +96,7 @@ static gmm_status gmm__peers_share(gmm__peers *p, gmm__peers_window *w, void *ba
         e = cudaIpcGetMemHandle(&mine.handle, base);
         if (e == cudaSuccess && p->range(&start, NULL, (CUdeviceptr)(uintptr_t)base) != CUDA_SUCCESS)
             e = cudaErrorInvalidValue;
-        mine.offset = (size_t)((uintptr_t)base - (uintptr_t)start);
+        mine.offset = (uintptr_t)base - (uintptr_t)start;
         if (e != cudaSuccess) bad = cudaGetErrorString(e);
     }
     s = gmm__peers_agree(p, call, bad);
@@ -200,7 +200,7 @@ GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, 
         c.processes > 1 || c.ctx->config.space != GMM_SPACE_CUDA)
         return gmm__peers_refuse(&c, gmm__fail(
             error, GMM_E_ARG, "%s: rank %d of %d, processes %d, ctx on %s: must be a rank of 1 to %d, 0 or 1, and on a "
-            "GPU", fn, (int)c.rank, (int)c.size, (int)c.processes,
+            "GPU", fn, c.rank, c.size, c.processes,
             c.ctx->config.space == GMM_SPACE_CUDA ? "a GPU" : "the CPU", (int)GMM__PEERS_MOST));
     p = (gmm__peers *)gmm__wire_alloc(c.ctx, sizeof *p);
     if (!p) return gmm__peers_refuse(&c, gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn));

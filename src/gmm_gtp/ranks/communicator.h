@@ -98,8 +98,8 @@ static gmm_status gmm__member_poll(void *self, gmm_error *error) {
         memset(error, 0, sizeof *error);
         for (i = 0; op && i < m->group->size; i++)
             if (!gmm__group_arrived(m->group, i, NULL)) {
-                (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", (int)i,
-                               (int)m->group->size);
+                (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", i,
+                               m->group->size);
                 break;
             }
     }

@@ -43,7 +43,7 @@ static gmm_status gmm__rank_open(gmm__cpu_rank *r, const char *fn, const char *a
     if (s) return s;
     if (!needed) return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_NULL, "%s: %s is NULL", fn, argument));
     if (!(flags & ~(uint32_t)GMM_EVENT_EXTERNAL)) return GMM_OK;
-    return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_ARG, "%s: flags 0x%x has unknown bits", fn, (unsigned)flags));
+    return gmm__rank_leave(r, gmm__rank_fail(r, GMM_E_ARG, "%s: flags 0x%x has unknown bits", fn, flags));
 }
 
 /* What hangs, in words; the communicator that does, if there is one. */
@@ -57,13 +57,13 @@ static gmm__group *gmm__rank_blame(gmm__cpu_rank *r, char *text, size_t room) {
             if (!gmm__group_arrived(g, m, NULL)) {
                 (void)snprintf(text, room, "%s '%s', collective %llu of its communicator: rank %d of %d has not "
                                "joined within %d ms", gmm__coll_names[((const gmm__coll *)op->memory)->kind], op->name,
-                               (unsigned long long)op->number, (int)m, (int)g->size,
-                               (int)r->world->config.timeout_ms);
+                               (unsigned long long)op->number, m, g->size,
+                               r->world->config.timeout_ms);
                 return g;
             }
     }
     (void)snprintf(text, room, "rank %d waits for what no stream is going to do (%d ms without progress)",
-                   (int)r->index, (int)r->world->config.timeout_ms);
+                   r->index, r->world->config.timeout_ms);
     return NULL;
 }
 

@@ -45,7 +45,7 @@ GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_st
     if (s) return s;
     if (r->capture || !stream)
         s = gmm__rank_fail(r, GMM_E_CAPTURE, stream ? "capture_begin: rank %d is capturing already" : "capture_begin: "
-                           "stream NULL of rank %d cannot be captured", (int)rank);
+                           "stream NULL of rank %d cannot be captured", rank);
     else if (!(r->capture = (gmm_ranks_graph *)gmm__ranks_alloc(ranks, sizeof *r->capture)))
         s = gmm__rank_fail(r, GMM_E_MEMORY, "capture_begin: no memory");
     else {
@@ -77,7 +77,7 @@ GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stre
     i = gmm__graph_loose(g);
     if (i) {
         s = gmm__rank_fail(r, GMM_E_CAPTURE, "capture_end: what stream %d was given has not been joined back",
-                           (int)r->queues[g->queues[i]]->mirrors);
+                           r->queues[g->queues[i]]->mirrors);
         gmm__graph_free(g);
     } else *out = g;
     return gmm__rank_leave(r, s);

@@ -27,7 +27,7 @@ static gmm_status gmm__ranks_stream_sync(void *self, gmm_stream stream) {
     gmm__rank_queue *q;
     if (s) return s;
     q = gmm__rank_queue_of(r, stream);
-    if (q->graph) s = gmm__rank_fail(r, GMM_E_CAPTURE, "stream_sync: stream %d is capturing", (int)q->index);
+    if (q->graph) s = gmm__rank_fail(r, GMM_E_CAPTURE, "stream_sync: stream %d is capturing", q->index);
     else s = gmm__rank_wait(r, q, NULL);
     if (!s) gmm__clock_join(r->queues[0]->clock, q->clock);
     return gmm__rank_leave(r, s);
@@ -132,7 +132,7 @@ static gmm_status gmm__ranks_stream_wait(void *self, gmm_stream stream, gmm_even
     } else if (q->graph || e->capture) {
         s = gmm__rank_fail(r, GMM_E_CAPTURE, q->graph ? "stream_wait: captured stream %d waits for an event from "
                            "outside without GMM_EVENT_EXTERNAL" : "stream_wait: stream %d waits for an event that a "
-                           "capture has recorded", (int)q->index);
+                           "capture has recorded", q->index);
     } else if (e->last) {
         op.token = gmm__token_keep(e->last);
         s = gmm__rank_put(r, stream, &op);
@@ -225,7 +225,7 @@ static gmm_status gmm__rank_move_put(void *self, gmm__rank_move m, gmm_stream st
         return s ? s : gmm__rank_leave(r, gmm__rank_fail(
             r, lacks ? GMM_E_NULL : GMM_E_ARG, "%s: dst %p, src %p, pitches %llu and %llu, width %llu, value %d: must "
             "not be NULL, >= width, and 0 to 255", work.name, m.dst, m.src, (unsigned long long)m.dst_pitch,
-            (unsigned long long)m.src_pitch, (unsigned long long)m.width, (int)m.value));
+            (unsigned long long)m.src_pitch, (unsigned long long)m.width, m.value));
     }
     if (none) return GMM_OK;
     ranges[0].data = m.dst;

@@ -19,8 +19,8 @@ static void gmm__ranks_access(gmm__rank_queue *q, const char *name, const void *
         const int covered = overlap && now.begin <= a.begin && a.end <= now.end;
         if (overlap && !ordered && (a.writes || writes) && w->races++ == 0)
             (void)snprintf(w->race, sizeof w->race, "rank %d: '%s' on stream %d %s %llu bytes at %p that '%s' on "
-                           "stream %d %s, and nothing orders the two", (int)r->index, name, (int)q->index,
-                           writes ? "writes" : "reads", (unsigned long long)bytes, (void *)(uintptr_t)now.begin,
+                           "stream %d %s, and nothing orders the two", r->index, name, q->index,
+                           writes ? "writes" : "reads", (unsigned long long)bytes, (void *)now.begin,
                            a.name, (int)a.queue, a.writes ? "writes" : "reads");
         if (covered && ordered && (writes || !a.writes)) continue; /* whoever is behind `now` is behind `a` */
         r->accesses[kept++] = a;
@@ -181,8 +181,8 @@ static void gmm__group_run(gmm__group *g) {
             (void)snprintf(text, sizeof text, "collective %llu: rank 0 waits for '%.60s' (%d calls, %s of %llu bytes) "
                            "and rank %d for '%.60s' (%d calls, %s of %llu bytes): all ranks must make the same calls "
                            "for the same bundles in the same order", (unsigned long long)g->done, first->name,
-                           (int)first->count, gmm__coll_names[parts[0][j].kind], (unsigned long long)parts[0][j].bytes,
-                           (int)i, op->name, (int)op->count, gmm__coll_names[parts[i][j].kind],
+                           first->count, gmm__coll_names[parts[0][j].kind], (unsigned long long)parts[0][j].bytes,
+                           i, op->name, (int)op->count, gmm__coll_names[parts[i][j].kind],
                            (unsigned long long)parts[i][j].bytes);
             gmm__group_give_up(g, text);
             return;
@@ -236,7 +236,7 @@ static void gmm__rank_run(gmm__rank_queue *q) {
         s = op->function((const char *)op->memory + (size_t)op->count * sizeof *ranges, NULL);
         if (s) {
             char text[300];
-            (void)snprintf(text, sizeof text, "rank %d: '%s' failed with %s", (int)r->index, op->name,
+            (void)snprintf(text, sizeof text, "rank %d: '%s' failed with %s", r->index, op->name,
                            gmm_status_name(s));
             gmm__rank_give_up(r, text);
             return;

@@ -46,7 +46,7 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
         char text[400];
         if (w->comm) (void)w->comm->poll(w->comm->self, &who);
         (void)snprintf(text, sizeof text, "%s of '%.60s' is not done after %d ms: %.200s", w->what, w->name,
-                       (int)gtp->config.timeout_ms, who.text[0] ? who.text : "a peer is missing");
+                       gtp->config.timeout_ms, who.text[0] ? who.text : "a peer is missing");
         gmm__gtp_give_up(gtp, text);
         return gmm__gtp_break(gtp, fn, w->name, s);
     }
@@ -62,7 +62,7 @@ GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on) {
     gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (on == gtp->dry || on < 0 || on > 1)
-        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: on is %d: a dry run is %s", fn, (int)on,
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: on is %d: a dry run is %s", fn, on,
                          gtp->dry ? "under way" : "not under way");
     gtp->dry = on;
     for (i = 0; i < gtp->bundle_count && !on; i++) {
@@ -86,11 +86,11 @@ GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t
     if (s) return s;
     if (!graph) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: graph is NULL", fn);
     if (gtp->graph) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: graph %d is being captured", fn,
-                                     (int)gtp->graph - 1);
+                                     gtp->graph - 1);
     if (gtp->dry) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: a dry run is under way", fn);
     if (gtp->graph_count == gtp->config.graphs)
         return gmm__fail(&gtp->error, GMM_E_WORKSPACE, "%s: config->graphs is %d: no room for more", fn,
-                         (int)gtp->config.graphs);
+                         gtp->config.graphs);
     s = gtp->rt.is_capturing(gtp->rt.self, stream, &capturing);
     if (s) return gmm__gtp_break(gtp, fn, "stream", s);
     if (!capturing) return gmm__fail(&gtp->error, GMM_E_CAPTURE, "%s: the stream is not capturing", fn);
@@ -130,11 +130,11 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
     gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (graph < 0 || graph >= gtp->graph_count)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, (int)graph, (int)gtp->graph_count);
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, graph, gtp->graph_count);
     for (i = 0; i < gtp->slot_count; i++)
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0 && gtp->slots[i].holders)
             return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held, and graph %d may write its slot", fn,
-                             gtp->bundles[gtp->slots[i].bundle].name, (int)graph);
+                             gtp->bundles[gtp->slots[i].bundle].name, graph);
     for (i = 0; i < gtp->slot_count; i++) /* what was gathered outside of graphs will be gone */
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0) gtp->slots[i].bundle = -1;
     for (i = 0; i < gtp->bundle_count && !s; i++) {
@@ -155,7 +155,7 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (graph < 0 || graph >= gtp->graph_count)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, (int)graph, (int)gtp->graph_count);
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, graph, gtp->graph_count);
     s = gtp->rt.event_record(gtp->rt.self, gtp->graph_end[graph], stream, 0);
     if (s) return gmm__gtp_break(gtp, fn, "graph", s);
     gtp->graph_watch[graph].end = gtp->graph_end[graph];

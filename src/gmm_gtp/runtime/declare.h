@@ -38,10 +38,10 @@ static gmm_status gmm__gtp_config(const char *fn, const gmm_gtp_config *config, 
     if (c->domains < 0 || c->weights < 0 || c->bundles < 0 || c->chains < 0 || c->graphs < 0 || c->domains > most ||
         c->weights > most || c->bundles > most || c->chains > most || c->graphs > 4096)
         return gmm__fail(error, GMM_E_ARG, "%s: %d domains, %d weights, %d bundles, %d chains, %d graphs: must be 0 to "
-                         "%d, at most 4096 graphs", fn, (int)c->domains, (int)c->weights, (int)c->bundles,
-                         (int)c->chains, (int)c->graphs, (int)most);
+                         "%d, at most 4096 graphs", fn, c->domains, c->weights, c->bundles,
+                         c->chains, c->graphs, (int)most);
     if (c->timeout_ms < 0) return gmm__fail(error, GMM_E_ARG, "%s: timeout_ms is %d: must be >= 0", fn,
-                                            (int)c->timeout_ms);
+                                            c->timeout_ms);
     return GMM_OK;
 }
 
@@ -103,7 +103,7 @@ static gmm_status gmm__gtp_declare(gmm_gtp *g, const char *fn, const char *what,
     if (!id) return gmm__fail(&g->error, GMM_E_NULL, "%s: id is NULL", fn);
     if (g->sealed) return gmm__fail(&g->error, GMM_E_STATE, "%s: the object is sealed", fn);
     if (count >= room)
-        return gmm__fail(&g->error, GMM_E_WORKSPACE, "%s: config->%s is %d: no room for more", fn, what, (int)room);
+        return gmm__fail(&g->error, GMM_E_WORKSPACE, "%s: config->%s is %d: no room for more", fn, what, room);
     return GMM_OK;
 }
 
@@ -128,8 +128,8 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     if (desc.wgrad_slots < 0 || desc.reduction < GMM_GTP_REDUCE_AUTO || desc.reduction > GMM_GTP_REDUCE_EXCHANGE ||
         desc.synchronous < 0 || desc.synchronous > 1 || desc.reserved)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: wgrad_slots %d, reduction %d, synchronous %d, reserved %d: must "
-                         "be >= 0, a gmm_gtp_reduction, 0 or 1, and 0", fn, (int)desc.wgrad_slots, (int)desc.reduction,
-                         (int)desc.synchronous, (int)desc.reserved);
+                         "be >= 0, a gmm_gtp_reduction, 0 or 1, and 0", fn, desc.wgrad_slots, (int)desc.reduction,
+                         desc.synchronous, desc.reserved);
     d = &gtp->domains[gtp->domain_count];
     memset(d, 0, sizeof *d);
     d->size = 1;
@@ -142,8 +142,8 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
         d->rank = d->gather.rank;
         if (d->size < 1 || d->rank < 0 || d->rank >= d->size || d->reduce.size != d->size || d->reduce.rank != d->rank)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: gather is rank %d of %d, reduce rank %d of %d: must be "
-                             "the same rank of the same group", fn, (int)d->rank, (int)d->size, (int)d->reduce.rank,
-                             (int)d->reduce.size);
+                             "the same rank of the same group", fn, d->rank, d->size, d->reduce.rank,
+                             d->reduce.size);
         if (!gmm__gtp_whole(&d->gather) || !gmm__gtp_whole(&d->reduce))
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->%s lacks a function; all but window_add and "
                              "window_remove are needed", fn, gmm__gtp_whole(&d->gather) ? "reduce" : "gather");
@@ -154,7 +154,7 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
                              ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
     if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__GTP_PARTS)
         return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: reduction by exchange among %d ranks: must be at most %d", fn,
-                         (int)d->size, (int)GMM__GTP_PARTS);
+                         d->size, (int)GMM__GTP_PARTS);
     d->desc = desc;
     *id = gtp->domain_count++;
     return GMM_OK;
@@ -244,8 +244,8 @@ static gmm_status gmm__gtp_format(const char *fn, gmm__gtp_weight *w, gmm_error 
                          gmm_dtype_name(w->shard.dtype), gmm_scaling_name(w->shard.scaling));
     if (f->order != GMM_SCALES_COMPACT || f->stochastic || f->hadamard || f->row_amax)
         return gmm__fail(error, GMM_E_CONFIG, "%s: '%s': format has order %d, stochastic %d, hadamard 0x%x, row_amax "
-                         "%d: shards take none of them", fn, w->desc.name, (int)f->order, (int)f->stochastic,
-                         (unsigned)f->hadamard, (int)f->row_amax);
+                         "%d: shards take none of them", fn, w->desc.name, (int)f->order, f->stochastic,
+                         (unsigned)f->hadamard, f->row_amax);
     if (f->scaling == GMM_SCALING_NV16 && !w->desc.amax)
         return gmm__fail(error, GMM_E_NULL, "%s: '%s': amax is NULL, which nv16 is made with", fn, w->desc.name);
     return GMM_OK;
@@ -263,7 +263,7 @@ GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight,
     if (!w.desc.name) w.desc.name = "weight";
     if (w.desc.expert < 0 || w.desc.reserved)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': expert is %d, reserved %d: must be >= 0, and 0", fn,
-                         w.desc.name, (int)w.desc.expert, (int)w.desc.reserved);
+                         w.desc.name, w.desc.expert, w.desc.reserved);
     for (d = GMM_ROWWISE; d <= GMM_COLUMNWISE; d++) {
         if (w.plan.shard_data_bytes[d] > 0 && !w.desc.data[d])
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': data[%d] is NULL: a shard in %s has %lld bytes there",
@@ -309,12 +309,12 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
     if (!weights) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': weights is NULL", fn, name);
     if (domain < 0 || domain >= gtp->domain_count || count < 1)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': domain %d of %d, %d weights: must exist, and >= 1", fn,
-                         name, (int)domain, (int)gtp->domain_count, (int)count);
+                         name, domain, gtp->domain_count, count);
     d = &gtp->domains[domain];
     for (i = 0; i < count; i++)
         if (weights[i] < 0 || weights[i] >= gtp->weight_count)
-            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': weights[%d] is %d: there are %d", fn, name, (int)i,
-                             (int)weights[i], (int)gtp->weight_count);
+            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': weights[%d] is %d: there are %d", fn, name, i,
+                             (int)weights[i], gtp->weight_count);
     for (i = 0; i < count; i++) {
         const gmm__gtp_weight *w = &gtp->weights[weights[i]];
         if (w->bundle >= 0)
@@ -322,14 +322,14 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
                              w->desc.name, gtp->bundles[w->bundle].name);
         if (w->desc.expert >= count)
             return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': '%s' has expert index %d: a bundle of %d leaves a gap "
-                             "below it", fn, name, w->desc.name, (int)w->desc.expert, (int)count);
+                             "below it", fn, name, w->desc.name, (int)w->desc.expert, count);
         for (k = 0; k < i; k++)
             if (weights[k] == weights[i] || gtp->weights[weights[k]].desc.expert == w->desc.expert)
                 return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': '%s' and '%s' both have expert index %d", fn, name,
                                  gtp->weights[weights[k]].desc.name, w->desc.name, (int)w->desc.expert);
         if (w->shard.gtp_size != d->size || w->shard.gtp_rank != d->rank)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' is shard %d of %d, domain %d is rank %d of %d",
-                             fn, name, w->desc.name, (int)w->shard.gtp_rank, (int)w->shard.gtp_size, (int)domain,
+                             fn, name, w->desc.name, (int)w->shard.gtp_rank, (int)w->shard.gtp_size, domain,
                              (int)d->rank, (int)d->size);
         if (w->shard.dtype != gtp->weights[weights[0]].shard.dtype ||
             w->shard.scaling != gtp->weights[weights[0]].shard.scaling)
@@ -395,12 +395,12 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
     if (c.pass < GMM_GTP_FORWARD || c.pass > GMM_GTP_RECOMPUTE || c.count < 1 || c.prefetch < 0 || c.prefetch > 3 ||
         c.held < 1 || c.captured < 0 || c.captured > 1)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: pass %d, count %d, prefetch %d, held %d, captured %d: must be a "
-                         "gmm_gtp_pass, >= 1, 0 to 3, >= 0, and 0 or 1", fn, (int)c.pass, (int)c.count, (int)c.prefetch,
-                         (int)c.held, (int)c.captured);
+                         "gmm_gtp_pass, >= 1, 0 to 3, >= 0, and 0 or 1", fn, (int)c.pass, c.count, c.prefetch,
+                         c.held, c.captured);
     for (i = 0; i < c.count; i++) {
         if (c.bundles[i] < 0 || c.bundles[i] >= gtp->bundle_count)
-            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: bundles[%d] is %d: there are %d", fn, (int)i,
-                             (int)c.bundles[i], (int)gtp->bundle_count);
+            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: bundles[%d] is %d: there are %d", fn, i,
+                             (int)c.bundles[i], gtp->bundle_count);
         for (k = 0; k < i && c.bundles[k] != c.bundles[i]; k++) { }
         if (k < i || gtp->bundles[c.bundles[i]].chain[c.pass] >= 0)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: bundle '%s' is in a chain of that pass already", fn,

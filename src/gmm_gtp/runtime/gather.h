@@ -7,17 +7,17 @@ static gmm_status gmm__gtp_open_call(gmm_gtp *g, const char *fn, int32_t allowed
     if (g->calling_back && !(allowed & GMM__GTP_IN_CALLBACK))
         return gmm__fail(&g->error, GMM_E_STATE, "%s: not from a callback", fn);
     if (g->graph && (allowed & GMM__GTP_NO_CAPTURE))
-        return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: not while graph %d is captured", fn, (int)g->graph - 1);
+        return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: not while graph %d is captured", fn, g->graph - 1);
     return GMM_OK;
 }
 static gmm_status gmm__gtp_open_bundle(gmm_gtp *g, const char *fn, int32_t bundle) {
     gmm_status s = gmm__gtp_open_call(g, fn, 0);
     if (s) return s;
     if (bundle < 0 || bundle >= g->bundle_count)
-        return gmm__fail(&g->error, GMM_E_ARG, "%s: bundle %d: there are %d", fn, (int)bundle, (int)g->bundle_count);
+        return gmm__fail(&g->error, GMM_E_ARG, "%s: bundle %d: there are %d", fn, bundle, g->bundle_count);
     if (g->graph && !g->bundles[bundle].captured)
         return gmm__fail(&g->error, GMM_E_CAPTURE, "%s: '%s' is in no captured chain, graph %d is captured", fn,
-                         g->bundles[bundle].name, (int)g->graph - 1);
+                         g->bundles[bundle].name, g->graph - 1);
     return GMM_OK;
 }
 static gmm_status gmm__gtp_open_pass(gmm_gtp *g, const char *fn, int32_t bundle, gmm_gtp_pass pass) {
@@ -422,11 +422,11 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     if (!gtp) return GMM_E_NULL;
     if (gtp->broken) return gtp->broken;
     if (chain < 0 || chain >= gtp->chain_count || next < -1 || next >= gtp->chain_count)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "gmm_gtp_follow: chain %d, next %d: there are %d", (int)chain,
-                         (int)next, (int)gtp->chain_count);
+        return gmm__fail(&gtp->error, GMM_E_ARG, "gmm_gtp_follow: chain %d, next %d: there are %d", chain,
+                         next, gtp->chain_count);
     if (next >= 0 && gtp->chains[next].captured != gtp->chains[chain].captured)
         return gmm__fail(&gtp->error, GMM_E_CAPTURE, "gmm_gtp_follow: chain %d is %scaptured, chain %d is not alike",
-                         (int)chain, gtp->chains[chain].captured ? "" : "not ", (int)next);
+                         chain, gtp->chains[chain].captured ? "" : "not ", next);
     gtp->chains[chain].next = next;
     return GMM_OK;
 }
@@ -436,11 +436,11 @@ static gmm_status gmm__gtp_list(gmm_gtp *g, const char *fn, const int32_t *weigh
     int32_t i;
     if (!weights || count < 0)
         return gmm__fail(&g->error, weights ? GMM_E_ARG : GMM_E_NULL, "%s: weights is %s, count %d", fn,
-                         weights ? "given" : "NULL", (int)count);
+                         weights ? "given" : "NULL", count);
     for (i = 0; i < count; i++)
         if (weights[i] < 0 || weights[i] >= g->weight_count)
-            return gmm__fail(&g->error, GMM_E_ARG, "%s: weights[%d] is %d: there are %d", fn, (int)i, (int)weights[i],
-                             (int)g->weight_count);
+            return gmm__fail(&g->error, GMM_E_ARG, "%s: weights[%d] is %d: there are %d", fn, i, (int)weights[i],
+                             g->weight_count);
     return GMM_OK;
 }
 static gmm_status gmm__gtp_published(gmm_gtp *g, const int32_t *weights, int32_t count, gmm_stream stream) {

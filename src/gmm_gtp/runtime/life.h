@@ -35,7 +35,7 @@ static gmm_status gmm__gtp_break(gmm_gtp *g, const char *fn, const char *name, g
     if (!why[0]) (void)snprintf(why, sizeof why, "%.280s", gmm_last_error(g->config.ctx));
     g->broken = status;
     if (g->calls)
-        (void)snprintf(calls, sizeof calls, "%s by rank %d of %d: ", g->calls, (int)g->caller[0], (int)g->caller[1]);
+        (void)snprintf(calls, sizeof calls, "%s by rank %d of %d: ", g->calls, g->caller[0], g->caller[1]);
     (void)snprintf(text, sizeof text, "%s: '%.60s': %s%s%s%s", fn, name, calls, gmm_status_string(status),
                    why[0] ? ": " : "", why);
     (void)gmm__fail(&g->error, status, "%s", text);
@@ -233,19 +233,19 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
                          ? "gmm_gtp_fini was called" : "seal it first");
     if (domain < 0 || domain >= gtp->domain_count || gtp->domains[domain].bound)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d: must be one of %d that is not bound yet", fn,
-                         (int)domain, (int)gtp->domain_count);
+                         domain, gtp->domain_count);
     d = &gtp->domains[domain];
     if (gather_bytes < d->gather_bytes || reduce_bytes < d->reduce_bytes)
         return gmm__fail(&gtp->error, GMM_E_WORKSPACE, "%s: domain %d: %llu and %llu bytes: gmm_gtp_memory_need asks "
-                         "for %llu and %llu", fn, (int)domain, (unsigned long long)gather_bytes,
+                         "for %llu and %llu", fn, domain, (unsigned long long)gather_bytes,
                          (unsigned long long)reduce_bytes, (unsigned long long)d->gather_bytes,
                          (unsigned long long)d->reduce_bytes);
     if ((d->gather_bytes && !gather) || (d->reduce_bytes && !reduce))
-        return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain %d: %s is NULL", fn, (int)domain,
+        return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain %d: %s is NULL", fn, domain,
                          d->gather_bytes && !gather ? "gather" : "reduce");
     if (((uintptr_t)gather | (uintptr_t)reduce) % 256 != 0)
         return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: domain %d: %p and %p must be aligned to 256 bytes", fn,
-                         (int)domain, gather, reduce);
+                         domain, gather, reduce);
     d->gather_base = (char *)gather;
     d->reduce_base = (char *)reduce;
     if (d->size > 1 && d->gather.window_add && d->gather_bytes)

@@ -32,8 +32,8 @@ GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int3
     gmm_status s = gmm__gtp_open_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (domain < 0 || domain >= gtp->domain_count || count < 0)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d of %d, count %d: must exist, and >= 0", fn, (int)domain,
-                         (int)gtp->domain_count, (int)count);
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d of %d, count %d: must exist, and >= 0", fn, domain,
+                         gtp->domain_count, count);
     if (!values && count) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: values is NULL", fn);
     if ((uintptr_t)values % sizeof *values)
         return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: values %p is not aligned to fp32", fn, (void *)values);
@@ -112,10 +112,10 @@ static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t 
         for (k = 0; k < i; k++)
             if (weights[k] == weights[i])
                 return gmm__fail(&g->error, GMM_E_ARG, "%s: '%s' is named twice", fn, w->desc.name);
-        if (!q->from[i]) return gmm__fail(&g->error, GMM_E_NULL, "%s: from[%d] ('%s') is NULL", fn, (int)i,
+        if (!q->from[i]) return gmm__fail(&g->error, GMM_E_NULL, "%s: from[%d] ('%s') is NULL", fn, i,
                                           w->desc.name);
         if ((uintptr_t)q->from[i] % (uintptr_t)(gmm_dtype_bits(q->dtype) / 8))
-            return gmm__fail(&g->error, GMM_E_ALIGN, "%s: from[%d] at %p is not aligned to its %s elements", fn, (int)i,
+            return gmm__fail(&g->error, GMM_E_ALIGN, "%s: from[%d] at %p is not aligned to its %s elements", fn, i,
                              q->from[i], gmm_dtype_name(q->dtype));
         if (w->shard.scaling != GMM_SCALING_NONE && w->format.dtype == GMM_NONE)
             return gmm__fail(&g->error, GMM_E_CONFIG, "%s: '%s' was declared without a format", fn, w->desc.name);

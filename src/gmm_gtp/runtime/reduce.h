@@ -197,7 +197,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     slot = &gtp->wslots[b->wslot];
     if ((in.add != GMM_GTP_ADD && in.add != GMM_GTP_SET) || in.zero < 0 || in.zero > 1 || (in.zero && in.from))
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: '%s': add %d, zero %d, from %s: must be a gmm_gtp_add, 0 or 1, "
-                         "not both", fn, b->name, (int)in.add, (int)in.zero, in.from ? "given" : "NULL");
+                         "not both", fn, b->name, (int)in.add, in.zero, in.from ? "given" : "NULL");
     if (in.zero || in.from) {
         if (slot->writer >= 0)
             return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its buffer is in use by '%s', which is not submitted",
@@ -214,7 +214,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
         for (i = 0; i < b->count; i++) {
             const gmm_shard_plan *p = &gmm__gtp_member(gtp, b, i)->plan;
             if (from.table && !from.table[i])
-                return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, (int)i);
+                return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
             if ((from.ld && from.ld < p->local_cols) || (from.data && b->count > 1 && !b->uniform))
                 return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed "
                                  "with different shapes", fn, b->name, (long long)from.ld, (long long)p->local_cols);
@@ -290,7 +290,7 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream) 
     if (s) return s;
     if (what == 0 || (what & ~(uint32_t)GMM_GTP_ALL))
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: what is 0x%x: must be an OR of GMM_GTP_GATHERS and GRADIENTS", fn,
-                         (unsigned)what);
+                         what);
     for (i = 0; i < gtp->domain_count && !s && (what & (uint32_t)GMM_GTP_GRADIENTS); i++)
         s = gmm__gtp_join(gtp, &gtp->domains[i], GMM__GTP_REDUCE, stream);
     if (!s) s = what & (uint32_t)GMM_GTP_GATHERS ? gmm__gtp_fence_gathers(gtp, stream)

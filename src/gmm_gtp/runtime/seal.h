@@ -328,8 +328,8 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
     if (s) return s;
     if (!gtp->sealed) return gmm__fail(&gtp->error, GMM_E_STATE, "%s: seal the object first", fn);
     if (domain < 0 || domain >= gtp->domain_count)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d: there are %d", fn, (int)domain,
-                         (int)gtp->domain_count);
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: domain %d: there are %d", fn, domain,
+                         gtp->domain_count);
     n.struct_size = need->struct_size;
     for (i = 0; i < gtp->slot_count; i++) n.gather_slots += gtp->slots[i].domain == domain;
     for (i = 0; i < gtp->wslot_count; i++) n.wgrad_slots += gtp->wslots[i].domain == domain;

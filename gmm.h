@@ -1756,18 +1756,26 @@ typedef struct gmm__engine_row {
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 
+/* Whether a name is that of a field of the call's descriptor, and not of the descriptor or of an argument beside it. */
+static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
+    static const char *const arguments[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
+    int field = call->path && strcmp(name, call->path);
+    size_t i;
+    for (i = 0; i < sizeof arguments / sizeof arguments[0]; i++) field = field && strcmp(name, arguments[i]);
+    return field;
+}
+
 /* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
    descriptor, and gets the descriptor's name in front, or one of the arguments beside the descriptor. A rule that
    continues the argument's name ("is NULL", "has both data and table") has no colon before it. */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
-    static const char *const beside[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
     static const char *const verbs[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
-    int field = call->path && strcmp(argument, call->path), sentence = 0;
+    const int field = gmm__is_field(call, argument);
+    int sentence = 0;
     char what[320];
     size_t i;
     va_list list;
-    for (i = 0; i < sizeof beside / sizeof beside[0]; i++) field = field && strcmp(argument, beside[i]);
     va_start(list, format);
     (void)vsnprintf(what, sizeof what, format, list);
     va_end(list);
@@ -9002,9 +9010,10 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
                 continue;
             gmm__span_name(a, found[0], 0, first, sizeof first);
             gmm__span_name(b, found[1], i == j && found[0] == found[1], second, sizeof second);
-            return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s, %p: what is written must share no byte with "
-                               "other memory of the call", (void *)found[0], second,
-                               (void *)found[1]);
+            return gmm__refuse(call, GMM_E_ARG, first, "%p overlaps %s%s%s, %p: what is written must share no byte with "
+                               "other memory of the call", (void *)found[0],
+                               gmm__is_field(call, second) ? call->path : "",
+                               gmm__is_field(call, second) ? "." : "", second, (void *)found[1]);
         }
     return GMM_OK;
 }

@@ -14,7 +14,7 @@ static void *past(const void *p, int64_t bytes) { return (char *)(uintptr_t)p + 
 
 /* Expects the call to be refused for two named places. */
 #define OVERLAP(call, function, first, second) \
-    T_REFUSED(GMM_E_ARG, call, function ": " first ": ", "overlaps " second ", 0x", NULL)
+    T_REFUSED(GMM_E_ARG, call, function ": ", first ": 0x", "overlaps ", second ", 0x", NULL)
 
 /* ----------------------------------------------------------------------------------------------- Grouped linear --- */
 
@@ -50,7 +50,7 @@ static void linear_overlaps(int arg) {
     r.out.mat.data = past(r.groups.fault, -4);
     OVERLAP(FWD, "gmm_linear_fwd", "groups.fault", "y");
     r.out.mat.data = ws;
-    T_REFUSED(GMM_E_ARG, FWD, "gmm_linear_fwd: y: ", "overlaps workspace, 0x", "T=5", NULL);
+    T_REFUSED(GMM_E_ARG, FWD, "gmm_linear_fwd: linear.y: ", "overlaps workspace, 0x", "T=5", NULL);
     r.out.mat = y;
     r.groups.fault = (uint32_t *)past(r.groups.splits, 4);
     OVERLAP(FWD, "gmm_linear_fwd", "groups.fault", "groups.splits");
@@ -74,7 +74,7 @@ static void linear_overlaps(int arg) {
     r.d.d_row_scale = (float *)(uintptr_t)r.d.row_scale;
     OVERLAP(gmm_linear_bgrad(T.ctx, &r.d, ws, WS, T.stream), "gmm_linear_bgrad", "d_row_scale", "row_scale");
     r.d.d_row_scale = (float *)r.out.mat.data;
-    OVERLAP(gmm_linear_bgrad(T.ctx, &r.d, ws, WS, T.stream), "gmm_linear_bgrad", "db", "d_row_scale");
+    OVERLAP(gmm_linear_bgrad(T.ctx, &r.d, ws, WS, T.stream), "gmm_linear_bgrad", "db.mat", "d_row_scale");
 }
 
 /* Destinations in tables: equal, cut into one another, and over other memory. */
@@ -91,21 +91,21 @@ static void table_overlaps(int arg) {
     for (int g = 0; g < 3; g++) table[g] = past(memory, (2 - g) * SIZE); /* side by side, in falling order */
     T_OK(WGRAD);
     table[0] = table[2];
-    OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.table[0]", "dw.table[2]");
+    OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.mat.table[0]", "dw.mat.table[2]");
     table[0] = past(memory, 2 * SIZE - 4);
-    OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.table[1]", "dw.table[0]");
+    OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.mat.table[1]", "dw.mat.table[0]");
     table[0] = past(memory, 3 * SIZE);
     table[1] = r.dy.mat.data;
-    OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.table[1]", "dy");
+    OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.mat.table[1]", "dy");
     table[1] = past(r.grad.beta, -SIZE + 4);
-    OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.table[1]", "dw.beta");
+    OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.mat.table[1]", "dw.beta");
     table[1] = past(r.grad.frozen, -SIZE + 4 - (int64_t)((uintptr_t)r.grad.frozen % 4));
-    OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.table[1]", "dw.frozen");
+    OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.mat.table[1]", "dw.frozen");
     table[1] = past(ws, 256);
     T_REFUSED(GMM_E_ARG, WGRAD, "gmm_linear_wgrad: ", "overlaps", NULL);
     if (!T.gpu) {
         table[1] = past(table, -SIZE + 8);
-        OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.table[1]", "dw.table");
+        OVERLAP(WGRAD, "gmm_linear_wgrad", "dw.mat.table[1]", "dw.mat.table");
     }
 #undef WGRAD
 }
@@ -134,8 +134,8 @@ static void many_experts(int arg) {
         const int64_t a = t_int(0, G - 1), b = (a + 1 + t_int(0, G - 2)) % G, low = a < b ? a : b;
         void *const kept = table[a];
         table[a] = table[b];
-        (void)snprintf(first, sizeof first, "dw.table[%d]", (int)low);
-        (void)snprintf(second, sizeof second, "dw.table[%d]", (int)(a + b - low));
+        (void)snprintf(first, sizeof first, "dw.mat.table[%d]", (int)low);
+        (void)snprintf(second, sizeof second, "dw.mat.table[%d]", (int)(a + b - low));
         T_REFUSED(GMM_E_ARG, gmm_linear_wgrad(T.ctx, &r.d, ws, WS, T.stream), first, second, NULL);
         table[a] = kept;
     }
@@ -165,9 +165,9 @@ static void column_views(int arg) {
         if (i % LD >= K) host[i] = got[i / LD * N + i % LD - K];
     t_same("columns of one buffer", t_get(all, T_ * LD * 4), host, T_ * LD * 4);
     y = view(GMM_F32, all + K - 1, LD); /* one column too far to the left */
-    T_REFUSED(GMM_E_ARG, t_linear(T.ctx, s.op, &r.d), "y", "overlaps x", NULL);
+    T_REFUSED(GMM_E_ARG, t_linear(T.ctx, s.op, &r.d), "linear.y", "overlaps linear.x", NULL);
     y = view(GMM_F32, all + LD + K - 1, LD);
-    T_REFUSED(GMM_E_ARG, t_linear(T.ctx, s.op, &r.d), "y", "overlaps x", NULL);
+    T_REFUSED(GMM_E_ARG, t_linear(T.ctx, s.op, &r.d), "linear.y", "overlaps linear.x", NULL);
 }
 
 /* -------------------------------------------------------------------------------------------- Against byte maps --- */
@@ -377,7 +377,7 @@ static void accumulate_in_place(int arg) {
         T_OK(gmm_accumulate(T.ctx, &d, NULL, 0, T.stream));
         t_same("in place", t_get(place, one), want, one);
         y.data = place + ref_bytes(dtype);
-        T_REFUSED(GMM_E_ARG, gmm_accumulate(T.ctx, &d, NULL, 0, T.stream), "gmm_accumulate: y: ", "overlaps x", NULL);
+        T_REFUSED(GMM_E_ARG, gmm_accumulate(T.ctx, &d, NULL, 0, T.stream), "gmm_accumulate: accumulation.y: ", "overlaps accumulation.x", NULL);
     }
 }
 
@@ -423,10 +423,13 @@ static void route_overlaps(int arg) {
         T_OK(gmm_permute_map(T.ctx, &d, ws, WS, T.stream));
         d.x = d.rows = &rows;
         OVERLAP(gmm_permute_fwd(T.ctx, &d, ws, WS, T.stream), "gmm_permute_fwd", "rows", "x");
+        d.x = NULL; /* each call refuses the others' operands */
         d.out = &rows;
         OVERLAP(gmm_unpermute_fwd(T.ctx, &d, ws, WS, T.stream), "gmm_unpermute_fwd", "out", "rows");
+        d.out = d.rows = NULL;
         d.drows = d.dx = &rows;
         OVERLAP(gmm_permute_bwd(T.ctx, &d, ws, WS, T.stream), "gmm_permute_bwd", "dx", "drows");
+        d.dx = NULL;
         d.dout = &rows;
         d.rows = &tokens;
         OVERLAP(gmm_unpermute_bwd(T.ctx, &d, ws, WS, T.stream), "gmm_unpermute_bwd", "drows", "dout");
@@ -548,8 +551,8 @@ static void faulty_splits(int arg) {
             T_OK(gmm_act_fwd(T.ctx, &a, ws, WS, T.stream));
             T_OK(gmm_pad(T.ctx, &pad, ws, WS, T.stream));
         } else {
-            FAULTY(gmm_act_fwd(T.ctx, &a, ws, WS, T.stream), "gmm_act_fwd: groups.splits: ", value, rule);
-            FAULTY(gmm_pad(T.ctx, &pad, ws, WS, T.stream), "gmm_pad: groups.splits: ", value, rule);
+            FAULTY(gmm_act_fwd(T.ctx, &a, ws, WS, T.stream), "gmm_act_fwd: activation.groups.splits: ", value, rule);
+            FAULTY(gmm_pad(T.ctx, &pad, ws, WS, T.stream), "gmm_pad: padding.groups.splits: ", value, rule);
         }
     }
     T_CHECK(*(uint32_t *)t_get(fault, 4) == (uint32_t)(arg ? GMM_FAULT_CAPACITY : GMM_FAULT_NEGATIVE), "fault word");
@@ -574,8 +577,8 @@ static void padded_splits(int arg) {
     T_OK(gmm_pad(T.ctx, &pad, ws, WS, T.stream));
     T_OK(gmm_unpad(T.ctx, &pad, ws, WS, T.stream));
     pad.padded_capacity = 7;
-    FAULTY(gmm_pad(T.ctx, &pad, ws, WS, T.stream), "gmm_pad: padded_capacity: ", "7", "8 rows");
-    FAULTY(gmm_unpad(T.ctx, &pad, ws, WS, T.stream), "gmm_unpad: padded_capacity: ", "7", "8 rows");
+    FAULTY(gmm_pad(T.ctx, &pad, ws, WS, T.stream), "gmm_pad: padding.padded_capacity: ", "7", "8 rows");
+    FAULTY(gmm_unpad(T.ctx, &pad, ws, WS, T.stream), "gmm_unpad: padding.padded_capacity: ", "7", "8 rows");
     t_poison(map, 0xFF, 8 * sizeof *map);
     p.experts = 2;
     p.tokens = 3;
@@ -586,7 +589,7 @@ static void padded_splits(int arg) {
     p.sizes = (int32_t *)(uintptr_t)t_in(sizes, sizeof sizes);
     p.x = &x;
     p.rows = &y;
-    FAULTY(gmm_permute_fwd(T.ctx, &p, ws, WS, T.stream), "gmm_permute_fwd: sizes: ", "4 of group 1", "capacity 6");
+    FAULTY(gmm_permute_fwd(T.ctx, &p, ws, WS, T.stream), "gmm_permute_fwd: permute.sizes: ", "4 of group 1", "capacity 6");
     p.capacity = 7;
     T_OK(gmm_permute_fwd(T.ctx, &p, ws, WS, T.stream));
 }

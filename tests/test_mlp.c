@@ -870,7 +870,7 @@ static void queue_fields(int arg) {
     do { \
         change; \
         T_REFUSED(status, gmm_mlp_wgrad(T.ctx, &queue, ws, WS, T.stream), "gmm_mlp_wgrad: queue", __VA_ARGS__, NULL); \
-        T_REFUSED(status, gmm_mlp_bwd(T.ctx, &r.d, ws, WS, T.stream), "gmm_mlp_bwd: queue", __VA_ARGS__, NULL); \
+        T_REFUSED(status, gmm_mlp_bwd(T.ctx, &r.d, ws, WS, T.stream), "gmm_mlp_bwd: mlp.queue", __VA_ARGS__, NULL); \
         queue = good; \
     } while (0)
     SPOILED(GMM_E_NULL, queue.entries = NULL, "entries");
@@ -907,8 +907,8 @@ static void mlp_overlaps(int arg) {
 #define SHARED(call, function, change, restore, first, second) \
     do { \
         change; \
-        T_REFUSED(GMM_E_ARG, call(T.ctx, &r.d, ws, WS, T.stream), function ": " first ": ", "overlaps " second ", 0x", \
-                  NULL); \
+        T_REFUSED(GMM_E_ARG, call(T.ctx, &r.d, ws, WS, T.stream), function ": ", first ": 0x", \
+                  "overlaps ", second ", 0x", NULL); \
         restore; \
     } while (0)
 #define FWD(change, restore, first, second) SHARED(gmm_mlp_fwd, "gmm_mlp_fwd", change, restore, first, second)
@@ -923,7 +923,7 @@ static void mlp_overlaps(int arg) {
     r.groups.fault = (uint32_t *)(uintptr_t)r.d.prob;
     FWD((void)0, r.groups.fault = NULL, "groups.fault", "prob");
     run_bwd(&r);
-    BWD(r.gw2.mat = &r.dw1.mat, r.gw2.mat = &r.dw2.mat, "dw1", "dw2");
+    BWD(r.gw2.mat = &r.dw1.mat, r.gw2.mat = &r.dw2.mat, "dw1.mat", "dw2.mat");
     BWD(r.d.dx = &r.dy.mat, r.d.dx = &r.dx.mat, "dx", "dy");
     BWD(r.d.dprob = (float *)(uintptr_t)r.d.prob, r.d.dprob = r.dprob, "dprob", "prob");
     kept = r.dx.mat.data;

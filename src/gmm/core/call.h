@@ -138,3 +138,12 @@ typedef struct gmm__engine_row {
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 
+/* Whether a name is that of a field of the call's descriptor, and not of the descriptor or of an argument beside it. */
+static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
+    static const char *const arguments[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
+    int field = call->path && strcmp(name, call->path);
+    size_t i;
+    for (i = 0; i < sizeof arguments / sizeof arguments[0]; i++) field = field && strcmp(name, arguments[i]);
+    return field;
+}
+

@@ -3,13 +3,12 @@
    continues the argument's name ("is NULL", "has both data and table") has no colon before it. */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
-    static const char *const beside[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
     static const char *const verbs[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
-    int field = call->path && strcmp(argument, call->path), sentence = 0;
+    const int field = gmm__is_field(call, argument);
+    int sentence = 0;
     char what[320];
     size_t i;
     va_list list;
-    for (i = 0; i < sizeof beside / sizeof beside[0]; i++) field = field && strcmp(argument, beside[i]);
     va_start(list, format);
     (void)vsnprintf(what, sizeof what, format, list);
     va_end(list);

@@ -10,7 +10,7 @@ static gmm_mat view(gmm_dtype dtype, const void *data, int64_t ld) {
     m.ld = ld;
     return m;
 }
-static void *past(const void *p, int64_t bytes) { return (char *)(uintptr_t)p + bytes; }
+static void *past(const void *p, int64_t bytes) { return (void *)((uintptr_t)p + (uintptr_t)bytes); }
 
 /* Expects the call to be refused for two named places. */
 #define OVERLAP(call, function, first, second) \

@@ -20,7 +20,7 @@
  * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
  * capacities alone; those on Hopper need sm_90a and are compiled empty elsewhere. Launchers take plain argument
  * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels are launched
- * early (gmm_early): they take their places while their predecessor in the stream ends, and wait for all of it.
+ * early (gmm_pdl_wait): they take their places while their predecessor in the stream ends, and wait for all of it.
  * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; no
  * floating-point atomics.
  *
@@ -33,6 +33,8 @@
 
 /* .................................................................................... Common to all kernels ... */
 
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 #include <string.h>
 
@@ -50,6 +52,397 @@
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
 
+/* ................................................................................................ PTX ... */
+
+/* Every inline PTX instruction of the kernels but wgmma (ptx_wgmma.cuh), one wrapper each, named as the PTX manual names
+   it. `smem` is the 32-bit shared address of an operand; "n" operands are constants, and so macros. A "memory" clobber
+   keeps the instruction in program order with memory accesses. */
+
+/* --- special registers, read again where they are used, so that they hold no register in between --- */
+GMM__DEVICE int gmm_tid_x(void) {
+    int tid;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+    return tid;
+}
+GMM__DEVICE uint32_t gmm_cluster_ctarank(void) {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+GMM__DEVICE uint32_t gmm_cluster_nctarank(void) {
+    uint32_t size;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+
+/* --- programmatic dependent launch --- */
+GMM__DEVICE void gmm_griddepcontrol_launch_dependents(void) {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+GMM__DEVICE void gmm_griddepcontrol_wait(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
+/* The same; `a` to `g` are computed before it and used after it. */
+GMM__DEVICE void gmm_griddepcontrol_wait_with(uint32_t *a, int32_t *b, int32_t *c, int32_t *d, int *e, uint32_t *f,
+                                              uint32_t *g) {
+    asm volatile("griddepcontrol.wait;" : "+r"(*a), "+r"(*b), "+r"(*c), "+r"(*d), "+r"(*e), "+r"(*f), "+r"(*g)
+                 : : "memory");
+}
+/* A load that is kept for the cache line it brings: with nanosleep of 0 the compiler must make it. */
+GMM__DEVICE void gmm_touch(uint32_t word) {
+    asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 1;\n @p nanosleep.u32 0;\n}" : : "r"(word) : "memory");
+}
+
+/* --- registers per thread, and what the compiler may not move or merge --- */
+#define GMM__SETMAXNREG_DEC(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n))
+#define GMM__SETMAXNREG_INC(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(n))
+#define GMM__PIN_F32(x) asm volatile("" : "+f"(x) : : "memory") /* x has its value here, and memory too */
+#define GMM__PIN_U32(x) asm volatile("" : "+r"(x))              /* x is computed from here on anew */
+#define GMM__PIN_MEMORY() asm volatile("" : : : "memory")       /* loads and stores do not cross */
+/* Keeps the computation of a box that nothing else uses. */
+#define GMM__USE_BOX(box, bytes) \
+    asm volatile("" : : "r"((box).offset), "l"((box).map), "r"((box).x), "r"((box).y), "r"((box).end), \
+                 "r"((box).wrap), "r"(bytes))
+
+/* --- mbarrier --- */
+GMM__DEVICE void gmm_mbarrier_init(uint32_t bar, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+GMM__DEVICE void gmm_fence_mbarrier_init(void) { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
+GMM__DEVICE void gmm_mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+/* Waits until the phase of this parity is complete. */
+GMM__DEVICE void gmm_mbarrier_wait(uint32_t bar, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     " selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    } while (!done);
+}
+GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+/* Arrives at the same barrier of CTA `rank` of the cluster. What it releases has been read by wgmma and waited for; an
+   arrival of cluster scope would also wait for device memory, once per stage. */
+GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
+    asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
+                 " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
+}
+/* Writes a word to CTA `rank` of the cluster and completes 4 bytes of the barrier there. */
+GMM__DEVICE void gmm_st_async_remote(uint32_t word, uint32_t bar, uint32_t rank, int value) {
+    asm volatile("{\n .reg .b32 to, at;\n mapa.shared::cluster.u32 to, %0, %2;\n mapa.shared::cluster.u32 at, %1, %2;\n"
+                 " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [at];\n}"
+                 : : "r"(word), "r"(bar), "r"(rank), "r"(value) : "memory");
+}
+
+/* --- named barriers and the cluster's barrier --- */
+#define GMM__BAR_SYNC(id, threads) asm volatile("bar.sync %0, %1;" : : "n"(id), "n"(threads) : "memory")
+GMM__DEVICE void gmm_bar_sync_128(int id) { asm volatile("bar.sync %0, 128;" : : "r"(id) : "memory"); }
+GMM__DEVICE void gmm_bar_sync_256(int id) { asm volatile("bar.sync %0, 256;" : : "r"(id) : "memory"); }
+GMM__DEVICE void gmm_bar_arrive_256(int id) { asm volatile("bar.arrive %0, 256;" : : "r"(id) : "memory"); }
+GMM__DEVICE void gmm_cluster_arrive_relaxed(void) {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
+}
+GMM__DEVICE void gmm_cluster_arrive_release(void) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+}
+GMM__DEVICE void gmm_cluster_wait_acquire(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); }
+
+/* --- shared and global memory --- */
+GMM__DEVICE float gmm_ld_shared_f32(uint32_t smem) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(smem) : "memory");
+    return v;
+}
+GMM__DEVICE void gmm_ld_shared_v2_f32(uint32_t smem, float v[2]) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(smem) : "memory");
+}
+GMM__DEVICE void gmm_ld_shared_v4_f32(uint32_t smem, float v[4]) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(smem)
+                 : "memory");
+}
+GMM__DEVICE uint32_t gmm_ld_shared_u32(uint32_t smem) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(smem) : "memory");
+    return v;
+}
+GMM__DEVICE void gmm_ld_shared_v4_u32(uint32_t smem, uint32_t v[4]) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(smem)
+                 : "memory");
+}
+/* Two 16-bit values 8 bytes apart. */
+GMM__DEVICE void gmm_ld_shared_b16_pair(uint32_t smem, uint32_t *low, uint32_t *high) {
+    asm volatile("{\n .reg .b16 x, y;\n ld.shared.b16 x, [%2];\n ld.shared.b16 y, [%2 + 8];\n"
+                 " cvt.u32.u16 %0, x;\n cvt.u32.u16 %1, y;\n}" : "=r"(*low), "=r"(*high) : "r"(smem) : "memory");
+}
+GMM__DEVICE void gmm_st_shared_f32(uint32_t smem, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" : : "r"(smem), "f"(v) : "memory");
+}
+GMM__DEVICE void gmm_st_shared_v2_f32(uint32_t smem, float a, float b) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" : : "r"(smem), "f"(a), "f"(b) : "memory");
+}
+GMM__DEVICE void gmm_st_shared_u32(uint32_t smem, uint32_t v) {
+    asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem), "r"(v) : "memory");
+}
+GMM__DEVICE void gmm_st_global_b32(void *to, uint32_t a) {
+    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(to)), "r"(a) : "memory");
+}
+GMM__DEVICE void gmm_st_global_v2_b32(void *to, uint32_t a, uint32_t b) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
+}
+GMM__DEVICE void gmm_st_global_v4_b32(void *to, uint4 v) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+GMM__DEVICE void gmm_prefetch_global_l2(const void *at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
+
+/* --- four 8 x 8 blocks of 16-bit elements, one row address per lane; _trans transposes each block --- */
+GMM__DEVICE void gmm_ldmatrix_x4(uint32_t r[4], uint32_t smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(smem));
+}
+GMM__DEVICE void gmm_ldmatrix_x4_trans(uint32_t r[4], uint32_t smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(smem));
+}
+GMM__DEVICE void gmm_stmatrix_x4(uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+GMM__DEVICE void gmm_stmatrix_x4_trans(uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+/* The same if `wanted`, which is equal in all lanes of the warp. */
+GMM__DEVICE void gmm_stmatrix_x4_trans_if(int wanted, uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %0, 0;\n"
+                 " @p stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%1], {%2, %3, %4, %5};\n}"
+                 : : "r"(wanted), "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+/* --- mma.sync: d += the product of a 16 x 16 and a 16 x 8 block, spread over the warp --- */
+GMM__DEVICE void gmm_mma_bf16(float d[4], const uint32_t a[4], const uint32_t *b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* --- cp.async: global to shared memory --- */
+GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(from));
+}
+/* The first `bytes` of 16 or of 4 are read, the others become 0. */
+GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(from), "r"(bytes));
+}
+GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, const void *from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 : : "r"(smem), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+}
+GMM__DEVICE void gmm_cp_async_commit_group(void) { asm volatile("cp.async.commit_group;"); }
+#define GMM__CP_ASYNC_WAIT_GROUP(groups) asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory")
+GMM__DEVICE void gmm_cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" : : : "memory"); }
+/* Arrives at the barrier when this thread's copies so far are complete; the barrier counts the arrival. */
+GMM__DEVICE void gmm_cp_async_mbarrier_arrive(uint32_t bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+/* --- TMA: one box of a 4-D tensor map --- */
+GMM__DEVICE void gmm_prefetch_tensormap(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+GMM__DEVICE void gmm_fence_proxy_async(void) { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+/* To shared memory of this CTA or, with `multicast`, to the same place in both CTAs of the cluster. */
+GMM__DEVICE void gmm_tma_load(uint32_t smem, const CUtensorMap *map, uint32_t bar, int multicast, int32_t c0,
+                              int32_t c1, int32_t c2, int32_t c3) {
+    if (multicast)
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                     " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(smem), "l"(map), "r"(bar), "r"(c0), "r"(c1),
+                     "r"(c2), "r"(c3), "h"((uint16_t)3) : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                     " [%0], [%1, {%3, %4, %5, %6}], [%2];" : : "r"(smem), "l"(map), "r"(bar), "r"(c0), "r"(c1),
+                     "r"(c2), "r"(c3) : "memory");
+}
+/* To device memory or, with `add`, added to the fp32 numbers there. */
+GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t smem, int add, int32_t c0, int32_t c1, int32_t c2,
+                               int32_t c3) {
+    if (add)
+        asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group"
+                     " [%0, {%2, %3, %4, %5}], [%1];" : : "l"(map), "r"(smem), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                     : : "l"(map), "r"(smem), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+/* Loads and stores whose lines the L2 evicts before others. */
+GMM__DEVICE uint64_t gmm_createpolicy_evict_first(void) {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+GMM__DEVICE void gmm_tma_load_evict_first(uint32_t smem, const CUtensorMap *map, uint32_t bar, int32_t c0, int32_t c1,
+                                          int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(smem), "l"(map), "r"(bar), "r"(c0), "r"(c1),
+                 "r"(c2), "r"(c3), "l"(gmm_createpolicy_evict_first()) : "memory");
+}
+GMM__DEVICE void gmm_tma_store_evict_first(const CUtensorMap *map, uint32_t smem, int32_t c0, int32_t c1, int32_t c2,
+                                           int32_t c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+                 " [%0, {%2, %3, %4, %5}], [%1], %6;" : : "l"(map), "r"(smem), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
+                 "l"(gmm_createpolicy_evict_first()) : "memory");
+}
+GMM__DEVICE void gmm_tma_prefetch_l2(const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+                 : : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+GMM__DEVICE void gmm_bulk_commit_group(void) { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
+/* At most so many of this thread's latest groups of stores are still under way; _READ: still read shared memory. */
+#define GMM__BULK_WAIT_GROUP(groups) asm volatile("cp.async.bulk.wait_group %0;" : : "n"(groups) : "memory")
+#define GMM__BULK_WAIT_GROUP_READ(groups) asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(groups) : "memory")
+
+/* --- conversions --- */
+GMM__DEVICE uint32_t gmm_cvt_bf16x2(float high, float low) {
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+GMM__DEVICE uint32_t gmm_cvt_f16x2(float high, float low) {
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+GMM__DEVICE float gmm_cvt_f32_f16(uint16_t bits) {
+    float r;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+    return r;
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+GMM__DEVICE uint16_t gmm_cvt_e4m3x2(float high, float low) {
+    uint16_t r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+    return r;
+}
+GMM__DEVICE uint16_t gmm_cvt_e5m2x2(float high, float low) {
+    uint16_t r;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+    return r;
+}
+/* Four E4M3 codes as two pairs of f16. */
+GMM__DEVICE void gmm_cvt_f16x2_e4m3x2(uint32_t codes, uint32_t to[2]) {
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+        "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(to[0]), "=r"(to[1]) : "r"(codes));
+}
+#endif
+
+/* --- arithmetic that no compiler flag contracts, flushes or reorders --- */
+GMM__DEVICE float gmm_mul_rn_f32(float a, float b) {
+    float r;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+GMM__DEVICE float gmm_add_rn_f32(float a, float b) {
+    float r;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+GMM__DEVICE uint32_t gmm_prmt(uint32_t a, uint32_t b, uint32_t selector) {
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+    return r;
+}
+/* Products of two pairs, each rounded once; subnormal values count. bf16 has no mul.rn.bf16x2 before sm_90: a b - 0. */
+GMM__DEVICE uint32_t gmm_mul_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+    return r;
+}
+GMM__DEVICE uint32_t gmm_mul_f16x2(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+/* --- maxima of magnitudes; _nan: a NaN is larger than all numbers, else it is ignored --- */
+GMM__DEVICE uint32_t gmm_max_bf16x2(uint32_t a, uint32_t b) {
+    asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_f16x2(uint32_t a, uint32_t b) {
+    asm("max.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_abs_f32(uint32_t a, uint32_t b) {
+    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.f32 %0, %0, t;\n}" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_nan_bf16x2(uint32_t a, uint32_t b) {
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_nan_f16x2(uint32_t a, uint32_t b) {
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_nan_abs_f32(uint32_t a, uint32_t b) {
+    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(a) : "r"(b));
+    return a;
+}
+/* The larger magnitude with the exclusive or of the signs. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+GMM__DEVICE uint32_t gmm_max_xorsign_abs_bf16x2(uint32_t a, uint32_t b) {
+    asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+GMM__DEVICE uint32_t gmm_max_xorsign_abs_f16x2(uint32_t a, uint32_t b) {
+    asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+#endif
+GMM__DEVICE uint32_t gmm_max_abs_abs_f32(uint32_t a, uint32_t b) {
+    asm("{\n.reg .b32 s, t;\nabs.f32 s, %0;\nabs.f32 t, %1;\nmax.f32 %0, s, t;\n}" : "+r"(a) : "r"(b));
+    return a;
+}
+/* max(most, |a| + |b|) */
+GMM__DEVICE float gmm_max_sum_abs_f32(float most, float a, float b) {
+    asm("{\n.reg .f32 s, t;\nabs.f32 s, %1;\nabs.f32 t, %2;\nadd.rn.f32 s, s, t;\nmax.f32 %0, %0, s;\n}"
+        : "+f"(most) : "f"(a), "f"(b));
+    return most;
+}
+
+/* --- E2M1 codes from magnitudes --- */
+/* |a b| */
+GMM__DEVICE float gmm_mul_abs_f32(float a, float b) {
+    float m;
+    asm("{\n.reg .f32 t;\nabs.f32 %0, %1;\nabs.f32 t, %2;\nmul.rn.f32 %0, %0, t;\n}" : "=&f"(m) : "f"(a), "f"(b));
+    return m;
+}
+/* min(m, 6), and 6 for a NaN */
+GMM__DEVICE float gmm_min_6_f32(float m) {
+    asm("min.f32 %0, %0, 0f40C00000;" : "+f"(m));
+    return m;
+}
+/* 2 m, m + 2 and m / 2 + 4 rounded to even integers, as the low bits of numbers from 2^23 on */
+GMM__DEVICE void gmm_e2m1_candidates(float m, uint32_t *low, uint32_t *middle, uint32_t *high) {
+    asm("{\n.reg .f32 t;\nfma.rn.f32 t, %3, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
+        "add.rn.f32 t, %3, 0f4B000002;\nmov.b32 %1, t;\n"
+        "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
+        : "=r"(*low), "=r"(*middle), "=r"(*high) : "f"(m));
+}
+/* m plus `share` of its step, times 2^-126 and cut: the code stands from bit 22 on */
+GMM__DEVICE uint32_t gmm_e2m1_add_share(float m, float share) {
+    uint32_t bits;
+    asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
+        "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
+        "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
+        : "=r"(bits) : "f"(m), "f"(share));
+    return bits;
+}
 /* A matrix per group as kernels address it: group g starts at table[g], or at data + g stride. */
 typedef struct gmm_kmat {
     void *data;
@@ -66,14 +459,11 @@ GMM__DEVICE int gmm_kmat_size(const gmm_kmat *m) { return m->dtype == GMM_F32 ? 
 
 /* The 16-bit formats in hardware: the same bits as the codecs of gmm_quant.h, stored NaN included. */
 GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
-    uint32_t r;
-    if (dtype == GMM_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
+    return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
 GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
     float r = __uint_as_float((uint32_t)bits << 16);
-    if (dtype != GMM_BF16) asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+    if (dtype != GMM_BF16) r = gmm_cvt_f32_f16(bits);
     return r;
 }
 
@@ -154,14 +544,14 @@ GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i
 /* Kernels that are launched early: from compute capability 9.0 on they may take their places while the last blocks of
    the kernel before them in the stream run, which saves the time between the two. They wait for all of it here, before
    they read or write anything. */
-GMM__DEVICE void gmm_early(void) {
+GMM__DEVICE void gmm_pdl_wait(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-    asm volatile("griddepcontrol.wait;" : : : "memory");
+    gmm_griddepcontrol_launch_dependents();
+    gmm_griddepcontrol_wait();
 #endif
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_early(const void *kernel, int early, unsigned blocks, unsigned threads,
+static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int early, unsigned blocks, unsigned threads,
                                                 size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attribute;
@@ -245,7 +635,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     int64_t rows = 0, tiles = 0, total;
     uint32_t fault = 0;
     int32_t first;
-    gmm_early();
+    gmm_pdl_wait();
     if (tid == 0) {
         args.offsets[0] = 0;
         if (args.tiles) args.tiles[0] = 0;
@@ -341,26 +731,21 @@ typedef struct gmm_gemm_args {
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Precisions of the tensor-core product: X(dtype, tag, instruction) */
-#define GMM_MMA_PRECISION_LIST(X) \
-    X(GMM_BF16, bf16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") \
-    X(GMM_F16, f16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
-
 /* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, blocks per multiprocessor, skip)
    skip = 1: blocks of 16 rows that the group does not have are not multiplied, for few tokens per group. All tiles
    multiply an element in the same order, so that the choice never shows in a result. */
 #define GMM_MMA_TILE_LIST(X) \
-    X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
+    X(256x128, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_MMA_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_BF16, bf16, 64x128) \
-    X(fwd, GMM_F16, f16, 128x256) X(fwd, GMM_F16, f16, 64x128) \
-    X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_BF16, bf16, 64x128) \
-    X(dgrad, GMM_F16, f16, 128x256) X(dgrad, GMM_F16, f16, 64x128) \
-    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_BF16, bf16, 64x128) \
-    X(wgrad, GMM_F16, f16, 128x256) X(wgrad, GMM_F16, f16, 64x128)
+    X(fwd, GMM_BF16, bf16, 256x128) X(fwd, GMM_BF16, bf16, 64x128) \
+    X(fwd, GMM_F16, f16, 256x128) X(fwd, GMM_F16, f16, 64x128) \
+    X(dgrad, GMM_BF16, bf16, 256x128) X(dgrad, GMM_BF16, bf16, 64x128) \
+    X(dgrad, GMM_F16, f16, 256x128) X(dgrad, GMM_F16, f16, 64x128) \
+    X(wgrad, GMM_BF16, bf16, 256x128) X(wgrad, GMM_BF16, bf16, 64x128) \
+    X(wgrad, GMM_F16, f16, 256x128) X(wgrad, GMM_F16, f16, 64x128)
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,
@@ -385,33 +770,6 @@ typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_t
     GMM__CAT(gmm_shared_, tag) = 2 * (st) * (bk) * ((bm) + (bn)) + 4 * 8 * ((bn) / (wn) + 8) * (wm) * (wn),
 enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_shared_end };
 #undef GMM__X
-
-#define GMM__X(dtype, tag, instruction) \
-    GMM__DEVICE void gmm_mma_##tag(float d[4], const uint32_t a[4], const uint32_t *b) { \
-        asm(instruction " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), \
-            "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
-    }
-GMM_MMA_PRECISION_LIST(GMM__X)
-#undef GMM__X
-
-/* Four 8 x 8 blocks of 16-bit elements from shared memory, one row address per lane; _t transposes each block. */
-GMM__DEVICE void gmm_ldmatrix(uint32_t r[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-GMM__DEVICE void gmm_ldmatrix_t(uint32_t r[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-/* 16 bytes from global to shared memory; _part: the first `bytes` are read, the others become 0. */
-GMM__DEVICE void gmm_cp_async(uint32_t to, const char *from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(to), "l"(from));
-}
-GMM__DEVICE void gmm_cp_async_part(uint32_t to, const char *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(bytes));
-}
-GMM__DEVICE void gmm_cp_commit(void) { asm volatile("cp.async.commit_group;"); }
-#define GMM__CP_WAIT(groups) asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory")
 
 /* One tile of the list. */
 typedef struct gmm_gemm_tile {
@@ -576,7 +934,7 @@ GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, cons
     for (i = (int)threadIdx.x; i < bm * lines; i += (int)blockDim.x) {
         const int32_t row = t->m0 + i / lines, col = t->n0 + i % lines * (128 / size);
         if (row < t->m && col < args->n)
-            asm volatile("prefetch.global.L2 [%0];" : : "l"(d + ((int64_t)row * args->d.ld + col) * size));
+            gmm_prefetch_global_l2(d + ((int64_t)row * args->d.ld + col) * size);
     }
 }
 
@@ -636,14 +994,14 @@ GMM__DEVICE void gmm_feed_stage(gmm_feed *f, char *stage, int q, int chunks, int
     int i, e;
     if (q < f->full) {
 #pragma unroll
-        for (i = 0; i < chunks; i++, from += f->hop) gmm_cp_async(to + (uint32_t)(i * step * line_bytes), from);
+        for (i = 0; i < chunks; i++, from += f->hop) gmm_cp_async_16(to + (uint32_t)(i * step * line_bytes), from);
     } else {
         const int lines = f->lines - q * depth_lines, cols = f->cols - q * depth_cols;
         const int live = cols < 0 ? 0 : cols > 8 ? 8 : cols;
         if (f->whole) {
 #pragma unroll
             for (i = 0; i < chunks; i++, from += f->hop)
-                gmm_cp_async_part(to + (uint32_t)(i * step * line_bytes), from, i * step < lines ? 2 * live : 0);
+                gmm_cp_async_16_zfill(to + (uint32_t)(i * step * line_bytes), from, i * step < lines ? 2 * live : 0);
         } else {
             uint16_t *h = (uint16_t *)(stage + f->to);
 #pragma unroll 1
@@ -662,19 +1020,19 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__BODY 1
 #define GMM__TAG bf16
 #define GMM__OP fwd
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
@@ -682,19 +1040,19 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #undef GMM__TAG
 #define GMM__TAG f16
 #define GMM__OP fwd
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
@@ -810,23 +1168,15 @@ enum {
     gmm_q_shared_1 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_1) + 4 * gmm_q_slot_1 + (int)sizeof(gmm_gemm_tile)
 };
 
-GMM__DEVICE uint32_t gmm_q_bytes(uint32_t a, uint32_t b, uint32_t choice) {
-    uint32_t r;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
-    return r;
-}
 /* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
 GMM__DEVICE uint32_t gmm_q_times(gmm_dtype dtype, uint32_t a, uint32_t b) {
-    uint32_t r;
-    if (dtype == GMM_BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
-    else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
+    return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
 
 /* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
 GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
     const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
-    const uint32_t a = gmm_q_bytes(codes, 0u, 0x1404u), b = gmm_q_bytes(codes, 0u, 0x3424u);
+    const uint32_t a = gmm_prmt(codes, 0u, 0x1404u), b = gmm_prmt(codes, 0u, 0x3424u);
     const int shift = half ? 1 : e4m3 ? 4 : 3;
     const uint32_t field = half ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
     const uint32_t lift = half ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
@@ -838,8 +1188,7 @@ GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, ui
     }
 #if __CUDA_ARCH__ >= 890
     if (half) {
-        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
-            "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(to[0]), "=r"(to[1]) : "r"(codes));
+        gmm_cvt_f16x2_e4m3x2(codes, to);
         return;
     }
 #endif
@@ -847,8 +1196,8 @@ GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, ui
     to[1] = (b & 0x80008000u) | (b >> shift & field);
     if (odd) {
         const uint32_t bits = e4m3 ? 0x7FFF7FFFu : 0x7F807F80u;
-        to[0] |= gmm_q_bytes(odd, 0u, 0x9988u) & bits;
-        to[1] |= gmm_q_bytes(odd, 0u, 0xBBAAu) & bits;
+        to[0] |= gmm_prmt(odd, 0u, 0x9988u) & bits;
+        to[1] |= gmm_prmt(odd, 0u, 0xBBAAu) & bits;
     }
     to[0] = gmm_q_times(dtype, to[0], lift);
     to[1] = gmm_q_times(dtype, to[1], lift);
@@ -860,7 +1209,7 @@ GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
     uint32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
-        const uint32_t z = gmm_q_bytes(even, codes, 0x4400u + 0x1111u * i);
+        const uint32_t z = gmm_prmt(even, codes, 0x4400u + 0x1111u * i);
         to[i] = gmm_q_times(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), lift);
     }
 }
@@ -929,7 +1278,7 @@ GMM__DEVICE void gmm_q_bring(const gmm_qside *s, const gmm_mat *m, char *to) {
     for (i = 0; i < GMM_Q_ROWS / 32; i++) {
         const int count = gmm_q_chunk(s, m, 0, 1, i, &from);
         char *at = to + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_Q_DEPTH);
-        if (s->whole) gmm_cp_async_part((uint32_t)__cvta_generic_to_shared(at), from, count);
+        if (s->whole) gmm_cp_async_16_zfill((uint32_t)__cvta_generic_to_shared(at), from, count);
         else
 #pragma unroll 1
             for (e = 0; e < 16; e++) at[e] = e < count ? from[e] : (char)0;
@@ -1151,9 +1500,6 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 
 /* ................................................................................... Grouped products on Hopper ... */
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
-
 /* The same products by wgmma (sm_90a). A tile of D is computed transposed: D's columns take wgmma's m, which comes in
    blocks of 64 and is a multiple of 64 in nearly every layer; D's rows take n, which comes in steps of 16, so that a
    group with any number of rows is cut into tiles of nearly equal height with at most 15 rows too many.
@@ -1169,7 +1515,7 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
    stages, is hidden without rooms for a tile. A warp of its own places tiles and tells them through a ring, the first
    one by what the split says before the launch before has ended, and anew if that changes; so the producer never waits
    for that, and runs as far ahead as the stages allow. Where groups are so small that forward waits for weights alone,
-   it asks for two stages at a time (GMM__LOW). A block leaves when all stages have been handed back, by its neighbour
+   it asks for two stages at a time (GMM__SMALL_M). A block leaves when all stages have been handed back, by its neighbour
    as well, of whom nothing is on its way then. Where a kernel has two tiles, who places them takes the one that the
    groups' sizes make cheaper, and tells it with the first.
 
@@ -1184,7 +1530,7 @@ typedef struct gmm_sm90_args {
     gmm_gemm_args p;          /* offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
-    int32_t tile;             /* of a kernel of two: 0, 1 its first or second, 2 chosen from the sizes */
+    int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* weights as a copy, converted in the kernel: tables in device memory */
     gmm_direction along;      /* of its lines, which run along the contraction */
     int32_t rows, cols;       /* of each matrix that was quantized */
@@ -1192,17 +1538,17 @@ typedef struct gmm_sm90_args {
 
 /* What B is: 16-bit elements, or codes with their scales: X(tag, bytes of 64 columns in a stage, bytes of its scales,
    elements per scale). Codes become elements in registers, from where wgmma takes them. */
-#define GMM_SM90_FACTOR_LIST(X) \
+#define GMM_SM90_B_FORMAT_LIST(X) \
     X(plain, 8192, 0, 1) \
     X(mx8, 4096, 1024, 32) \
     X(mx4, 2048, 1024, 32) \
     X(nv4, 2048, 1024, 16)
-#define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_factor_, tag),
-enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors };
+#define GMM__X(tag, bytes, scale_bytes, scale_width) GMM__CAT(gmm_sm90_b_format_, tag),
+enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
-#define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_block_, tag) = block, GMM__CAT(gmm9_scales_, tag) = scales, \
-    GMM__CAT(gmm9_width_, tag) = width, GMM__CAT(gmm9_box_, tag) = (width) > 1 ? (block) / 64 : 64, /* map's elements */
-enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
+#define GMM__X(tag, bytes, scale_bytes, scale_width) GMM__CAT(gmm_sm90_b_bytes_, tag) = bytes, GMM__CAT(gmm_sm90_scales_, tag) = scale_bytes, \
+    GMM__CAT(gmm_sm90_scale_width_, tag) = scale_width, GMM__CAT(gmm_sm90_box_, tag) = (scale_width) > 1 ? (bytes) / 64 : 64, /* map's elements */
+enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
 
 /* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
@@ -1210,38 +1556,38 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
    multiprocessor, units of 16-bit D that go out per stage of the next tile's products: 0 = it goes out before these).
    All blocks of a unit go out together. */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
-    X(128x256, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
-    X(128x176, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
-    X(128x192, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
+    X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
+    X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
+    X(176x128, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
+    X(192x128, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
     X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0) \
-    X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
-    X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
-    X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
-    X(mx8_128x48, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
-    X(mx4_128x64, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
-    X(nv4_128x64, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
+    X(mx8_192x128, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
+    X(mx4_192x128, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
+    X(nv4_192x128, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
+    X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
+    X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
+    X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
 
 /* Instances: X(op, dtype, precision, tile, kernel, which): a kernel of two tiles takes its first (0) or second (1), or
    that which the groups' sizes make cheaper (2). The includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 256x160, 256x160_128x256, 1) X(fwd, GMM_F16, f16, 256x160, 256x160_128x256, 1) \
-    X(fwd, GMM_BF16, bf16, 128x256, 256x160_128x256, 0) X(fwd, GMM_F16, f16, 128x256, 256x160_128x256, 0) \
-    X(fwd, GMM_BF16, bf16, 128x176, 128x176, 0) X(fwd, GMM_F16, f16, 128x176, 128x176, 0) \
-    X(dgrad, GMM_BF16, bf16, 256x160, 256x160_128x256, 1) X(dgrad, GMM_F16, f16, 256x160, 256x160_128x256, 1) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 256x160_128x256, 0) X(dgrad, GMM_F16, f16, 128x256, 256x160_128x256, 0) \
-    X(dgrad, GMM_BF16, bf16, 128x176, 128x176, 0) X(dgrad, GMM_F16, f16, 128x176, 128x176, 0) \
-    X(fwd, GMM_BF16, bf16, mx8_128x192, mx8_128x192, 0) X(fwd, GMM_BF16, bf16, mx4_128x192, mx4_128x192, 0) \
-    X(fwd, GMM_BF16, bf16, nv4_128x192, nv4_128x192, 0) X(fwd, GMM_BF16, bf16, mx8_128x48, mx8_128x48, 0) \
-    X(fwd, GMM_BF16, bf16, mx4_128x64, mx4_128x64, 0) X(fwd, GMM_BF16, bf16, nv4_128x64, nv4_128x64, 0) \
-    X(wgrad, GMM_BF16, bf16, 128x192, 128x192, 0) X(wgrad, GMM_F16, f16, 128x192, 128x192, 0) \
+    X(fwd, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(fwd, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
+    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
+    X(fwd, GMM_BF16, bf16, 176x128, 176x128, 0) X(fwd, GMM_F16, f16, 176x128, 176x128, 0) \
+    X(dgrad, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(dgrad, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
+    X(dgrad, GMM_BF16, bf16, 176x128, 176x128, 0) X(dgrad, GMM_F16, f16, 176x128, 176x128, 0) \
+    X(fwd, GMM_BF16, bf16, mx8_192x128, mx8_192x128, 0) X(fwd, GMM_BF16, bf16, mx4_192x128, mx4_192x128, 0) \
+    X(fwd, GMM_BF16, bf16, nv4_192x128, nv4_192x128, 0) X(fwd, GMM_BF16, bf16, mx8_48x128, mx8_48x128, 0) \
+    X(fwd, GMM_BF16, bf16, mx4_64x128, mx4_64x128, 0) X(fwd, GMM_BF16, bf16, nv4_64x128, nv4_64x128, 0) \
+    X(wgrad, GMM_BF16, bf16, 192x128, 192x128, 0) X(wgrad, GMM_F16, f16, 192x128, 192x128, 0) \
     X(wgrad, GMM_BF16, bf16, 128x128, 128x128, 0) X(wgrad, GMM_F16, f16, 128x128, 128x128, 0) \
-    X(fwd, GMM_BF16, bf16, 128x256, 256x160_128x256, 2) X(fwd, GMM_F16, f16, 128x256, 256x160_128x256, 2) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 256x160_128x256, 2) X(dgrad, GMM_F16, f16, 128x256, 256x160_128x256, 2)
+    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 2) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 2)
 
 /* A ring of tiles holds a batch that is placed at once and batches before it, each until all who read it say so. */
-enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
-       GMM_SM90_BATCH = 4, GMM_SM90_BATCHES = GMM_SM90_RING / GMM_SM90_BATCH, GMM_SM90_LOW = 128 };
+enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED_ROWS = 1 << 30, GMM_SM90_MAP_BASE = 256, GMM_SM90_TILE_RING = 16,
+       GMM_SM90_TILE_BATCH = 4, GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH, GMM_SM90_SMALL_M = 128 };
 
 /* Elsewhere than on sm_90a the kernels are empty, and known by this. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -1249,199 +1595,73 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #define GMM__FP8_BOUNDS __launch_bounds__(32)
 #else
 #define GMM__SM90_BOUNDS(blocks) __launch_bounds__(GMM_SM90_THREADS, blocks)
-#define GMM__FP8_BOUNDS __launch_bounds__(GMM__OF(threads), 1)
+#define GMM__FP8_BOUNDS __launch_bounds__(GMM__CFG(threads), 1)
 #endif
 
 /* Shared memory: stages of B and A, rooms for D on its way (two per group of threads; wgrad: four, for whose turn it
    is), barriers, tiles and one that is none, which tile was taken and how, groups. */
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
-    GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
-    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_blocks_, tag) = blocks, \
-    GMM__CAT(gmm9_later_, tag) = later,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
+    GMM__CAT(gmm_sm90_consumers_, tag) = consumers, GMM__CAT(gmm_sm90_wgmma_m_, tag) = wgmma_m, GMM__CAT(gmm_sm90_m16_, tag) = m16, \
+    GMM__CAT(gmm_sm90_stages_, tag) = stages, GMM__CAT(gmm_sm90_store_blocks_, tag) = store_blocks, GMM__CAT(gmm_sm90_smem_groups_, tag) = smem_groups, \
+    GMM__CAT(gmm_sm90_tile_n_, tag) = (consumers) * (wgmma_m) * 64, GMM__CAT(gmm_sm90_ctas_per_sm_, tag) = ctas, \
+    GMM__CAT(gmm_sm90_deferred_, tag) = deferred,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_of_, tag) = GMM__CAT(gmm9_factor_, factor), GMM__CAT(gmm9_box_, tag) = GMM__CAT(gmm9_box_, factor), \
-    GMM__CAT(gmm9_width_, tag) = GMM__CAT(gmm9_width_, factor), \
-    GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor), \
-    GMM__CAT(gmm9_scales_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor) + (units) * 2048,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_operands_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
+    GMM__CAT(gmm_sm90_tile_b_, tag) = GMM__CAT(gmm_sm90_b_format_, b_format), GMM__CAT(gmm_sm90_box_, tag) = GMM__CAT(gmm_sm90_box_, b_format), \
+    GMM__CAT(gmm_sm90_scale_width_, tag) = GMM__CAT(gmm_sm90_scale_width_, b_format), \
+    GMM__CAT(gmm_sm90_b_stage_bytes_, tag) = (consumers) * (wgmma_m) * GMM__CAT(gmm_sm90_b_bytes_, b_format), \
+    GMM__CAT(gmm_sm90_scales_, tag) = (consumers) * (wgmma_m) * GMM__CAT(gmm_sm90_b_bytes_, b_format) + (m16) * 2048,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_operands_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_stage_, tag) = \
-    GMM__CAT(gmm9_scales_, tag) + GMM__CAT(gmm9_scales_, factor),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) GMM__CAT(gmm_sm90_stage_bytes_, tag) = \
+    GMM__CAT(gmm_sm90_scales_, tag) + GMM__CAT(gmm_sm90_scales_, b_format),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_stages_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_room_, tag) = (out) * 2048, GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
-    GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
-    8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 10),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
+    GMM__CAT(gmm_sm90_slot_bytes_, tag) = (store_blocks) * 2048, GMM__CAT(gmm_sm90_slots_offset_, tag) = GMM__CAT(gmm_sm90_stage_bytes_, tag) * (stages), \
+    GMM__CAT(gmm_sm90_barriers_offset_, tag) = GMM__CAT(gmm_sm90_stage_bytes_, tag) * (stages) + 4 * (store_blocks) * 2048, \
+    GMM__CAT(gmm_sm90_ring_offset_, tag) = (GMM__CAT(gmm_sm90_stage_bytes_, tag) + 16) * (stages) + 4 * (store_blocks) * 2048 + \
+    8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_slots_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_shared_, tag) = \
-    GMM__CAT(gmm9_ring_, tag) + (GMM_SM90_RING + 1) * 40 + 8 * ((groups) + 2),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) GMM__CAT(gmm_sm90_smem_bytes_, tag) = \
+    GMM__CAT(gmm_sm90_ring_offset_, tag) + (GMM_SM90_TILE_RING + 1) * 40 + 8 * ((smem_groups) + 2),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_fits_, tag) = \
-    1 / (GMM__CAT(gmm9_shared_, tag) <= 233472 / (blocks) - 1024),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) GMM__CAT(gmm_sm90_fits_, tag) = \
+    1 / (GMM__CAT(gmm_sm90_smem_bytes_, tag) <= 233472 / (ctas) - 1024),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_fits_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    + 1 / ((out) % (mb) == 0 && (out) % 2 == 0 && (!(later) || ((teams) == 2 && (mb) == 1)) && \
-           (units) % ((later) ? (later) : 1) == 0 && 2 * (out) % ((later) ? (later) : 1) == 0)
-enum { gmm9_lots_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
+    + 1 / ((store_blocks) % (wgmma_m) == 0 && (store_blocks) % 2 == 0 && (!(deferred) || ((consumers) == 2 && (wgmma_m) == 1)) && \
+           (m16) % ((deferred) ? (deferred) : 1) == 0 && 2 * (store_blocks) % ((deferred) ? (deferred) : 1) == 0)
+enum { gmm_sm90_stores_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
 /* wgrad: a stage has room for whole boxes of A, a room for 64 rows by 256 bytes of D; groups of threads take turns */
 #define GMM__X(op, dtype, tag, tile, kernel, which) \
-    + 1 / (!gmm_ragged_k_##op || (GMM__CAT(gmm9_units_, tile) % 4 == 0 && GMM__CAT(gmm9_out_, tile) == 8 && \
-                                  GMM__CAT(gmm9_teams_, tile) == 1 && GMM__CAT(gmm9_mb_, tile) == 2))
-enum { gmm9_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
+    + 1 / (!gmm_ragged_k_##op || (GMM__CAT(gmm_sm90_m16_, tile) % 4 == 0 && GMM__CAT(gmm_sm90_store_blocks_, tile) == 8 && \
+                                  GMM__CAT(gmm_sm90_consumers_, tile) == 1 && GMM__CAT(gmm_sm90_wgmma_m_, tile) == 2))
+enum { gmm_sm90_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
 #undef GMM__X
 /* tiles of one kernel have barriers at the same place */
-enum { gmm9_two_fit = 1 / (gmm9_bars_256x160 == gmm9_bars_128x256 && gmm9_ring_256x160 == gmm9_ring_128x256) };
+enum { gmm_sm90_pairs_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 && gmm_sm90_ring_offset_160x256 == gmm_sm90_ring_offset_256x128) };
 
-/* Barriers in shared memory (mbarrier), addressed as the 32-bit shared address of their 8 bytes. */
-GMM__DEVICE void gmm_bar_init(uint32_t bar, uint32_t count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-GMM__DEVICE void gmm_bar_expect(uint32_t bar, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
-}
-GMM__DEVICE void gmm_bar_wait(uint32_t bar, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     " selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-    } while (!done);
-}
-GMM__DEVICE void gmm_bar_arrive_here(uint32_t bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-/* Arrives at the same barrier of block `rank` of the cluster. What it releases was read by wgmma and waited for; asked
-   for at cluster scope, the release would wait for device memory besides, once per stage. */
-GMM__DEVICE void gmm_bar_arrive(uint32_t bar, uint32_t rank) {
-    asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
-                 " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
-}
+/* Named barriers of a CTA. 0 is __syncthreads; 1 and 2 join the 128 threads of consumer warp group 0 and 1 (FP8: 1, 2
+   and 3); 3 and 4 order the two warp groups. */
+enum { GMM_BAR_CONSUMER = 1, GMM_BAR_ORDER = 3 };
 
-/* From shared memory, in the order of the program: what is read early holds registers. */
-GMM__DEVICE void gmm_shared_read4(uint32_t from, float v[4]) {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from)
-                 : "memory");
+/* Joins the threads of a consumer warp group. */
+GMM__DEVICE void gmm_consumer_sync(int wg) {
+    if (wg) GMM__BAR_SYNC((int)GMM_BAR_CONSUMER + 1, 128);
+    else GMM__BAR_SYNC((int)GMM_BAR_CONSUMER, 128);
 }
-
-GMM__DEVICE void gmm_shared_read2(uint32_t from, float v[2]) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
-}
-GMM__DEVICE float gmm_shared_read(uint32_t from) {
-    float v;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
-    return v;
-}
-GMM__DEVICE void gmm_shared_write(uint32_t to, float v) {
-    asm volatile("st.shared.f32 [%0], %1;" : : "r"(to), "f"(v) : "memory");
-}
-/* threadIdx.x, read anew. */
-GMM__DEVICE int gmm_tid(void) {
-    int tid;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
-    return tid;
-}
-
-/* The block's number in its cluster, and their number, read anew. */
-GMM__DEVICE uint32_t gmm_cluster_rank(void) {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-GMM__DEVICE uint32_t gmm_cluster_size(void) {
-    uint32_t size;
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-    return size;
-}
-
-/* Waits for the other threads of this group of 128. */
-GMM__DEVICE void gmm_bar_half(int half) {
-    if (half) asm volatile("bar.sync 2, 128;" : : : "memory");
-    else asm volatile("bar.sync 1, 128;" : : : "memory");
-}
-/* Group `half` waits (`wait`) until the other, who arrives there, says that it is its turn. */
-GMM__DEVICE void gmm_bar_turn(int half, int wait) {
-    if (wait) asm volatile("bar.sync %0, 256;" : : "r"(3 + half) : "memory");
-    else asm volatile("bar.arrive %0, 256;" : : "r"(3 + half) : "memory");
-}
-GMM__DEVICE void gmm_bar_team(int team) {
-    asm volatile("bar.sync %0, 128;" : : "r"(1 + team) : "memory");
-}
-
-/* One box by TMA, to this block or, with `both`, to the same place in both blocks of the cluster. */
-GMM__DEVICE void gmm_tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int both, int32_t c0, int32_t c1,
-                              int32_t c2, int32_t c3) {
-    if (both)
-        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-                     " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
-                     "r"(c2), "r"(c3), "h"((uint16_t)3) : "memory");
-    else
-        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                     " [%0], [%1, {%3, %4, %5, %6}], [%2];" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
-                     "r"(c2), "r"(c3) : "memory");
-}
-
-/* Four 8 x 8 blocks of 16-bit elements to shared memory, one row address per lane, each block transposed. */
-GMM__DEVICE void gmm_stmatrix_t(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};"
-                 : : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-/* The same, if `wanted`, which the warp agrees on. */
-GMM__DEVICE void gmm_stmatrix_t_if(int wanted, uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %0, 0;\n"
-                 " @p stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%1], {%2, %3, %4, %5};\n}"
-                 : : "r"(wanted), "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-/* The same, not transposed. */
-GMM__DEVICE void gmm_stmatrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};"
-                 : : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-/* One box by TMA to device memory, or added to the fp32 numbers that stand there. */
-GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t from, int added, int32_t c0, int32_t c1, int32_t c2,
-                               int32_t c3) {
-    if (added)
-        asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group"
-                     " [%0, {%2, %3, %4, %5}], [%1];" : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-                     : "memory");
-    else
-        asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
-                     : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
-}
-
-/* The same, of what is read or written once: it gives way in the L2 before other lines. */
-GMM__DEVICE uint64_t gmm_l2_once(void) {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-GMM__DEVICE void gmm_tma_load_once(uint32_t to, const CUtensorMap *map, uint32_t bar, int32_t c0, int32_t c1,
-                                   int32_t c2, int32_t c3) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" : : "r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1),
-                 "r"(c2), "r"(c3), "l"(gmm_l2_once()) : "memory");
-}
-GMM__DEVICE void gmm_tma_store_once(const CUtensorMap *map, uint32_t from, int32_t c0, int32_t c1, int32_t c2,
-                                    int32_t c3) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-                 " [%0, {%2, %3, %4, %5}], [%1], %6;" : : "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
-                 "l"(gmm_l2_once()) : "memory");
-}
-
-/* Brings one box to the L2 by TMA. */
-GMM__DEVICE void gmm_tma_prefetch(const CUtensorMap *map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
-                 : : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+/* The same where there are up to three of them. */
+GMM__DEVICE void gmm_fp8_consumer_sync(int wg) { gmm_bar_sync_128(GMM_BAR_CONSUMER + wg); }
+/* Warp group `wg` waits (`wait`) until the other warp group has arrived there (`wait` 0). */
+GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
+    if (wait) gmm_bar_sync_256(GMM_BAR_ORDER + wg);
+    else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
 }
 
 /* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
@@ -1514,7 +1734,7 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(32, 16, "256", "%128", "%129", "%130")
 
 /* X(units, n, four registers, the descriptor behind 8 sums per unit) */
-#define GMM_WGMMA_HELD_LIST(X) \
+#define GMM_WGMMA_RS_LIST(X) \
     X(1, "16", "%8,%9,%10,%11", "%12") \
     X(2, "32", "%16,%17,%18,%19", "%20") \
     X(3, "48", "%24,%25,%26,%27", "%28") \
@@ -1576,14 +1796,14 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
 /* d += the product of m64 by n16u by k16: B's columns in registers, A's rows at da. */
-GMM__DEVICE void gmm_wgmma_held(const int units, float *d, const uint32_t b[4], uint64_t da) {
+GMM__DEVICE void gmm_wgmma_rs_bf16(const int units, float *d, const uint32_t b[4], uint64_t da) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (units) {
 #define GMM__X(u, n, b4, a) \
     case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
                          "k16.f32.bf16.bf16 {" GMM__T##u "}, {" b4 "}, " a ", p, 1, 1, 0;\n}" \
                          : GMM__V##u : "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "l"(da)); break;
-    GMM_WGMMA_HELD_LIST(GMM__X)
+    GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;
     }
@@ -1619,134 +1839,133 @@ typedef struct gmm_sm90_tile {
     int32_t row, end;    /* the group's range of rows in the token matrices */
     int32_t m0, n0;      /* first row (in the group) and column of D */
     int32_t rows, cols;  /* that exist; cols <= 0: no tile */
-    int32_t units;       /* 16 rows each (FP8: 64), multiplied */
-    int32_t share;       /* the cluster's other tile has 0 nothing, 1 the same columns, 2 the same rows */
+    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64 */
+    int32_t multicast;   /* shared with the other tile of the cluster: 0 nothing, 1 B, 2 A */
 } gmm_sm90_tile;
 
 /* Four elements of D as they stand, and one of them as a number. */
-GMM__DEVICE uint4 gmm_sm90_peek(int size, const char *from) {
+GMM__DEVICE uint4 gmm_sm90_d_load4(int size, const char *from) {
     uint4 v = make_uint4(0, 0, 0, 0);
     if (size == 4) v = *(const uint4 *)from;
     else *(uint2 *)&v = *(const uint2 *)from;
     return v;
 }
-GMM__DEVICE float gmm_sm90_seen(gmm_dtype dtype, const uint4 *v, int i) {
+GMM__DEVICE float gmm_sm90_d_value(gmm_dtype dtype, const uint4 *v, int i) {
     const uint32_t whole = i == 0 ? v->x : i == 1 ? v->y : i == 2 ? v->z : v->w, half = i < 2 ? v->x : v->y;
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
 /* The number of tiles of at most `most` units of `unit` rows for `rows` rows. */
-GMM__DEVICE int32_t gmm_sm90_tiles(int32_t rows, int32_t unit, int32_t most) {
-    return ((rows + unit - 1) / unit + most - 1) / most;
+GMM__DEVICE int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
+    return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
 }
 
 /* What is multiplied for a tile of `rows` rows, in eights: see GMM_WGMMA_LIST. */
-GMM__DEVICE int gmm_sm90_eights(int32_t rows) {
-    const int e = (rows + 7) / 8;
-    return e % 2 && e != 17 && e != 19 && e != 21 ? e + 1 : e;
+GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
+    const int n8 = (rows + 7) / 8;
+    return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
 }
 
 /* Stages of a tile. An empty sum takes one, of zeros: the ragged maps deliver them. */
-GMM__DEVICE uint32_t gmm_sm90_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
+GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
 /* Items of a group: pairs of tiles, or tiles if there are no clusters. Low tiles are paired along the rows and share B,
    flat ones (128 columns) along the columns and share A: whichever is the larger operand. */
-GMM__DEVICE int32_t gmm_sm90_items(int32_t tiles_m, int32_t tiles_n, int32_t pair, int flat) {
-    const int32_t along = flat ? tiles_n : tiles_m, across = flat ? tiles_m : tiles_n;
-    return pair == 1 ? tiles_m * tiles_n : along / 2 * across + along % 2 * ((across + 1) / 2);
+GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster, int raster_n) {
+    const int32_t paired = raster_n ? tiles_n : tiles_m, single = raster_n ? tiles_m : tiles_n;
+    return cluster == 1 ? tiles_m * tiles_n : paired / 2 * single + paired % 2 * ((single + 1) / 2);
 }
 
 /* The groups of a lane where a warp shares them out in runs: from *first to the one before the last. */
-GMM__DEVICE int32_t gmm_sm90_run(int32_t groups, int32_t *first) {
-    const int32_t each = (groups + 31) / 32;
-    *first = ((int32_t)threadIdx.x & 31) * each;
-    return *first + each < groups ? *first + each : groups;
+GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
+    const int32_t per_lane = (groups + 31) / 32;
+    *first = ((int32_t)threadIdx.x & 31) * per_lane;
+    return *first + per_lane < groups ? *first + per_lane : groups;
 }
 /* Makes prefix sums [G + 1] of those that each lane has written of its own run, whose last is `total`. One warp. */
-GMM__DEVICE void gmm_sm90_prefix(int32_t groups, int32_t total, int32_t *sums) {
+GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
-    int32_t before = total, g, i;
-    const int32_t end = gmm_sm90_run(groups, &g);
+    int32_t offset = total, g, i;
+    const int32_t end = gmm_sm90_lane_groups(groups, &g);
 #pragma unroll 1
     for (i = 1; i < 32; i *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, before, (unsigned)i);
-        if (lane >= i) before += other;
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, offset, (unsigned)i);
+        if (lane >= i) offset += other;
     }
-    before -= total;
+    offset -= total;
     if (lane == 0) sums[0] = 0;
 #pragma unroll 1
-    for (; g < end; g++) sums[g + 1] += before;
+    for (; g < end; g++) sums[g + 1] += offset;
     __syncwarp();
 }
 
 /* No cache has a launch's parameters when it begins: each warp asks for 64 of their `bytes`, or who places tiles would
    wait for one line after another. */
-GMM__DEVICE void gmm_sm90_warm(const uint32_t *words, int bytes, int warp) {
+GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
     if (64 * warp < bytes) /* that the warp may sleep for no time makes it ask */
-        asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 1;\n @p nanosleep.u32 0;\n}"
-                     : : "r"(words[16 * warp]) : "memory");
+        gmm_touch(words[16 * warp]);
 }
 /* An entry of the split, at least 0 and at most the capacity, which fits. From the L2: it may be read before it is
    waited for, and again. */
-GMM__DEVICE int32_t gmm_sm90_entry(const gmm_groups *s, int32_t i) {
+GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i) {
     const int64_t v = s->dtype == GMM_I64 ? (int64_t)__ldcg((const long long *)s->splits + i)
                                           : __ldcg((const int *)s->splits + i);
     return v < 0 ? 0 : v > s->capacity ? (int32_t)s->capacity : (int32_t)v;
 }
 /* Where rows end behind `end` of them, by the rule of gmm_split_end. */
-GMM__DEVICE int32_t gmm_sm90_after(const gmm_groups *s, int32_t end, int32_t entry) {
-    const int32_t larger = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
-    return s->form == GMM_SPLIT_OFFSETS ? larger : sum;
+GMM__DEVICE int32_t gmm_sm90_split_end(const gmm_groups *s, int32_t end, int32_t entry) {
+    const int32_t maximum = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
+    return s->form == GMM_SPLIT_OFFSETS ? maximum : sum;
 }
 /* What tiles depend on besides the groups' ends: rows of the largest group, groups that have any. */
-typedef struct gmm_sm90_sizes {
-    int32_t longest, live;
-} gmm_sm90_sizes;
+typedef struct gmm_sm90_split_stats {
+    int32_t max_rows, nonempty;
+} gmm_sm90_split_stats;
 /* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. */
-GMM__DEVICE gmm_sm90_sizes gmm_sm90_split(const gmm_groups *s, int32_t *ends) {
+GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
-    gmm_sm90_sizes of = { 0, 0 };
+    gmm_sm90_split_stats stats = { 0, 0 };
     int32_t end = 0, first, g, i;
     int32_t last;
 #pragma unroll 4
-    for (g = lane; g < s->count; g += 32) ends[g + 1] = gmm_sm90_entry(s, g + by_offsets);
+    for (g = lane; g < s->count; g += 32) ends[g + 1] = gmm_sm90_split_entry(s, g + by_offsets);
     __syncwarp();
-    last = gmm_sm90_run(s->count, &first);
+    last = gmm_sm90_lane_groups(s->count, &first);
 #pragma unroll 1
-    for (g = first; g < last; g++) end = gmm_sm90_after(s, end, ends[g + 1]);
+    for (g = first; g < last; g++) end = gmm_sm90_split_end(s, end, ends[g + 1]);
 #pragma unroll 1
     for (i = 1; i < 32; i *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
-        if (lane >= i) end = gmm_sm90_after(s, other, end);
+        if (lane >= i) end = gmm_sm90_split_end(s, other, end);
     }
     end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
     if (lane == 0) end = ends[0] = 0;
 #pragma unroll 1
     for (g = first; g < last; g++) {
         const int32_t start = end;
-        ends[g + 1] = end = gmm_sm90_after(s, end, ends[g + 1]);
-        of.longest = end - start > of.longest ? end - start : of.longest;
-        of.live += end > start;
+        ends[g + 1] = end = gmm_sm90_split_end(s, end, ends[g + 1]);
+        stats.max_rows = end - start > stats.max_rows ? end - start : stats.max_rows;
+        stats.nonempty += end > start;
     }
-    of.longest = __reduce_max_sync(0xFFFFFFFFu, of.longest);
-    of.live = __reduce_add_sync(0xFFFFFFFFu, of.live);
+    stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
+    stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
     __syncwarp();
-    return of;
+    return stats;
 }
 /* Whether the split still is what `ends` come from. A split at fault may count as another. One warp. */
-GMM__DEVICE int gmm_sm90_stands(const gmm_groups *s, const int32_t *ends) {
+GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     int32_t g;
-    int other = 0;
+    int changed = 0;
 #pragma unroll 4
     for (g = (int32_t)threadIdx.x & 31; g < s->count; g += 32)
-        other |= gmm_sm90_entry(s, g + by_offsets) != ends[g + 1] - (by_offsets ? 0 : ends[g]);
-    other = __any_sync(0xFFFFFFFFu, other);
+        changed |= gmm_sm90_split_entry(s, g + by_offsets) != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    changed = __any_sync(0xFFFFFFFFu, changed);
     __syncwarp();
-    return !other;
+    return !changed;
 }
 /* Reports faults of the split that `ends` come from, and of the table of weights. One warp. */
-GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
+GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     uint32_t fault = by_offsets && gmm_split_value(s, 0) != 0 ? (uint32_t)GMM_FAULT_MONOTONIC : 0;
     int32_t g;
@@ -1762,35 +1981,38 @@ GMM__DEVICE void gmm_sm90_judge(const gmm_groups *s, const gmm_gemm_args *p, con
 /* Tiles across D's columns, if tiles are up to `high` rows high: as few as there can be (`least`), or, where no group
    has more than a tile's rows, so many as fill the last round. Their widths are nearly equal numbers of `step`
    columns. */
-GMM__DEVICE int32_t gmm_sm90_across(const gmm_gemm_args *p, int32_t least, int32_t step, int32_t high, int32_t pair,
-                                    gmm_sm90_sizes of) {
-    const int32_t most = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
-    int32_t full;
-    if (of.longest > high || of.live == 0) return least;
-    full = (of.live * least + grid - 1) / grid * grid / of.live & -pair;
-    return full < least ? least : full < most ? full : most;
+GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t step, int32_t tile_rows,
+                                     int32_t cluster,
+                                     gmm_sm90_split_stats stats) {
+    const int32_t max_tiles = (p->n + step - 1) / step, grid = (int32_t)gridDim.x;
+    int32_t filling;
+    if (stats.max_rows > tile_rows || stats.nonempty == 0) return min_tiles;
+    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster;
+    return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
 /* Where tile `nth` of `tiles` begins, that share out `count` units nearly equally. */
-GMM__DEVICE int32_t gmm_sm90_begin(int32_t count, int32_t tiles, int32_t nth) {
-    const int32_t each = count / tiles, over = count - tiles * each;
-    return nth * each + (nth < over ? nth : over);
+GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
+    const int32_t each = count / tiles, rest = count - tiles * each;
+    return i * each + (i < rest ? i : rest);
 }
 
 /* Writes the prefix sums of the groups' items [G + 1], for tiles of at most `most` units of `unit` rows, `tiles_n` of
    them across. One warp. */
-GMM__DEVICE void gmm_sm90_count(const gmm_gemm_args *p, int ragged_k, int flat, int32_t tiles_n, int32_t unit,
-                                int32_t most, int32_t pair, const int32_t *ends, int32_t *items) {
+GMM__DEVICE void gmm_sm90_count_work(const gmm_gemm_args *p, int k_grouped, int raster_n, int32_t tiles_n,
+                                     int32_t block_rows,
+                                     int32_t max_blocks, int32_t cluster, const int32_t *ends, int32_t *work_ends) {
     const int32_t G = p->groups;
     int32_t total = 0, g;
-    const int32_t last = gmm_sm90_run(G, &g);
+    const int32_t last = gmm_sm90_lane_groups(G, &g);
 #pragma unroll 1
     for (; g < last; g++) {
         const int32_t m = ends[g + 1] - ends[g];
-        if (!ragged_k || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
-            total += gmm_sm90_items(gmm_sm90_tiles(ragged_k ? p->m : m, unit, most), tiles_n, pair, flat);
-        items[g + 1] = total;
+        if (!k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
+            total += gmm_sm90_group_work(gmm_sm90_tile_count(k_grouped ? p->m : m, block_rows, max_blocks), tiles_n,
+                                         cluster, raster_n);
+        work_ends[g + 1] = total;
     }
-    gmm_sm90_prefix(G, total, items);
+    gmm_sm90_prefix_sums(G, total, work_ends);
 }
 
 /* Chooses among the kernel's tiles (`tile`: 0, 1 its first or second, 2 either; units1 0: it has no second) and their
@@ -1798,59 +2020,60 @@ GMM__DEVICE void gmm_sm90_count(const gmm_gemm_args *p, int ragged_k, int flat, 
    Tiles by both groups of threads (`both`) are priced in clocks of products that draw all the power there is: what
    rounds leave idle makes the others faster, and a low tile saves what it does not multiply. One warp, four lanes for
    each choice. */
-GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_sizes of, int32_t tile,
-                                    const int both, int32_t cols0, int32_t units0, int32_t cols1, int32_t units1,
-                                    int32_t *nth) {
-    const int32_t G = p->groups, heights0 = both ? units0 / 4 + 1 : units0 - units0 / 2;
-    const int32_t heights1 = units1 ? units1 / 4 + 1 : 0;
-    float work = 0.0f, count = 0.0f, longest = 0.0f, cost = 0.0f;
-    uint32_t least;
-    int32_t i, c, second, live;
+GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_split_stats stats,
+                                         int32_t tile,
+                                         const int cooperative, int32_t n0, int32_t m16_0, int32_t n1, int32_t m16_1,
+                                         int32_t *chosen) {
+    const int32_t G = p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
+    const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
+    float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
+    uint32_t min_cost;
+    int32_t i, c, second, valid;
     if (tile != 2) { /* perhaps a tile for each group, whatever the height */
-        const int32_t most = tile ? units1 : units0, lowest = most - (tile ? heights1 : heights0) + 1;
-        *nth = tile;
-        if (of.longest <= 16 * lowest) return most;
+        const int32_t tallest = tile ? m16_1 : m16_0, lowest = tallest - (tile ? heights1 : heights0) + 1;
+        *chosen = tile;
+        if (stats.max_rows <= 16 * lowest) return tallest;
     }
     c = ((int32_t)threadIdx.x & 31) / 4;
     second = c >= heights0;
     {
-        const float depths = (float)gmm_sm90_depths(p->k);
-        const float inverse = __fdividef(1.0f, (float)(second ? units1 + heights0 - c : units0 - c));
-        const int wide = (second ? cols1 : cols0) == 256;
-        const float fixed = wide ? 48.0f * depths + 2000.0f : 56.0f * depths + 5800.0f;
-        const float slope = wide ? 134.5f * depths + 340.0f : 66.3f * depths - 270.0f;
+        const float k_tiles = (float)gmm_sm90_k_tiles(p->k);
+        const float inverse = __fdividef(1.0f, (float)(second ? m16_1 + heights0 - c : m16_0 - c));
+        const int wide = (second ? n1 : n0) == 256;
+        const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
+        const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
         for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
             const float m = (float)(ends[i + 1] - ends[i] + 8) * 0.0625f, t = ceilf((m - 0.5f) * inverse);
             const float h = __fdividef(m, fmaxf(t, 1.0f));
-            const float clocks = both ? fixed + slope * h
-                                      : fmaxf(depths * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
+            const float clocks = cooperative ? fixed + slope * h
+                                      : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * h, 64.0f * h), 330.0f * h) + 200.0f;
             count += t;
             work += t * clocks;
-            if (t > 0.0f) longest = fmaxf(longest, clocks);
+            if (t > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
         }
     }
     for (i = 2; i > 0; i /= 2) {
         work += __shfl_xor_sync(0xFFFFFFFFu, work, i);
         count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
-        longest = fmaxf(longest, __shfl_xor_sync(0xFFFFFFFFu, longest, i));
+        max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
-    c = (gmm_tid() & 31) / 4; /* not kept while groups are counted */
+    c = (gmm_tid_x() & 31) / 4; /* not kept while groups are counted */
     second = c >= heights0;
-    live = c < heights0 + heights1 && (tile == 2 || tile == second);
+    valid = c < heights0 + heights1 && (tile == 2 || tile == second);
     if (count > 0.0f) {
-        const int32_t cols = second ? cols1 : cols0;
+        const int32_t cols = second ? n1 : n0;
         const float share = __fdividef((float)((p->n + cols - 1) / cols), (float)gridDim.x), rounds = count * share;
         cost = __fdividef(ceilf(rounds), rounds);
         /* of heights that differ, some block is dealt more of the tall ones */
-        if (both) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(longest * count, work) - 1.0f) *
+        if (cooperative) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
                                                         rsqrtf(rounds));
         cost = fminf(cost * work * share, 3.0e38f);
     }
-    least = __reduce_min_sync(0xFFFFFFFFu, live ? __float_as_uint(cost) : 0x7FFFFFFFu);
-    c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, live && __float_as_uint(cost) == least)) - 1) / 4;
-    *nth = c >= heights0;
-    return c >= heights0 ? units1 + heights0 - c : units0 - c;
+    min_cost = __reduce_min_sync(0xFFFFFFFFu, valid ? __float_as_uint(cost) : 0x7FFFFFFFu);
+    c = (__ffs((int)__ballot_sync(0xFFFFFFFFu, valid && __float_as_uint(cost) == min_cost)) - 1) / 4;
+    *chosen = c >= heights0;
+    return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
 }
 
 /* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
@@ -1858,51 +2081,54 @@ GMM__DEVICE int32_t gmm_sm90_height(const gmm_gemm_args *p, const int32_t *ends,
    bands of 8 pairs, so that the tiles in flight share operands. `turned`: each group begins elsewhere (by the golden
    ratio), so that a block which got a wide tile of one gets a narrow one of the next. wgrad, whose tiles are nearly all
    alike, does so only where a block would get the same place in every group. */
-GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int32_t *ends, const int32_t *items,
-                                int32_t i, const int turned, int flat, int32_t tiles_n, int32_t step_n, int32_t unit,
-                                int32_t most, int32_t step, int32_t pair, int32_t rank, gmm_sm90_tile *t) {
+GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, const int32_t *ends,
+                                        const int32_t *work_ends,
+                                        int32_t i, const int rotated, int raster_n, int32_t tiles_n, int32_t step_n,
+                                        int32_t block_rows,
+                                        int32_t max_blocks, int32_t step, int32_t cluster, int32_t cta_rank,
+                                        gmm_sm90_tile *t) {
     int32_t m, steps, tiles_m, pairs_m, pairs_n, tm, tn;
-    uint32_t all;
+    uint32_t group_work;
     t->row = ends[t->g];
     t->end = ends[t->g + 1];
-    m = ragged_k ? p->m : t->end - t->row;
-    t->k = ragged_k ? t->end - t->row : p->k;
-    all = (uint32_t)(items[t->g + 1] - items[t->g]);
-    i -= items[t->g];
-    if (turned) {
-        const uint32_t on = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, all);
-        i = (int32_t)(on < all ? on : on - all);
+    m = k_grouped ? p->m : t->end - t->row;
+    t->k = k_grouped ? t->end - t->row : p->k;
+    group_work = (uint32_t)(work_ends[t->g + 1] - work_ends[t->g]);
+    i -= work_ends[t->g];
+    if (rotated) {
+        const uint32_t rotated_i = (uint32_t)i + __umulhi((uint32_t)t->g * 2654435769u, group_work);
+        i = (int32_t)(rotated_i < group_work ? rotated_i : rotated_i - group_work);
     }
-    tiles_m = gmm_sm90_tiles(m, unit, most);
-    pairs_m = flat ? tiles_m : tiles_m >> (pair - 1);
-    pairs_n = flat ? tiles_n >> (pair - 1) : tiles_n;
-    t->share = pair == 1 ? 0 : flat ? 2 : 1;
+    tiles_m = gmm_sm90_tile_count(m, block_rows, max_blocks);
+    pairs_m = raster_n ? tiles_m : tiles_m >> (cluster - 1);
+    pairs_n = raster_n ? tiles_n >> (cluster - 1) : tiles_n;
+    t->multicast = cluster == 1 ? 0 : raster_n ? 2 : 1;
     if (i < pairs_m * pairs_n) {
         const int32_t band = pairs_m > 8 ? i / (8 * pairs_n) : 0, left = pairs_m - 8 * band;
         const int32_t height = left < 8 ? left : 8;
         i -= 8 * band * pairs_n;
         tn = i / height;
         tm = 8 * band + i - tn * height;
-        if (flat) tn = tn * pair + rank;
-        else tm = tm * pair + rank;
+        if (raster_n) tn = tn * cluster + cta_rank;
+        else tm = tm * cluster + cta_rank;
     } else { /* what has no partner there pairs up the other way */
         i = 2 * (i - pairs_m * pairs_n);
-        t->share = i + 1 < (flat ? tiles_m : tiles_n) ? 3 - t->share : 0;
-        tm = flat ? i + rank : tiles_m - 1;
-        tn = flat ? tiles_n - 1 : i + rank;
+        t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
+        tm = raster_n ? i + cta_rank : tiles_m - 1;
+        tn = raster_n ? tiles_n - 1 : i + cta_rank;
         if (tm >= tiles_m) {
             tm = tiles_m - 1;
             tn = tiles_n;
         }
     }
     steps = (m + step - 1) / step;
-    t->m0 = step * gmm_sm90_begin(steps, tiles_m, tm);
-    t->rows = step * gmm_sm90_begin(steps, tiles_m, tm + 1) - t->m0;
+    t->m0 = step * gmm_sm90_even_begin(steps, tiles_m, tm);
+    t->rows = step * gmm_sm90_even_begin(steps, tiles_m, tm + 1) - t->m0;
     if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->units = (t->rows + unit - 1) / unit;
+    t->row_blocks = (t->rows + block_rows - 1) / block_rows;
     steps = (p->n + step_n - 1) / step_n;
-    t->n0 = step_n * gmm_sm90_begin(steps, tiles_n, tn);
-    t->cols = step_n * gmm_sm90_begin(steps, tiles_n, tn + 1) - t->n0;
+    t->n0 = step_n * gmm_sm90_even_begin(steps, tiles_n, tn);
+    t->cols = step_n * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
 
@@ -1913,277 +2139,278 @@ GMM__DEVICE void gmm_sm90_place(const gmm_gemm_args *p, int ragged_k, const int3
 /* What the codes of a thread's two columns are multiplied by in a stage's steps of 16, twice in a word; FP8 by 2^120
    more, which its elements lack. `at`: the scales of the warp's 16 columns. Returns whether a product with FP8 would
    leave the range so. */
-GMM__DEVICE int gmm_sm90_by(const int factor, uint32_t at, int odd, uint32_t by[2][4]) {
+GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int odd, uint32_t scales[2][4]) {
     const uint32_t lane = threadIdx.x & 31;
-    int r, j, high = 0;
+    int r, j, wide = 0;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        uint32_t four, v[2];
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(four) : "r"(at + 4 * (lane / 4) + 32 * r) : "memory");
-        if (factor == gmm9_factor_nv4) {
-            gmm_q_fp8(GMM_BF16, GMM_E4M3, four, v);
+        uint32_t word = gmm_ld_shared_u32(smem_at + 4 * (lane / 4) + 32 * r), v[2];
+        if (b_format == gmm_sm90_b_format_nv4) {
+            gmm_q_fp8(GMM_BF16, GMM_E4M3, word, v);
 #pragma unroll
-            for (j = 0; j < 4; j++) by[r][j] = gmm_q_bytes(v[j / 2], 0u, j % 2 ? 0x3232u : 0x1010u);
+            for (j = 0; j < 4; j++) scales[r][j] = gmm_prmt(v[j / 2], 0u, j % 2 ? 0x3232u : 0x1010u);
             continue;
         }
-        if (odd) four >>= 16;
+        if (odd) word >>= 16;
 #pragma unroll
         for (j = 0; j < 4; j++) {
-            v[0] = four >> (j / 2 * 8) & 0xFFu;
-            if (factor == gmm9_factor_mx8) {
-                by[r][j] = v[0] * 0x00800080u + 0x3C003C00u;
-                high |= v[0] > 134;
-            } else by[r][j] = (v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7) * 0x00010001u;
+            v[0] = word >> (j / 2 * 8) & 0xFFu;
+            if (b_format == gmm_sm90_b_format_mx8) {
+                scales[r][j] = v[0] * 0x00800080u + 0x3C003C00u;
+                wide |= v[0] > 134;
+            } else scales[r][j] = (v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7) * 0x00010001u;
         }
     }
-    return high;
+    return wide;
 }
 /* The codes of a thread in a stage, per step and column lane / 4 or 8 more: elements 2 (lane % 4) and 1, 8, 9 more, as
    FP8 or as two bytes. `at`: the codes of the warp's 16 columns. Returns whether FP8 has a NaN. */
-GMM__DEVICE int gmm_sm90_codes(const int factor, uint32_t at, uint32_t codes[4][2]) {
+GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint32_t codes[4][2]) {
     const uint32_t lane = threadIdx.x & 31, c = lane & 3;
-    uint32_t odd = 0;
+    uint32_t nan = 0;
     int r, j;
 #pragma unroll
     for (r = 0; r < 2; r++)
 #pragma unroll
         for (j = 0; j < 4; j++)
-            if (factor == gmm9_factor_mx8) {
+            if (b_format == gmm_sm90_b_format_mx8) {
                 uint32_t low, high;
-                asm volatile("{\n .reg .b16 x, y;\n ld.shared.b16 x, [%2];\n ld.shared.b16 y, [%2 + 8];\n"
-                             " cvt.u32.u16 %0, x;\n cvt.u32.u16 %1, y;\n}" : "=r"(low), "=r"(high)
-                             : "r"(at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r) : "memory");
+                gmm_ld_shared_b16_pair(smem_at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r, &low, &high);
                 codes[j][r] = low | high << 16;
             } else if (j % 2 == 0) {
                 uint32_t w[4];
-                asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                             : "r"(at + lane / 4 * 32 + 256 * r + 8 * j) : "memory");
-                codes[j][r] = gmm_q_bytes(w[0], w[1], c * 0x11u + 0x40u);
-                codes[j + 1][r] = gmm_q_bytes(w[2], w[3], c * 0x11u + 0x40u);
+                gmm_ld_shared_v4_u32(smem_at + lane / 4 * 32 + 256 * r + 8 * j, w);
+                codes[j][r] = gmm_prmt(w[0], w[1], c * 0x11u + 0x40u);
+                codes[j + 1][r] = gmm_prmt(w[2], w[3], c * 0x11u + 0x40u);
             }
-    if (factor == gmm9_factor_mx8)
+    if (b_format == gmm_sm90_b_format_mx8)
 #pragma unroll
         for (j = 0; j < 4; j++)
 #pragma unroll
-            for (r = 0; r < 2; r++) odd |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
-    return (odd & 0x80808080u) != 0;
+            for (r = 0; r < 2; r++) nan |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
+    return (nan & 0x80808080u) != 0;
 }
 /* A thread's fragment for a step. */
-GMM__DEVICE void gmm_sm90_fragment(const int factor, const uint32_t codes[2], uint32_t by0, uint32_t by1,
-                                   uint32_t f[4]) {
+GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t codes[2], uint32_t scales0,
+                                          uint32_t scales1,
+                                          uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        const uint32_t u = codes[r], by = r ? by1 : by0;
+        const uint32_t u = codes[r], scale = r ? scales1 : scales0;
         uint32_t x, y;
-        if (factor == gmm9_factor_mx8) { /* fields at their places: 2^-120 of what they mean */
-            x = gmm_q_bytes(u, 0u, 0x1404u);
-            y = gmm_q_bytes(u, 0u, 0x3424u);
+        if (b_format == gmm_sm90_b_format_mx8) { /* fields at their places: 2^-120 of what they mean */
+            x = gmm_prmt(u, 0u, 0x1404u);
+            y = gmm_prmt(u, 0u, 0x3424u);
             x = (x & 0x80008000u) | (x >> 4 & 0x07F007F0u);
             y = (y & 0x80008000u) | (y >> 4 & 0x07F007F0u);
         } else { /* the bytes of eight values, and the signs */
-            const uint32_t low = gmm_q_bytes(0xC0800000u, 0xC0804000u, u & 0x7777u);
-            const uint32_t high = gmm_q_bytes(0x3F3F3F00u, 0x40404040u, u & 0x7777u), up = u << 4;
-            x = gmm_q_bytes(low, high, 0x5140u) | (gmm_q_bytes(up, u, 0x4000u) & 0x80008000u);
-            y = gmm_q_bytes(low, high, 0x7362u) | (gmm_q_bytes(up, u, 0x5111u) & 0x80008000u);
+            const uint32_t low = gmm_prmt(0xC0800000u, 0xC0804000u, u & 0x7777u);
+            const uint32_t high = gmm_prmt(0x3F3F3F00u, 0x40404040u, u & 0x7777u), up = u << 4;
+            x = gmm_prmt(low, high, 0x5140u) | (gmm_prmt(up, u, 0x4000u) & 0x80008000u);
+            y = gmm_prmt(low, high, 0x7362u) | (gmm_prmt(up, u, 0x5111u) & 0x80008000u);
         }
-        f[r] = gmm_q_times(GMM_BF16, x, by);
-        f[r + 2] = gmm_q_times(GMM_BF16, y, by);
+        fragment[r] = gmm_q_times(GMM_BF16, x, scale);
+        fragment[r + 2] = gmm_q_times(GMM_BF16, y, scale);
     }
 }
 /* The same for FP8 with NaN or scales above 2^7, of which `by` has 2^120 too much. */
-GMM__DEVICE void gmm_sm90_fragment_far(const uint32_t codes[2], uint32_t scales0, uint32_t scales1, uint32_t f[4]) {
+GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t scales0, uint32_t scales1,
+                                               uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
         const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the byte again */
-        const uint32_t by = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
-        uint32_t to[2];
-        gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[r], to);
-        f[r] = gmm_q_times(GMM_BF16, to[0], by);
-        f[r + 2] = gmm_q_times(GMM_BF16, to[1], by);
+        const uint32_t scale = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
+        uint32_t pair[2];
+        gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[r], pair);
+        fragment[r] = gmm_q_times(GMM_BF16, pair[0], scale);
+        fragment[r + 2] = gmm_q_times(GMM_BF16, pair[1], scale);
     }
 }
 
 /* The sums of a tile by codes, for a group of 128 threads: it makes the fragments of a stage while the other group's
    are multiplied. `at_codes`, `at_scales`: of the warp, in stage 0; `stages` of `stage` bytes. */
-GMM__DEVICE void gmm_sm90_sum_codes(const int factor, const int units, const uint32_t stages, const uint32_t stage,
-                                    float *sum, uint32_t depths, uint32_t at_codes, uint32_t at_scales, uint64_t rows,
-                                    uint32_t bars, uint32_t pair, uint32_t *at) {
+GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, const uint32_t stages,
+                                          const uint32_t stage,
+                                          float *acc, uint32_t k_tiles, uint32_t packed_at, uint32_t scales_at,
+                                          uint64_t desc_a,
+                                          uint32_t stage_bars, uint32_t cluster, uint32_t *iter) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t q, s = *at % stages, parity = *at / stages & 1, by[2][4], codes[4][2], f[4][4];
-    int j, far;
+    uint32_t q, s = *iter % stages, parity = *iter / stages & 1, scales[2][4], packed[4][2], fragments[4][4];
+    int j, wide;
 #pragma unroll 1
-    for (q = 0; q < depths; q++) {
-        const uint32_t a = (uint32_t)rows + s * (stage >> 4);
-        gmm_bar_wait(bars + 16 * s, parity);
-        far = gmm_sm90_codes(factor, at_codes + s * stage, codes);
-        far |= gmm_sm90_by(factor, at_scales + s * stage, (int)(q & 1), by);
+    for (q = 0; q < k_tiles; q++) {
+        const uint32_t a = (uint32_t)desc_a + s * (stage >> 4);
+        gmm_mbarrier_wait(stage_bars + 16 * s, parity);
+        wide = gmm_sm90_packed_load(b_format, packed_at + s * stage, packed);
+        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * stage, (int)(q & 1), scales);
 #pragma unroll
-        for (j = 0; j < 4; j++) gmm_sm90_fragment(factor, codes[j], by[0][j], by[1][j], f[j]);
-        if (factor == gmm9_factor_mx8 && far)
+        for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, packed[j], scales[0][j], scales[1][j], fragments[j]);
+        if (b_format == gmm_sm90_b_format_mx8 && wide)
 #pragma unroll
-            for (j = 0; j < 4; j++) gmm_sm90_fragment_far(codes[j], by[0][j], by[1][j], f[j]);
+            for (j = 0; j < 4; j++) gmm_sm90_packed_fragment_wide(packed[j], scales[0][j], scales[1][j], fragments[j]);
         __syncwarp();
         gmm_wgmma_fence();
 #pragma unroll
         for (j = 0; j < 4; j++)
-            gmm_wgmma_held(units, sum, f[j], (rows & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
+            gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(0); /* registers of products under way would be kept from all else */
-        if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+        if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         if (++s == stages) {
             s = 0;
             parity ^= 1;
         }
     }
-    *at += depths;
+    *iter += k_tiles;
 }
 
 /* Says, before tile number `tile`, that this warp has read the batch before it, if that was its last tile. */
-GMM__DEVICE void gmm_sm90_tile_read(uint32_t told, uint32_t tile) {
-    if (tile > 0 && tile % GMM_SM90_BATCH == 0)
-        gmm_bar_arrive_here(told + 8 * (GMM_SM90_RING + (tile / GMM_SM90_BATCH - 1) % GMM_SM90_BATCHES));
+GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
+    if (tile > 0 && tile % GMM_SM90_TILE_BATCH == 0)
+        gmm_mbarrier_arrive(tile_full + 8 * (GMM_SM90_TILE_RING + (tile / GMM_SM90_TILE_BATCH - 1) % GMM_SM90_TILE_BATCHES));
 }
 
 /* Brings the scales of every stage to shared memory: one warp, lane by lane four columns. `scales`: in stage 0. */
-GMM__DEVICE void gmm_sm90_scales(const gmm_sm90_args *args, const int factor, const int width, const uint32_t stages,
-                                 const uint32_t stage, uint32_t scales, uint32_t bars, const gmm_sm90_tile *ring,
-                                 uint32_t told) {
+GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width,
+                                      const uint32_t stages,
+                                      const uint32_t stage, uint32_t scales, uint32_t stage_bars,
+                                      const gmm_sm90_tile *ring,
+                                      uint32_t tile_full) {
     const uint32_t lane = threadIdx.x & 31;
-    const gmm_scaling scaling = factor == gmm9_factor_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
-    uint32_t at = 0, turn = 0;
+    const gmm_scaling scaling = b_format == gmm_sm90_b_format_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
+    uint32_t iter = 0, tile_index = 0;
     int i, e;
-    for (;; turn++) {
-        const gmm_sm90_tile *const t = &ring[turn % GMM_SM90_RING];
+    for (;; tile_index++) {
+        const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         const uint8_t *line[4];
-        uint32_t q, depths;
-        int32_t blocks, step, whole;
+        uint32_t q, k_tiles;
+        int32_t blocks, word_step, aligned;
         __syncwarp();
-        if (lane == 0) gmm_sm90_tile_read(told, turn);
-        gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
-        if (t->units == 0) break;
-        depths = gmm_sm90_depths(t->k);
+        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
+        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (t->row_blocks == 0) break;
+        k_tiles = gmm_sm90_k_tiles(t->k);
         blocks = (t->k + width - 1) / width;
         {
             gmm_mat codes = args->codes;
             gmm__qview v;
             codes.scaling = scaling;
             v = gmm__qview_of(&codes, args->along, 0, t->g, 0, 0, args->rows, args->cols);
-            step = gmm_q_steps(&codes, 0, v.lines).four;
-            whole = ((uintptr_t)v.scale & 3) == 0;
+            word_step = gmm_q_steps(&codes, 0, v.lines).four;
+            aligned = ((uintptr_t)v.scale & 3) == 0;
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t c = (int32_t)lane + 32 * i;
                 line[i] = v.scale + (c < t->cols ? gmm__qview_scale(&v, t->n0 + c, 0) : 0);
             }
         }
-        for (q = 0; q < depths; q++, at++) {
-            const uint32_t s = at % stages, full = bars + 16 * s, to = scales + s * stage + 4 * lane;
-            const int32_t four = (int32_t)(width == 16 ? q : q / 2);
-            const int32_t left = blocks - 4 * four < 4 ? blocks - 4 * four : 4;
-            gmm_bar_wait(full + 8, (at / stages & 1) ^ 1);
+        for (q = 0; q < k_tiles; q++, iter++) {
+            const uint32_t s = iter % stages, full = stage_bars + 16 * s, to = scales + s * stage + 4 * lane;
+            const int32_t word = (int32_t)(width == 16 ? q : q / 2);
+            const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
+            gmm_mbarrier_wait(full + 8, (iter / stages & 1) ^ 1);
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
-                const uint8_t *const from = line[i] + (int64_t)four * step;
-                if (whole) /* bytes from `count` on become zeros */
-                    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                                 : : "r"(to + 128 * i), "l"(__cvta_generic_to_global(from)), "r"(count) : "memory");
+                const uint8_t *const from = line[i] + (int64_t)word * word_step;
+                if (aligned) /* bytes from `count` on become zeros */
+                    gmm_cp_async_4_zfill(to + 128 * i, from, count);
                 else {
                     uint32_t word = 0;
 #pragma unroll 1
                     for (e = 0; e < count; e++) word |= (uint32_t)from[e] << 8 * e;
-                    asm volatile("st.shared.u32 [%0], %1;" : : "r"(to + 128 * i), "r"(word) : "memory");
+                    gmm_st_shared_u32(to + 128 * i, word);
                 }
             }
-            if (whole) asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(full) : "memory");
-            else gmm_bar_arrive_here(full);
+            if (aligned) gmm_cp_async_mbarrier_arrive(full);
+            else gmm_mbarrier_arrive(full);
         }
     }
-    asm volatile("cp.async.wait_all;" : : : "memory");
+    gmm_cp_async_wait_all();
 }
 
 /* What a lane moves of each stage of a tile: one box. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
     int32_t x, y, end, wrap; /* of stage 0 */
-    uint32_t to;             /* place in a stage */
-    int live, both, of_b;
+    uint32_t offset;         /* bytes from the start of a stage */
+    int active, multicast, is_b;
 } gmm_sm90_box;
 
 /* Boxes of B of a tile. */
-GMM__DEVICE int32_t gmm_sm90_boxes_b(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
+GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
 /* Box `box` of a tile for block `rank`: those of B, then those of A. A stage begins with B, `bytes_b` for each box. */
-GMM__DEVICE void gmm_sm90_aim(const gmm_sm90_args *args, int ragged_k, int ta, int tb, int cols, uint32_t bytes_b,
-                              int32_t box, uint32_t rank, const gmm_sm90_tile *t, gmm_sm90_box *o) {
-    const int32_t boxes_b = gmm_sm90_boxes_b(t), tall = t->units / 4;
-    const int32_t boxes_a = ta ? (t->units + 3) / 4 : tall + t->units % 4;
-    o->live = t->cols > 0 && box < boxes_b + boxes_a;
-    o->of_b = box < boxes_b;
-    o->end = t->end;
-    o->wrap = GMM_SM90_RAGGED;
-    if (o->of_b) {
-        o->both = t->share == 1;
-        o->map = &args->b;
-        o->to = (uint32_t)box * bytes_b;
-        o->x = tb ? t->n0 + 64 * box : 0;
-        o->y = ragged_k ? GMM_SM90_RAGGED - t->k : tb ? 0 : t->n0 + 64 * box;
-        if (!ragged_k) {
-            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.b, t->g) - GMM_SM90_BASE;
-            o->end = (int32_t)(from >> 4 & 0x3FFF);
-            o->wrap = (int32_t)(from >> 18);
+GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, int ta, int tb, int tile_n, uint32_t b_box_bytes,
+                              int32_t index, uint32_t cta_rank, const gmm_sm90_tile *t, gmm_sm90_box *box) {
+    const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
+    const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
+    box->active = t->cols > 0 && index < b_boxes + a_boxes;
+    box->is_b = index < b_boxes;
+    box->end = t->end;
+    box->wrap = GMM_SM90_RAGGED_ROWS;
+    if (box->is_b) {
+        box->multicast = t->multicast == 1;
+        box->map = &args->b;
+        box->offset = (uint32_t)index * b_box_bytes;
+        box->x = tb ? t->n0 + 64 * index : 0;
+        box->y = k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
+        if (!k_grouped) {
+            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
+            box->end = (int32_t)(from >> 4 & 0x3FFF);
+            box->wrap = (int32_t)(from >> 18);
         }
     } else {
         int32_t first;
-        box -= boxes_b;
-        first = ta || box < tall ? 64 * box : 16 * box + 48 * tall;
-        o->both = t->share == 2;
-        o->map = ta || box < tall ? &args->a : &args->a16;
-        o->to = bytes_b * (uint32_t)(cols / 64) + 128 * (uint32_t)first;
-        o->x = ta ? t->m0 + first : 0;
-        o->y = ta ? GMM_SM90_RAGGED - t->k : GMM_SM90_RAGGED - (t->end - t->row) + t->m0 + first;
+        index -= b_boxes;
+        first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
+        box->multicast = t->multicast == 2;
+        box->map = ta || index < boxes64 ? &args->a : &args->a16;
+        box->offset = b_box_bytes * (uint32_t)(tile_n / 64) + 128 * (uint32_t)first;
+        box->x = ta ? t->m0 + first : 0;
+        box->y = ta ? GMM_SM90_RAGGED_ROWS - t->k : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0 + first;
     }
-    if (o->both && (box & 1) != (int)rank) o->live = 0;
+    if (box->multicast && (index & 1) != (int)cta_rank) box->active = 0;
 }
 
 /* A box of D: up to 64 rows by 128 bytes. A room holds a part of D, two of them side by side. */
-typedef struct gmm_sm90_piece {
+typedef struct gmm_sm90_d_box {
     int32_t x, y, z, w; /* its first column and row, where the group's D is */
-    int live, once;     /* it goes by TMA; and gives way in the L2 to operands, which are read again */
-} gmm_sm90_piece;
+    int active;         /* it is moved by TMA */
+    int evict_first;    /* it leaves the L2 before operands, which are read again */
+} gmm_sm90_d_box;
 
 /* A group of threads waits until it may write part number `turn` of D to its room; has written there. `bars`: of the
    first room. Parts take the rooms by turns, whichever group writes them. */
-GMM__DEVICE void gmm_sm90_room_wait(uint32_t bars, uint32_t turn) {
-    gmm_bar_wait(bars + turn % 4 * 16, turn / 4 & 1);
+GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
+    gmm_mbarrier_wait(slot_bars + part % 4 * 16, part / 4 & 1);
 }
-GMM__DEVICE void gmm_sm90_room_written(uint32_t bars, uint32_t turn) {
-    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+GMM__DEVICE void gmm_sm90_commit_slot(uint32_t slot_bars, uint32_t part) {
+    gmm_fence_proxy_async();
     __syncwarp();
-    if ((gmm_tid() & 31) == 0) gmm_bar_arrive_here(bars + turn % 4 * 16 + 8);
+    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(slot_bars + part % 4 * 16 + 8);
 }
 /* Parts of D of a tile, with elements of `size` bytes. */
-GMM__DEVICE uint32_t gmm_sm90_parts(const gmm_sm90_tile *t, int32_t size) {
+GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
 /* Whether D of a tile goes by TMA: rows at multiples of 16 bytes, and 16-bit D only if nothing is added to. */
-GMM__DEVICE int gmm_sm90_passes(const gmm_gemm_args *p, int32_t g, float beta) {
+GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
     return (((uint64_t)(uintptr_t)gmm_kmat_at(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
            (size == 4 || beta == 0.0f);
 }
 
 /* Takes a lane's box of part number `nth` of D away when it is written. */
-GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *p, uint32_t bars, uint32_t room,
-                               uint32_t nth) {
-    gmm_bar_wait(bars + nth % 4 * 16 + 8, nth / 4 & 1);
-    room += nth % 4 * 16384;
-    if (p->live && p->once) gmm_tma_store_once(&args->a16, room, p->x, p->y, p->z, p->w);
-    else if (p->live) gmm_tma_store(&args->a16, room, 0, p->x, p->y, p->z, p->w);
-    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars, uint32_t slot,
+                               uint32_t part) {
+    gmm_mbarrier_wait(slot_bars + part % 4 * 16 + 8, part / 4 & 1);
+    slot += part % 4 * 16384;
+    if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
+    else if (box->active) gmm_tma_store(&args->a16, slot, 0, box->x, box->y, box->z, box->w);
+    gmm_bulk_commit_group();
 }
 
 /* Brings what is added to, and takes D away, between D and four rooms, for every other part from number `nth` on: two
@@ -2191,58 +2418,58 @@ GMM__DEVICE void gmm_sm90_take(const gmm_sm90_args *args, const gmm_sm90_piece *
    the last, then the next. Of each part the group of 128 threads whose tile it is hears (bars[0] of its room) that the
    room is free and holds what is added to, and tells (bars[1]) that it has written there; of a tile that it takes out
    itself as well. `bars`, `room`: of the first room. */
-GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t told, uint32_t nth,
-                               uint32_t bars, uint32_t room) {
-    const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), wide = 128 / size;
-    gmm_sm90_piece older, newer; /* in the warp's two rooms; in registers, whose moves cost less than memory */
-    int32_t x = 0, y = 0, m0 = 0, high = 1, after = 0, passes = 0, once = 0, last = 0; /* of the tile */
+GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full, uint32_t part,
+                               uint32_t slot_bars, uint32_t slots) {
+    const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
+    gmm_sm90_d_box previous, current; /* in the warp's two rooms; in registers, whose moves cost less than memory */
+    int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0; /* of the tile */
     float beta = 0.0f;
     uint64_t from = 0;
-    uint32_t tile = 0, end = 0; /* tiles that were begun, their parts */
-    older.x = older.y = older.z = older.w = older.live = older.once = 0;
-    newer = older;
-    room += 8192 * (uint32_t)lane;
-    for (;; nth += 2, y += 128) {
-        const uint32_t bar = bars + nth % 4 * 16;
-        if (nth >= 4) gmm_sm90_take(args, &older, bars, room, nth - 4);
-        for (; nth >= end && !last; tile++) { /* meanwhile it is seen what its room is for next */
-            const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
+    uint32_t tile_index = 0, part_end = 0; /* tiles that were begun, their parts */
+    previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
+    current = previous;
+    slots += 8192 * (uint32_t)lane;
+    for (;; part += 2, y += 128) {
+        const uint32_t slot_bar = slot_bars + part % 4 * 16;
+        if (part >= 4) gmm_sm90_store_part(args, &previous, slot_bars, slots, part - 4);
+        for (; part >= part_end && !done; tile_index++) { /* meanwhile it is seen what its room is for next */
+            const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
             __syncwarp(3); /* both have read the tile before */
-            if (lane == 0) gmm_sm90_tile_read(told, tile);
-            gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-            last = t->units == 0;
-            x = t->n0 + lane * wide;
-            y = 64 * (int32_t)(nth - end);
+            if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
+            gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+            done = t->row_blocks == 0;
+            x = t->n0 + lane * cols;
+            y = 64 * (int32_t)(part - part_end);
             m0 = t->m0;
-            high = (t->rows + 63) / 64 * 64;
-            after = t->n0 + t->cols;
-            once = size == 2 || t->k >= 512; /* fp32 of shallow sums is read and written slower so */
-            if (!last) {
-                end += gmm_sm90_parts(t, size);
+            rows = (t->rows + 63) / 64 * 64;
+            col_end = t->n0 + t->cols;
+            evict_first = size == 2 || t->k >= 512; /* fp32 of shallow sums is read and written slower so */
+            if (!done) {
+                part_end += gmm_sm90_d_parts(t, size);
                 beta = gmm_gemm_beta(&args->p, t->g);
-                passes = gmm_sm90_passes(&args->p, t->g, beta);
-                from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_BASE;
+                by_tma = gmm_sm90_d_by_tma(&args->p, t->g, beta);
+                from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_MAP_BASE;
             }
         }
-        if (last) break;
-        for (; y >= high; y -= high) x += 2 * wide;
-        older = newer;
-        newer.x = x;
-        newer.y = m0 + y;
-        newer.z = (int32_t)(from >> 4 & 0x3FFF);
-        newer.w = (int32_t)(from >> 18);
-        newer.live = passes && x < after;
-        newer.once = once;
-        asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-        if (newer.live && beta != 0.0f) {
-            const uint32_t to = room + nth % 4 * 16384;
-            gmm_bar_expect(bar, 8192);
-            if (once) gmm_tma_load_once(to, &args->a16, bar, newer.x, newer.y, newer.z, newer.w);
-            else gmm_tma_load(to, &args->a16, bar, 0, newer.x, newer.y, newer.z, newer.w);
-        } else gmm_bar_arrive_here(bar);
+        if (done) break;
+        for (; y >= rows; y -= rows) x += 2 * cols;
+        previous = current;
+        current.x = x;
+        current.y = m0 + y;
+        current.z = (int32_t)(from >> 4 & 0x3FFF);
+        current.w = (int32_t)(from >> 18);
+        current.active = by_tma && x < col_end;
+        current.evict_first = evict_first;
+        GMM__BULK_WAIT_GROUP_READ(0);
+        if (current.active && beta != 0.0f) {
+            const uint32_t to = slots + part % 4 * 16384;
+            gmm_mbarrier_arrive_expect_tx(slot_bar, 8192);
+            if (evict_first) gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z, current.w);
+            else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
+        } else gmm_mbarrier_arrive(slot_bar);
     }
-    if (nth >= 2) gmm_sm90_take(args, &newer, bars, room, nth - 2);
-    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+    if (part >= 2) gmm_sm90_store_part(args, &current, slot_bars, slots, part - 2);
+    GMM__BULK_WAIT_GROUP(0);
 }
 
 #define GMM__BODY 9
@@ -2250,39 +2477,39 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
 #define GMM__TAG bf16
 #define GMM__DTYPE GMM_BF16
 #define GMM__OP fwd
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx8_128x192
+#define GMM__TILE mx8_192x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx4_128x192
+#define GMM__TILE mx4_192x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE nv4_128x192
+#define GMM__TILE nv4_192x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx8_128x48
+#define GMM__TILE mx8_48x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE mx4_128x64
+#define GMM__TILE mx4_64x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE nv4_128x64
+#define GMM__TILE nv4_64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x192
+#define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
@@ -2292,27 +2519,27 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
 #define GMM__TAG f16
 #define GMM__DTYPE GMM_F16
 #define GMM__OP fwd
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__FIRST
-#define GMM__TILE 256x160
+#define GMM__NO_KERNEL
+#define GMM__TILE 160x256
 #include GMM_KERNELS_FILE
-#define GMM__OTHER 256x160
-#define GMM__TILE 128x256
+#define GMM__ALT_TILE 160x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
-#define GMM__TILE 128x176
+#define GMM__TILE 176x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x192
+#define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 128x128
 #include GMM_KERNELS_FILE
@@ -2325,16 +2552,17 @@ GMM__DEVICE void gmm_sm90_move(const gmm_sm90_args *args, const gmm_sm90_tile *r
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t teams, cols, units, stages, out, shared, groups, factor, blocks, later, which;
+    int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred;
+    int32_t tile_choice; /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
     const void *function;
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, kernel, which) \
-    { gmm_gemm_##op, dtype, GMM__CAT(gmm9_teams_, tile), GMM__CAT(gmm9_cols_, tile), GMM__CAT(gmm9_units_, tile), \
-      GMM__CAT(gmm9_stages_, tile), GMM__CAT(gmm9_out_, tile), GMM__CAT(gmm9_shared_, tile), \
-      GMM__CAT(gmm9_groups_, tile), GMM__CAT(gmm9_of_, tile), GMM__CAT(gmm9_blocks_, tile), \
-      GMM__CAT(gmm9_later_, tile), which, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
+    { gmm_gemm_##op, dtype, GMM__CAT(gmm_sm90_consumers_, tile), GMM__CAT(gmm_sm90_tile_n_, tile), GMM__CAT(gmm_sm90_m16_, tile), \
+      GMM__CAT(gmm_sm90_stages_, tile), GMM__CAT(gmm_sm90_store_blocks_, tile), GMM__CAT(gmm_sm90_smem_bytes_, tile), \
+      GMM__CAT(gmm_sm90_smem_groups_, tile), GMM__CAT(gmm_sm90_tile_b_, tile), GMM__CAT(gmm_sm90_ctas_per_sm_, tile), \
+      GMM__CAT(gmm_sm90_deferred_, tile), which, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -2347,36 +2575,36 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
                                     int32_t box_lines) {
     const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    const CUtensorMapL2promotion least = base == (void *)(uintptr_t)GMM_SM90_BASE
+    const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE
                                        ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 64, 0, 1, 1 };
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, least, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 /* Rows of a token matrix. */
-static GMM__UNUSED int gmm_sm90_map_ragged(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * 2);
-    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
+    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
 /* A weight, wherever it stands. */
-static GMM__UNUSED int gmm_sm90_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)features;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)(m->ld * 2);
-    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
 /* The same of weights as codes: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
-static GMM__UNUSED int gmm_sm90_map_codes(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_mat *m,
+static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_mat *m,
                                           int64_t features, int64_t lines, int32_t box_lines) {
     const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
     const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
@@ -2386,7 +2614,7 @@ static GMM__UNUSED int gmm_sm90_map_codes(PFN_cuTensorMapEncodeTiled_v12000 enco
     dims[1] = (cuuint64_t)lines;
     box[0] = fp4 ? 32 : 64;
     box[1] = (cuuint32_t)box_lines;
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box, one,
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box, one,
                   CU_TENSOR_MAP_INTERLEAVE_NONE, fp4 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_64B,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
@@ -2398,32 +2626,32 @@ static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUt
     const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    const CUtensorMapL2promotion least = base == (void *)(uintptr_t)GMM_SM90_BASE && gmm_dtype_bits(dtype) == 8
+    const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE && gmm_dtype_bits(dtype) == 8
                                        ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
     cuuint32_t box[4] = { 0, 0, 1, 1 };
     box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, least, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 /* A matrix per group wherever it stands. */
-static GMM__UNUSED int gmm_fp8_map_memory(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_BASE, dims, strides, box_lines);
+    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
 /* Whether the kernels of this section were built for the current device. */
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
-    const int there = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
+    const int present = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
                       a.maxThreadsPerBlock == GMM_SM90_THREADS;
     (void)cudaGetLastError();
-    return there;
+    return present;
 }
 
 /* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
@@ -2432,48 +2660,48 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                                                gmm_sm90_args *args, cudaStream_t stream) {
     const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
-    const int pair = blocks > 1 ? 2 : 1;
+    const int cluster = blocks > 1 ? 2 : 1;
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t e;
-    int mapped, device = 0, processors = 0;
+    int mapped, device = 0, sms = 0;
     if (row->op == gmm_gemm_wgrad)
-        mapped = gmm_sm90_map_ragged(encode, &args->a, &p->a, p->m, 64) &&
-                 gmm_sm90_map_ragged(encode, &args->b, &p->b, p->n, 64) &&
+        mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
+                 gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
                  (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* then the kernel does without */
-                  gmm_fp8_map_memory(encode, &args->a16, &p->d, p->n, p->m, 64));
-    else if (row->factor != gmm9_factor_plain)
-        mapped = gmm_sm90_map_codes(encode, &args->b, &args->codes, p->k, p->n, 64);
+                  gmm_fp8_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64));
+    else if (row->b_format != gmm_sm90_b_format_plain)
+        mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
     else if (row->op == gmm_gemm_fwd)
-        mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->k, p->n, 64);
+        mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->k, p->n, 64);
     else
-        mapped = gmm_sm90_map_memory(encode, &args->b, &p->b, p->n, p->k, 64);
+        mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->n, p->k, 64);
     if (row->op != gmm_gemm_wgrad)
-        mapped = mapped && gmm_sm90_map_ragged(encode, &args->a, &p->a, p->k, 64) &&
-                 gmm_sm90_map_ragged(encode, &args->a16, &p->a, p->k, 16) &&
-                 (!row->later || (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2)) & 15) || p->d.dtype == GMM_F32 ||
-                  gmm_sm90_map_ragged(encode, &args->d, &p->d, p->n, 16 * row->later));
+        mapped = mapped && gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, 64) &&
+                 gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
+                 (!row->deferred || (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2)) & 15) || p->d.dtype == GMM_F32 ||
+                  gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
-    args->tile = row->which;
+    args->tile = row->tile_choice;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)pair;
+    attributes[0].val.clusterDim.x = (unsigned)cluster;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / pair * pair));
+    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
     config.blockDim = dim3(GMM_SM90_THREADS);
-    config.dynamicSmemBytes = (size_t)row->shared;
+    config.dynamicSmemBytes = (size_t)row->smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
     /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
     e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < processors / pair * pair ? 1 : 2;
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
     if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
     return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
 }
 
@@ -2504,115 +2732,115 @@ typedef struct gmm_fp8_args {
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-enum { GMM_FP8_UNIT = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group of threads */
+enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group of threads */
 
 /* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit, registers
    of threads that multiply and of the rest, whether fwd and dgrad guess their first tile). Guessing is for few tokens:
-   with many, 192x128 loses up to 4% by it. Rooms of 128x192_held hold whole tiles of fp32, for a stage. */
+   with many, 192x128 loses up to 4% by it. Rooms of 128x192_full_slot hold whole tiles of fp32, for a stage. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0) \
-    X(192x128_few, 3, 128, 4, 2, 256, 152, 56, 1) \
+    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1) \
     X(128x192, 2, 192, 4, 3, 256, 232, 40, 0) \
-    X(128x192_few, 2, 192, 4, 3, 256, 224, 56, 1) \
-    X(128x192_held, 2, 192, 3, 6, 256, 232, 40, 0)
+    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
+    X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
 
 /* What a block's sum is multiplied by: X(tag, value, bytes of scales per stage: per group of threads, besides, per
    column) */
-enum { GMM_FP8_FAST, GMM_FP8_ROWS, GMM_FP8_BOTH };
-#define GMM_FP8_SUM_LIST(X) \
+enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
+#define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 0, 0, 0) \
-    X(rows, GMM_FP8_ROWS, 256, 16, 0) \
-    X(both, GMM_FP8_BOTH, 256, 0, 4)
+    X(1d2d, GMM_FP8_1D2D, 256, 16, 0) \
+    X(1d1d, GMM_FP8_1D1D, 256, 0, 4)
 
 /* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
 #define GMM_FP8_KERNEL_LIST(X) \
-    X(GMM_E4M3, e4m3, rows, 192x128) X(GMM_E5M2, e5m2, rows, 192x128) \
-    X(GMM_E4M3, e4m3, rows, 192x128_few) X(GMM_E5M2, e5m2, rows, 192x128_few) \
-    X(GMM_E4M3, e4m3, rows, 128x192_few) X(GMM_E5M2, e5m2, rows, 128x192_few) \
-    X(GMM_E4M3, e4m3, both, 128x192_held) X(GMM_E5M2, e5m2, both, 128x192_held) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128) X(GMM_E5M2, e5m2, 1d2d, 192x128) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m) X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m) X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m) \
+    X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot) X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot) \
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
 
 /* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
    a tile's columns per group of threads, scales of stages. */
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_teams_, tag) = teams, \
-    GMM__CAT(gmm11_cols_, tag) = cols, GMM__CAT(gmm11_stages_, tag) = st, GMM__CAT(gmm11_boxes_, tag) = boxes, \
-    GMM__CAT(gmm11_groups_, tag) = groups, GMM__CAT(gmm11_guess_, tag) = guess, \
-    GMM__CAT(gmm11_high_, tag) = high, GMM__CAT(gmm11_low_, tag) = low, GMM__CAT(gmm11_a_, tag) = 128 * (cols), \
-    GMM__CAT(gmm11_stage_, tag) = 128 * (cols) + 8192 * (teams), GMM__CAT(gmm11_threads_, tag) = 128 * (teams) + 128,
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_tiles_end };
+#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_consumers_, tag) = consumers, \
+    GMM__CAT(gmm_fp8_tile_n_, tag) = tile_n, GMM__CAT(gmm_fp8_stages_, tag) = stages, GMM__CAT(gmm_fp8_store_boxes_, tag) = store_boxes, \
+    GMM__CAT(gmm_fp8_smem_groups_, tag) = smem_groups, GMM__CAT(gmm_fp8_prefetch_tile_, tag) = prefetch_tile, \
+    GMM__CAT(gmm_fp8_consumer_regs_, tag) = consumer_regs, GMM__CAT(gmm_fp8_producer_regs_, tag) = producer_regs, GMM__CAT(gmm_fp8_a_offset_, tag) = 128 * (tile_n), \
+    GMM__CAT(gmm_fp8_stage_bytes_, tag) = 128 * (tile_n) + 8192 * (consumers), GMM__CAT(gmm_fp8_threads_, tag) = 128 * (consumers) + 128,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, value, group, all, col) GMM__CAT(gmm11_sums_, tag) = value, GMM__CAT(gmm11_group_, tag) = group, \
-    GMM__CAT(gmm11_all_, tag) = all, GMM__CAT(gmm11_col_, tag) = col,
-enum { GMM_FP8_SUM_LIST(GMM__X) gmm11_sums_end };
+#define GMM__X(tag, scaling, consumer_scales, tile_scales, column_scales) GMM__CAT(gmm_fp8_scaling_, tag) = scaling, GMM__CAT(gmm_fp8_consumer_scales_, tag) = consumer_scales, \
+    GMM__CAT(gmm_fp8_tile_scales_, tag) = tile_scales, GMM__CAT(gmm_fp8_column_scales_, tag) = column_scales,
+enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) \
-    GMM__CAT(gmm11_rooms_, tag) = GMM__CAT(gmm11_stage_, tag) * (st), \
-    GMM__CAT(gmm11_bars_, tag) = GMM__CAT(gmm11_stage_, tag) * (st) + 8192 * (boxes) * (teams),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_rooms_end };
+#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) \
+    GMM__CAT(gmm_fp8_slots_offset_, tag) = GMM__CAT(gmm_fp8_stage_bytes_, tag) * (stages), \
+    GMM__CAT(gmm_fp8_barriers_offset_, tag) = GMM__CAT(gmm_fp8_stage_bytes_, tag) * (stages) + 8192 * (store_boxes) * (consumers),
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_slots_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_ring_, tag) = \
-    GMM__CAT(gmm11_bars_, tag) + 16 * (st) + 16 * GMM_SM90_RING + 16 * (teams) + 32 * (guess),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_ring_end };
+#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_ring_offset_, tag) = \
+    GMM__CAT(gmm_fp8_barriers_offset_, tag) + 16 * (stages) + 16 * GMM_SM90_TILE_RING + 16 * (consumers) + 32 * (prefetch_tile),
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_ring_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_lines_, tag) = \
-    (GMM__CAT(gmm11_ring_, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_RING + 12 * ((groups) + 1) + 15) / 16 * 16,
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_lines_end };
+#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_line_scales_offset_, tag) = \
+    (GMM__CAT(gmm_fp8_ring_offset_, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_TILE_RING + 12 * ((smem_groups) + 1) + 15) / 16 * 16,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_line_scales_end };
 #undef GMM__X
-#define GMM__X(tag, teams, cols, st, boxes, groups, high, low, guess) GMM__CAT(gmm11_factors_, tag) = \
-    GMM__CAT(gmm11_lines_, tag) + (256 + 4 * (cols)) * (teams),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm11_factors_end };
+#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_stage_scales_offset_, tag) = \
+    GMM__CAT(gmm_fp8_line_scales_offset_, tag) + (256 + 4 * (tile_n)) * (consumers),
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, sums, tile) gmm11_shared_##tag##_##sums##_##tile = GMM__CAT(gmm11_factors_, tile) + \
-    GMM__CAT(gmm11_stages_, tile) * (GMM__CAT(gmm11_group_, sums) * GMM__CAT(gmm11_teams_, tile) + \
-    GMM__CAT(gmm11_all_, sums) + GMM__CAT(gmm11_col_, sums) * GMM__CAT(gmm11_cols_, tile)),
-enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_shared_end };
+#define GMM__X(dtype, tag, scaling, tile) gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__CAT(gmm_fp8_stage_scales_offset_, tile) + \
+    GMM__CAT(gmm_fp8_stages_, tile) * (GMM__CAT(gmm_fp8_consumer_scales_, scaling) * GMM__CAT(gmm_fp8_consumers_, tile) + \
+    GMM__CAT(gmm_fp8_tile_scales_, scaling) + GMM__CAT(gmm_fp8_column_scales_, scaling) * GMM__CAT(gmm_fp8_tile_n_, tile)),
+enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, sums, tile) gmm11_fits_##tag##_##sums##_##tile = \
-    1 / (gmm11_shared_##tag##_##sums##_##tile <= 232448),
-enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm11_fits_end };
+#define GMM__X(dtype, tag, scaling, tile) gmm_fp8_fits_##tag##_##scaling##_##tile = \
+    1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
+enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_fits_end };
 #undef GMM__X
 
 static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
 
-/* A float to shared memory, or +0 where it is not there. */
-GMM__DEVICE void gmm_fetch4(uint32_t to, const float *from, int there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 : : "r"(to), "l"(__cvta_generic_to_global(from)), "r"(there ? 4 : 0) : "memory");
+/* A float to shared memory, or +0 where `present` is 0. */
+GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
+    gmm_cp_async_4_zfill(smem, from, present ? 4 : 0);
 }
 
 /* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
-GMM__DEVICE uint64_t gmm_wgmma_whole(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
+GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
 /* How a tile's sums go out: as 16-bit elements, by TMA, added to what it has brought; all parts but the first added to
    D by TMA. */
-enum { GMM_FP8_NARROW = 1, GMM_FP8_WHOLE = 2, GMM_FP8_ADDED = 4, GMM_FP8_REDUCED = 8 };
-enum { GMM_FP8_DEEP = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
+enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
+enum { GMM_FP8_REDUCE_K = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
 
 /* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole, how they go out,
    and for TMA the last three coordinates of its first row in D. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
-    int32_t start;
-    float all;
-    int32_t out, y, z, w;
+    int32_t padded_row;   /* where its group starts in padded copies */
+    float outer_scale;    /* what all of its sums are multiplied by */
+    int32_t d_flags;      /* how it is stored: GMM_FP8_D_* */
+    int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
 /* Stages of a tile. An empty sum takes one, of nothing: stages are what keeps the ring of tiles from being overrun. */
-GMM__DEVICE uint32_t gmm_fp8_depths(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
+GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
 
 /* Prefix sums of the groups' rows in padded copies [G + 1]. One warp. */
-GMM__DEVICE void gmm_fp8_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
+GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     int32_t total = 0, g;
-    const int32_t last = gmm_sm90_run(groups, &g);
+    const int32_t last = gmm_sm90_lane_groups(groups, &g);
 #pragma unroll 1
     for (; g < last; g++)
         starts[g + 1] = total += (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
-    gmm_sm90_prefix(groups, total, starts);
+    gmm_sm90_prefix_sums(groups, total, starts);
 }
 
 /* The first scale of a tile's group. Lines of A are rows, or in wgrad D's rows; lines of B are D's columns. */
 GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
     const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
-    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->start, t->t.end - t->t.row,
+    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row, t->t.end - t->t.row,
                                        args->wgrad ? args->p.m : args->p.k);
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
@@ -2623,37 +2851,37 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     const int64_t rows = args->wgrad ? t->t.end - t->t.row : args->b_columnwise ? args->p.k : args->p.n;
     const int64_t cols = args->b_columnwise || args->wgrad ? args->p.n : args->p.k;
     const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
-                                       args->wgrad ? t->start : 0, rows, cols);
+                                       args->wgrad ? t->padded_row : 0, rows, cols);
     *step = gmm__qview_scale(&v, 0, 1);
     *block = gmm__qview_scale(&v, 128, 0);
     return (const float *)(const void *)v.scale;
 }
 
 /* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. */
-GMM__DEVICE float gmm_fp8_outer(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
-    float all = 1.0f;
-    if (t->k == 0) return all;
-    if (args->p.alpha) all = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
-    if (args->a_scale.scaling == GMM_SCALING_TENSOR) all = __fmul_rn(all, ((const float *)args->a_scale.scale)[t->g]);
+GMM__DEVICE float gmm_fp8_outer_scale(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
+    float scale = 1.0f;
+    if (t->k == 0) return scale;
+    if (args->p.alpha) scale = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR) scale = __fmul_rn(scale, ((const float *)args->a_scale.scale)[t->g]);
     if (args->b_scale.scaling == GMM_SCALING_TENSOR)
-        all = __fmul_rn(all, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
+        scale = __fmul_rn(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
                                                        : ((const float *)args->b_scale.scale)[t->g]);
-    return all;
+    return scale;
 }
 
 /* Fills in how a tile goes out. */
-GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
-    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_BASE;
+GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
+    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
-    f->out = size == 2 && beta == 0.0f ? GMM_FP8_NARROW : 0;
+    f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;
     if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
-        f->out |= GMM_FP8_WHOLE | (beta == 0.0f ? 0 : GMM_FP8_ADDED);
-        if (beta == 1.0f && f->t.k >= GMM_FP8_DEEP) f->out |= GMM_FP8_REDUCED;
+        f->d_flags |= GMM_FP8_D_TMA | (beta == 0.0f ? 0 : GMM_FP8_D_LOAD);
+        if (beta == 1.0f && f->t.k >= GMM_FP8_REDUCE_K) f->d_flags |= GMM_FP8_D_REDUCE;
     }
-    f->y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED - (f->t.end - f->t.row));
-    f->z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
-    f->w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED;
+    f->d_y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row));
+    f->d_z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
+    f->d_w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED_ROWS;
 }
 
 /* How a launch starts early. By the split as it stands before it is waited for, a block places its first tile; right
@@ -2663,206 +2891,204 @@ GMM__DEVICE void gmm_fp8_way_out(const gmm_fp8_args *args, gmm_fp8_tile *f) {
    one takes its first tile again, the other takes nothing once more. */
 
 /* A tile of nothing. */
-GMM__DEVICE void gmm_fp8_nothing(const gmm_fp8_args *args, gmm_fp8_tile *f) {
+GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     memset(f, 0, sizeof *f);
-    f->t.units = 1;
+    f->t.row_blocks = 1;
     f->t.k = args->p.k;
 }
 
-/* What gmm_sm90_split, _across, _count and gmm_fp8_starts do for fwd and dgrad, in one go: a lane asks for the entries
+/* What gmm_sm90_read_split, _across, _count and gmm_fp8_padded_starts do for fwd and dgrad, in one go: a lane asks for the entries
    of its up to `run` groups all at once. Few have less code, which runs once and so is waited for. `known`: returns 0
    if `ends` come from the same entries; or else the tiles across. One warp. */
-enum { GMM_FP8_RUN = 4 };
-GMM__DEVICE int32_t gmm_fp8_plan(const gmm_fp8_args *args, const int run, int known, int flat, int32_t cols,
-                                 int32_t step, int32_t teams, int32_t pair, int32_t *ends, int32_t *items,
+enum { GMM_FP8_LANE_GROUPS = 4 };
+GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_groups, int known, int raster_n, int32_t tile_n,
+                                 int32_t n_align, int32_t consumers, int32_t cluster, int32_t *ends, int32_t *work_ends,
                                  int32_t *starts) {
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
     const int32_t lane = (int32_t)threadIdx.x & 31;
-    gmm_sm90_sizes of = { 0, 0 };
-    int32_t v[GMM_FP8_RUN], end = 0, all = 0, padded = 0, first = lane, across, i, j;
-    const int32_t last = run > 1 ? gmm_sm90_run(args->p.groups, &first) : min(lane + 1, args->p.groups);
-    int other = !known;
+    gmm_sm90_split_stats stats = { 0, 0 };
+    int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, work = 0, padded = 0, first = lane, tiles_n, i, j;
+    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first) : min(lane + 1, args->p.groups);
+    int changed = !known;
 #pragma unroll
-    for (j = 0; j < run; j++) /* nothing behind the last */
-        v[j] = first + j < last ? gmm_sm90_entry(&args->groups, first + j + by_offsets) : 0;
+    for (j = 0; j < lane_groups; j++) /* nothing behind the last */
+        entries[j] = first + j < last ? gmm_sm90_split_entry(&args->groups, first + j + by_offsets) : 0;
 #pragma unroll
-    for (j = 0; j < run; j++)
-        if (known && first + j < last) other |= v[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
-    if (!__any_sync(0xFFFFFFFFu, other)) return 0;
+    for (j = 0; j < lane_groups; j++)
+        if (known && first + j < last) changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
+    if (!__any_sync(0xFFFFFFFFu, changed)) return 0;
     __syncwarp(); /* all have read the ends */
 #pragma unroll
-    for (j = 0; j < run; j++) end = gmm_sm90_after(&args->groups, end, v[j]);
+    for (j = 0; j < lane_groups; j++) end = gmm_sm90_split_end(&args->groups, end, entries[j]);
 #pragma unroll
     for (i = 1; i < 32; i *= 2) {
         const int32_t before = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
-        if (lane >= i) end = gmm_sm90_after(&args->groups, before, end);
+        if (lane >= i) end = gmm_sm90_split_end(&args->groups, before, end);
     }
     end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
-    if (lane == 0) end = ends[0] = items[0] = starts[0] = 0;
+    if (lane == 0) end = ends[0] = work_ends[0] = starts[0] = 0;
 #pragma unroll
-    for (j = 0; j < run; j++) {
+    for (j = 0; j < lane_groups; j++) {
         const int32_t start = end;
-        end = gmm_sm90_after(&args->groups, end, v[j]);
-        of.longest = max(of.longest, end - start);
-        of.live += end > start;
+        end = gmm_sm90_split_end(&args->groups, end, entries[j]);
+        stats.max_rows = max(stats.max_rows, end - start);
+        stats.nonempty += end > start;
         if (first + j < last) ends[first + j + 1] = end;
     }
-    of.longest = __reduce_max_sync(0xFFFFFFFFu, of.longest);
-    of.live = __reduce_add_sync(0xFFFFFFFFu, of.live);
-    across = gmm_sm90_across(&args->p, (args->p.n + cols - 1) / cols, step, GMM_FP8_UNIT * teams, pair, of);
+    stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
+    stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
+    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, n_align, GMM_FP8_BLOCK_ROWS * consumers, cluster, stats);
     __syncwarp();
 #pragma unroll 1
     for (j = first; j < last; j++) {
         const int32_t m = ends[j + 1] - ends[j];
-        items[j + 1] = all += gmm_sm90_items(gmm_sm90_tiles(m, GMM_FP8_UNIT, teams), across, pair, flat);
+        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, GMM_FP8_BLOCK_ROWS, consumers), tiles_n, cluster, raster_n);
         starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
-        const int32_t mine = all, rows = padded;
+        const int32_t lane_work = work, lane_padded = padded;
 #pragma unroll
         for (i = 1; i < 32; i *= 2) {
-            const int32_t a = __shfl_up_sync(0xFFFFFFFFu, all, (unsigned)i);
+            const int32_t a = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
             const int32_t b = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
-            if (lane >= i) all += a, padded += b;
+            if (lane >= i) work += a, padded += b;
         }
-        all -= mine;
-        padded -= rows;
+        work -= lane_work;
+        padded -= lane_padded;
     }
 #pragma unroll 1
     for (j = first; j < last; j++) {
-        items[j + 1] += all;
+        work_ends[j + 1] += work;
         starts[j + 1] += padded;
     }
     __syncwarp();
-    return across;
+    return tiles_n;
 }
 
 /* The first tile of a block by the split as it stands. Blocks of a cluster may have read different splits, so that they
    share nothing. One warp. */
-GMM__DEVICE void gmm_fp8_first(const gmm_fp8_args *args, const int32_t *ends, const int32_t *items,
-                               const int32_t *starts, int flat, int32_t across, int32_t step, int32_t teams,
-                               int32_t pair, int32_t rank, gmm_fp8_tile *f) {
-    const int32_t item = (int32_t)blockIdx.x / pair;
+GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int32_t *ends, const int32_t *work_ends,
+                               const int32_t *starts, int raster_n, int32_t tiles_n, int32_t n_align, int32_t consumers,
+                               int32_t cluster, int32_t cta_rank, gmm_fp8_tile *f) {
+    const int32_t work = (int32_t)blockIdx.x / cluster;
     int32_t g = 0, m;
-    gmm_fp8_nothing(args, f);
-    if (item >= items[args->p.groups]) return;
-    gmm_find_group32(items, args->p.groups, item, &g);
+    gmm_fp8_empty_tile(args, f);
+    if (work >= work_ends[args->p.groups]) return;
+    gmm_find_group32(work_ends, args->p.groups, work, &g);
     f->t.g = g;
-    f->start = starts[g];
+    f->padded_row = starts[g];
     m = ends[g + 1] - ends[g];
-    if (m <= GMM_FP8_UNIT * teams) { /* what gmm_sm90_place comes to for one tile of rows */
-        const int32_t tn = pair * (item - items[g]) + rank, steps = (args->p.n + step - 1) / step;
-        if (tn >= across) { /* no partner */
-            gmm_fp8_nothing(args, f);
+    if (m <= GMM_FP8_BLOCK_ROWS * consumers) { /* what gmm_sm90_schedule_tile comes to for one tile of rows */
+        const int32_t tn = cluster * (work - work_ends[g]) + cta_rank, steps = (args->p.n + n_align - 1) / n_align;
+        if (tn >= tiles_n) { /* no partner */
+            gmm_fp8_empty_tile(args, f);
             return;
         }
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
-        f->t.units = (m + GMM_FP8_UNIT - 1) / GMM_FP8_UNIT;
-        f->t.n0 = step * gmm_sm90_begin(steps, across, tn);
-        f->t.cols = step * gmm_sm90_begin(steps, across, tn + 1) - f->t.n0;
+        f->t.row_blocks = (m + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
+        f->t.n0 = n_align * gmm_sm90_even_begin(steps, tiles_n, tn);
+        f->t.cols = n_align * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_place(&args->p, 0, ends, items, item, 0, flat, across, step, GMM_FP8_UNIT, teams, GMM_FP8_UNIT, pair,
-                       rank, &f->t);
-        f->t.share = 0;
+        gmm_sm90_schedule_tile(&args->p, 0, ends, work_ends, work, 0, raster_n, tiles_n, n_align, GMM_FP8_BLOCK_ROWS, consumers, GMM_FP8_BLOCK_ROWS, cluster,
+                       cta_rank, &f->t);
+        f->t.multicast = 0;
     }
 }
 /* Whether what was multiplied as the first tile is it, or nothing was and there is none. */
-GMM__DEVICE int gmm_fp8_right(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
+GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
     return (f->t.cols <= 0 && first->t.cols <= 0) ||
            (f->t.g == first->t.g && f->t.row == first->t.row && f->t.end == first->t.end && f->t.m0 == first->t.m0 &&
             f->t.rows == first->t.rows && f->t.n0 == first->t.n0 && f->t.cols == first->t.cols &&
-            f->start == first->start);
+            f->padded_row == first->padded_row);
 }
 /* Tells the other block of a cluster (`word` and `bar` there) whether this one's first tile was wrong. One lane. */
-GMM__DEVICE void gmm_fp8_confess(uint32_t word, uint32_t bar, int wrong) {
-    gmm_bar_expect(bar, 4);
-    asm volatile("{\n .reg .b32 to, at;\n mapa.shared::cluster.u32 to, %0, %2;\n mapa.shared::cluster.u32 at, %1, %2;\n"
-                 " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [at];\n}"
-                 : : "r"(word), "r"(bar), "r"(gmm_cluster_rank() ^ (gmm_cluster_size() - 1)), "r"(wrong) : "memory");
+GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t word, uint32_t bar, int mispredicted) {
+    gmm_mbarrier_arrive_expect_tx(bar, 4);
+    gmm_st_async_remote(word, bar, gmm_cluster_ctarank() ^ (gmm_cluster_nctarank() - 1), mispredicted);
 }
 
 /* Brings what is added to, and takes D away, between D and the rooms of the groups of threads: one warp, a lane for
    each box of each room. A tile goes in parts, as many columns as a room holds. For each part a group hears (bars[0])
    that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; once, too, for
    a tile of which it has none. */
-GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring, uint32_t told,
-                              uint32_t bars, uint32_t rooms) {
-    const int lane = (int)threadIdx.x & 31, team = lane / boxes, box = lane % boxes;
-    const uint32_t room = rooms + 8192 * (uint32_t)lane;
-    uint32_t tile, turn = 0;
-    bars += 16 * (uint32_t)team;
-    for (tile = 0;; tile++) {
-        const gmm_fp8_tile *const f = &ring[tile % GMM_SM90_RING]; /* stands until the group is two tiles further */
-        int wide, cols, c = 0;
-        gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-        if (f->t.units == 0) break;
-        wide = f->out & GMM_FP8_NARROW ? 64 : 32;
-        cols = f->t.units > team ? f->t.cols : 0;
+GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring, uint32_t tile_full,
+                              uint32_t slot_bars, uint32_t slots) {
+    const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
+    const uint32_t slot = slots + 8192 * (uint32_t)lane;
+    uint32_t tile_index, part = 0;
+    slot_bars += 16 * (uint32_t)consumer;
+    for (tile_index = 0;; tile_index++) {
+        const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING]; /* stands until the group is two tiles further */
+        int box_cols, cols, c = 0;
+        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (f->t.row_blocks == 0) break;
+        box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
+        cols = f->t.row_blocks > consumer ? f->t.cols : 0;
         do {
-            const int x = c + wide * box, next = x + wide * boxes, passes = (f->out & GMM_FP8_WHOLE) && x < cols;
-            const int reduced = (f->out & GMM_FP8_REDUCED) && c > 0;
-            const int32_t y = f->y + 64 * team;
-            asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-            if (passes && (f->out & GMM_FP8_ADDED) && !reduced) {
-                gmm_bar_expect(bars, 8192);
-                gmm_tma_load(room, &args->d, bars, 0, f->t.n0 + x, y, f->z, f->w);
-                if (next < cols && !(f->out & GMM_FP8_REDUCED))
-                    gmm_tma_prefetch(&args->d, f->t.n0 + next, y, f->z, f->w);
-            } else gmm_bar_arrive_here(bars);
-            gmm_bar_wait(bars + 8, turn++ & 1);
-            if (passes) {
-                gmm_tma_store(&args->d, room, reduced, f->t.n0 + x, y, f->z, f->w);
-                asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+            const int x = c + box_cols * box, next = x + box_cols * boxes, by_tma = (f->d_flags & GMM_FP8_D_TMA) && x < cols;
+            const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && c > 0;
+            const int32_t y = f->d_y + 64 * consumer;
+            GMM__BULK_WAIT_GROUP_READ(0);
+            if (by_tma && (f->d_flags & GMM_FP8_D_LOAD) && !reduce) {
+                gmm_mbarrier_arrive_expect_tx(slot_bars, 8192);
+                gmm_tma_load(slot, &args->d, slot_bars, 0, f->t.n0 + x, y, f->d_z, f->d_w);
+                if (next < cols && !(f->d_flags & GMM_FP8_D_REDUCE))
+                    gmm_tma_prefetch_l2(&args->d, f->t.n0 + next, y, f->d_z, f->d_w);
+            } else gmm_mbarrier_arrive(slot_bars);
+            gmm_mbarrier_wait(slot_bars + 8, part++ & 1);
+            if (by_tma) {
+                gmm_tma_store(&args->d, slot, reduce, f->t.n0 + x, y, f->d_z, f->d_w);
+                gmm_bulk_commit_group();
             }
-        } while ((c += wide * boxes) < cols);
+        } while ((c += box_cols * boxes) < cols);
     }
-    asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+    GMM__BULK_WAIT_GROUP(0);
 }
 
 #define GMM__BODY 11
 #define GMM__TAG e4m3
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 192x128_few
+#define GMM__TILE 192x128_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_few
+#define GMM__TILE 128x192_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS both
+#define GMM__SCALED 1d1d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_held
+#define GMM__TILE 128x192_full_slot
 #include GMM_KERNELS_FILE
-#define GMM__SUMS fast
+#define GMM__SCALED fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #define GMM__TAG e5m2
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
 #define GMM__TILE 192x128
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 192x128_few
+#define GMM__TILE 192x128_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS rows
+#define GMM__SCALED 1d2d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_few
+#define GMM__TILE 128x192_small_m
 #include GMM_KERNELS_FILE
-#define GMM__SUMS both
+#define GMM__SCALED 1d1d
 #define GMM__FAST 0
-#define GMM__TILE 128x192_held
+#define GMM__TILE 128x192_full_slot
 #include GMM_KERNELS_FILE
-#define GMM__SUMS fast
+#define GMM__SCALED fast
 #define GMM__FAST 1
 #define GMM__TILE 128x192
 #include GMM_KERNELS_FILE
@@ -2871,31 +3097,31 @@ GMM__DEVICE void gmm_fp8_move(const gmm_fp8_args *args, const int boxes, const g
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t sums, teams, cols, shared, groups, guess;
+    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, prefetch_tile;
     const void *function;
 } gmm_fp8_kernel;
 
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
-#define GMM__X(dtype, tag, sums, tile) \
-    { dtype, GMM__CAT(gmm11_sums_, sums), GMM__CAT(gmm11_teams_, tile), GMM__CAT(gmm11_cols_, tile), \
-      gmm11_shared_##tag##_##sums##_##tile, GMM__CAT(gmm11_groups_, tile), GMM__CAT(gmm11_guess_, tile), \
-      (const void *)gmm_linear_##tag##_##sums##_##tile##_sm90 },
+#define GMM__X(dtype, tag, scaling, tile) \
+    { dtype, GMM__CAT(gmm_fp8_scaling_, scaling), GMM__CAT(gmm_fp8_consumers_, tile), GMM__CAT(gmm_fp8_tile_n_, tile), \
+      gmm_fp8_smem_bytes_##tag##_##scaling##_##tile, GMM__CAT(gmm_fp8_smem_groups_, tile), GMM__CAT(gmm_fp8_prefetch_tile_, tile), \
+      (const void *)gmm_linear_##tag##_##scaling##_##tile##_sm90 },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
 /* Rows of a token matrix, ragged; a COLUMNWISE copy of tokens, `along` of them. */
-static GMM__UNUSED int gmm_fp8_map_rows(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
+static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
                                         int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED, 0x7FFF0000, 0x7FFF0000 }, strides[3];
+    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
-static GMM__UNUSED int gmm_fp8_map_columns(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
     dims[0] = (cuuint64_t)along;
@@ -2912,43 +3138,43 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     const gmm_gemm_args *p = &args->p;
     const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1; /* a map has no empty dimension */
     const int64_t padded = gmm_padded_capacity(p->groups, rows);
-    const int pair = blocks > 1 ? 2 : 1;
+    const int cluster = blocks > 1 ? 2 : 1;
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t e;
-    int mapped, device = 0, processors = 0;
+    int mapped, device = 0, sms = 0;
     if (args->wgrad)
-        mapped = gmm_fp8_map_columns(encode, &args->a, &p->a, padded, p->m, GMM_FP8_UNIT) &&
-                 gmm_fp8_map_columns(encode, &args->b, &p->b, padded, p->n, 64);
+        mapped = gmm_fp8_map_columnwise(encode, &args->a, &p->a, padded, p->m, GMM_FP8_BLOCK_ROWS) &&
+                 gmm_fp8_map_columnwise(encode, &args->b, &p->b, padded, p->n, 64);
     else
-        mapped = gmm_fp8_map_rows(encode, &args->a, &p->a, p->k, GMM_FP8_UNIT) &&
-                 gmm_fp8_map_memory(encode, &args->b, &p->b, p->k, p->n, 64);
+        mapped = gmm_fp8_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
+                 gmm_fp8_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64);
     /* D whose rows do not stand at multiples of 16 bytes has no map, and the kernel finds that out for itself */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
-        if (args->wgrad) mapped = gmm_fp8_map_memory(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_UNIT);
+        if (args->wgrad) mapped = gmm_fp8_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS);
         else if ((uintptr_t)p->d.data % 16 == 0)
-            mapped = gmm_fp8_map_rows(encode, &args->d, &p->d, p->n, GMM_FP8_UNIT);
+            mapped = gmm_fp8_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)pair;
+    attributes[0].val.clusterDim.x = (unsigned)cluster;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / pair * pair));
-    config.blockDim = dim3((unsigned)(128 * row->teams + 128));
-    config.dynamicSmemBytes = (size_t)row->shared;
+    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
+    config.blockDim = dim3((unsigned)(128 * row->consumers + 128));
+    config.dynamicSmemBytes = (size_t)row->smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
     /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
     e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < processors / pair * pair ? 1 : 2;
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
     if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
+        e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
     return e == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : e;
 }
 
@@ -3025,13 +3251,13 @@ GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_
         gmm_q_fp8(dtype, GMM_E4M3, bytes, to);
         return;
     }
-    to[0] = gmm_q_bytes(bytes, 0u, 0x4140u) << 7;
-    to[1] = gmm_q_bytes(bytes, 0u, 0x4342u) << 7;
+    to[0] = gmm_prmt(bytes, 0u, 0x4140u) << 7;
+    to[1] = gmm_prmt(bytes, 0u, 0x4342u) << 7;
     if (zero | nan)
 #pragma unroll
         for (i = 0; i < 2; i++) /* 2^-127 is subnormal, NaN is 0x7FFF */
-            to[i] |= (gmm_q_bytes(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
-                     (gmm_q_bytes(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
+            to[i] |= (gmm_prmt(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
+                     (gmm_prmt(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
 }
 
 /* What a lane holds of a step: eight codes of each line; a scale byte of each line, or of MX32 columnwise, where lines
@@ -3117,12 +3343,12 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
             gmm_expand_scales(dtype, from.scaling, now.scale[0], by);
             gmm_expand_scales(dtype, from.scaling, now.scale[1], by + 2);
         } else {
-            gmm_expand_scales(dtype, from.scaling, gmm_q_bytes(gmm_q_bytes(now.scale[0], now.scale[1], 0x0040u),
-                              gmm_q_bytes(now.scale[2], now.scale[3], 0x0040u), 0x5410u), by);
-            by[3] = gmm_q_bytes(by[1], 0u, 0x3232u);
-            by[2] = gmm_q_bytes(by[1], 0u, 0x1010u);
-            by[1] = gmm_q_bytes(by[0], 0u, 0x3232u);
-            by[0] = gmm_q_bytes(by[0], 0u, 0x1010u);
+            gmm_expand_scales(dtype, from.scaling, gmm_prmt(gmm_prmt(now.scale[0], now.scale[1], 0x0040u),
+                              gmm_prmt(now.scale[2], now.scale[3], 0x0040u), 0x5410u), by);
+            by[3] = gmm_prmt(by[1], 0u, 0x3232u);
+            by[2] = gmm_prmt(by[1], 0u, 0x1010u);
+            by[1] = gmm_prmt(by[0], 0u, 0x3232u);
+            by[0] = gmm_prmt(by[0], 0u, 0x1010u);
         }
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_LINES; i++) {
@@ -3217,13 +3443,13 @@ GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand
 #pragma unroll
             for (i = 0; i < 4; i++) { /* of matrix j, column 2 q + b is row 32 q + 2 j + b */
                 const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
-                const uint32_t scale = gmm_q_bytes(by[h], 0u, i < 2 ? 0x1010u : 0x3232u);
+                const uint32_t scale = gmm_prmt(by[h], 0u, i < 2 ? 0x1010u : 0x3232u);
                 const uint4 codes = now.codes[h];
                 uint32_t e[4];
                 gmm_q_fp4(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
 #pragma unroll
                 for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], scale);
-                gmm_stmatrix_t((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
+                gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
                                (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
             }
         __syncthreads();
@@ -3265,7 +3491,7 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
     enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
     int32_t t, k;
-    gmm_early();
+    gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
     t = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
 #pragma unroll 1
@@ -3304,7 +3530,7 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_c
 GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_TURN_STRIPS];
     int32_t t = (int32_t)blockIdx.x, pieces, k;
-    gmm_early();
+    gmm_pdl_wait();
     pieces = (args.tiles[args.groups] + GMM_TURN_STRIPS - 1) / GMM_TURN_STRIPS;
     if (blockIdx.x == 0) gmm_expand_groups(&args);
 #pragma unroll 1
@@ -3326,7 +3552,7 @@ GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 4) gmm_expand_columns(const __gr
 static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int early,
                                                  const gmm_expand_args *args, cudaStream_t stream) {
     const int threads = columns ? GMM_TURN_THREADS : limited ? GMM_EXPAND_MOST : GMM_EXPAND_THREADS;
-    return gmm_launch_early(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, early,
+    return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, early,
                             (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
 
@@ -3424,7 +3650,7 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *to, const void *from, int64
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int early, cudaStream_t stream) {
     const int64_t warps = ((int64_t)args->groups.count + 31) / 32, most = GMM_OFFSETS_THREADS / 32;
     const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < most ? warps : most);
-    return gmm_launch_early((const void *)gmm_split_offsets, early, 1, threads, 0, args, stream);
+    return gmm_launch_pdl((const void *)gmm_split_offsets, early, 1, threads, 0, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
@@ -3613,18 +3839,6 @@ typedef struct gmm__room {
 
 GMM__DEVICE int32_t gmm__lane(void) { return (int32_t)(threadIdx.x & 31u); }
 GMM__DEVICE int32_t gmm__warp(void) { return (int32_t)(threadIdx.x >> 5); }
-
-/* Products and sums that no flag contracts or flushes. */
-GMM__DEVICE float gmm__mul_rn(float a, float b) {
-    float r;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
-GMM__DEVICE float gmm__add_rn(float a, float b) {
-    float r;
-    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
 
 /* One element. */
 GMM__DEVICE float gmm__get(const gmm__view *m, int64_t row, int64_t col) {
@@ -4124,14 +4338,8 @@ GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32
 /* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
 GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
-    uint16_t low, high;
-    if (e5m2) {
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
-    } else {
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
-    }
+    const uint16_t low = e5m2 ? gmm_cvt_e5m2x2(p[1], p[0]) : gmm_cvt_e4m3x2(p[1], p[0]);
+    const uint16_t high = e5m2 ? gmm_cvt_e5m2x2(p[3], p[2]) : gmm_cvt_e4m3x2(p[3], p[2]);
     return (uint32_t)low | (uint32_t)high << 16;
 #else
     const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;
@@ -4487,22 +4695,17 @@ GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
 }
 GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
     const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
-    float v;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
-    return v;
+    return gmm_cvt_f32_f16(h);
 }
 GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
 GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
-    asm("max.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+    return gmm_max_bf16x2(most, w & 0x7FFF7FFFu);
 }
 GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
-    asm("max.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+    return gmm_max_f16x2(most, w & 0x7FFF7FFFu);
 }
 GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_abs_f32(most, w);
 }
 /* The largest of a word of maxima, as bits of an fp32. */
 GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t most) {
@@ -4516,39 +4719,33 @@ GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
 GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
 /* The same where a NaN counts as more than all others. */
 GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
-    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+    return gmm_max_nan_bf16x2(most, w & 0x7FFF7FFFu);
 }
 GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
-    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+    return gmm_max_nan_f16x2(most, w & 0x7FFF7FFFu);
 }
 GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_nan_abs_f32(most, w);
 }
 
 /* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
    NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
 GMM__DEVICE uint32_t gmm__word_far_bf16(uint32_t most, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_xorsign_abs_bf16x2(most, w);
 #else
     return gmm__word_max_bf16(most & 0x7FFF7FFFu, w);
 #endif
 }
 GMM__DEVICE uint32_t gmm__word_far_f16(uint32_t most, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_xorsign_abs_f16x2(most, w);
 #else
     return gmm__word_max_f16(most & 0x7FFF7FFFu, w);
 #endif
 }
 GMM__DEVICE uint32_t gmm__word_far_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 s, t;\nabs.f32 s, %0;\nabs.f32 t, %1;\nmax.f32 %0, s, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_abs_abs_f32(most, w);
 }
 
 /* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
@@ -4563,10 +4760,8 @@ GMM__DEVICE uint32_t gmm__swift_signs(const float v[8]) {
 }
 /* |v by|; capped: 6 if it is more, or a NaN. */
 GMM__DEVICE float gmm__swift_product(float v, float by, int capped) {
-    float m;
-    asm("{\n.reg .f32 t;\nabs.f32 %0, %1;\nabs.f32 t, %2;\nmul.rn.f32 %0, %0, t;\n}" : "=&f"(m) : "f"(v), "f"(by));
-    if (capped) asm("min.f32 %0, %0, 0f40C00000;" : "+f"(m));
-    return m;
+    const float m = gmm_mul_abs_f32(v, by);
+    return capped ? gmm_min_6_f32(m) : m;
 }
 GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by, int capped) {
     uint32_t codes = 0;
@@ -4574,10 +4769,7 @@ GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by, int capped) {
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        asm("{\n.reg .f32 t;\nfma.rn.f32 t, %3, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
-            "add.rn.f32 t, %3, 0f4B000002;\nmov.b32 %1, t;\n"
-            "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
-            : "=r"(low), "=r"(middle), "=r"(high) : "f"(gmm__swift_product(v[j], by, capped)));
+        gmm_e2m1_candidates(gmm__swift_product(v[j], by, capped), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
@@ -4594,12 +4786,7 @@ GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const 
         const float m = gmm__swift_product(v[j], by, 1);
         /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        uint32_t bits;
-        asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
-            "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
-            "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
-            : "=r"(bits) : "f"(m), "f"(share));
-        codes = codes * 16 + (bits >> 22);
+        codes = codes * 16 + (gmm_e2m1_add_share(m, share) >> 22);
     }
     return codes | gmm__swift_signs(v);
 }
@@ -4669,23 +4856,13 @@ GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t uni
 GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
-GMM__DEVICE void gmm__swift_put1(uint8_t *to, uint32_t a) {
-    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(to)), "r"(a) : "memory");
-}
-GMM__DEVICE void gmm__swift_put2(uint8_t *to, uint32_t a, uint32_t b) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
-}
-GMM__DEVICE void gmm__swift_put4(uint8_t *to, uint4 v) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                 : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 /* Codes of a row of a lane. */
 GMM__DEVICE void gmm__swift_put_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
-    gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+    gmm_st_global_v2_b32(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
 GMM__DEVICE void gmm__swift_put_f16(uint8_t *to, int32_t e5m2, const float v[8]) { gmm__swift_put_bf16(to, e5m2, v); }
 GMM__DEVICE void gmm__swift_put_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
-    gmm__swift_put1(to, gmm__quant_codes8(e5m2, v));
+    gmm_st_global_b32(to, gmm__quant_codes8(e5m2, v));
 }
 /* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
 GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
@@ -4712,7 +4889,7 @@ GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t l
     if (order == GMM_SCALES_SWIZZLED)
         to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
     else to += (int64_t)line * along + block + (l * along + quad);
-    if (block + quad < along) gmm__swift_put1(to, four);
+    if (block + quad < along) gmm_st_global_b32(to, four);
 }
 
 /* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
@@ -4789,7 +4966,7 @@ GMM__DEVICE void gmm__swift_column16(const uint32_t x[16][2], int32_t j, int32_t
     }
 #pragma unroll
     for (i = 0; i < 8; i++)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(to[i]) : "f"(v[2 * i + 1]), "f"(v[2 * i]));
+        to[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
 }
 /* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
    an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
@@ -4817,8 +4994,7 @@ GMM__DEVICE uint32_t gmm__swift_hadamard_amax(const uint32_t x[8][4], int32_t be
             gmm__swift_stages(b, 8, 4);
 #pragma unroll
             for (i = 0; i < 8; i++)
-                asm("{\n.reg .f32 s, t;\nabs.f32 s, %1;\nabs.f32 t, %2;\nadd.rn.f32 s, s, t;\nmax.f32 %0, %0, s;\n}"
-                    : "+f"(most) : "f"(a[i]), "f"(b[i]));
+                most = gmm_max_sum_abs_f32(most, a[i], b[i]);
         }
     }
     bits = gmm_f32_to_bf16(gmm__fmul(most, 0.25f));
@@ -5209,7 +5385,7 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
 
 /* y = beta y + scale (start + x_0 + x_1 + ...). Two spans per task, so that two accesses or more are under way. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < a.rows; gmm__walk_next(&w)) {
@@ -5236,19 +5412,19 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
                 if (q[j].n[0] > 0) {
                     gmm__decode8(GMM_NONE, &x, &r[j], v);
 #pragma unroll
-                    for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm__add_rn(sum[j][k], v[k]) : v[k];
+                    for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm_add_rn_f32(sum[j][k], v[k]) : v[k];
                 }
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
             if (q[j].n[0] > 0) {
 #pragma unroll
-                for (k = 0; k < 8; k++) sum[j][k] = gmm__mul_rn(a.scale, sum[j][k]);
+                for (k = 0; k < 8; k++) sum[j][k] = gmm_mul_rn_f32(a.scale, sum[j][k]);
                 if (a.beta != 0.0f) {
                     r[j] = gmm__load8(GMM_NONE, &a.y, w.row, &q[j]);
                     gmm__decode8(GMM_NONE, &a.y, &r[j], v);
 #pragma unroll
-                    for (k = 0; k < 8; k++) sum[j][k] = gmm__add_rn(gmm__mul_rn(a.beta, v[k]), sum[j][k]);
+                    for (k = 0; k < 8; k++) sum[j][k] = gmm_add_rn_f32(gmm_mul_rn_f32(a.beta, v[k]), sum[j][k]);
                 }
                 gmm__store8(GMM_NONE, &a.y, w.row, &q[j], sum[j]);
             }
@@ -5268,7 +5444,7 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
 #pragma unroll
         for (c = 0; c < (wide ? 4 : 8); c++) {
             const float x = __uint_as_float(wide ? w[c & 3] : c & 1 ? w[c / 2] & 0xFFFF0000u : w[c / 2] << 16);
-            sum[c] = first + k > 0 ? gmm__add_rn(sum[c], x) : x;
+            sum[c] = first + k > 0 ? gmm_add_rn_f32(sum[c], x) : x;
         }
     }
 }
@@ -5290,13 +5466,13 @@ GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a)
         if (a->count & 2) gmm__add_addends(wide, 2, a, i, at, sum), i += 2;
         if (a->count & 1) gmm__add_addends(wide, 1, a, i, at, sum);
 #pragma unroll
-        for (j = 0; j < 4 * quads; j++) sum[j] = gmm__mul_rn(a->scale, sum[j]);
+        for (j = 0; j < 4 * quads; j++) sum[j] = gmm_mul_rn_f32(a->scale, sum[j]);
 #pragma unroll
         for (j = 0; j < quads && a->beta != 0.0f; j++) {
-            sum[4 * j] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].x), sum[4 * j]);
-            sum[4 * j + 1] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].y), sum[4 * j + 1]);
-            sum[4 * j + 2] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].z), sum[4 * j + 2]);
-            sum[4 * j + 3] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].w), sum[4 * j + 3]);
+            sum[4 * j] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].x), sum[4 * j]);
+            sum[4 * j + 1] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].y), sum[4 * j + 1]);
+            sum[4 * j + 2] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].z), sum[4 * j + 2]);
+            sum[4 * j + 3] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].w), sum[4 * j + 3]);
         }
 #pragma unroll
         for (j = 0; j < quads; j++)
@@ -5305,18 +5481,18 @@ GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a)
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
 gmm_accumulate_beside_f32(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__accumulate_beside(1, &a);
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
 gmm_accumulate_beside_bf16(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__accumulate_beside(0, &a);
 }
 
 /* dst = src in another float dtype. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
     gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < a.rows; gmm__walk_next(&w)) {
@@ -5382,7 +5558,7 @@ GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
 
 /* A warp routes a token after the other; with losses, ROUTE_CHUNK of them, whose loss terms it adds up. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int64_t chunk = a.sums ? GMM__ROUTE_CHUNK : 1, chunks = (a.tokens + chunk - 1) / chunk;
     const int32_t lane = gmm__lane();
@@ -5441,7 +5617,7 @@ typedef struct gmm__fold_args {
 } gmm__fold_args;
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_constant__ gmm__fold_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     __shared__ float part[GMM__ELEM_WARPS][32];
     const int64_t tiles = (a.cols + 31) / 32, folds = (a.rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
     int64_t i;
@@ -5465,7 +5641,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_co
 
 /* One warp: prefix sums of the counts, and the losses from the sums over all tokens. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int32_t lane = gmm__lane();
     int32_t base;
     int64_t begin = 0;
@@ -5489,7 +5665,7 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gm
 /* A warp per token. w[e] = score times its gradient: then every score in a denominator meets one in a numerator, and no
    quotient of small numbers is left. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int32_t lane = gmm__lane();
     const float aux = a.aux != 0.0f ? (a.dloss ? a.dloss[0] : 1.0f) * a.aux : 0.0f;
@@ -5554,7 +5730,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
 
 /* Slots per expert of each chunk. Integer atomics: the order of arrival does not matter. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED; /* else the launcher has zeroed a.counts */
@@ -5583,7 +5759,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid
 
 /* A warp per expert: prefix sums over the chunks, in place; totals into starts. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     int64_t e;
     for (e = (int64_t)blockIdx.x * GMM__ELEM_WARPS + gmm__warp(); e < a.experts;
@@ -5603,7 +5779,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_
 
 /* One warp: where each expert starts, how many rows it gets, and whether all fit. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     int64_t begin = 0;
     int32_t base, over = 0;
     for (base = 0; base < a.experts; base += 32) {
@@ -5624,7 +5800,7 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ 
 
 /* A warp (= block) per chunk: ranks 32 slots at a time, in their order. */
 GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED;
@@ -5658,7 +5834,7 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
 
 /* dprobs of each slot from the gradient of its row's probability; dropped slots get 0. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t slots = a.tokens * a.topk, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     int64_t i;
     for (i = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + threadIdx.x; i < slots; i += stride) {
@@ -5669,12 +5845,12 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
 
 /* .................................................................................................... Launchers ... */
 
-/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_early. */
+/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_pdl_wait. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__room room, int32_t threads,
                                              size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > room.most) blocks = room.most;
     if (blocks < 1) blocks = 1;
-    return gmm_launch_early(kernel, room.early, (unsigned)blocks, (unsigned)threads, shared, args, stream);
+    return gmm_launch_pdl(kernel, room.early, (unsigned)blocks, (unsigned)threads, shared, args, stream);
 }
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */
@@ -6057,20 +6233,20 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 #if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE)
 #error "gmm: this body needs GMM__TAG, GMM__OP and GMM__TILE"
 #endif
-#define GMM__OF(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
+#define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 
-GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
+GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM__OF(bm), BN = GMM__OF(bn), BK = GMM__OF(bk), STAGES = GMM__OF(stages), THREADS = GMM__OF(threads),
-        WARPS_N = GMM__OF(wn), WM = BM / GMM__OF(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
+        BM = GMM__CFG(bm), BN = GMM__CFG(bn), BK = GMM__CFG(bk), STAGES = GMM__CFG(stages), THREADS = GMM__CFG(threads),
+        WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
         A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
         A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that all threads move at once */
         A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
-        OUT_LD = GMM__OF(out_ld), OUT_LANES = WN / 4, OUT_ROWS = 32 / OUT_LANES
+        OUT_LD = GMM__CFG(out_ld), OUT_LANES = WN / 4, OUT_ROWS = 32 / OUT_LANES
     };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
@@ -6097,16 +6273,16 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
 #define GMM__LOAD_STAGE(q, at) \
     gmm_feed_stage(&fa, gmm_shared + (at), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
     gmm_feed_stage(&fb, gmm_shared + (at) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
-    gmm_cp_commit()
+    gmm_cp_async_commit_group()
 /* Fragments of step s of the stage at `base`. */
 #define GMM__LOAD_A(to, base, s) \
     _Pragma("unroll") for (i = 0; i < MT; i++) \
-        if (TA) gmm_ldmatrix_t((to)[i], (base) + (a_at ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
-        else gmm_ldmatrix((to)[i], (base) + (a_at ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
+        if (TA) gmm_ldmatrix_x4_trans((to)[i], (base) + (a_at ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
+        else gmm_ldmatrix_x4((to)[i], (base) + (a_at ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
 #define GMM__LOAD_B(to, base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_t((to)[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix((to)[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans((to)[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix_x4((to)[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
 
     tile.g = now.g = 0;
     for (first = 1;; first = 0, at += gridDim.x) {
@@ -6124,7 +6300,7 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
             for (s = 0; s < STAGES - 1; s++) {
                 if (s < depth) {
                     GMM__LOAD_STAGE(s, s * STAGE);
-                } else gmm_cp_commit(); /* waits count alike */
+                } else gmm_cp_async_commit_group(); /* waits count alike */
             }
         }
         if (!first) {
@@ -6180,7 +6356,7 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = 0.0f;
         gmm_gemm_prefetch(&args, RAGGED_K, &now, BM, BN);
-        GMM__CP_WAIT(STAGES - 2);
+        GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
         __syncthreads();
         GMM__LOAD_A(a[0], shared, 0);
         GMM__LOAD_B(b[0], shared, 0);
@@ -6193,7 +6369,7 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
                     GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read, s + 1);
                 } else {
                     read = read + STAGE == STAGES * STAGE ? 0 : read + STAGE;
-                    GMM__CP_WAIT(STAGES - 2);
+                    GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
                     __syncthreads();
                     if (d + 1 < depth) {
                         GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read, 0);
@@ -6204,11 +6380,11 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
                     if (d + STAGES - 1 < depth) {
                         GMM__LOAD_STAGE(d + STAGES - 1, write);
                         write = write + STAGE == STAGES * STAGE ? 0 : write + STAGE;
-                    } else gmm_cp_commit();
+                    } else gmm_cp_async_commit_group();
                 }
 #pragma unroll
                 for (i = 0; i < MT; i++) {
-                    if (GMM__OF(skip) && i >= blocks) continue;
+                    if (GMM__CFG(skip) && i >= blocks) continue;
 #pragma unroll
                     for (j = 0; j < NT; j++)
                         GMM__CAT(gmm_mma_, GMM__TAG)(acc[i][j], a[s & 1][i], &b[s & 1][j / 2][j % 2 * 2]);
@@ -6222,7 +6398,7 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
 #undef GMM__NAME
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__TILE
 
 /* .................................................................. Body: fp32 product, one chain per element ... */
@@ -6361,12 +6537,12 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
 
 /* Fragments of step s of the stage at `base`: of 16 rows, and of all columns. */
 #define GMM__LOAD_A(base, s, i) \
-    if (TA) gmm_ldmatrix_t(a[(i) & 1], (base) + (a_at ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
-    else gmm_ldmatrix(a[(i) & 1], (base) + (a_at ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
+    if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_at ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
+    else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_at ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
 #define GMM__LOAD_B(base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_t(b[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix(b[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix_x4(b[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
 /* The operands of the tile's group. */
 #define GMM__VIEWS \
     const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_Q_ROWS, rows = RAGGED_K ? tile.k : tile.m; \
@@ -6420,7 +6596,7 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
             GMM__KEEP(1);
         }
         if (tokens) gmm_q_bring(&qa, &args.a, gmm_shared);
-        gmm_cp_commit();
+        gmm_cp_async_commit_group();
         gmm_q_advance(&qa, &args.a, TA);
         gmm_q_advance(&qb, &args.b, TB);
 #pragma unroll
@@ -6444,10 +6620,10 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
         for (d = 0; d < depth; d++) {
             const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
             const int more = d + 1 < depth;
-            GMM__CP_WAIT(0);
+            GMM__CP_ASYNC_WAIT_GROUP(0);
             __syncthreads(); /* stage d is there, and d - 1 has been read */
             if (tokens && more) gmm_q_bring(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
-            gmm_cp_commit();
+            gmm_cp_async_commit_group();
             if (!tokens || more) gmm_q_advance(&qa, &args.a, TA);
             gmm_q_advance(&qb, &args.b, TB);
             if (scaled) {
@@ -6739,7 +6915,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
 /* y = p f(x) */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     gmm__walk w = gmm__walk_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
     for (; w.row < rows; gmm__walk_next(&w)) {
@@ -6779,7 +6955,7 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
    block has warps, by a block; its lanes add in an order that depends on ffn and the dtypes alone. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 7 : 5)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
     const uint32_t team = a.dprob ? (uint32_t)gmm__act_team(a.ffn) : parts; /* warps of a row */
@@ -6832,7 +7008,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 /* out[t] = sum over slots of (probs) rows[row], in slot order. Where the rows stand is read one batch ahead. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__walk w = gmm__walk_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
     float sum[8], p[4], next_p[4];
     int32_t row[4], next_row[4], i = 0, j, k;
@@ -6879,7 +7055,7 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 /* drows[r] = (probs) dout[token of r]; zeros in padding. Two spans per task. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
     gmm__walk w = gmm__walk_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
@@ -6910,7 +7086,7 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
 /* dprobs[slot] = dout[token] . rows[row]: a warp per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__walk w = gmm__walk_begin(a.topk, 1);
     for (; w.row < a.tokens; gmm__walk_next(&w)) {
         const int64_t slot = (int64_t)w.row * a.topk + w.part;
@@ -6981,7 +7157,7 @@ GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, 
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.rows; gmm__walk_next(&w))
         GMM__NAME(gmm__copy_run)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
@@ -6990,7 +7166,7 @@ GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
     gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
@@ -7008,7 +7184,7 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
    padding for one, come last: a warp looks for them among 32. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t runs = (a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
@@ -7053,7 +7229,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t live = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : live;
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     if (blockIdx.x == 0) {
@@ -7078,7 +7254,7 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.count * 2 * a.ffn; gmm__walk_next(&w)) {
         const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
@@ -7092,7 +7268,7 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.count; gmm__walk_next(&w)) {
         const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
@@ -7138,422 +7314,440 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #undef GMM__WGMMA_MAJOR
 
 #elif GMM__BODY == 9
-#define GMM__OF(name) (int)GMM__CAT(gmm9_##name##_, GMM__TILE)
-#define GMM__OPS(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
-#define GMM__PART(part) GMM__CAT(GMM__OPS(part), GMM__TILE)
-/* A kernel of two tiles takes the other's functions, which were made first, without a kernel (GMM__FIRST). */
-#ifdef GMM__OTHER
-#define GMM__OTHERS(part) GMM__CAT(GMM__OPS(part), GMM__OTHER)
-#define GMM__WHICH args.tile
-#define GMM__SECOND(name) (int)GMM__CAT(gmm9_##name##_, GMM__OTHER)
-#define GMM__ANY(second, name) ((second) ? GMM__SECOND(name) : GMM__OF(name))
-#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__OTHERS(gmm_linear_), _), GMM__TILE), _sm90)
+#define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
+#define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
+#define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
+/* A kernel of two tiles takes the other's functions, which were made first, without a kernel (GMM__NO_KERNEL). */
+#ifdef GMM__ALT_TILE
+#define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
+#define GMM__TILE_CHOICE args.tile
+#define GMM__ALT_CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__ALT_TILE)
+#define GMM__CFG_OF(second, name) ((second) ? GMM__ALT_CFG(name) : GMM__CFG(name))
+#define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__ALT_PART(gmm_linear_), _), GMM__TILE), _sm90)
 #else
-#define GMM__WHICH 0
-#define GMM__SECOND(name) 0
-#define GMM__ANY(second, name) ((void)(second), GMM__OF(name))
+#define GMM__TILE_CHOICE 0
+#define GMM__ALT_CFG(name) 0
+#define GMM__CFG_OF(second, name) ((void)(second), GMM__CFG(name))
 #define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #endif
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
-#define GMM__RAGGED GMM__CAT(gmm_ragged_k_, GMM__OP)
+#define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
 /* Rows of sums that go out at once. */
-#define GMM__LOT (GMM__OF(out) >= 4 && GMM__OF(mb) * GMM__OF(units) < 24 ? 32 : 16)
+#define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
 
 /* Words of D that wait in registers, those that go out at once, and a group's rooms for these. An instance with an
    epilogue has no registers left for them. */
 #ifdef GMM__EPILOGUE
-#define GMM__LATER 0
+#define GMM__DEFERRED 0
 #else
-#define GMM__LATER GMM__OF(later)
+#define GMM__DEFERRED GMM__CFG(deferred)
 #endif
-#define GMM__WAITS (GMM__LATER ? 4 * GMM__OF(units) : 1)
-#define GMM__GOES (GMM__LATER ? 4 * GMM__OF(later) : 1)
-#define GMM__ROOMS (GMM__LATER ? 2 * GMM__OF(out) / GMM__OF(later) : 2)
+#define GMM__DEFERRED_WORDS (GMM__DEFERRED ? 4 * GMM__CFG(m16) : 1)
+#define GMM__WORDS_PER_STORE (GMM__DEFERRED ? 4 * GMM__CFG(deferred) : 1)
+#define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
 /* Whether the first products set the sums, which would be 0 otherwise. */
-#define GMM__SETS (GMM__LATER || GMM__RAGGED)
+#define GMM__ZERO_INIT (GMM__DEFERRED || GMM__K_GROUPED)
 /* Tiles begin at multiples of so many rows. Products there are for as many eights as a tile can have. */
-#define GMM__STEP (GMM__RAGGED ? 64 : 8)
-#define GMM__MADE(e) ((e) <= 2 * GMM__OF(units) && (!GMM__RAGGED || (e) % 8 == 0))
+#define GMM__STEP (GMM__K_GROUPED ? 64 : 8)
+#define GMM__HAS_N8(e) ((e) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (e) % 8 == 0))
 /* The most rows of a group with which all that a kernel waits for is weights along the contraction. Memory gives 256
    bytes of a line faster together: two stages are asked for at once, and handed back as soon as they are multiplied.
    From half as many rows on products take time as well, and where groups differ it is lost. */
-#define GMM__LOW(cols) \
-    (!GMM__RAGGED && !GMM__TB && !GMM__OF(of) && GMM__OF(teams) == 2 && (cols) == 256 ? GMM_SM90_LOW : 0)
+#define GMM__SMALL_M(cols) \
+    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (cols) == 256 ? GMM_SM90_SMALL_M : 0)
 /* The rooms of D of a group of threads, or that of a part, which has the same room whichever group writes it. */
-#define GMM__ROOM(wg, nth) \
-    (shared + GMM__OF(rooms) + GMM__OF(room) * (GMM__RAGGED ? (int)((nth) % 4) : 2 * (wg)))
-#define GMM__PLACER (GMM__OF(of) ? 11 : 9) /* the warp that places tiles */
+#define GMM__STORE_SLOT(wg, nth) \
+    (smem + GMM__CFG(slots_offset) + GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % 4) : 2 * (wg)))
+#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* the warp that places tiles */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Of tile `t`, whose 16-bit D waits in registers, the next rows go out through one of the group's rooms, by TMA where
    rows are at multiples of 16 bytes: 3 stages until a room is needed again, so that nobody waits. `kept`: units that
    wait. The registers are picked by predicates, since moving the others up would take as many again. */
-GMM__DEVICE void GMM__PART(gmm9_send_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *mine,
-                                       const uint32_t waits[GMM__WAITS], int *kept, uint32_t *turn) {
-    const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->units - *kept);
-    char *const room = mine + *turn % GMM__ROOMS * (512 * GMM__GOES);
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(room);
-    const uint32_t put = at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
+                                                     const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
+                                                     uint32_t *part) {
+    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->row_blocks - *pending);
+    char *const slot = slots + *part % GMM__STORE_SLOTS * (512 * GMM__WORDS_PER_STORE);
+    const uint32_t slot_at = (uint32_t)__cvta_generic_to_shared(slot);
+    const uint32_t st_at = slot_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
     const gmm_kmat *const d = &args->p.d;
     int x, e;
 #pragma unroll
-    for (x = 0; x + 3 < GMM__WAITS; x += 4)
-        gmm_stmatrix_t_if(x / GMM__GOES * GMM__OF(later) == row / 16, put + x % GMM__GOES * 512, waits[x],
-                          waits[x + 1], waits[x + 2], waits[x + 3]);
-    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+    for (x = 0; x + 3 < GMM__DEFERRED_WORDS; x += 4)
+        gmm_stmatrix_x4_trans_if(x / GMM__WORDS_PER_STORE * GMM__CFG(deferred) == row / 16,
+                          st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x],
+                          deferred[x + 1], deferred[x + 2], deferred[x + 3]);
+    gmm_fence_proxy_async();
     if (tid == 0) /* the next room is free */
-        asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(GMM__ROOMS - 2) : "memory");
-    gmm_bar_half(wg);
+        GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
+    gmm_consumer_sync(wg);
     if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2)) & 15) == 0) {
         if (tid == 0) {
-            gmm_tma_store(&args->d, at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED - t->rows + row, t->row + t->m0 + t->rows,
-                          GMM_SM90_RAGGED);
-            asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+            gmm_tma_store(&args->d, slot_at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED_ROWS - t->rows + row,
+                          t->row + t->m0 + t->rows,
+                          GMM_SM90_RAGGED_ROWS);
+            gmm_bulk_commit_group();
         }
     } else {
         const int c = 64 * wg + 8 * (tid % 8);
         char *to = (char *)d->data + (((int64_t)t->row + t->m0 + row + tid / 8) * d->ld + t->n0 + c) * 2;
 #pragma unroll 1
-        for (x = tid / 8; x < 4 * GMM__GOES && row + x < t->rows; x += 16, to += 32 * d->ld)
+        for (x = tid / 8; x < 4 * GMM__WORDS_PER_STORE && row + x < t->rows; x += 16, to += 32 * d->ld)
 #pragma unroll 1
             for (e = 0; e < 8 && c + e < t->cols; e++)
-                ((uint16_t *)to)[e] = ((const uint16_t *)(room + x * 128 + (((tid % 8) ^ (x & 7)) << 4)))[e];
+                ((uint16_t *)to)[e] = ((const uint16_t *)(slot + x * 128 + (((tid % 8) ^ (x & 7)) << 4)))[e];
     }
-    *kept -= GMM__OF(later);
-    (*turn)++;
+    *pending -= GMM__CFG(deferred);
+    (*part)++;
 }
 
 /* The sums of a tile of `eights` times 8 rows for a group of 128 threads: `depths` stages from number *at on. `columns`
    is the descriptor of the group's columns in stage 0; `come`: tells the other group, if they take turns, that the last
    stage has come. What waits of the tile before goes out by the way. `low`: a stage is handed back when it is
    multiplied, else when the next one is there too, so that products never pause. */
-GMM__DEVICE void GMM__PART(gmm9_sum_)(const int eights, const int low, float sum[GMM__OF(mb)][8 * GMM__OF(units)],
-                                      uint32_t depths, uint64_t columns, uint64_t rows, uint32_t bars, uint32_t come,
-                                      uint32_t pair, uint32_t *at, const GMM__ARGS *args, const gmm_sm90_tile *before,
-                                      int wg, char *mine, const uint32_t waits[GMM__WAITS], int *kept, uint32_t *turn) {
+GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
+                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
+                                               uint32_t k_tiles, uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars,
+                                               uint32_t order,
+                                               uint32_t cluster, uint32_t *iter, const GMM__ARGS *args,
+                                               const gmm_sm90_tile *prev_tile,
+                                               int wg, char *slots, const uint32_t deferred[GMM__DEFERRED_WORDS],
+                                               int *pending, uint32_t *part) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t q, s = *at % GMM__OF(stages), parity = *at / GMM__OF(stages) & 1, last = 0;
+    uint32_t k, s = *iter % GMM__CFG(stages), parity = *iter / GMM__CFG(stages) & 1, prev_stage = 0;
     int kk, j;
 #pragma unroll 1
-    for (q = 0;; q++) {
-        const uint64_t b = columns + s * (GMM__OF(stage) >> 4), a = rows + s * (GMM__OF(stage) >> 4);
-        gmm_bar_wait(bars + 16 * s, parity);
-        if (GMM__OF(teams) == 1 && q == depths - 1 && lane == 0) gmm_bar_arrive_here(come);
+    for (k = 0;; k++) {
+        const uint64_t b = desc_b + s * (GMM__CFG(stage_bytes) >> 4), a = desc_a + s * (GMM__CFG(stage_bytes) >> 4);
+        gmm_mbarrier_wait(stage_bars + 16 * s, parity);
+        if (GMM__CFG(consumers) == 1 && k == k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
         gmm_wgmma_fence();
 #pragma unroll
         for (kk = 0; kk < 4; kk++)
 #pragma unroll
-            for (j = 0; j < GMM__OF(mb); j++)
+            for (j = 0; j < GMM__CFG(wgmma_m); j++)
                 GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
-                    eights, sum[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
-                    a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__SETS || q > 0 || kk > 0);
+                    n8, acc[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
+                    a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__ZERO_INIT || k > 0 || kk > 0);
         gmm_wgmma_commit();
-        if (low) GMM__WGMMA_WAIT(0);
+        if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
-        if ((low || q > 0) && lane < pair) gmm_bar_arrive(bars + 16 * (low ? s : last) + 8, lane);
-        if (GMM__LATER && *kept > 0) GMM__PART(gmm9_send_)(args, before, wg, mine, waits, kept, turn);
-        last = s;
-        if (q + 1 == depths) break;
-        if (++s == GMM__OF(stages)) {
+        if ((small_m || k > 0) &&
+            lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * (small_m ? s : prev_stage) + 8, lane);
+        if (GMM__DEFERRED && *pending > 0) GMM__PART(gmm_sm90_store_deferred_)(args, prev_tile, wg, slots, deferred,
+                                                                               pending, part);
+        prev_stage = s;
+        if (k + 1 == k_tiles) break;
+        if (++s == GMM__CFG(stages)) {
             s = 0;
             parity ^= 1;
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (!low && lane < pair) gmm_bar_arrive(bars + 16 * last + 8, lane);
-    *at += depths;
+    if (!small_m && lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * prev_stage + 8, lane);
+    *iter += k_tiles;
 }
 
 /* What the groups of threads do: they multiply, and take D to memory. */
-GMM__DEVICE void GMM__PART(gmm9_multiply_)(const GMM__ARGS &args, char *shared, const gmm_sm90_tile *ring,
-                                           const uint32_t base, const uint32_t bars, const uint32_t told) {
+GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char *smem, const gmm_sm90_tile *ring,
+                                                    const uint32_t base, const uint32_t stage_bars,
+                                                    const uint32_t tile_full) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    uint32_t pair;
+    uint32_t cluster;
     const int w = warp & 3;
     const int tid = (int)threadIdx.x & 127;
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
-    float sum[GMM__OF(mb)][8 * GMM__OF(units)];
-    const uint32_t come = told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES); /* the last stages of groups' tiles */
-    const volatile int32_t *const low = (const volatile int32_t *)(ring + GMM_SM90_RING + 1) + 1;
-    uint32_t at = 0, turn = 0, tile = 0, waits[GMM__WAITS];
-    int j, u, e, x, kept = 0;
+    float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
+    const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES); /* the last stages of groups' tiles */
+    const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
+    uint32_t iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
+    int j, u, e, x, pending = 0;
 #pragma unroll
-    for (u = 0; u < GMM__WAITS; u++) waits[u] = 0;
-    for (;; tile++) {
-        const gmm_sm90_tile *const t = &ring[tile % GMM_SM90_RING];
-        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0); /* not kept while sums go out */
-        char *const mine = GMM__ROOM(wg, turn); /* rooms for D on its way */
-        const int first = GMM__OF(teams) == 1 ? 0 : 64 * GMM__OF(mb) * wg; /* of the tile's columns */
-        const uint32_t codes = base + GMM__OF(box) * (uint32_t)(first + 16 * w); /* of the warp; of its scales */
-        const uint32_t scales = base + GMM__OF(scales) + 4 * (uint32_t)(first + 16 * w);
-        const gmm_sm90_tile *const before = &ring[(tile - 1) % GMM_SM90_RING];
-        uint32_t depths, here = base;
-        uint64_t columns, lines;
+    for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
+    for (;; tile_index++) {
+        const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
+        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0); /* not kept while sums go out */
+        char *const slots = GMM__STORE_SLOT(wg, part); /* rooms for D on its way */
+        const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg; /* of the tile's columns */
+        const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w); /* of the warp; of its scales */
+        const uint32_t scales_at = base + GMM__CFG(scales) + 4 * (uint32_t)(col0 + 16 * w);
+        const gmm_sm90_tile *const prev_tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
+        uint32_t k_tiles, stage0 = base;
+        uint64_t desc_b, desc_a;
         __syncwarp();
-        if (lane == 0) gmm_sm90_tile_read(told, tile - (GMM__LATER != 0)); /* D that waits is not there yet */
-        gmm_bar_wait(told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-        while (GMM__LATER && kept > 0 && t->cols <= first) /* no products to go out beside */
-            GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
-        if (t->units == 0) {
-            if (GMM__RAGGED && tile > 0 && (int)(tile & 1) == wg) gmm_bar_turn(wg, 1);
+        if (lane == 0) gmm_sm90_release_batch(tile_full,
+                                              tile_index - (GMM__DEFERRED != 0)); /* D that waits is not there yet */
+        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* no products to go out beside */
+            GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
+        if (t->row_blocks == 0) {
+            if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_barrier(wg, 1);
             break;
         }
-        depths = gmm_sm90_depths(t->k);
-        pair = gmm_cluster_size(); /* not kept while sums go out */
-        if (GMM__OF(teams) == 1 && (int)(tile & 1) != wg) { /* the other's turn */
-            at += depths;
-            if (GMM__RAGGED) turn += gmm_sm90_parts(t, size);
+        k_tiles = gmm_sm90_k_tiles(t->k);
+        cluster = gmm_cluster_nctarank(); /* not kept while sums go out */
+        if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* the other's turn */
+            iter += k_tiles;
+            if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
             continue;
         }
         /* who takes turns has not followed the other, and a parity tells a phase only from the one before */
-        if (GMM__OF(teams) == 1 && tile > 0) gmm_bar_wait(come + 8 * (wg ^ 1), (tile - 1) / 2 & 1);
-        if (t->cols <= first) { /* nothing to multiply: hands the stages back */
-            for (; depths > 0; depths--, at++) {
-                const uint32_t s = at % GMM__OF(stages);
-                gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
-                if (lane < (int)pair) gmm_bar_arrive(bars + 16 * s + 8, (uint32_t)lane);
+        if (GMM__CFG(consumers) == 1 && tile_index > 0) gmm_mbarrier_wait(order + 8 * (wg ^ 1),
+                                                                          (tile_index - 1) / 2 & 1);
+        if (t->cols <= col0) { /* nothing to multiply: hands the stages back */
+            for (; k_tiles > 0; k_tiles--, iter++) {
+                const uint32_t s = iter % GMM__CFG(stages);
+                gmm_mbarrier_wait(stage_bars + 16 * s, iter / GMM__CFG(stages) & 1);
+                if (lane < (int)cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, (uint32_t)lane);
             }
-            if (GMM__OF(teams) == 1 && lane == 0) gmm_bar_arrive_here(come + 8 * wg);
-            if (GMM__RAGGED) { /* nothing to take away either */
-                if (tile > 0) gmm_bar_turn(wg, 1);
-                gmm_bar_turn(wg ^ 1, 0);
+            if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
+            if (GMM__K_GROUPED) { /* nothing to take away either */
+                if (tile_index > 0) gmm_order_barrier(wg, 1);
+                gmm_order_barrier(wg ^ 1, 0);
             }
             continue;
         }
-        if (!GMM__OF(of)) asm volatile("" : "+r"(here)); /* descriptors are not kept while sums go out */
-        columns = gmm_wgmma_desc(here + 128 * first, GMM__TB);
-        lines = gmm_wgmma_desc(here + GMM__OF(b), GMM__TA);
+        if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0); /* descriptors are not kept while sums go out */
+        desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
+        desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
 #pragma unroll
-        for (j = 0; j < (GMM__SETS ? 0 : GMM__OF(mb)); j++)
+        for (j = 0; j < (GMM__ZERO_INIT ? 0 : GMM__CFG(wgmma_m)); j++)
 #pragma unroll
-            for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = 0.0f;
-        switch (GMM__RAGGED ? (t->rows + 63) / 64 * 8 : gmm_sm90_eights(t->rows)) {
-#define GMM__PLAIN(e, low) GMM__PART(gmm9_sum_)(e, low, sum, depths, columns, lines, bars, come + 8 * wg, pair, &at, \
-                                            &args, before, wg, mine, waits, &kept, &turn)
-#define GMM__CODES(u) gmm_sm90_sum_codes(GMM__OF(of), u, GMM__OF(stages), GMM__OF(stage), sum[0], depths, codes, \
-                                     scales, lines, bars, pair, &at)
+            for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
+        switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
+#define GMM__MAINLOOP(n8, low) GMM__PART(gmm_sm90_mainloop_)(n8, low, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, &iter, \
+                                            &args, prev_tile, wg, slots, deferred, &pending, &part)
+#define GMM__PACKED_MAINLOOP(u) gmm_sm90_packed_mainloop(GMM__CFG(tile_b), u, GMM__CFG(stages), GMM__CFG(stage_bytes), acc[0], k_tiles, packed_at, \
+                                     scales_at, desc_a, stage_bars, cluster, &iter)
 #define GMM__X(e, u, n, b, a, c) \
-case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(units) ? (e + 1) / 2 : 1); \
-        else if (GMM__MADE(e) && 8 * e <= GMM__LOW(GMM__OF(cols)) && *low) GMM__PLAIN(GMM__MADE(e) ? e : 2, 1); \
-        else if (GMM__MADE(e)) GMM__PLAIN(GMM__MADE(e) ? e : 2, 0); \
+case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
+        else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
+        else if (GMM__HAS_N8(e)) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
         break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
-#undef GMM__CODES
-#undef GMM__PLAIN
+#undef GMM__PACKED_MAINLOOP
+#undef GMM__MAINLOOP
         default: break;
         }
 #pragma unroll
-        for (j = 0; j < GMM__OF(mb); j++)
+        for (j = 0; j < GMM__CFG(wgmma_m); j++)
 #pragma unroll
-            for (u = 0; u < 8 * GMM__OF(units); u++) asm volatile("" : "+f"(sum[j][u]) : : "memory");
-        while (GMM__LATER && kept > 0) GMM__PART(gmm9_send_)(&args, before, wg, mine, waits, &kept, &turn);
+            for (u = 0; u < 8 * GMM__CFG(m16); u++) GMM__PIN_F32(acc[j][u]);
+        while (GMM__DEFERRED && pending > 0) GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred,
+                                                                                 &pending, &part);
 #pragma unroll
-        for (u = 0; u < GMM__WAITS; u++) waits[u] = 0; /* no longer kept */
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* no longer kept */
         { /* from registers to D, transposed in shared memory */
             const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
-            const char *const bias = GMM__RAGGED || args.p.bias.dtype == GMM_NONE ? NULL
+            const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                   : gmm_kmat_at(&args.p.bias, t->g);
-            const int units = t->units, rows = t->rows;
-            const uint32_t held = come + 16; /* the barriers of rooms */
+            const int row_blocks = t->row_blocks, rows = t->rows;
+            const uint32_t slot_bars = order + 16; /* the barriers of rooms */
             if (alpha != 1.0f) {
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++)
+                for (j = 0; j < GMM__CFG(wgmma_m); j++)
 #pragma unroll
-                    for (u = 0; u < 8 * GMM__OF(units); u++) sum[j][u] = __fmul_rn(sum[j][u], alpha);
+                    for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = __fmul_rn(acc[j][u], alpha);
             }
             if (bias) {
                 const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
-                float low[GMM__OF(mb)][4], high[GMM__OF(mb)][4], by[GMM__OF(units) / 2 + 1]; /* a lane per row */
+                float bias_low[GMM__CFG(wgmma_m)][4], bias_high[GMM__CFG(wgmma_m)][4],
+                       row_scales[GMM__CFG(m16) / 2 + 1]; /* a lane per row */
 #pragma unroll
-                for (x = 0; x < (GMM__OF(units) + 1) / 2; x++)
-                    by[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
+                for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
+                    row_scales[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++) {
-                    const int c = t->n0 + first + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, low[j]);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, high[j]);
+                for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+                    const int c = t->n0 + col0 + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias_low[j]);
+                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias_high[j]);
                 }
 #pragma unroll
-                for (u = 0; u < 8 * GMM__OF(units); u += 4) {
-                    const float s0 = __shfl_sync(0xFFFFFFFFu, by[u / 16], u % 16 * 2 + lane % 4 * 2);
-                    const float s1 = __shfl_sync(0xFFFFFFFFu, by[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+                for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
+                    const float s0 = __shfl_sync(0xFFFFFFFFu, row_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
+                    const float s1 = __shfl_sync(0xFFFFFFFFu, row_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
 #pragma unroll
-                    for (j = 0; j < GMM__OF(mb); j++) {
-                        sum[j][u] = __fmaf_rn(low[j][0], s0, sum[j][u]);
-                        sum[j][u + 1] = __fmaf_rn(low[j][0], s1, sum[j][u + 1]);
-                        sum[j][u + 2] = __fmaf_rn(high[j][0], s0, sum[j][u + 2]);
-                        sum[j][u + 3] = __fmaf_rn(high[j][0], s1, sum[j][u + 3]);
+                    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+                        acc[j][u] = __fmaf_rn(bias_low[j][0], s0, acc[j][u]);
+                        acc[j][u + 1] = __fmaf_rn(bias_low[j][0], s1, acc[j][u + 1]);
+                        acc[j][u + 2] = __fmaf_rn(bias_high[j][0], s0, acc[j][u + 2]);
+                        acc[j][u + 3] = __fmaf_rn(bias_high[j][0], s1, acc[j][u + 3]);
                     }
                 }
             }
             const float beta = gmm_gemm_beta(&args.p, t->g);
-            const int passes = GMM__RAGGED && gmm_sm90_passes(&args.p, t->g, beta);
-            char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__RAGGED ? 0 : (int64_t)t->row)) * pitch;
-            const int whole = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__RAGGED && tile > 0) gmm_bar_turn(wg, 1); /* rooms are taken in the order of tiles */
-            if (passes && size == 2) { /* rooms hold boxes of 16-bit D */
-                const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
-                const uint32_t put = base + GMM__OF(rooms) +
+            const int by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args.p, t->g, beta);
+            char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * pitch;
+            const int aligned = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
+            if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* rooms are taken in the order of tiles */
+            if (by_tma && size == 2) { /* rooms hold boxes of 16-bit D */
+                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
+                const uint32_t st_at = base + GMM__CFG(slots_offset) +
                                      (lane / 16 * 8 + lane % 8) * 128 +
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
-                for (u = 0; u < GMM__OF(units); u++) {
+                for (u = 0; u < GMM__CFG(m16); u++) {
                     if (u % 4 == 0) { /* rows that D has not got stay in the room */
-                        if (u >= units) break;
-                        gmm_sm90_room_wait(held, turn);
+                        if (u >= row_blocks) break;
+                        gmm_sm90_acquire_slot(slot_bars, part);
                     }
 #pragma unroll
-                    for (j = 0; j < GMM__OF(mb); j++) {
-                        const float *const f = &sum[j][8 * u];
-                        gmm_stmatrix_t(put + turn % 4 * GMM__OF(room) + j * 8192 + u % 4 * 2048,
+                    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+                        const float *const f = &acc[j][8 * u];
+                        gmm_stmatrix_x4_trans(st_at + part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
                                        gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                        gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
-                    if (u % 4 == 3) gmm_sm90_room_written(held, turn++);
+                    if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, part++);
                 }
-            } else if (GMM__LATER && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
+            } else if (GMM__DEFERRED && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
 #pragma unroll
-                for (u = 0; u < GMM__WAITS; u++)
-                    waits[u] = gmm_pack2(GMM__DTYPE, sum[0][2 * u], sum[0][2 * u + 1]);
-                kept = units;
-            } else if (!GMM__RAGGED && !GMM__LATER && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
-                const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
-                const int wide = 128 * GMM__OF(mb), chunk = tid % (8 * GMM__OF(mb)), line = tid / (8 * GMM__OF(mb));
-                const int left = t->cols - first - 8 * chunk;
-                const int plain = whole && (t->cols - first >= 64 * GMM__OF(mb) || (t->cols - first) % 8 == 0);
-                const int below = left > 0 ? rows - line : 0;
-                const uint32_t put = (uint32_t)__cvta_generic_to_shared(mine) + (lane / 16 * 8 + lane % 8) * wide +
+                for (u = 0; u < GMM__DEFERRED_WORDS; u++)
+                    deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
+                pending = row_blocks;
+            } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
+                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
+                const int row_bytes = 128 * GMM__CFG(wgmma_m), chunk = tid % (8 * GMM__CFG(wgmma_m)),
+                                                                                        slot_row = tid / (8 * GMM__CFG(wgmma_m));
+                const int cols_left = t->cols - col0 - 8 * chunk;
+                const int vectorized = aligned && (t->cols - col0 >= 64 * GMM__CFG(wgmma_m) ||
+                                                   (t->cols - col0) % 8 == 0);
+                const int rows_left = cols_left > 0 ? rows - slot_row : 0;
+                const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(slots) + (lane / 16 * 8 + lane % 8) * row_bytes +
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-                const char *const get = mine + line * wide + ((chunk ^ (line & 7)) << 4);
-                char *to = d + line * pitch + (t->n0 + first + 8 * chunk) * 2;
+                const char *const ld_at = slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
+                char *to = d + slot_row * pitch + (t->n0 + col0 + 8 * chunk) * 2;
 #pragma unroll
-                for (u = 0; u < GMM__OF(units); u += GMM__OF(out) / GMM__OF(mb)) {
-                    const int room = (turn & 1) * GMM__OF(room);
-                    uint4 v[GMM__OF(out)];
-                    if (u >= units) break;
-                    turn++;
+                for (u = 0; u < GMM__CFG(m16); u += GMM__CFG(store_blocks) / GMM__CFG(wgmma_m)) {
+                    const int slot = (part & 1) * GMM__CFG(slot_bytes);
+                    uint4 v[GMM__CFG(store_blocks)];
+                    if (u >= row_blocks) break;
+                    part++;
 #pragma unroll
-                    for (x = 0; x < GMM__OF(out) / GMM__OF(mb); x++)
+                    for (x = 0; x < GMM__CFG(store_blocks) / GMM__CFG(wgmma_m); x++)
 #pragma unroll
-                        for (j = 0; j < GMM__OF(mb); j++)
-                            if (u + x < GMM__OF(units)) {
-                                const float *const f = &sum[j][8 * (u + x)];
-                                gmm_stmatrix_t(put + room + x * 16 * wide + 128 * j,
+                        for (j = 0; j < GMM__CFG(wgmma_m); j++)
+                            if (u + x < GMM__CFG(m16)) {
+                                const float *const f = &acc[j][8 * (u + x)];
+                                gmm_stmatrix_x4_trans(st_at + slot + x * 16 * row_bytes + 128 * j,
                                                gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                                gmm_pack2(GMM__DTYPE, f[4], f[5]),
                                                gmm_pack2(GMM__DTYPE, f[6], f[7]));
                             }
-                    gmm_bar_half(wg);
+                    gmm_consumer_sync(wg);
 #ifdef GMM__EPILOGUE /* of an instance: takes the rows of D that stand in the room; whether D gets them, too */
-                    if (!GMM__EPILOGUE(&args, t, mine + room, wide, 16 * u, GMM__OF(out) * 2048 / wide, first))
+                    if (!GMM__EPILOGUE(&args, t, slots + slot, row_bytes, 16 * u,
+                                       GMM__CFG(store_blocks) * 2048 / row_bytes, col0))
                         continue;
 #endif
-                    if (plain) {
+                    if (vectorized) {
 #pragma unroll
-                        for (x = 0; x < GMM__OF(out); x++) v[x] = *(const uint4 *)(get + room + x * 2048);
+                        for (x = 0; x < GMM__CFG(store_blocks); x++) v[x] = *(const uint4 *)(ld_at + slot + x * 2048);
 #pragma unroll
-                        for (x = 0; x < GMM__OF(out); x++, to += 16 / GMM__OF(mb) * pitch)
-                            if (16 * u + 16 / GMM__OF(mb) * x < below) *(uint4 *)to = v[x];
+                        for (x = 0; x < GMM__CFG(store_blocks); x++, to += 16 / GMM__CFG(wgmma_m) * pitch)
+                            if (16 * u + 16 / GMM__CFG(wgmma_m) * x < rows_left) *(uint4 *)to = v[x];
                     } else {
 #pragma unroll 1
-                        for (x = 0; x < GMM__OF(out); x++, to += 16 / GMM__OF(mb) * pitch)
+                        for (x = 0; x < GMM__CFG(store_blocks); x++, to += 16 / GMM__CFG(wgmma_m) * pitch)
 #pragma unroll 1
-                            for (e = 0; e < 8 && e < left && 16 * u + 16 / GMM__OF(mb) * x < below; e++)
-                                ((uint16_t *)to)[e] = ((const uint16_t *)(get + room + x * 2048))[e];
+                            for (e = 0; e < 8 && e < cols_left && 16 * u + 16 / GMM__CFG(wgmma_m) * x < rows_left; e++)
+                                ((uint16_t *)to)[e] = ((const uint16_t *)(ld_at + slot + x * 2048))[e];
                     }
                 }
-            } else if (passes) { /* rooms hold boxes of fp32 */
-                const int tid = gmm_tid() & 127, lane = tid & 31, w = tid >> 5;
+            } else if (by_tma) { /* rooms hold boxes of fp32 */
+                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
                 /* of column lane / 4 and row 2 (lane % 4); 8 columns and a row more are other bits of it */
-                const uint32_t to = base + GMM__OF(rooms) + w / 2 * 8192 +
+                const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 +
                                     lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++) {
-                    if (first + 64 * j >= t->cols) break;
+                for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+                    if (col0 + 64 * j >= t->cols) break;
 #pragma unroll
-                    for (u = 0; u < 2 * GMM__OF(units); u++) {
-                        const uint32_t part = turn % 4 * GMM__OF(room) + u % 8 * 1024;
+                    for (u = 0; u < 2 * GMM__CFG(m16); u++) {
+                        const uint32_t slot_offset = part % 4 * GMM__CFG(slot_bytes) + u % 8 * 1024;
                         float old[4];
                         if (u % 8 == 0) {
-                            if (u >= 2 * units) break;
-                            gmm_sm90_room_wait(held, turn);
+                            if (u >= 2 * row_blocks) break;
+                            gmm_sm90_acquire_slot(slot_bars, part);
                         }
                         if (beta != 0.0f) {
 #pragma unroll
                             for (e = 0; e < 4; e++)
-                                old[e] = gmm_shared_read((to ^ (e / 2 * 32 + e % 2 * 144)) + part);
+                                old[e] = gmm_ld_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset);
 #pragma unroll
-                            for (e = 0; e < 4; e++) sum[j][4 * u + e] = __fmaf_rn(beta, old[e], sum[j][4 * u + e]);
+                            for (e = 0; e < 4; e++) acc[j][4 * u + e] = __fmaf_rn(beta, old[e], acc[j][4 * u + e]);
                         }
 #pragma unroll
                         for (e = 0; e < 4; e++)
-                            gmm_shared_write((to ^ (e / 2 * 32 + e % 2 * 144)) + part, sum[j][4 * u + e]);
-                        if (u % 8 == 7) gmm_sm90_room_written(held, turn++);
+                            gmm_st_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset, acc[j][4 * u + e]);
+                        if (u % 8 == 7) gmm_sm90_commit_slot(slot_bars, part++);
                     }
                 }
             } else { /* rooms hold sums */
-                uint32_t lot = turn; /* none may use the last one's room again */
-                if (GMM__LATER) { /* what still goes out of there */
-                    if (tid == 0) asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-                    gmm_bar_half(wg);
+                uint32_t next_part = part; /* none may use the last one's room again */
+                if (GMM__DEFERRED) { /* what still goes out of there */
+                    if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
+                    gmm_consumer_sync(wg);
                 }
-                if (GMM__RAGGED) gmm_sm90_room_wait(held, turn);
+                if (GMM__K_GROUPED) gmm_sm90_acquire_slot(slot_bars, part);
 #pragma unroll
-                for (j = 0; j < GMM__OF(mb); j++) {
-                    const int c0 = first + 64 * j;
-                    const int plain = whole && t->cols - c0 >= 64, f4 = w * 4 + lane / 16, below = rows - tid / 16;
-                    char *const put = mine + lane % 4 * 512 + lane / 4 % 4 * 4;
+                for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+                    const int c0 = col0 + 64 * j;
+                    const int vectorized = aligned && t->cols - c0 >= 64, f4 = w * 4 + lane / 16,
+                                                         rows_left = rows - tid / 16;
+                    char *const st_at = slots + lane % 4 * 512 + lane / 4 % 4 * 4;
                     char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
 #pragma unroll
-                    for (u = 0; u < GMM__OF(units); u += GMM__LOT / 16) {
-                        const int room = (lot & 1) * (GMM__OF(room) >> GMM__RAGGED);
-                        const char *const get = mine + room + tid / 16 * 256 +
+                    for (u = 0; u < GMM__CFG(m16); u += GMM__ROWS_PER_STORE / 16) {
+                        const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
+                        const char *const ld_at = slots + slot + tid / 16 * 256 +
                                                 (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                        uint4 old[GMM__LOT / 8]; /* of what is added to: asked for first, all at once */
-                        if (u >= units || c0 >= t->cols) break;
-                        lot++;
+                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* of what is added to: asked for first, all at once */
+                        if (u >= row_blocks || c0 >= t->cols) break;
+                        next_part++;
 #pragma unroll
-                        for (x = 0; x < GMM__LOT / 8; x++) {
+                        for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++) {
                             old[x] = make_uint4(0, 0, 0, 0);
-                            if (plain && beta != 0.0f && !GMM__RAGGED && 16 * u + 8 * x < below)
-                                old[x] = gmm_sm90_peek(size, to + 8 * x * pitch);
+                            if (vectorized && beta != 0.0f && !GMM__K_GROUPED && 16 * u + 8 * x < rows_left)
+                                old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
                         }
 #pragma unroll
-                        for (x = 0; x < GMM__LOT / 16; x++)
-                            if (u + x < GMM__OF(units)) {
+                        for (x = 0; x < GMM__ROWS_PER_STORE / 16; x++)
+                            if (u + x < GMM__CFG(m16)) {
 #pragma unroll
                                 for (e = 0; e < 8; e++)
-                                    *(float *)(put + room + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                    *(float *)(st_at + slot + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
                                                (((f4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
-                                        sum[j][8 * (u + x) + e];
+                                        acc[j][8 * (u + x) + e];
                             }
-                        gmm_bar_half(wg);
-                        if (plain) {
+                        gmm_consumer_sync(wg);
+                        if (vectorized) {
 #pragma unroll
-                            for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch) {
-                                const float4 f = *(const float4 *)(get + x * 2048);
+                            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch) {
+                                const float4 f = *(const float4 *)(ld_at + x * 2048);
                                 float v[4];
                                 v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                                if (GMM__RAGGED && beta != 0.0f && 16 * u + 8 * x < below)
-                                    old[x] = gmm_sm90_peek(size, to);
+                                if (GMM__K_GROUPED && beta != 0.0f && 16 * u + 8 * x < rows_left)
+                                         old[x] = gmm_sm90_d_load4(size, to);
                                 if (beta != 0.0f)
 #pragma unroll
-                                    for (e = 0; e < 4; e++)
-                                        v[e] = __fmaf_rn(beta, gmm_sm90_seen(args.p.d.dtype, &old[x], e), v[e]);
-                                if (16 * u + 8 * x < below) gmm_write4(args.p.d.dtype, to, 4, 1, v);
+                                         for (e = 0; e < 4; e++)
+                                        v[e] = __fmaf_rn(beta, gmm_sm90_d_value(args.p.d.dtype, &old[x], e), v[e]);
+                                if (16 * u + 8 * x < rows_left) gmm_write4(args.p.d.dtype, to, 4, 1, v);
                             }
                         } else {
 #pragma unroll 1
-                            for (x = 0; x < GMM__LOT / 8; x++, to += 8 * pitch)
+                            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch)
 #pragma unroll 1
-                                for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < below;
+                                for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < rows_left;
                                      e++) {
                                     float v[4], was[4];
-                                    v[0] = ((const float *)(get + x * 2048))[e];
+                                    v[0] = ((const float *)(ld_at + x * 2048))[e];
                                     gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, was);
                                     if (beta != 0.0f) v[0] = __fmaf_rn(beta, was[0], v[0]);
                                     gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
@@ -7561,257 +7755,274 @@ case e: if (e <= 2 * GMM__OF(units) && GMM__OF(of)) GMM__CODES(e <= 2 * GMM__OF(
                         }
                     }
                 }
-                if (GMM__RAGGED)
-                    for (lot = gmm_sm90_parts(t, size); lot > 0; lot--, turn++) {
-                        gmm_sm90_room_wait(held, turn);
-                        gmm_sm90_room_written(held, turn);
+                if (GMM__K_GROUPED)
+                    for (next_part = gmm_sm90_d_parts(t, size); next_part > 0; next_part--, part++) {
+                        gmm_sm90_acquire_slot(slot_bars, part);
+                        gmm_sm90_commit_slot(slot_bars, part);
                     }
-                else turn = lot;
+                else part = next_part;
             }
-            if (GMM__RAGGED) gmm_bar_turn(wg ^ 1, 0);
+            if (GMM__K_GROUPED) gmm_order_barrier(wg ^ 1, 0);
         }
     }
-    if (GMM__LATER && tid == 0) asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+    if (GMM__DEFERRED && tid == 0) GMM__BULK_WAIT_GROUP(0);
 }
 #endif
 
-#ifndef GMM__FIRST
-GMM__KERNEL GMM__SM90_BOUNDS(GMM__OF(blocks)) GMM__NAME(const __grid_constant__ GMM__ARGS args) {
+#ifndef GMM__NO_KERNEL
+GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
-    gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__OF(ring));
-    gmm_sm90_tile *const none = ring + GMM_SM90_RING;       /* that nobody multiplies */
-    int32_t *const other = (int32_t *)(none + 1);           /* whether the kernel's other tile was taken */
-    int32_t *const low = other + 1;                         /* whether all tiles are low: see GMM__LOW */
+    gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
+    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING;       /* that nobody multiplies */
+    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);           /* whether the kernel's other tile was taken */
+    int32_t *const small_m = alt_tile + 1;                         /* whether all tiles are low: see GMM__SMALL_M */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
-    const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* of stages: filled, empty */
+    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* of the ring */
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    uint32_t pair, rank, i;
+    uint32_t cluster, cta_rank, i;
 
-    gmm_sm90_warm((const uint32_t *)&args.p, (int)(sizeof args - offsetof(gmm_sm90_args, p)), warp);
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    gmm_sm90_prefetch_params((const uint32_t *)&args.p, (int)(sizeof args - offsetof(gmm_sm90_args, p)), warp);
+    cluster = gmm_cluster_nctarank();
+    cta_rank = gmm_cluster_ctarank();
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (i = 0; i < GMM__OF(stages); i++) {
-            gmm_bar_init(bars + 16 * i, GMM__OF(of) ? 33 : 1); /* the producer, and threads that bring scales */
-            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
+        for (i = 0; i < GMM__CFG(stages); i++) {
+            gmm_mbarrier_init(stage_bars + 16 * i,
+                              GMM__CFG(tile_b) ? 33 : 1); /* the producer, and threads that bring scales */
+            gmm_mbarrier_init(stage_bars + 16 * i + 8,
+                              4 * GMM__CFG(consumers) * cluster); /* warps that multiply what it held */
         }
 #pragma unroll
-        for (i = 0; i < GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
 #pragma unroll
-        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES; i++) /* read by who multiply, move operands and D, bring scales */
-            gmm_bar_init(told + 8 * i, 9 + (GMM__RAGGED ? 2 : 0) + (GMM__OF(of) ? 1 : 0));
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++) /* read by who multiply, move operands and D, bring scales */
+            gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
 #pragma unroll
-        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 2; i++) gmm_bar_init(told + 8 * i, 4); /* warps of a group */
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) gmm_mbarrier_init(tile_full + 8 * i,
+                                                                                          4); /* warps of a group */
 #pragma unroll
-        for (; i < GMM_SM90_RING + GMM_SM90_BATCHES + 10; i++) /* rooms of D: free, written to */
-            gmm_bar_init(told + 8 * i, i % 2 ? (GMM__RAGGED ? 4 : 128) : GMM__RAGGED ? 2 : 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
-        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* rooms of D: free, written to */
+            gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
+        gmm_fence_mbarrier_init();
+        gmm_prefetch_tensormap(&args.a);
+        gmm_prefetch_tensormap(&args.b);
     }
     if (threadIdx.x == 256) {
-        const gmm_sm90_tile empty = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
-        *none = empty;
+        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
+        *warmup_tile = no_work;
     }
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory"); /* the fence is what releases */
-    if (warp != GMM__PLACER) { /* who places tiles begins with that */
-        asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-        if (warp != 8) asm volatile("griddepcontrol.wait;" : : : "memory");
-        asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+    gmm_cluster_arrive_relaxed(); /* the fence is what releases */
+    if (warp != GMM__SCHEDULER_WARP) { /* who places tiles begins with that */
+        gmm_cluster_wait_acquire();
+        if (warp != 8) gmm_griddepcontrol_wait();
+        gmm_griddepcontrol_launch_dependents();
     }
 
     if (warp >= 8) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(blocks) == 1 ? 40 : 48));
-        if (warp == GMM__PLACER) { /* places tiles: several at once, a lane each */
+        GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
+        if (warp == GMM__SCHEDULER_WARP) { /* places tiles: several at once, a lane each */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
-                                              : low + 1;
-            int32_t *const items = ends + args.p.groups + 1;
-            int32_t most = 0, across = 0, g = 0, count;
-            int early = !args.tables && (!GMM__RAGGED || !(args.p.frozen || args.p.beta));
-            uint32_t turn;
-            for (turn = 0;; turn += (uint32_t)count) {
-                const int32_t hop = (int32_t)(gridDim.x / pair);
-                gmm_sm90_tile *const to = &ring[(turn + (uint32_t)lane) % GMM_SM90_RING];
-                int stands = 0;
-                count = turn == 0 ? 1 : turn == 1 ? GMM_SM90_BATCH - 1 : GMM_SM90_BATCH;
-                if (turn == 0) { /* first by what the split says before it is waited for, into shared memory only */
-                    if (!early) {
-                        asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-                        asm volatile("griddepcontrol.wait;" : : : "memory");
+                                              : small_m + 1;
+            int32_t *const work_ends = ends + args.p.groups + 1;
+            int32_t max_blocks = 0, tiles_n = 0, g = 0, batch;
+            int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
+            uint32_t tile_index;
+            for (tile_index = 0;; tile_index += (uint32_t)batch) {
+                const int32_t stride = (int32_t)(gridDim.x / cluster);
+                gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
+                int unchanged = 0;
+                batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
+                if (tile_index == 0) { /* first by what the split says before it is waited for, into shared memory only */
+                    if (!speculative) {
+                        gmm_cluster_wait_acquire();
+                        gmm_griddepcontrol_wait();
                     }
-                    stands = !early && most && gmm_sm90_stands(&args.groups, ends);
-                    if (!stands) {
-                        const gmm_sm90_sizes of = gmm_sm90_split(&args.groups, ends);
+                    unchanged = !speculative && max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
+                    if (!unchanged) {
+                        const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
                         if (lane == 0)
-                            *low = of.longest <= GMM_SM90_LOW / 2 ||
-                                   (of.longest <= GMM_SM90_LOW && 4 * ends[args.p.groups] >= 3 * of.longest * of.live);
-                        most = GMM__RAGGED ? GMM__OF(units)
-                             : gmm_sm90_height(&args.p, ends, of, GMM__WHICH, GMM__OF(teams) == 2 && !GMM__OF(of),
-                                               GMM__OF(cols), GMM__OF(units), GMM__SECOND(cols), GMM__SECOND(units),
-                                               other);
+                            *small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
+                                   (stats.max_rows <= GMM_SM90_SMALL_M &&
+                                    4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
+                        max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
+                             : gmm_sm90_choose_tile(&args.p, ends, stats, GMM__TILE_CHOICE, GMM__CFG(consumers) == 2 &&
+                                                    !GMM__CFG(tile_b),
+                                                    GMM__CFG(tile_n), GMM__CFG(m16), GMM__ALT_CFG(tile_n),
+                                                    GMM__ALT_CFG(m16),
+                                                    alt_tile);
                         __syncwarp();
                         /* a division by a constant each, in place of one by a variable before the first tile */
-                        across = GMM__ANY(*other, cols) == 256 ? (args.p.n + 255) / 256
-                               : GMM__ANY(*other, cols) == 128 ? (args.p.n + 127) / 128
-                                                               : (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols);
-                        if (!GMM__RAGGED)
-                            across = gmm_sm90_across(&args.p, across, 64, 16 * most, (int32_t)gmm_cluster_size(), of);
-                        gmm_sm90_count(&args.p, GMM__RAGGED, GMM__ANY(*other, cols) == 128, across, 16, most,
-                                       (int32_t)pair, ends, items);
+                        tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
+                               : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
+                                                               : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                        if (!GMM__K_GROUPED)
+                            tiles_n = gmm_sm90_tiles_n(&args.p, tiles_n, 64, 16 * max_blocks,
+                                                       (int32_t)gmm_cluster_nctarank(), stats);
+                        gmm_sm90_count_work(&args.p, GMM__K_GROUPED, GMM__CFG_OF(*alt_tile, tile_n) == 128, tiles_n,
+                                            16, max_blocks,
+                                            (int32_t)cluster, ends, work_ends);
                         g = 0;
                     }
                 }
-                if (!stands) {
-                    int32_t item = (int32_t)(blockIdx.x / pair + turn * hop), mine = 0, n;
-                    if (turn >= GMM_SM90_RING)
-                        gmm_bar_wait(told + 8 * (GMM_SM90_RING + turn / GMM_SM90_BATCH % GMM_SM90_BATCHES),
-                                     (turn / GMM_SM90_RING & 1) ^ 1);
-                    for (n = 0; n < count; n++, item += hop) {
-                        gmm_find_group32(items, args.p.groups, item, &g);
-                        if (lane == n) mine = item, to->g = g;
+                if (!unchanged) {
+                    int32_t work = (int32_t)(blockIdx.x / cluster + tile_index * stride), lane_work = 0, n;
+                    if (tile_index >= GMM_SM90_TILE_RING)
+                        gmm_mbarrier_wait(tile_full + 8 * (GMM_SM90_TILE_RING + tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
+                                          (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
+                    for (n = 0; n < batch; n++, work += stride) {
+                        gmm_find_group32(work_ends, args.p.groups, work, &g);
+                        if (lane == n) lane_work = work, tile->g = g;
                     }
-                    if (lane < count) {
-                        to->k = to->cols = to->units = 0; /* no more */
-                        if (to->g < args.p.groups)
-                            gmm_sm90_place(&args.p, GMM__RAGGED, ends, items, mine,
-                                           !GMM__RAGGED || hop % (items[to->g + 1] - items[to->g]) == 0,
-                                           GMM__ANY(*other, cols) == 128, across, GMM__RAGGED ? GMM__OF(cols) : 64, 16,
-                                           most, GMM__STEP, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(),
-                                           to);
+                    if (lane < batch) {
+                        tile->k = tile->cols = tile->row_blocks = 0; /* no more */
+                        if (tile->g < args.p.groups)
+                            gmm_sm90_schedule_tile(&args.p, GMM__K_GROUPED, ends, work_ends, lane_work,
+                                                   !GMM__K_GROUPED ||
+                                                   stride % (work_ends[tile->g + 1] - work_ends[tile->g]) == 0,
+                                                   GMM__CFG_OF(*alt_tile, tile_n) == 128, tiles_n,
+                                                   GMM__K_GROUPED ? GMM__CFG(tile_n) : 64, 16,
+                                                   max_blocks, GMM__STEP, (int32_t)gmm_cluster_nctarank(),
+                                                   (int32_t)gmm_cluster_ctarank(),
+                                                   tile);
                     }
                     __syncwarp();
                 }
-                if (early) early = count = 0;
+                if (speculative) speculative = batch = 0;
                 else {
-                    if (lane < count) gmm_bar_arrive_here(told + 8 * ((turn + (uint32_t)lane) % GMM_SM90_RING));
-                    if (__any_sync(0xFFFFFFFFu, lane < count && to->units == 0)) break;
+                    if (lane < batch) gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
+                    if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
                 }
             }
-            if (blockIdx.x == 0) gmm_sm90_judge(&args.groups, &args.p, ends);
+            if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
         if (warp == 8) { /* moves A and B: each lane one box of every stage */
-            uint32_t at = 0, turn;
-            int dry = GMM__OF(teams) == 2; /* at first only to bring code and parameters to the caches */
-            if (!dry) asm volatile("griddepcontrol.wait;" : : : "memory");
-            for (turn = 0;; turn += !dry, dry = 0) {
-                const gmm_sm90_tile *const t = dry ? none : &ring[turn % GMM_SM90_RING];
-                gmm_sm90_box o;
-                uint32_t depths, bytes, stage, step, half;
+            uint32_t iter = 0, tile_index;
+            int warmup = GMM__CFG(consumers) == 2; /* at first only to bring code and parameters to the caches */
+            if (!warmup) gmm_griddepcontrol_wait();
+            for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
+                const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
+                gmm_sm90_box box;
+                uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
                 __syncwarp();
-                if (!dry) {
-                    if (lane == 0) gmm_sm90_tile_read(told, turn);
-                    gmm_bar_wait(told + 8 * (turn % GMM_SM90_RING), turn / GMM_SM90_RING & 1);
-                    if (t->units == 0) break;
+                if (!warmup) {
+                    if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
+                    gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                                      tile_index / GMM_SM90_TILE_RING & 1);
+                    if (t->row_blocks == 0) break;
                 }
-                depths = gmm_sm90_depths(t->k);
-                stage = (uint32_t)GMM__ANY(!dry && *other, stage);
-                bytes = GMM__TA ? (uint32_t)(t->units + 3) / 4 * 8192 : (uint32_t)t->units * 2048;
-                bytes += (uint32_t)gmm_sm90_boxes_b(t) * (GMM__OF(b) / (GMM__OF(cols) / 64));
+                k_tiles = gmm_sm90_k_tiles(t->k);
+                stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
+                bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
+                bytes += (uint32_t)gmm_sm90_b_boxes(t) * (GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64));
                 if (t->cols <= 0) bytes = 0;
-                step = GMM__LOW(GMM__ANY(!dry && *other, cols)) && !dry && *low ? 2 : 1;
-                half = (uint32_t)lane & (step - 1); /* neighbouring lanes ask for the same lines of two stages */
-                gmm_sm90_aim(&args, GMM__RAGGED, GMM__TA, GMM__TB, GMM__ANY(!dry && *other, cols),
-                             GMM__OF(b) / (GMM__OF(cols) / 64), lane >> (step - 1), rank, t, &o);
-                if (half) o.x += 64;
-                if (dry) {
-                    asm volatile("" : : "r"(o.to), "l"(o.map), "r"(o.x), "r"(o.y), "r"(o.end), "r"(o.wrap), "r"(bytes));
-                    asm volatile("griddepcontrol.wait;" : : : "memory");
+                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
+                second = (uint32_t)lane & (stages_at_once - 1); /* neighbouring lanes ask for the same lines of two stages */
+                gmm_sm90_assign_box(&args, GMM__K_GROUPED, GMM__TA, GMM__TB, GMM__CFG_OF(!warmup && *alt_tile, tile_n),
+                                    GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64), lane >> (stages_at_once - 1),
+                                    cta_rank, t, &box);
+                if (second) box.x += 64;
+                if (warmup) {
+                    GMM__USE_BOX(box, bytes);
+                    gmm_griddepcontrol_wait();
                     continue;
                 }
-                for (; depths > 0; depths -= step, at += step) {
-                    const uint32_t nth = at + half, s = nth % GMM__OF(stages), full = bars + 16 * s;
-                    if (depths < step) step = 1; /* the last one */
-                    if (half < step) {
-                        gmm_bar_wait(full + 8, (nth / GMM__OF(stages) & 1) ^ 1);
-                        if (lane == (int)half) gmm_bar_expect(full, bytes);
-                    } else o.live = 0;
+                for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
+                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages), full = stage_bars + 16 * s;
+                    if (k_tiles < stages_at_once) stages_at_once = 1; /* the last one */
+                    if (second < stages_at_once) {
+                        gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
+                        if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
+                    } else box.active = 0;
                     __syncwarp();
-                    if (o.live)
-                        gmm_tma_load(base + s * stage + o.to, o.map, full, o.both, o.x, o.y, o.end, o.wrap);
-                    if (o.of_b ? GMM__TB : GMM__TA) o.y += 64;
-                    else o.x += (o.of_b ? GMM__OF(box) : 64) * (int32_t)step;
+                    if (box.active)
+                        gmm_tma_load(base + s * stage_bytes + box.offset, box.map, full, box.multicast, box.x, box.y,
+                                     box.end, box.wrap);
+                    if (box.is_b ? GMM__TB : GMM__TA) box.y += 64;
+                    else box.x += (box.is_b ? GMM__CFG(box) : 64) * (int32_t)stages_at_once;
                 }
             }
             /* a block's shared memory must stand until its neighbour has arrived there for the last time */
-            for (i = 0; i < GMM__OF(stages); i++, at++)
-                gmm_bar_wait(bars + 16 * (at % GMM__OF(stages)) + 8, (at / GMM__OF(stages) & 1) ^ 1);
+            for (i = 0; i < GMM__CFG(stages); i++, iter++)
+                gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
         }
-        if (GMM__RAGGED && warp >= 10 && lane < 2) /* moves every other part of D */
-            gmm_sm90_move(&args, ring, told, (uint32_t)warp - 10, told + 8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 2),
-                          base + GMM__OF(rooms));
-        if (GMM__OF(of) && warp == 9)
-            gmm_sm90_scales(&args, GMM__OF(of), GMM__OF(width), GMM__OF(stages), GMM__OF(stage),
-                            base + GMM__OF(scales), bars, ring, told);
+        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* moves every other part of D */
+            gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
+                                 tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2),
+                                 base + GMM__CFG(slots_offset));
+        if (GMM__CFG(tile_b) && warp == 9)
+            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), GMM__CFG(stages),
+                                 GMM__CFG(stage_bytes),
+                                 base + GMM__CFG(scales), stage_bars, ring, tile_full);
     } else {
-        if (GMM__OF(blocks) == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        else asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
-#ifdef GMM__OTHER
-        gmm_bar_wait(told, 0);
-        if (*(const volatile int32_t *)other) GMM__OTHERS(gmm9_multiply_)(args, gmm_shared, ring, base, bars, told);
+        if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
+        else GMM__SETMAXNREG_INC(96);
+#ifdef GMM__ALT_TILE
+        gmm_mbarrier_wait(tile_full, 0);
+        if (*(const volatile int32_t *)alt_tile) GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base,
+                                                                                        stage_bars, tile_full);
         else
 #endif
-        GMM__PART(gmm9_multiply_)(args, gmm_shared, ring, base, bars, told);
+        GMM__PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
     }
 #endif
 }
 #endif
-#undef GMM__LATER
-#undef GMM__WAITS
-#undef GMM__GOES
-#undef GMM__ROOMS
-#undef GMM__PLACER
-#undef GMM__ROOM
-#undef GMM__SETS
+#undef GMM__DEFERRED
+#undef GMM__DEFERRED_WORDS
+#undef GMM__WORDS_PER_STORE
+#undef GMM__STORE_SLOTS
+#undef GMM__SCHEDULER_WARP
+#undef GMM__STORE_SLOT
+#undef GMM__ZERO_INIT
 #undef GMM__STEP
-#undef GMM__LOW
-#undef GMM__MADE
-#undef GMM__LOT
-#undef GMM__RAGGED
+#undef GMM__SMALL_M
+#undef GMM__HAS_N8
+#undef GMM__ROWS_PER_STORE
+#undef GMM__K_GROUPED
 #undef GMM__TB
 #undef GMM__TA
 #undef GMM__NAME
-#undef GMM__ANY
-#undef GMM__SECOND
-#undef GMM__WHICH
-#undef GMM__OTHERS
+#undef GMM__CFG_OF
+#undef GMM__ALT_CFG
+#undef GMM__TILE_CHOICE
+#undef GMM__ALT_PART
 #undef GMM__PART
-#undef GMM__OPS
-#undef GMM__OF
+#undef GMM__INSTANCE
+#undef GMM__CFG
 #undef GMM__TILE
-#undef GMM__OTHER
-#undef GMM__FIRST
+#undef GMM__ALT_TILE
+#undef GMM__NO_KERNEL
 
 
 /* ================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
-#define GMM__OF(name) (int)GMM__CAT(gmm11_##name##_, GMM__TILE)
-#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SUMS), _), GMM__TILE)
+#define GMM__CFG(name) (int)GMM__CAT(gmm_fp8_##name##_, GMM__TILE)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
-#define GMM__KIND (int)GMM__CAT(gmm11_sums_, GMM__SUMS)
-#define GMM__ROWS_FACTORS (GMM__OF(teams) * (int)GMM__CAT(gmm11_group_, GMM__SUMS)) /* bytes of the rows' scales */
-#define GMM__FACTORS (GMM__ROWS_FACTORS + (int)GMM__CAT(gmm11_all_, GMM__SUMS) + \
-                      (int)GMM__CAT(gmm11_col_, GMM__SUMS) * GMM__OF(cols)) /* and of all of a stage */
-#define GMM__LINES (256 + 4 * GMM__OF(cols)) /* bytes of lines' scales */
-#define GMM__STEP (GMM__OF(cols) == 128 ? 128 : 64) /* of tiles: scales change at multiples of 128, and not in all */
-#define GMM__SUM (GMM__OF(cols) / 2)       /* sums per thread: 64 rows by the tile's columns */
-#define GMM__MULTIPLY(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
+#define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
+#define GMM__ROW_SCALE_BYTES (GMM__CFG(consumers) * (int)GMM__CAT(gmm_fp8_consumer_scales_, GMM__SCALED)) /* bytes of the rows' scales */
+#define GMM__STAGE_SCALE_BYTES (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
+                                (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n)) /* and of all of a stage */
+#define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n)) /* bytes of lines' scales */
+#define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64) /* of tiles: scales change at multiples of 128, and not in all */
+#define GMM__ACC (GMM__CFG(tile_n) / 2)       /* sums per thread: 64 rows by the tile's columns */
+#define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Sends for the product of stage `s`: 64 rows by the tile's columns. */
-GMM__DEVICE void GMM__PART(gmm11_send_)(float *to, uint32_t lines, uint32_t columns, uint32_t s) {
-    const uint32_t x = lines + s * (GMM__OF(stage) >> 4), y = columns + s * (GMM__OF(stage) >> 4);
+GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, uint32_t desc_b, uint32_t stage) {
+    const uint32_t a = desc_a + stage * (GMM__CFG(stage_bytes) >> 4), b = desc_b + stage * (GMM__CFG(stage_bytes) >> 4);
     int kk;
     gmm_wgmma_fence();
 #pragma unroll
     for (kk = 0; kk < 4; kk++)
         if (GMM__KIND == GMM_FP8_FAST || kk > 0)
-            GMM__MULTIPLY(add)(GMM__OF(cols) / 8, to, gmm_wgmma_whole(x + kk * (32 >> 4)),
-                               gmm_wgmma_whole(y + kk * (32 >> 4)));
-        else GMM__MULTIPLY(set)(GMM__OF(cols) / 8, to, gmm_wgmma_whole(x), gmm_wgmma_whole(y));
+            GMM__WGMMA(add)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a + kk * (32 >> 4)),
+                            gmm_wgmma_desc_k_major(b + kk * (32 >> 4)));
+        else GMM__WGMMA(set)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a), gmm_wgmma_desc_k_major(b));
     gmm_wgmma_commit();
 }
 
@@ -7820,545 +8031,574 @@ GMM__DEVICE void GMM__PART(gmm11_send_)(float *to, uint32_t lines, uint32_t colu
    first row stands there, 0: all are 1; `odd`: the second block of columns begins with the tile's 64th, else with its
    128th. `turn`: the group, 0 or 1, if two take turns at products, so that one adds up while the other multiplies;
    else -1. */
-GMM__DEVICE void GMM__PART(gmm11_sum_)(float sum[GMM__SUM], uint32_t depths, uint32_t lines, uint32_t columns,
-                                       uint32_t bars, uint32_t pair, uint32_t factors, int odd, int turn,
-                                       uint32_t *at) {
-    const uint32_t lane = threadIdx.x & 31, end = *at + depths;
-    uint32_t q = *at, s;
+GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
+                                              uint32_t stage_bars, uint32_t cluster, uint32_t row_scales_at,
+                                              int n0_at_64, int order,
+                                              uint32_t *iter) {
+    const uint32_t lane = threadIdx.x & 31, end = *iter + k_tiles;
+    uint32_t k = *iter, s;
 #if GMM__FAST
-    (void)factors;
-    (void)odd;
-    (void)turn;
+    (void)row_scales_at;
+    (void)n0_at_64;
+    (void)order;
 #pragma unroll 1
-    for (; q != end; q++) {
-        s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
-        gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
-        GMM__PART(gmm11_send_)(sum, lines, columns, s);
+    for (; k != end; k++) {
+        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
+        gmm_mbarrier_wait(stage_bars + 16 * s, k / GMM__CFG(stages) & 1);
+        GMM__PART(gmm_fp8_issue_stage_)(acc, desc_a, desc_b, s);
         GMM__WGMMA_WAIT(1);
-        if (q != *at && lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+        if (k != *iter &&
+            lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * ((k - 1) % GMM__CFG(stages)) + 8, lane);
     }
     GMM__WGMMA_WAIT(0);
-    if (lane < pair) gmm_bar_arrive(bars + 16 * ((q - 1) % GMM__OF(stages)) + 8, lane);
+    if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * ((k - 1) % GMM__CFG(stages)) + 8, lane);
 #else
-    const uint32_t blocks = bars - GMM__OF(bars) + GMM__OF(factors) + GMM__ROWS_FACTORS +
-                            (GMM__KIND == GMM_FP8_BOTH ? lane % 4 * 16 : 0);
-    float part[GMM__SUM];
+    const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) + GMM__ROW_SCALE_BYTES +
+                            (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
+    float partial[GMM__ACC];
     int u, e;
 #pragma unroll 1
-    for (; q != end; q++) {
-        float f[GMM__OF(cols) == 128 ? 1 : 3][2], by[4][4], a[2] = { 1.0f, 1.0f }, b[2] = { 1.0f, 1.0f };
-        s = __shfl_sync(0xFFFFFFFFu, q % GMM__OF(stages), 0);
-        gmm_bar_wait(bars + 16 * s, q / GMM__OF(stages) & 1);
-        if (GMM__KIND == GMM_FP8_BOTH && turn >= 0) gmm_bar_turn(turn, 1);
-        GMM__PART(gmm11_send_)(part, lines, columns, s);
+    for (; k != end; k++) {
+        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4], a_scales[2] = { 1.0f, 1.0f },
+                           block_scales[2] = { 1.0f, 1.0f };
+        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
+        gmm_mbarrier_wait(stage_bars + 16 * s, k / GMM__CFG(stages) & 1);
+        if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
+        GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         GMM__WGMMA_WAIT(1); /* of one: or ptxas has products wait for scales that are asked for between them */
-        if (factors) {
-            a[0] = gmm_shared_read(factors + s * GMM__FACTORS);
-            a[1] = gmm_shared_read(factors + s * GMM__FACTORS + 32);
-            if (GMM__KIND == GMM_FP8_ROWS) gmm_shared_read2(blocks + s * GMM__FACTORS, b);
+        if (row_scales_at) {
+            a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
+            a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
+            if (GMM__KIND == GMM_FP8_1D2D) gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES,
+                                                                block_scales);
         }
-        if (GMM__KIND == GMM_FP8_BOTH) {
+        if (GMM__KIND == GMM_FP8_1D1D) {
 #pragma unroll
-            for (u = 0; u < 4; u++) gmm_shared_read4(blocks + s * GMM__FACTORS + 64 * u, by[u]);
+            for (u = 0; u < 4; u++) gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * u,
+                                                         b_scales[u]);
         }
 #pragma unroll
         for (e = 0; e < 2; e++) {
-            f[0][e] = GMM__KIND == GMM_FP8_ROWS ? __fmul_rn(a[e], b[0]) : a[e];
-            if (GMM__OF(cols) != 128) {
-                f[GMM__OF(cols) / 64 - 1][e] = GMM__KIND == GMM_FP8_ROWS ? __fmul_rn(a[e], b[1]) : a[e];
-                f[GMM__OF(cols) / 128][e] = odd ? f[GMM__OF(cols) / 64 - 1][e] : f[0][e];
+            scales[0][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[0]) : a_scales[e];
+            if (GMM__CFG(tile_n) != 128) {
+                scales[GMM__CFG(tile_n) / 64 - 1][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e],
+                                                                                             block_scales[1]) : a_scales[e];
+                scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
             }
         }
         GMM__WGMMA_WAIT(0);
-        if (GMM__KIND == GMM_FP8_BOTH && turn >= 0) gmm_bar_turn(turn ^ 1, 0);
+        if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order ^ 1, 0);
 #pragma unroll
-        for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(part[u]) : : "memory");
-        if (GMM__KIND != GMM_FP8_BOTH) { /* all of the warp have read the stage's scales */
+        for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
+        if (GMM__KIND != GMM_FP8_1D1D) { /* all of the warp have read the stage's scales */
             __syncwarp();
-            if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+            if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         }
 #pragma unroll
-        for (u = 0; u < GMM__SUM / 8; u++) { /* 16 columns */
+        for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll
             for (e = 0; e < 8; e++) {
-                const float row = f[GMM__OF(cols) == 128 || GMM__KIND == GMM_FP8_BOTH ? 0 : u / 4][e / 2 % 2];
-                sum[8 * u + e] = __fmaf_rn(part[8 * u + e], GMM__KIND == GMM_FP8_ROWS ? row
-                                           : __fmul_rn(row, by[u % 4][e / 4 * 2 + e % 2]), sum[8 * u + e]);
+                const float row = scales[GMM__CFG(tile_n) == 128 || GMM__KIND == GMM_FP8_1D1D ? 0 : u / 4][e / 2 % 2];
+                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], GMM__KIND == GMM_FP8_1D2D ? row
+                                           : __fmul_rn(row, b_scales[u % 4][e / 4 * 2 + e % 2]), acc[8 * u + e]);
             }
-            if (GMM__KIND == GMM_FP8_BOTH && u + 4 < GMM__SUM / 8)
-                gmm_shared_read4(blocks + s * GMM__FACTORS + 64 * (u + 4), by[u % 4]);
+            if (GMM__KIND == GMM_FP8_1D1D && u + 4 < GMM__ACC / 8)
+                gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * (u + 4), b_scales[u % 4]);
         }
-        if (GMM__KIND == GMM_FP8_BOTH) {
+        if (GMM__KIND == GMM_FP8_1D1D) {
             __syncwarp();
-            if (lane < pair) gmm_bar_arrive(bars + 16 * s + 8, lane);
+            if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         }
     }
 #endif
-    *at = end;
+    *iter = end;
 }
 #endif
 
 GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
-    gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__OF(ring));
+    gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t bars = base + GMM__OF(bars);             /* of stages: filled, empty */
-    const uint32_t told = bars + 16 * GMM__OF(stages);      /* of the ring: written, */
-    const uint32_t taken = told + 8 * GMM_SM90_RING;        /* read by the warp that moves operands */
-    const uint32_t vacant = taken + 8 * GMM_SM90_RING;       /* of rooms: may be written to, have been written to */
-    const uint32_t likely = vacant + 16 * GMM__OF(teams);    /* of the first tile: guessed, the neighbour's looked at */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* of stages: filled, empty */
+    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* of the ring: written, */
+    const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;        /* read by the warp that moves operands */
+    const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;       /* of rooms: may be written to, have been written to */
+    const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);    /* of the first tile: guessed, the neighbour's looked at */
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    const int guess = GMM__OF(guess) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_RUN;
-    const int scaled = GMM__FACTORS && args.a_scale.scaling == GMM_SCALING_1X128; /* block by block */
-    uint32_t pair, rank, i;
+    const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
+    const int scaled = GMM__STAGE_SCALE_BYTES && args.a_scale.scaling == GMM_SCALING_1X128; /* block by block */
+    uint32_t cluster, cta_rank, i;
 
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(pair));
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    for (i = threadIdx.x; i < GMM__LINES / 4 * GMM__OF(teams); i += blockDim.x) /* what is not by line stays 1 */
-        ((float *)(gmm_shared + GMM__OF(lines)))[i] = 1.0f;
+    cluster = gmm_cluster_nctarank();
+    cta_rank = gmm_cluster_ctarank();
+    for (i = threadIdx.x; i < GMM__LINE_SCALE_BYTES / 4 * GMM__CFG(consumers); i += blockDim.x) /* what is not by line stays 1 */
+        ((float *)(gmm_shared + GMM__CFG(line_scales_offset)))[i] = 1.0f;
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (i = 0; i < GMM__OF(stages); i++) {
-            gmm_bar_init(bars + 16 * i, scaled ? 33 : 1); /* the producer, and lanes that bring scales */
-            gmm_bar_init(bars + 16 * i + 8, 4 * GMM__OF(teams) * pair); /* warps that multiply what it held */
+        for (i = 0; i < GMM__CFG(stages); i++) {
+            gmm_mbarrier_init(stage_bars + 16 * i, scaled ? 33 : 1); /* the producer, and lanes that bring scales */
+            gmm_mbarrier_init(stage_bars + 16 * i + 8,
+                              4 * GMM__CFG(consumers) * cluster); /* warps that multiply what it held */
         }
 #pragma unroll
-        for (i = 0; i < 2 * GMM_SM90_RING; i++) gmm_bar_init(told + 8 * i, 1);
+        for (i = 0; i < 2 * GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
 #pragma unroll
-        for (i = 0; i < 2 * GMM__OF(teams); i++) gmm_bar_init(vacant + 8 * i, i % 2 ? 128 : GMM__OF(boxes));
-        if (GMM__OF(guess)) {
-            gmm_bar_init(likely, 1);
-            gmm_bar_init(likely + 8, 1);
+        for (i = 0; i < 2 * GMM__CFG(consumers); i++) gmm_mbarrier_init(store_empty + 8 * i,
+                                                                        i % 2 ? 128 : GMM__CFG(store_boxes));
+        if (GMM__CFG(prefetch_tile)) {
+            gmm_mbarrier_init(prediction, 1);
+            gmm_mbarrier_init(prediction + 8, 1);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.a) : "memory");
-        asm volatile("prefetch.tensormap [%0];" : : "l"(&args.b) : "memory");
+        gmm_fence_mbarrier_init();
+        gmm_prefetch_tensormap(&args.a);
+        gmm_prefetch_tensormap(&args.b);
     }
-    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
-    if (!guess || warp != 4 * GMM__OF(teams) + 2)
-        asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-    if (warp != 4 * GMM__OF(teams) + 2 && !(guess && warp == 4 * GMM__OF(teams)))
-        asm volatile("griddepcontrol.wait;" : : : "memory");
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+    gmm_cluster_arrive_release();
+    if (!prefetch_tile || warp != 4 * GMM__CFG(consumers) + 2)
+        gmm_cluster_wait_acquire();
+    if (warp != 4 * GMM__CFG(consumers) + 2 && !(prefetch_tile && warp == 4 * GMM__CFG(consumers)))
+        gmm_griddepcontrol_wait();
+    gmm_griddepcontrol_launch_dependents();
 
-    if (warp >= 4 * GMM__OF(teams)) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(GMM__OF(low)));
-        if (warp == 4 * GMM__OF(teams) + 2) { /* places tiles, up to half a ring ahead of what is moved */
+    if (warp >= 4 * GMM__CFG(consumers)) {
+        GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
+        if (warp == 4 * GMM__CFG(consumers) + 2) { /* places tiles, up to half a ring ahead of what is moved */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
-                                              : (int32_t *)(ring + GMM_SM90_RING);
-            int32_t *const items = ends + args.p.groups + 1, *const starts = items + args.p.groups + 1;
-            const int32_t hop = (int32_t)(gridDim.x / pair);
-            int32_t item = (int32_t)(blockIdx.x / pair), across = 0, early;
-            int wrong = 0, open = guess;
-            uint32_t tile = 0;
+                                              : (int32_t *)(ring + GMM_SM90_TILE_RING);
+            int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
+            const int32_t stride = (int32_t)(gridDim.x / cluster);
+            int32_t work = (int32_t)(blockIdx.x / cluster), tiles_n = 0, speculative;
+            int mispredicted = 0, unresolved = prefetch_tile;
+            uint32_t tile_index = 0;
             gmm_fp8_tile f;
             /* What the split says is read before it is waited for, and again if that was old. Only shared memory may be
                written to then. */
-            if (guess) {
+            if (prefetch_tile) {
 #pragma unroll 1
-                for (early = 1; early >= 0; early--) {
+                for (speculative = 1; speculative >= 0; speculative--) {
                     int32_t tiles;
                     if (args.p.groups <= 32)
-                        tiles = gmm_fp8_plan(&args, 1, !early, GMM__OF(cols) == 128, GMM__OF(cols), GMM__STEP,
-                                             GMM__OF(teams), (int32_t)gmm_cluster_size(), ends, items, starts);
+                                tiles = gmm_fp8_plan_tiles(&args, 1, !speculative, GMM__CFG(tile_n) == 128,
+                                                           GMM__CFG(tile_n), GMM__STEP,
+                                                           GMM__CFG(consumers), (int32_t)gmm_cluster_nctarank(), ends,
+                                                           work_ends, starts);
                     else
-                        tiles = gmm_fp8_plan(&args, GMM_FP8_RUN, !early, GMM__OF(cols) == 128, GMM__OF(cols), GMM__STEP,
-                                             GMM__OF(teams), (int32_t)gmm_cluster_size(), ends, items, starts);
-                    if (tiles) across = tiles;
-                    if (!early) break;
-                    gmm_fp8_first(&args, ends, items, starts, GMM__OF(cols) == 128, across, GMM__STEP, GMM__OF(teams),
-                                  (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f);
-                    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); /* barriers stand */
+                                tiles = gmm_fp8_plan_tiles(&args, GMM_FP8_LANE_GROUPS, !speculative,
+                                                           GMM__CFG(tile_n) == 128, GMM__CFG(tile_n), GMM__STEP,
+                                                           GMM__CFG(consumers), (int32_t)gmm_cluster_nctarank(), ends,
+                                                           work_ends, starts);
+                    if (tiles) tiles_n = tiles;
+                    if (!speculative) break;
+                    gmm_fp8_predict_first_tile(&args, ends, work_ends, starts, GMM__CFG(tile_n) == 128, tiles_n,
+                                               GMM__STEP, GMM__CFG(consumers),
+                                               (int32_t)gmm_cluster_nctarank(), (int32_t)gmm_cluster_ctarank(), &f);
+                    gmm_cluster_wait_acquire(); /* barriers stand */
                     if (lane == 0) {
-                        ring[GMM_SM90_RING - 1] = f;
-                        gmm_bar_arrive_here(likely); /* its operands are asked for right behind the wait */
+                                ring[GMM_SM90_TILE_RING - 1] = f;
+                                gmm_mbarrier_arrive(prediction); /* its operands are asked for right behind the wait */
                     }
                     __syncwarp();
-                    asm volatile("griddepcontrol.wait;" : : : "memory");
+                    gmm_griddepcontrol_wait();
                 }
-            } else for (early = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta)); early >= 0; early--) {
-                if (!early) asm volatile("griddepcontrol.wait;" : : : "memory");
-                if (across && gmm_sm90_stands(&args.groups, ends)) break;
+            } else for (speculative = !args.tables && (!args.wgrad || !(args.p.frozen ||
+                                                                        args.p.beta)); speculative >= 0; speculative--) {
+                if (!speculative) gmm_griddepcontrol_wait();
+                if (tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
                 {
-                    const gmm_sm90_sizes of = gmm_sm90_split(&args.groups, ends);
-                    across = (args.p.n + GMM__OF(cols) - 1) / GMM__OF(cols);
+                    const gmm_sm90_split_stats of = gmm_sm90_read_split(&args.groups, ends);
+                    tiles_n = (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
                     if (!args.wgrad)
-                        across = gmm_sm90_across(&args.p, across, GMM__STEP, GMM_FP8_UNIT * GMM__OF(teams),
-                                                 (int32_t)gmm_cluster_size(), of);
+                        tiles_n = gmm_sm90_tiles_n(&args.p, tiles_n, GMM__STEP,
+                                                   GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                                                   (int32_t)gmm_cluster_nctarank(), of);
                 }
-                gmm_sm90_count(&args.p, args.wgrad, GMM__OF(cols) == 128, across, GMM_FP8_UNIT, GMM__OF(teams),
-                               (int32_t)gmm_cluster_size(), ends, items);
-                gmm_fp8_starts(args.p.groups, ends, starts);
+                gmm_sm90_count_work(&args.p, args.wgrad, GMM__CFG(tile_n) == 128, tiles_n, GMM_FP8_BLOCK_ROWS,
+                                    GMM__CFG(consumers),
+                                    (int32_t)gmm_cluster_nctarank(), ends, work_ends);
+                gmm_fp8_padded_starts(args.p.groups, ends, starts);
             }
             f.t.g = 0;
-            for (;; item += hop, tile++) {
-                const uint32_t before = tile - GMM_SM90_RING / 2;
-                int32_t at = item;
-                f.t.units = 0; /* no more */
-                if (open && tile > 0 && at >= items[args.p.groups]) {
-                    int others = 0;
-                    open = 0;
-                    if (gmm_cluster_size() > 1) {
-                        gmm_bar_wait(likely + 8, 0);
-                        others = *(volatile const int32_t *)(gmm_shared + (likely + 16 - base));
+            for (;; work += stride, tile_index++) {
+                const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
+                int32_t iter = work;
+                f.t.row_blocks = 0; /* no more */
+                if (unresolved && tile_index > 0 && iter >= work_ends[args.p.groups]) {
+                    int peer_mispredicted = 0;
+                    unresolved = 0;
+                    if (gmm_cluster_nctarank() > 1) {
+                        gmm_mbarrier_wait(prediction + 8, 0);
+                        peer_mispredicted = *(volatile const int32_t *)(gmm_shared + (prediction + 16 - base));
                     }
-                    if (wrong || others) { /* one more tile for both */
-                        gmm_fp8_nothing(&args, &f);
-                        if (wrong) at = (int32_t)(blockIdx.x / pair);
+                    if (mispredicted || peer_mispredicted) { /* one more tile for both */
+                        gmm_fp8_empty_tile(&args, &f);
+                        if (mispredicted) iter = (int32_t)(blockIdx.x / cluster);
                     }
                 }
-                if (at < items[args.p.groups]) {
-                    gmm_find_group32(items, args.p.groups, at, &f.t.g);
-                    gmm_sm90_place(&args.p, args.wgrad, ends, items, at,
-                                   args.wgrad && hop % (items[f.t.g + 1] - items[f.t.g]) == 0, GMM__OF(cols) == 128,
-                                   across, args.wgrad ? GMM__OF(cols) : GMM__STEP, GMM_FP8_UNIT, GMM__OF(teams),
-                                   GMM_FP8_UNIT, (int32_t)gmm_cluster_size(), (int32_t)gmm_cluster_rank(), &f.t);
-                    f.start = starts[f.t.g];
-                    f.all = gmm_fp8_outer(&args, &f.t);
-                    gmm_fp8_way_out(&args, &f);
-                    if (guess && !open) f.t.share = 0;
+                if (iter < work_ends[args.p.groups]) {
+                    gmm_find_group32(work_ends, args.p.groups, iter, &f.t.g);
+                    gmm_sm90_schedule_tile(&args.p, args.wgrad, ends, work_ends, iter,
+                                           args.wgrad && stride % (work_ends[f.t.g + 1] - work_ends[f.t.g]) == 0,
+                                           GMM__CFG(tile_n) == 128,
+                                           tiles_n, args.wgrad ? GMM__CFG(tile_n) : GMM__STEP, GMM_FP8_BLOCK_ROWS,
+                                           GMM__CFG(consumers),
+                                           GMM_FP8_BLOCK_ROWS, (int32_t)gmm_cluster_nctarank(),
+                                           (int32_t)gmm_cluster_ctarank(), &f.t);
+                    f.padded_row = starts[f.t.g];
+                    f.outer_scale = gmm_fp8_outer_scale(&args, &f.t);
+                    gmm_fp8_plan_store(&args, &f);
+                    if (prefetch_tile && !unresolved) f.t.multicast = 0;
                 }
-                if (guess && tile == 0) {
-                    const gmm_fp8_tile *const first = &ring[GMM_SM90_RING - 1];
-                    if (f.t.units == 0) gmm_fp8_nothing(&args, &f);
-                    wrong = !gmm_fp8_right(&f, first);
+                if (prefetch_tile && tile_index == 0) {
+                    const gmm_fp8_tile *const first = &ring[GMM_SM90_TILE_RING - 1];
+                    if (f.t.row_blocks == 0) gmm_fp8_empty_tile(&args, &f);
+                    mispredicted = !gmm_fp8_same_tile(&f, first);
                     __syncwarp();
-                    if (wrong) gmm_fp8_nothing(&args, &f); /* what was multiplied does not go out */
-                    if (lane == 0 && gmm_cluster_size() > 1)
-                        gmm_fp8_confess(likely + 16, likely + 8, wrong);
+                    if (mispredicted) gmm_fp8_empty_tile(&args, &f); /* what was multiplied does not go out */
+                    if (lane == 0 && gmm_cluster_nctarank() > 1)
+                        gmm_fp8_send_mispredict(prediction + 16, prediction + 8, mispredicted);
                 }
-                if (tile >= GMM_SM90_RING / 2)
-                    gmm_bar_wait(taken + 8 * (before % GMM_SM90_RING), before / GMM_SM90_RING & 1);
+                if (tile_index >= GMM_SM90_TILE_RING / 2)
+                    gmm_mbarrier_wait(tile_empty + 8 * (oldest % GMM_SM90_TILE_RING), oldest / GMM_SM90_TILE_RING & 1);
                 if (lane == 0) {
-                    ring[tile % GMM_SM90_RING] = f;
-                    gmm_bar_arrive_here(told + 8 * (tile % GMM_SM90_RING));
+                    ring[tile_index % GMM_SM90_TILE_RING] = f;
+                    gmm_mbarrier_arrive(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING));
                 }
-                if (f.t.units == 0) break;
+                if (f.t.row_blocks == 0) break;
             }
-            if (blockIdx.x == 0) gmm_sm90_judge(&args.groups, &args.p, ends);
-        } else if (warp == 4 * GMM__OF(teams)) { /* moves A and B: each lane one box of every stage */
-            uint32_t at = 0, tile = 0;
-            for (;; tile++) {
-                uint32_t bytes, to, depths;
-                int32_t boxes_b, box, x, y, end, wrap;
+            if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
+        } else if (warp == 4 * GMM__CFG(consumers)) { /* moves A and B: each lane one box of every stage */
+            uint32_t iter = 0, tile_index = 0;
+            for (;; tile_index++) {
+                uint32_t bytes, offset, k_tiles;
+                int32_t b_boxes, index, x, y, end, wrap;
                 const CUtensorMap *map;
-                int live, both;
-                const int first = guess && tile == 0;
-                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_RING - 1 : tile % GMM_SM90_RING];
-                gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-                if (f->t.units == 0) break;
-                if (lane == 0) gmm_bar_arrive_here(taken + 8 * (tile % GMM_SM90_RING));
+                int active, multicast;
+                const int first = prefetch_tile && tile_index == 0;
+                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
+                gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                                  tile_index / GMM_SM90_TILE_RING & 1);
+                if (f->t.row_blocks == 0) break;
+                if (lane == 0) gmm_mbarrier_arrive(tile_empty + 8 * (tile_index % GMM_SM90_TILE_RING));
                 /* the launch before may write addresses of weights */
-                if (first && args.p.b.table) asm volatile("griddepcontrol.wait;" : : : "memory");
-                depths = gmm_fp8_depths(f->t.k);
-                boxes_b = (f->t.cols + 63) / 64;
-                bytes = (uint32_t)(boxes_b + f->t.units) * 8192;
-                live = lane < boxes_b + f->t.units;
-                if (f->t.cols <= 0 || f->t.k == 0) live = 0, bytes = 0;
-                x = args.wgrad ? f->start : 0;
+                if (first && args.p.b.table) gmm_griddepcontrol_wait();
+                k_tiles = gmm_fp8_k_tiles(f->t.k);
+                b_boxes = (f->t.cols + 63) / 64;
+                bytes = (uint32_t)(b_boxes + f->t.row_blocks) * 8192;
+                active = lane < b_boxes + f->t.row_blocks;
+                if (f->t.cols <= 0 || f->t.k == 0) active = 0, bytes = 0;
+                x = args.wgrad ? f->padded_row : 0;
                 end = wrap = 0;
-                if (lane < boxes_b) {
-                    box = lane;
-                    both = f->t.share == 1;
+                if (lane < b_boxes) {
+                    index = lane;
+                    multicast = f->t.multicast == 1;
                     map = &args.b;
-                    to = 8192 * box;
-                    y = f->t.n0 + 64 * box;
+                    offset = 8192 * index;
+                    y = f->t.n0 + 64 * index;
                     if (!args.wgrad) {
-                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f->t.g) - GMM_SM90_BASE;
+                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f->t.g) - GMM_SM90_MAP_BASE;
                         end = (int32_t)(from >> 4 & 0x3FFF);
                         wrap = (int32_t)(from >> 18);
                     }
                 } else {
-                    box = lane - boxes_b;
-                    both = f->t.share == 2;
+                    index = lane - b_boxes;
+                    multicast = f->t.multicast == 2;
                     map = &args.a;
-                    to = GMM__OF(a) + 8192 * box;
-                    y = f->t.m0 + 64 * box;
+                    offset = GMM__CFG(a_offset) + 8192 * index;
+                    y = f->t.m0 + 64 * index;
                     if (!args.wgrad) {
-                        y += GMM_SM90_RAGGED - (f->t.end - f->t.row);
+                        y += GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row);
                         end = f->t.end;
-                        wrap = GMM_SM90_RAGGED;
+                        wrap = GMM_SM90_RAGGED_ROWS;
                     }
                 }
-                if (both && (box & 1) != (int)rank) live = 0;
+                if (multicast && (index & 1) != (int)cta_rank) active = 0;
                 if (first) /* all of this is ready by then */
-                    asm volatile("griddepcontrol.wait;" : "+r"(to), "+r"(y), "+r"(end), "+r"(wrap), "+r"(live),
-                                 "+r"(bytes), "+r"(depths) : : "memory");
-                for (; depths > 0; depths--, at++) {
-                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s;
-                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
-                    if (lane == 0) gmm_bar_expect(full, bytes);
-                    if (live) gmm_tma_load(base + s * GMM__OF(stage) + to, map, full, both, x, y, end, wrap);
+                    gmm_griddepcontrol_wait_with(&offset, &y, &end, &wrap, &active, &bytes, &k_tiles);
+                for (; k_tiles > 0; k_tiles--, iter++) {
+                    const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s;
+                    gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+                    if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
+                    if (active) gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y,
+                                             end, wrap);
                     x += 128;
                 }
             }
             /* a block's shared memory must stand until its neighbour has arrived there for the last time; what the
                neighbour brings has come before, and who places tiles has waited for its word */
 #pragma unroll 1
-            for (i = 0; i < GMM__OF(stages); i++, at++)
-                gmm_bar_wait(bars + 16 * (at % GMM__OF(stages)) + 8, (at / GMM__OF(stages) & 1) ^ 1);
-        } else if (warp == 4 * GMM__OF(teams) + 1 && scaled) { /* brings scales, columns' as sums stand */
-            const uint32_t factors = base + GMM__OF(factors);
-            uint32_t at = 0, tile = 0;
+            for (i = 0; i < GMM__CFG(stages); i++, iter++)
+                gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+        } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) { /* brings scales, columns' as sums stand */
+            const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
+            uint32_t iter = 0, tile_index = 0;
             int32_t x;
-            for (;; tile++) {
-                const int first = guess && tile == 0;
-                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_RING - 1 : tile % GMM_SM90_RING];
+            for (;; tile_index++) {
+                const int first = prefetch_tile && tile_index == 0;
+                const gmm_fp8_tile *const f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
                 const float *rows, *cols;
                 int64_t step, block;
-                uint32_t depths;
-                int32_t left, right, next_row, next_col;
-                gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-                if (f->t.units == 0) break;
-                depths = gmm_fp8_depths(f->t.k);
-                left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
-                right = f->t.k > 0 ? f->t.cols - lane : 0;
+                uint32_t k_tiles;
+                int32_t rows_left, cols_left, next_row, next_col;
+                gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                                  tile_index / GMM_SM90_TILE_RING & 1);
+                if (f->t.row_blocks == 0) break;
+                k_tiles = gmm_fp8_k_tiles(f->t.k);
+                rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
+                cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
                 rows = gmm_fp8_scales_a(&args, f, &step) + f->t.m0 + lane;
                 next_row = (int32_t)step;
                 cols = gmm_fp8_scales_b(&args, f, &step, &block);
                 next_col = (int32_t)step;
-                if (GMM__KIND == GMM_FP8_BOTH) cols += f->t.n0 + lane;
+                if (GMM__KIND == GMM_FP8_1D1D) cols += f->t.n0 + lane;
                 else { /* lane 1: of the columns behind the next multiple of 128, if there are */
-                    const int32_t near = 128 - f->t.n0 % 128;
-                    cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > near)) * block;
+                    const int32_t columns_to_128 = 128 - f->t.n0 % 128;
+                    cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 }
-                for (; depths > 0; depths--, at++) {
-                    const uint32_t s = at % GMM__OF(stages), full = bars + 16 * s, to = factors + s * GMM__FACTORS;
-                    gmm_bar_wait(full + 8, (at / GMM__OF(stages) & 1) ^ 1);
+                for (; k_tiles > 0; k_tiles--, iter++) {
+                    const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s,
+                                                        offset = scales_at + s * GMM__STAGE_SCALE_BYTES;
+                    gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
 #pragma unroll
-                    for (x = 0; x < 2 * GMM__OF(teams); x++)
-                        gmm_fetch4(to + 4 * (uint32_t)lane + 128 * x, rows + 32 * x, 32 * x < left);
-                    if (GMM__KIND == GMM_FP8_ROWS) {
-                        if (lane < 2) gmm_fetch4(to + GMM__ROWS_FACTORS + 4 * (uint32_t)lane, cols, right > 0);
+                    for (x = 0; x < 2 * GMM__CFG(consumers); x++)
+                        gmm_cp_async_f32(offset + 4 * (uint32_t)lane + 128 * x, rows + 32 * x, 32 * x < rows_left);
+                    if (GMM__KIND == GMM_FP8_1D2D) {
+                        if (lane < 2) gmm_cp_async_f32(offset + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
+                                                       cols_left > 0);
                     } else {
-                        const uint32_t put = to + GMM__ROWS_FACTORS + (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
-                                                                                 lane / 8 % 2 * 8 + lane % 2 * 4);
+                        const uint32_t st_at = offset + GMM__ROW_SCALE_BYTES + (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
+                                                                                          lane / 8 % 2 * 8 + lane % 2 * 4);
 #pragma unroll
-                        for (x = 0; x < GMM__OF(cols) / 32; x++)
-                            gmm_fetch4(put + 128 * x, cols + 32 * x, 32 * x < right);
+                        for (x = 0; x < GMM__CFG(tile_n) / 32; x++)
+                            gmm_cp_async_f32(st_at + 128 * x, cols + 32 * x, 32 * x < cols_left);
                     }
-                    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(full) : "memory");
+                    gmm_cp_async_mbarrier_arrive(full);
                     rows += next_row;
                     cols += next_col;
                 }
             }
-            asm volatile("cp.async.wait_all;" : : : "memory");
-        } else if (warp == 4 * GMM__OF(teams) + 3 && lane < GMM__OF(teams) * GMM__OF(boxes))
-            gmm_fp8_move(&args, GMM__OF(boxes), ring, told, vacant, base + GMM__OF(rooms));
+            gmm_cp_async_wait_all();
+        } else if (warp == 4 * GMM__CFG(consumers) + 3 && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
+            gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, tile_full, store_empty,
+                                base + GMM__CFG(slots_offset));
     } else {
-        float sum[GMM__SUM];
-        uint32_t at = 0, tile = 0, turn = 0;
+        float acc[GMM__ACC];
+        uint32_t iter = 0, tile_index = 0, part = 0;
         int u, x, e;
-        if (GMM__KIND == GMM_FP8_BOTH && threadIdx.x >= 128) gmm_bar_turn(0, 0); /* who begins */
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(GMM__OF(high)));
-        for (;; tile++) {
-            const int first = guess && tile == 0;
-            const gmm_fp8_tile *f = &ring[first ? GMM_SM90_RING - 1 : tile % GMM_SM90_RING];
+        if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* who begins */
+        GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
+        for (;; tile_index++) {
+            const int first = prefetch_tile && tile_index == 0;
+            const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
             const gmm_sm90_tile *t = &f->t;
             /* none of this is kept while sums fill the registers */
-            const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid() >> 7, 0);
-            const uint32_t lines = (uint32_t)gmm_wgmma_desc(base + GMM__OF(a) + 8192 * wg, 0);
-            const uint32_t columns = (uint32_t)gmm_wgmma_desc(base, 0);
-            uint32_t room;
-            int rows, tid, row, out, per;
-            float all;
+            const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
+            const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
+            const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
+            uint32_t slot;
+            int rows, tid, row, d_flags, box_cols;
+            float outer_scale;
             __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
-            gmm_bar_wait(first ? likely : told + 8 * (tile % GMM_SM90_RING), tile / GMM_SM90_RING & 1);
-            if (t->units == 0) break;
-            if (t->cols <= 0 || t->units <= wg || t->k == 0) { /* nothing to multiply: hands the stages back */
-                uint32_t depths = gmm_fp8_depths(t->k);
-                for (; depths > 0; depths--, at++) {
-                    const uint32_t s = at % GMM__OF(stages);
-                    gmm_bar_wait(bars + 16 * s, at / GMM__OF(stages) & 1);
-                    if ((threadIdx.x & 31) < pair) gmm_bar_arrive(bars + 16 * s + 8, threadIdx.x & 31);
+            gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
+                              tile_index / GMM_SM90_TILE_RING & 1);
+            if (t->row_blocks == 0) break;
+            if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: hands the stages back */
+                uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
+                for (; k_tiles > 0; k_tiles--, iter++) {
+                    const uint32_t s = iter % GMM__CFG(stages);
+                    gmm_mbarrier_wait(stage_bars + 16 * s, iter / GMM__CFG(stages) & 1);
+                    if ((threadIdx.x & 31) < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8,
+                                                                                 threadIdx.x & 31);
                 }
                 __syncwarp();
-                if (t->cols <= 0 || t->units <= wg) { /* nothing to take away either */
-                    gmm_bar_wait(vacant + 16 * wg, turn++ & 1);
-                    gmm_bar_arrive_here(vacant + 16 * wg + 8);
+                if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to take away either */
+                    gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
+                    gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
                     continue;
                 }
             }
-            tid = gmm_tid() & 127;
+            tid = gmm_tid_x() & 127;
             if (args.a_scale.scaling == GMM_SCALING_ROW && tid < 64)
-                gmm_fetch4(base + GMM__OF(lines) + GMM__LINES * wg + 4 * tid,
-                           (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
+                gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 4 * tid,
+                                 (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
                                (args.wgrad ? (int64_t)t->g * args.p.m : t->row), 64 * wg + tid < t->rows);
             if (args.b_scale.scaling == GMM_SCALING_ROW)
 #pragma unroll 1
-                for (x = tid; x < GMM__OF(cols); x += 128)
-                    gmm_fetch4(base + GMM__OF(lines) + GMM__LINES * wg + 256 + 4 * x,
-                               (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
+                for (x = tid; x < GMM__CFG(tile_n); x += 128)
+                    gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 256 + 4 * x,
+                                     (args.b_scale.scale_table ? (const float *)args.b_scale.scale_table[t->g]
                                                          : (const float *)args.b_scale.scale +
                                                                (int64_t)t->g * args.p.n) + t->n0 + x, x < t->cols);
 #pragma unroll
-            for (u = 0; u < GMM__SUM; u++) sum[u] = 0.0f;
+            for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
             if (t->k > 0) {
-                tid = gmm_tid();
+                tid = gmm_tid_x();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
-                GMM__PART(gmm11_sum_)(sum, gmm_fp8_depths(t->k), lines, columns, bars, pair,
-                                      scaled ? base + GMM__OF(factors) + 4 * (uint32_t)row : 0, t->n0 % 128 != 0,
-                                      t->units > 1 && (f->out & GMM_FP8_NARROW) ? wg : -1, &at);
+                GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b, stage_bars, cluster,
+                                             scaled ? base + GMM__CFG(stage_scales_offset) + 4 * (uint32_t)row : 0,
+                                             t->n0 % 128 != 0,
+                                             t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &iter);
             }
 #pragma unroll
-            for (u = 0; u < GMM__SUM; u++) asm volatile("" : "+f"(sum[u]) : : "memory");
-            if (guess && tile == 0) { /* the split has been waited for meanwhile */
-                gmm_bar_wait(told, 0);
+            for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
+            if (prefetch_tile && tile_index == 0) { /* the split has been waited for meanwhile */
+                gmm_mbarrier_wait(tile_full, 0);
                 f = ring;
                 t = &f->t;
                 if (t->cols <= 0) {
-                    asm volatile("cp.async.wait_all;" : : : "memory");
-                    gmm_bar_wait(vacant + 16 * wg, turn++ & 1);
-                    gmm_bar_arrive_here(vacant + 16 * wg + 8);
+                    gmm_cp_async_wait_all();
+                    gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
+                    gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
                     continue;
                 }
             }
-            tid = gmm_tid() & 127;
+            tid = gmm_tid_x() & 127;
             row = tid / 32 * 16 + tid % 32 / 4; /* of the group's; and 8 below */
             rows = t->rows - 64 * wg;
-            all = f->all;
-            out = f->out;
+            outer_scale = f->outer_scale;
+            d_flags = f->d_flags;
             { /* scales of matrices and lines, bias */
-                const uint32_t scales = base + GMM__OF(lines) + GMM__LINES * wg;
+                const uint32_t scales = base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg;
                 const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
                 const int by_col = args.b_scale.scaling == GMM_SCALING_ROW;
                 if (by_row || by_col) {
-                    asm volatile("cp.async.wait_all;" : : : "memory");
-                    gmm_bar_team(wg);
+                    gmm_cp_async_wait_all();
+                    gmm_fp8_consumer_sync(wg);
                 }
                 if (by_row || by_col) {
-                    const float s0 = gmm_shared_read(scales + 4 * row), s1 = gmm_shared_read(scales + 4 * row + 32);
+                    const float s0 = gmm_ld_shared_f32(scales + 4 * row), s1 = gmm_ld_shared_f32(scales + 4 * row + 32);
 #pragma unroll
-                    for (u = 0; u < GMM__SUM; u += 4) {
+                    for (u = 0; u < GMM__ACC; u += 4) {
                         float c[2];
-                        gmm_shared_read2(scales + 256 + 8 * u + tid % 4 * 8, c);
-                        c[0] = __fmul_rn(all, c[0]);
-                        c[1] = __fmul_rn(all, c[1]);
-                        sum[u] = __fmul_rn(__fmul_rn(sum[u], s0), c[0]);
-                        sum[u + 1] = __fmul_rn(__fmul_rn(sum[u + 1], s0), c[1]);
-                        sum[u + 2] = __fmul_rn(__fmul_rn(sum[u + 2], s1), c[0]);
-                        sum[u + 3] = __fmul_rn(__fmul_rn(sum[u + 3], s1), c[1]);
+                        gmm_ld_shared_v2_f32(scales + 256 + 8 * u + tid % 4 * 8, c);
+                        c[0] = __fmul_rn(outer_scale, c[0]);
+                        c[1] = __fmul_rn(outer_scale, c[1]);
+                        acc[u] = __fmul_rn(__fmul_rn(acc[u], s0), c[0]);
+                        acc[u + 1] = __fmul_rn(__fmul_rn(acc[u + 1], s0), c[1]);
+                        acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], s1), c[0]);
+                        acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], s1), c[1]);
                     }
-                } else if (all != 1.0f) {
+                } else if (outer_scale != 1.0f) {
 #pragma unroll
-                    for (u = 0; u < GMM__SUM; u++) sum[u] = __fmul_rn(sum[u], all);
+                    for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], outer_scale);
                 }
                 if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
                     const char *const bias = gmm_kmat_at(&args.p.bias, t->g);
                     const float *const row_scale = args.p.row_scale + t->row + t->m0 + 64 * wg;
-                    const int given = args.p.row_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
-                    const int left = t->cols;
-                    const float s0 = row < given ? row_scale[row] : 1.0f;
-                    const float s1 = row + 8 < given ? row_scale[row + 8] : 1.0f;
+                    const int scaled_rows = args.p.row_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
+                    const int rows_left = t->cols;
+                    const float s0 = row < scaled_rows ? row_scale[row] : 1.0f;
+                    const float s1 = row + 8 < scaled_rows ? row_scale[row + 8] : 1.0f;
 #pragma unroll
-                    for (u = 0; u < GMM__SUM; u += 4) {
+                    for (u = 0; u < GMM__ACC; u += 4) {
                         const int c = 2 * u + tid % 4 * 2;
-                        const int there = left - c > 2 ? 2 : left - c;
+                        const int count = rows_left - c > 2 ? 2 : rows_left - c;
                         float v[4];
-                        asm volatile("" : : : "memory"); /* loads stay where they are: registers are few */
-                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, there, 0, v);
-                        sum[u] = __fmaf_rn(v[0], s0, sum[u]);
-                        sum[u + 1] = __fmaf_rn(v[1], s0, sum[u + 1]);
-                        sum[u + 2] = __fmaf_rn(v[0], s1, sum[u + 2]);
-                        sum[u + 3] = __fmaf_rn(v[1], s1, sum[u + 3]);
+                        GMM__PIN_MEMORY(); /* loads stay where they are: registers are few */
+                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
+                        acc[u] = __fmaf_rn(v[0], s0, acc[u]);
+                        acc[u + 1] = __fmaf_rn(v[1], s0, acc[u + 1]);
+                        acc[u + 2] = __fmaf_rn(v[0], s1, acc[u + 2]);
+                        acc[u + 3] = __fmaf_rn(v[1], s1, acc[u + 3]);
                     }
                 }
             }
             /* from registers to the room, as 16-bit elements or as sums, and from there to D */
-            room = base + GMM__OF(rooms) + 8192 * GMM__OF(boxes) * wg;
-            per = out & GMM_FP8_NARROW ? 64 : 32; /* columns of a box */
+            slot = base + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
+            box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of a box */
 #pragma unroll
-            for (i = 0; i < GMM__OF(cols) / 32; i += GMM__OF(boxes)) { /* first box */
-                const int c0 = (int)i * per;
-                if (c0 >= t->cols || c0 >= GMM__OF(cols)) break;
-                gmm_bar_wait(vacant + 16 * wg, turn++ & 1);
-                if (out & GMM_FP8_NARROW) {
+            for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first box */
+                const int c0 = (int)i * box_cols;
+                if (c0 >= t->cols || c0 >= GMM__CFG(tile_n)) break;
+                gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
+                if (d_flags & GMM_FP8_D_16BIT) {
                     const gmm_dtype dtype = args.p.d.dtype;
-                    const uint32_t put = room + (tid / 32 * 16 + tid % 16) * 128;
+                    const uint32_t st_at = slot + (tid / 32 * 16 + tid % 16) * 128;
 #pragma unroll
-                    for (u = 0; u < 4 * GMM__OF(boxes); u++) { /* 16 columns */
-                        const float *const v = &sum[32 * i + 8 * u < GMM__SUM ? 32 * i + 8 * u : 0];
-                        if (32 * i + 8 * u >= GMM__SUM) break;
-                        gmm_stmatrix(put + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
+                    for (u = 0; u < 4 * GMM__CFG(store_boxes); u++) { /* 16 columns */
+                        const float *const v = &acc[32 * i + 8 * u < GMM__ACC ? 32 * i + 8 * u : 0];
+                        if (32 * i + 8 * u >= GMM__ACC) break;
+                        gmm_stmatrix_x4(st_at + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
                                      gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
                                      gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
                     }
                 } else {
-                    const int odd = row % 2; /* its halves of a box the other way round: no two threads share a bank */
-                    const uint32_t put = room + row * 128 + tid % 2 * 8;
-                    const int brought = (out & GMM_FP8_ADDED) && (i == 0 || !(out & GMM_FP8_REDUCED));
-                    const float beta = brought ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
+                    const int swapped = row % 2; /* its halves of a box the other way round: no two threads share a bank */
+                    const uint32_t st_at = slot + row * 128 + tid % 2 * 8;
+                    const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
+                    const float beta = loaded ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
 #pragma unroll
-                    for (x = 0; x < GMM__OF(boxes); x++) {
-                        const float *const v = &sum[16 * (i + x)];
+                    for (x = 0; x < GMM__CFG(store_boxes); x++) {
+                        const float *const v = &acc[16 * (i + x)];
                         float w[16], old[16];
 #pragma unroll
-                        for (u = 0; u < 16; u++) w[u] = odd ? v[(u + 8) % 16] : v[u];
-                        if (brought) {
+                        for (u = 0; u < 16; u++) w[u] = swapped ? v[(u + 8) % 16] : v[u];
+                        if (loaded) {
 #pragma unroll
                             for (u = 0; u < 16; u += 2)
-                                gmm_shared_read2(put + x * 8192 + u % 4 * 512 +
-                                                 (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * odd)) << 4), old + u);
+                                gmm_ld_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
+                                                     (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4),
+                                                     old + u);
 #pragma unroll
                             for (u = 0; u < 16; u++) w[u] = __fmaf_rn(beta, old[u], w[u]);
                         }
 #pragma unroll
                         for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four numbers */
-                            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" : : "r"(put + x * 8192 + u % 4 * 512 +
-                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * odd)) << 4)),
-                                         "f"(w[u]), "f"(w[u + 1]) : "memory");
+                            gmm_st_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
+                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4), w[u], w[u + 1]);
                     }
                 }
-                if (!(out & GMM_FP8_WHOLE)) { /* a thread per row and 16 bytes of it */
-                    gmm_bar_team(wg);
-                    const char *const from = gmm_shared + GMM__OF(rooms) + 8192 * GMM__OF(boxes) * wg;
+                if (!(d_flags & GMM_FP8_D_TMA)) { /* a thread per row and 16 bytes of it */
+                    gmm_fp8_consumer_sync(wg);
+                    const char *const from = gmm_shared + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
                     const int size = gmm_kmat_size(&args.p.d);
                     const int64_t pitch = args.p.d.ld * size;
                     const float beta = gmm_gemm_beta(&args.p, t->g);
                     char *const d = gmm_kmat_at(&args.p.d, t->g) +
                                     (t->m0 + 64 * wg + (args.wgrad ? 0 : (int64_t)t->row)) * pitch;
-                    const int near = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
+                    const int columns_to_128 = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
-                    for (x = tid; x < 512 * GMM__OF(boxes); x += 128) {
-                        const int r = x / 8 % 64, c = c0 + x / 512 * per + x % 8 * (per / 8), left = t->cols - c;
+                    for (x = tid; x < 512 * GMM__CFG(store_boxes); x += 128) {
+                        const int r = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8),
+                                                                              rows_left = t->cols - c;
                         const char *const get = from + x / 512 * 8192 + r * 128 + (((x % 8) ^ (r % 8)) << 4);
-                        char *const to = d + r * pitch + (int64_t)(t->n0 + c) * size;
+                        char *const offset = d + r * pitch + (int64_t)(t->n0 + c) * size;
                         if (r >= rows) continue;
-                        if (out & GMM_FP8_NARROW) {
-                            for (e = 0; e < 8 && e < left; e++) ((uint16_t *)to)[e] = ((const uint16_t *)get)[e];
+                        if (d_flags & GMM_FP8_D_16BIT) {
+                            for (e = 0; e < 8 &&
+                                 e < rows_left; e++) ((uint16_t *)offset)[e] = ((const uint16_t *)get)[e];
                         } else {
                             const float4 w = *(const float4 *)get;
                             float v[4], was[4];
                             v[0] = w.x; v[1] = w.y; v[2] = w.z; v[3] = w.w;
                             if (beta != 0.0f) {
-                                gmm_read4(args.p.d.dtype, to, left, near, was);
+                                gmm_read4(args.p.d.dtype, offset, rows_left, columns_to_128, was);
 #pragma unroll
                                 for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, was[e], v[e]);
                             }
-                            gmm_write4(args.p.d.dtype, to, left, near, v);
+                            gmm_write4(args.p.d.dtype, offset, rows_left, columns_to_128, v);
                         }
                     }
                 }
-                asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-                gmm_bar_arrive_here(vacant + 16 * wg + 8);
+                gmm_fence_proxy_async();
+                gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
             }
         }
     }
 #endif
 }
-#undef GMM__MULTIPLY
-#undef GMM__SUM
+#undef GMM__WGMMA
+#undef GMM__ACC
 #undef GMM__STEP
-#undef GMM__LINES
-#undef GMM__FACTORS
-#undef GMM__ROWS_FACTORS
+#undef GMM__LINE_SCALE_BYTES
+#undef GMM__STAGE_SCALE_BYTES
+#undef GMM__ROW_SCALE_BYTES
 #undef GMM__KIND
 #undef GMM__NAME
 #undef GMM__PART
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__TILE
-#undef GMM__SUMS
+#undef GMM__SCALED
 #undef GMM__FAST
 
 
@@ -8519,7 +8759,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
 #if !GMM__TURNED
 /* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
@@ -8578,7 +8818,7 @@ GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gm
 #endif
 
 /* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TURNED ? 3 : GMM__OF(gmm__words) == 4 ? 4 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TURNED ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t most[2][GMM__QUANT_WARPS]; /* of the source, and transformed */
 #if !GMM__TURNED
@@ -8590,11 +8830,11 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     int32_t at;
     if (a.skip && *a.skip) return;
     for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__OF(gmm__words)], all = 0;
+        uint32_t x[8][GMM__CFG(gmm__words)], all = 0;
         int32_t c0, i, k;
         const gmm__swift_place p = gmm__swift_where(&a, &split, at, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__OF(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        GMM__CFG(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
 #if !GMM__TURNED
         if (a.lines) {
             uint32_t row[8];
@@ -8602,8 +8842,8 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
             /* lane 8 q + c keeps row c of its eight */
 #pragma unroll
@@ -8617,19 +8857,19 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             parts[0][warp >> 2][row0 + lane] = row[0];
         }
         if (a.columns) {
-            uint32_t col[GMM__OF(gmm__words)];
+            uint32_t col[GMM__CFG(gmm__words)];
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) {
+            for (k = 0; k < GMM__CFG(gmm__words); k++) {
                 col[k] = 0;
 #pragma unroll
-                for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                 for (i = 8; i < 32; i <<= 1)
-                    col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                    col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q) parts[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__OF(gmm__word_value)(col, k));
+                if (k / 2 == q) parts[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
         if (a.lines || a.columns) { /* then those of units are not asked for */
             const int32_t side = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
@@ -8648,8 +8888,8 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
         for (i = 0; i < 8; i++)
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) all = GMM__OF(gmm__word_max)(all, x[i][k]);
-        all = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(all));
+            for (k = 0; k < GMM__CFG(gmm__words); k++) all = GMM__CFG(gmm__word_max)(all, x[i][k]);
+        all = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(all));
         if (lane == 0) most[0][warp] = all;
 #if GMM__TURNED
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
@@ -8670,7 +8910,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     }
 }
 
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE
@@ -8682,13 +8922,13 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__SCALING"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__WIDE (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 #define GMM__ROW_STEP 3 /* maxima or factors of a row of the tile, of two halves; one apart, so that banks differ */
 #define GMM__COL_STEP 5 /* of a column, of four quarters */
 
 /* Both copies of a tile that is loaded once. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float factors[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
@@ -8705,14 +8945,14 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__OF(gmm__words)], odd = 0;
+        uint32_t x[8][GMM__CFG(gmm__words)], odd = 0;
         float whole = 1.0f;
         int32_t c0, i, j, k;
         const gmm__swift_place p = gmm__swift_where(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
         const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t live = p.m - row0;
-        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
+        GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             whole = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
@@ -8722,8 +8962,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) odd = GMM__OF(gmm__word_max)(odd, x[i][k]);
-                odd = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(odd));
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) odd = GMM__CFG(gmm__word_max)(odd, x[i][k]);
+                odd = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(odd));
                 if (lane == 0) factors[0][warp] = gmm_f32_from_bits(odd);
             }
         }
@@ -8744,18 +8984,18 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
         if (GMM__WIDE) { /* maxima of parts of blocks */
-            uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
+            uint32_t row[8], col[GMM__CFG(gmm__words)], most = 0;
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) col[k] = 0;
+            for (k = 0; k < GMM__CFG(gmm__words); k++) col[k] = 0;
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) {
-                    row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                    if (GMM__OF(gmm__words) == 4) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                    row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+                    if (GMM__CFG(gmm__words) == 4) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
                 }
-                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
             if (GMM__SCALING == GMM_SCALING_128X128) {
 #pragma unroll
@@ -8772,18 +9012,18 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 }
                 if (columnwise) {
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) {
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) {
 #pragma unroll
-                        for (i = 0; i < 8 && GMM__OF(gmm__words) != 4; i++) /* no registers for them before */
-                            col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                        for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++) /* no registers for them before */
+                            col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                         for (i = 8; i < 32; i <<= 1)
-                            col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                            col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
                     }
                     if (q == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
-                            factors[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__OF(gmm__word_value)(col, j);
+                            factors[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__CFG(gmm__word_value)(col, j);
                 }
             }
         }
@@ -8837,8 +9077,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     whole = by[i * GMM__ROW_STEP];
 #pragma unroll
-                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
-                if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), whole);
+                if (i < live) gmm_st_global_v2_b32(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
         if (columnwise) { /* turned */
@@ -8855,7 +9095,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     whole = by[j * GMM__COL_STEP];
 #pragma unroll
-                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
+                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), whole);
                 *(uint2 *)(void *)(at + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
                                                                 gmm__quant_codes8(e5m2, v + 4));
             }
@@ -8864,7 +9104,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (k = first; k < GMM_TILE; k += step, to += step * pitch)
                     if (k < n)
-                        gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
+                        gmm_st_global_v4_b32(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
                                                                            chunk * 16));
         }
         if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* behind all stores */
@@ -8884,7 +9124,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__COL_STEP
 #undef GMM__ROW_STEP
 #undef GMM__WIDE
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE
@@ -8896,12 +9136,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__HALF_WORDS (GMM__OF(gmm__words) / 2)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
 /* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
    bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 && !GMM__TURNED ? 3 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__TURNED ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
@@ -8918,7 +9158,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
-        uint32_t x[8][GMM__OF(gmm__words)];
+        uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__SWIFT_TILES, &c0);
@@ -8926,10 +9166,10 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((reach + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
         const int32_t end = cols - c0 < GMM__SWIFT_TILES * GMM_TILE ? cols : c0 + GMM__SWIFT_TILES * GMM_TILE;
-        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
+        GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
         for (k = 0; k <= apart; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
-            const int32_t thread = gmm_tid();
+            const int32_t thread = gmm_tid_x();
             if (thread < GMM_TILE) encodes[k][thread] = thread < 127 ? gmm_nv_encode(&g, (uint8_t)thread) : g.mult;
         }
         __syncthreads();
@@ -8947,8 +9187,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 for (i = 0; i < 8; i++) {
                     row[i] = 0;
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_top)(row[i], x[i][k]);
-                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_top)(row[i], x[i][k]);
+                    row[i] = GMM__CFG(gmm__word_fold)(row[i]);
                     odd = row[i] > odd ? row[i] : odd;
                 }
                 odd = odd > 0x7F800000u; /* a NaN among the values */
@@ -8957,13 +9197,13 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     for (i = 0; i < 8; i++) {
                         row[i] = 0;
 #pragma unroll
-                        for (k = 0; k < GMM__OF(gmm__words); k++) {
-                            row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                        for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                            row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
 #if GMM__TURNED
                             x[i][k] = gmm__swift_unsigned_nan(x[i][k]);
 #endif
                         }
-                        row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                        row[i] = GMM__CFG(gmm__word_fold)(row[i]);
                     }
 #if !GMM__TURNED
                 if (f->square) {
@@ -8993,7 +9233,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
                         nibbles[i] = gmm__swift_e2m1x8(v, by, 0);
                     }
                 }
@@ -9037,7 +9277,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
                             code = f->stochastic ? gmm__swift_e2m1x8_random(v, by, random[k])
                                                  : gmm__swift_e2m1x8(v, by, 1);
-                            if (inside && i + 4 * k < live) gmm__swift_put1(to + 4 * k * row_pitch, code);
+                            if (inside && i + 4 * k < live) gmm_st_global_b32(to + 4 * k * row_pitch, code);
                         }
                     }
                 }
@@ -9050,12 +9290,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         const float by = gmm__swift_encode(encodes[0], four, i);
                         float v[8];
                         if (f->square) {
-                            if (i < live) gmm__swift_put1(to, nibbles[i]);
+                            if (i < live) gmm_st_global_b32(to, nibbles[i]);
                             continue;
                         }
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                        if (i < live) gmm__swift_put1(to, gmm__swift_e2m1x8(v, by, 0));
+                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
+                        if (i < live) gmm_st_global_b32(to, gmm__swift_e2m1x8(v, by, 0));
                     }
                     if (odd | ((four[0] | four[1]) & 0x80u)) { /* once more by the codec, from memory */
                         to -= 8 * row_pitch;
@@ -9065,7 +9305,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                             uint32_t pair = 0;
 #pragma unroll 1
                             for (j = 0; j < 2; j++)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__swift_again)(
                                             &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), by)) << 4 * j;
                             to[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
                         }
@@ -9110,22 +9350,22 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     *(uint2 *)(void *)(at + j * GMM__NV_COLUMN) = make_uint2(to[0], to[1]);
                 }
 #else
-                uint32_t col[GMM__OF(gmm__words)], four[2], other;
+                uint32_t col[GMM__CFG(gmm__words)], four[2], other;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) {
+                for (k = 0; k < GMM__CFG(gmm__words); k++) {
                     col[k] = 0;
 #pragma unroll
-                    for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                    for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
                 }
 #pragma unroll
                 for (k = 0; k < GMM__HALF_WORDS; k++) {
                     const uint32_t give = below ? col[k] : col[k + GMM__HALF_WORDS];
-                    col[k] = GMM__OF(gmm__word_max)(below ? col[k + GMM__HALF_WORDS] : col[k],
+                    col[k] = GMM__CFG(gmm__word_max)(below ? col[k + GMM__HALF_WORDS] : col[k],
                                                     __shfl_xor_sync(0xFFFFFFFFu, give, 8));
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__OF(gmm__word_value)(col, j);
+                    amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__CFG(gmm__word_value)(col, j);
                 mine = gmm__swift_nv4(amax, col_encodes, 1);
                 other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
                 four[0] = below ? other : mine;
@@ -9141,7 +9381,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         continue;
                     }
 #pragma unroll
-                    for (i = 0; i < 8; i++) v[i] = GMM__OF(gmm__word_value)(x[i], j);
+                    for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
                     *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__swift_e2m1x8(v, by, 0);
                 }
                 if (odd | ((four[0] | four[1]) & 0x80u))
@@ -9152,7 +9392,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
                             if ((k & 7) + j < live && inside)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__swift_again)(
                                             &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), by)) << 4 * j;
                         at[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
                     }
@@ -9163,9 +9403,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     scales[(col0 + 4 * below + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(mine >> 8 * j);
             }
             if (c0 + GMM_TILE < end) /* comes while codes leave */
-                GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
+                GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
-                const int32_t thread = gmm_tid(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
+                const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
                 const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
                 const int32_t quad = 4 * (thread & 1);
                 const int64_t begin = (a.grouped ? p.start : 0) + p.row;
@@ -9182,7 +9422,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
                         to += GMM__QUANT_BLOCK / chunks * col_pitch)
                         if (k < cols - c0)
-                            gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
+                            gmm_st_global_v4_b32(to, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
                                                                                (k >> 3) * 16 + chunk * 16));
                 __syncthreads();
             }
@@ -9192,7 +9432,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__HALF_WORDS
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE
@@ -9204,8 +9444,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__TAG and GMM__SOURCE"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__WIDE GMM__OF(gmm__wide)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__WIDE GMM__CFG(gmm__wide)
 #define GMM__ROW_WORDS (64 / GMM__WIDE) /* maxima of sixteen rows; two in a word where elements have 16 bits */
 
 /* Both copies of 128 rows by 32 GMM__WIDE columns. A warp takes 32 rows by 16 GMM__WIDE columns and waits for no other:
@@ -9229,33 +9469,33 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         const int32_t cols = (int32_t)a.cols, live = p.m - row0, reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (reach + 127) / 128 * 4;
         const int32_t lines = (cols + 127) & ~127, left = c0 + warp / 4 * 16 * GMM__WIDE, col = left + GMM__WIDE * c;
-        GMM__OF(gmm__swift_load16)(&a, &p, row0, col, x);
+        GMM__CFG(gmm__swift_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
             for (i = 0; i < 16; i += 16 / GMM__ROW_WORDS) {
                 uint32_t far = x[i][0];
 #pragma unroll
-                for (k = 1; k < 4; k++) far = GMM__OF(gmm__word_far)(far, x[i][k]);
+                for (k = 1; k < 4; k++) far = GMM__CFG(gmm__word_far)(far, x[i][k]);
                 if (GMM__WIDE == 8) {
                     uint32_t next = x[i + 1][0];
 #pragma unroll
-                    for (k = 1; k < 4; k++) next = GMM__OF(gmm__word_far)(next, x[i + 1][k]);
-                    far = GMM__OF(gmm__word_far)(__byte_perm(far, next, 0x5410), __byte_perm(far, next, 0x7632));
+                    for (k = 1; k < 4; k++) next = GMM__CFG(gmm__word_far)(next, x[i + 1][k]);
+                    far = GMM__CFG(gmm__word_far)(__byte_perm(far, next, 0x5410), __byte_perm(far, next, 0x7632));
                 }
                 row[i * GMM__ROW_WORDS / 16] = far;
             }
             if (square) {
                 most = row[0];
 #pragma unroll
-                for (i = 1; i < GMM__ROW_WORDS; i++) most = GMM__OF(gmm__word_far)(most, row[i]);
-                if (GMM__WIDE == 8) most = GMM__OF(gmm__word_far)(most, __byte_perm(most, 0, 0x1032));
+                for (i = 1; i < GMM__ROW_WORDS; i++) most = GMM__CFG(gmm__word_far)(most, row[i]);
+                if (GMM__WIDE == 8) most = GMM__CFG(gmm__word_far)(most, __byte_perm(most, 0, 0x1032));
 #pragma unroll
                 for (i = 1; i < 32; i = i == 16 / GMM__WIDE ? 16 : 2 * i)
-                    most = GMM__OF(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
-                most = GMM__OF(gmm__word_max)(0, most);
+                    most = GMM__CFG(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
+                most = GMM__CFG(gmm__word_max)(0, most);
 #pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__OF(gmm__swift_rows_of)(most, i, p.m - row0);
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__swift_rows_of)(most, i, p.m - row0);
             }
             /* lanes keep halves until they have two words */
 #pragma unroll
@@ -9266,13 +9506,13 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         const int32_t near = GMM__ROW_WORDS / 2 / k, second = c & near;
                         const uint32_t keep = second ? row[i + k] : row[i];
                         other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], near);
-                        row[i] = GMM__OF(gmm__word_far)(keep, other);
+                        row[i] = GMM__CFG(gmm__word_far)(keep, other);
                     }
-            row[0] = GMM__OF(gmm__word_max)(0, row[0]);
-            row[1] = GMM__OF(gmm__word_max)(0, row[1]);
-            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 0), GMM__OF(gmm__word_value)(row, 1), inverse);
+            row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
+            row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
+            mine = gmm__swift_mx2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1), inverse);
             if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 2), GMM__OF(gmm__word_value)(row, 3),
+                mine |= gmm__swift_mx2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
                                        inverse) << 16;
         }
         if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
@@ -9312,8 +9552,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 const float by = gmm__swift_mx_factor(four, i);
                 float v[GMM__WIDE];
 #pragma unroll
-                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
-                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), by);
+                if (i < live) GMM__CFG(gmm__swift_put)(to, e5m2, v);
             }
         }
         if (columnwise) {
@@ -9325,18 +9565,18 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             for (k = 0; k < 4; k++) {
                 far[k] = x[0][k];
 #pragma unroll
-                for (i = 1; i < 16; i++) far[k] = GMM__OF(gmm__word_far)(far[k], x[i][k]);
+                for (i = 1; i < 16; i++) far[k] = GMM__CFG(gmm__word_far)(far[k], x[i][k]);
             }
 #pragma unroll
             for (k = 0; k < 2; k++) {
                 const uint32_t keep = q ? far[k + 2] : far[k];
                 other = __shfl_xor_sync(0xFFFFFFFFu, q ? far[k] : far[k + 2], 16);
-                other = GMM__OF(gmm__word_max)(0, GMM__OF(gmm__word_far)(keep, other));
+                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_far)(keep, other));
                 far[k] = square ? col < cols ? most : 0 : other;
             }
-            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 0), GMM__OF(gmm__word_value)(far, 1), inverse);
+            mine = gmm__swift_mx2(GMM__CFG(gmm__word_value)(far, 0), GMM__CFG(gmm__word_value)(far, 1), inverse);
             if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 2), GMM__OF(gmm__word_value)(far, 3),
+                mine |= gmm__swift_mx2(GMM__CFG(gmm__word_value)(far, 2), GMM__CFG(gmm__word_value)(far, 3),
                                        inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);
@@ -9344,7 +9584,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 for (j = 0; j < GMM__WIDE / 2; j++) scale[16 * j] = (uint8_t)(mine >> 8 * j);
             } else if (line < lines) {
                 scale += (int64_t)block * lines + line;
-                if (GMM__WIDE == 8) gmm__swift_put1(scale, mine);
+                if (GMM__WIDE == 8) gmm_st_global_b32(scale, mine);
                 else *(uint16_t *)(void *)scale = (uint16_t)mine;
             }
             other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
@@ -9362,8 +9602,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             for (i = 0; i < 16; i++, to += a.columnwise.ld) {
                 float v[GMM__WIDE];
 #pragma unroll
-                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
-                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), by[j]);
+                if (i < live) GMM__CFG(gmm__swift_put)(to, e5m2, v);
             }
         }
     }
@@ -9371,7 +9611,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__ROW_WORDS
 #undef GMM__WIDE
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

@@ -20,7 +20,7 @@
  * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
  * capacities alone; those on Hopper need sm_90a and are compiled empty elsewhere. Launchers take plain argument
  * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels are launched
- * early (gmm_early): they take their places while their predecessor in the stream ends, and wait for all of it.
+ * early (gmm_pdl_wait): they take their places while their predecessor in the stream ends, and wait for all of it.
  * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; no
  * floating-point atomics.
  *

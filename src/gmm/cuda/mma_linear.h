@@ -36,7 +36,7 @@ static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int r
 
 /* Whether a call's kernels may be launched early. Not where multiprocessors are to be left alone: no block of the next
    launch may wait on those. */
-static int gmm__mma_early(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
+static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.early && call->options.sm_limit == 0; }
 
 /* Enqueues the offsets and tiles of a call. */
 static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
@@ -73,7 +73,7 @@ static gmm_status gmm__mma_offsets(const gmm__call *call, int64_t *offsets, int3
         args.groups.dtype = GMM_I64;
         args.groups.row_align = 0;
     }
-    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_early(call), stream));
+    return gmm__cuda_status(call, gmm_launch_offsets(&args, gmm__mma_pdl(call), stream));
 }
 
 /* A call's operand as kernels address it. A host table is copied to `part` of the workspace. */

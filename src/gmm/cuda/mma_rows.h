@@ -13,7 +13,7 @@ static gmm__room gmm__mma_room(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
     gmm__room room;
     room.most = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
-    room.early = gmm__mma_early(call);
+    room.early = gmm__mma_pdl(call);
     room.limit = call->options.sm_limit;
     return room;
 }

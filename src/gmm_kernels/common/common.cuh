@@ -1,22 +1,3 @@
-/* .................................................................................... Common to all kernels ... */
-
-#include <cuda_runtime.h>
-#include <string.h>
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "gmm: the kernels need compute capability 8.0; compile with -arch=sm_80 or later"
-#endif
-
-/* The name under which this file includes itself, once per kernel instance. */
-#ifndef GMM_KERNELS_FILE
-#define GMM_KERNELS_FILE "gmm_kernels.cuh"
-#endif
-
-#define GMM__CAT_(a, b) a##b
-#define GMM__CAT(a, b) GMM__CAT_(a, b)
-#define GMM__DEVICE static __device__ __forceinline__
-#define GMM__KERNEL static __global__ GMM__UNUSED void
-
 /* A matrix per group as kernels address it: group g starts at table[g], or at data + g stride. */
 typedef struct gmm_kmat {
     void *data;
@@ -33,14 +14,11 @@ GMM__DEVICE int gmm_kmat_size(const gmm_kmat *m) { return m->dtype == GMM_F32 ? 
 
 /* The 16-bit formats in hardware: the same bits as the codecs of gmm_quant.h, stored NaN included. */
 GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
-    uint32_t r;
-    if (dtype == GMM_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
+    return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
 GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
     float r = __uint_as_float((uint32_t)bits << 16);
-    if (dtype != GMM_BF16) asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+    if (dtype != GMM_BF16) r = gmm_cvt_f32_f16(bits);
     return r;
 }
 
@@ -121,14 +99,14 @@ GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i
 /* Kernels that are launched early: from compute capability 9.0 on they may take their places while the last blocks of
    the kernel before them in the stream run, which saves the time between the two. They wait for all of it here, before
    they read or write anything. */
-GMM__DEVICE void gmm_early(void) {
+GMM__DEVICE void gmm_pdl_wait(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-    asm volatile("griddepcontrol.wait;" : : : "memory");
+    gmm_griddepcontrol_launch_dependents();
+    gmm_griddepcontrol_wait();
 #endif
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_early(const void *kernel, int early, unsigned blocks, unsigned threads,
+static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int early, unsigned blocks, unsigned threads,
                                                 size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attribute;

@@ -25,7 +25,7 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *to, const void *from, int64
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int early, cudaStream_t stream) {
     const int64_t warps = ((int64_t)args->groups.count + 31) / 32, most = GMM_OFFSETS_THREADS / 32;
     const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < most ? warps : most);
-    return gmm_launch_early((const void *)gmm_split_offsets, early, 1, threads, 0, args, stream);
+    return gmm_launch_pdl((const void *)gmm_split_offsets, early, 1, threads, 0, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,

@@ -64,7 +64,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     int64_t rows = 0, tiles = 0, total;
     uint32_t fault = 0;
     int32_t first;
-    gmm_early();
+    gmm_pdl_wait();
     if (tid == 0) {
         args.offsets[0] = 0;
         if (args.tiles) args.tiles[0] = 0;

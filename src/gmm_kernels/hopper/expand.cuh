@@ -71,13 +71,13 @@ GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_
         gmm_q_fp8(dtype, GMM_E4M3, bytes, to);
         return;
     }
-    to[0] = gmm_q_bytes(bytes, 0u, 0x4140u) << 7;
-    to[1] = gmm_q_bytes(bytes, 0u, 0x4342u) << 7;
+    to[0] = gmm_prmt(bytes, 0u, 0x4140u) << 7;
+    to[1] = gmm_prmt(bytes, 0u, 0x4342u) << 7;
     if (zero | nan)
 #pragma unroll
         for (i = 0; i < 2; i++) /* 2^-127 is subnormal, NaN is 0x7FFF */
-            to[i] |= (gmm_q_bytes(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
-                     (gmm_q_bytes(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
+            to[i] |= (gmm_prmt(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
+                     (gmm_prmt(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
 }
 
 /* What a lane holds of a step: eight codes of each line; a scale byte of each line, or of MX32 columnwise, where lines
@@ -163,12 +163,12 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
             gmm_expand_scales(dtype, from.scaling, now.scale[0], by);
             gmm_expand_scales(dtype, from.scaling, now.scale[1], by + 2);
         } else {
-            gmm_expand_scales(dtype, from.scaling, gmm_q_bytes(gmm_q_bytes(now.scale[0], now.scale[1], 0x0040u),
-                              gmm_q_bytes(now.scale[2], now.scale[3], 0x0040u), 0x5410u), by);
-            by[3] = gmm_q_bytes(by[1], 0u, 0x3232u);
-            by[2] = gmm_q_bytes(by[1], 0u, 0x1010u);
-            by[1] = gmm_q_bytes(by[0], 0u, 0x3232u);
-            by[0] = gmm_q_bytes(by[0], 0u, 0x1010u);
+            gmm_expand_scales(dtype, from.scaling, gmm_prmt(gmm_prmt(now.scale[0], now.scale[1], 0x0040u),
+                              gmm_prmt(now.scale[2], now.scale[3], 0x0040u), 0x5410u), by);
+            by[3] = gmm_prmt(by[1], 0u, 0x3232u);
+            by[2] = gmm_prmt(by[1], 0u, 0x1010u);
+            by[1] = gmm_prmt(by[0], 0u, 0x3232u);
+            by[0] = gmm_prmt(by[0], 0u, 0x1010u);
         }
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_LINES; i++) {
@@ -263,13 +263,13 @@ GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand
 #pragma unroll
             for (i = 0; i < 4; i++) { /* of matrix j, column 2 q + b is row 32 q + 2 j + b */
                 const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
-                const uint32_t scale = gmm_q_bytes(by[h], 0u, i < 2 ? 0x1010u : 0x3232u);
+                const uint32_t scale = gmm_prmt(by[h], 0u, i < 2 ? 0x1010u : 0x3232u);
                 const uint4 codes = now.codes[h];
                 uint32_t e[4];
                 gmm_q_fp4(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
 #pragma unroll
                 for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], scale);
-                gmm_stmatrix_t((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
+                gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
                                (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
             }
         __syncthreads();
@@ -311,7 +311,7 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
     enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
     int32_t t, k;
-    gmm_early();
+    gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
     t = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
 #pragma unroll 1
@@ -350,7 +350,7 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_c
 GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_TURN_STRIPS];
     int32_t t = (int32_t)blockIdx.x, pieces, k;
-    gmm_early();
+    gmm_pdl_wait();
     pieces = (args.tiles[args.groups] + GMM_TURN_STRIPS - 1) / GMM_TURN_STRIPS;
     if (blockIdx.x == 0) gmm_expand_groups(&args);
 #pragma unroll 1
@@ -372,7 +372,7 @@ GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 4) gmm_expand_columns(const __gr
 static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int early,
                                                  const gmm_expand_args *args, cudaStream_t stream) {
     const int threads = columns ? GMM_TURN_THREADS : limited ? GMM_EXPAND_MOST : GMM_EXPAND_THREADS;
-    return gmm_launch_early(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, early,
+    return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, early,
                             (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
 

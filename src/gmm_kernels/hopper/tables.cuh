@@ -1,8 +1,5 @@
 /* ................................................................................... Grouped products on Hopper ... */
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
-
 /* The same products by wgmma (sm_90a). A tile of D is computed transposed: D's columns take wgmma's m, which comes in
    blocks of 64 and is a multiple of 64 in nearly every layer; D's rows take n, which comes in steps of 16, so that a
    group with any number of rows is cut into tiles of nearly equal height with at most 15 rows too many.
@@ -18,7 +15,7 @@
    stages, is hidden without rooms for a tile. A warp of its own places tiles and tells them through a ring, the first
    one by what the split says before the launch before has ended, and anew if that changes; so the producer never waits
    for that, and runs as far ahead as the stages allow. Where groups are so small that forward waits for weights alone,
-   it asks for two stages at a time (GMM__LOW). A block leaves when all stages have been handed back, by its neighbour
+   it asks for two stages at a time (GMM__SMALL_M). A block leaves when all stages have been handed back, by its neighbour
    as well, of whom nothing is on its way then. Where a kernel has two tiles, who places them takes the one that the
    groups' sizes make cheaper, and tells it with the first.
 
@@ -33,7 +30,7 @@ typedef struct gmm_sm90_args {
     gmm_gemm_args p;          /* offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
-    int32_t tile;             /* of a kernel of two: 0, 1 its first or second, 2 chosen from the sizes */
+    int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* weights as a copy, converted in the kernel: tables in device memory */
     gmm_direction along;      /* of its lines, which run along the contraction */
     int32_t rows, cols;       /* of each matrix that was quantized */
@@ -41,17 +38,17 @@ typedef struct gmm_sm90_args {
 
 /* What B is: 16-bit elements, or codes with their scales: X(tag, bytes of 64 columns in a stage, bytes of its scales,
    elements per scale). Codes become elements in registers, from where wgmma takes them. */
-#define GMM_SM90_FACTOR_LIST(X) \
+#define GMM_SM90_B_FORMAT_LIST(X) \
     X(plain, 8192, 0, 1) \
     X(mx8, 4096, 1024, 32) \
     X(mx4, 2048, 1024, 32) \
     X(nv4, 2048, 1024, 16)
-#define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_factor_, tag),
-enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors };
+#define GMM__X(tag, bytes, scale_bytes, scale_width) GMM__CAT(gmm_sm90_b_format_, tag),
+enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
-#define GMM__X(tag, block, scales, width) GMM__CAT(gmm9_block_, tag) = block, GMM__CAT(gmm9_scales_, tag) = scales, \
-    GMM__CAT(gmm9_width_, tag) = width, GMM__CAT(gmm9_box_, tag) = (width) > 1 ? (block) / 64 : 64, /* map's elements */
-enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
+#define GMM__X(tag, bytes, scale_bytes, scale_width) GMM__CAT(gmm_sm90_b_bytes_, tag) = bytes, GMM__CAT(gmm_sm90_scales_, tag) = scale_bytes, \
+    GMM__CAT(gmm_sm90_scale_width_, tag) = scale_width, GMM__CAT(gmm_sm90_box_, tag) = (scale_width) > 1 ? (bytes) / 64 : 64, /* map's elements */
+enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
 
 /* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
@@ -59,38 +56,38 @@ enum { GMM_SM90_FACTOR_LIST(GMM__X) gmm9_factors_end };
    multiprocessor, units of 16-bit D that go out per stage of the next tile's products: 0 = it goes out before these).
    All blocks of a unit go out together. */
 #define GMM_SM90_TILE_LIST(X) \
-    X(256x160, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
-    X(128x256, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
-    X(128x176, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
-    X(128x192, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
+    X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
+    X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
+    X(176x128, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
+    X(192x128, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
     X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0) \
-    X(mx8_128x192, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
-    X(mx4_128x192, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
-    X(nv4_128x192, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
-    X(mx8_128x48, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
-    X(mx4_128x64, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
-    X(nv4_128x64, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
+    X(mx8_192x128, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
+    X(mx4_192x128, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
+    X(nv4_192x128, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
+    X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
+    X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
+    X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
 
 /* Instances: X(op, dtype, precision, tile, kernel, which): a kernel of two tiles takes its first (0) or second (1), or
    that which the groups' sizes make cheaper (2). The includes below follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 256x160, 256x160_128x256, 1) X(fwd, GMM_F16, f16, 256x160, 256x160_128x256, 1) \
-    X(fwd, GMM_BF16, bf16, 128x256, 256x160_128x256, 0) X(fwd, GMM_F16, f16, 128x256, 256x160_128x256, 0) \
-    X(fwd, GMM_BF16, bf16, 128x176, 128x176, 0) X(fwd, GMM_F16, f16, 128x176, 128x176, 0) \
-    X(dgrad, GMM_BF16, bf16, 256x160, 256x160_128x256, 1) X(dgrad, GMM_F16, f16, 256x160, 256x160_128x256, 1) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 256x160_128x256, 0) X(dgrad, GMM_F16, f16, 128x256, 256x160_128x256, 0) \
-    X(dgrad, GMM_BF16, bf16, 128x176, 128x176, 0) X(dgrad, GMM_F16, f16, 128x176, 128x176, 0) \
-    X(fwd, GMM_BF16, bf16, mx8_128x192, mx8_128x192, 0) X(fwd, GMM_BF16, bf16, mx4_128x192, mx4_128x192, 0) \
-    X(fwd, GMM_BF16, bf16, nv4_128x192, nv4_128x192, 0) X(fwd, GMM_BF16, bf16, mx8_128x48, mx8_128x48, 0) \
-    X(fwd, GMM_BF16, bf16, mx4_128x64, mx4_128x64, 0) X(fwd, GMM_BF16, bf16, nv4_128x64, nv4_128x64, 0) \
-    X(wgrad, GMM_BF16, bf16, 128x192, 128x192, 0) X(wgrad, GMM_F16, f16, 128x192, 128x192, 0) \
+    X(fwd, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(fwd, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
+    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
+    X(fwd, GMM_BF16, bf16, 176x128, 176x128, 0) X(fwd, GMM_F16, f16, 176x128, 176x128, 0) \
+    X(dgrad, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(dgrad, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
+    X(dgrad, GMM_BF16, bf16, 176x128, 176x128, 0) X(dgrad, GMM_F16, f16, 176x128, 176x128, 0) \
+    X(fwd, GMM_BF16, bf16, mx8_192x128, mx8_192x128, 0) X(fwd, GMM_BF16, bf16, mx4_192x128, mx4_192x128, 0) \
+    X(fwd, GMM_BF16, bf16, nv4_192x128, nv4_192x128, 0) X(fwd, GMM_BF16, bf16, mx8_48x128, mx8_48x128, 0) \
+    X(fwd, GMM_BF16, bf16, mx4_64x128, mx4_64x128, 0) X(fwd, GMM_BF16, bf16, nv4_64x128, nv4_64x128, 0) \
+    X(wgrad, GMM_BF16, bf16, 192x128, 192x128, 0) X(wgrad, GMM_F16, f16, 192x128, 192x128, 0) \
     X(wgrad, GMM_BF16, bf16, 128x128, 128x128, 0) X(wgrad, GMM_F16, f16, 128x128, 128x128, 0) \
-    X(fwd, GMM_BF16, bf16, 128x256, 256x160_128x256, 2) X(fwd, GMM_F16, f16, 128x256, 256x160_128x256, 2) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 256x160_128x256, 2) X(dgrad, GMM_F16, f16, 128x256, 256x160_128x256, 2)
+    X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 2) \
+    X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 2)
 
 /* A ring of tiles holds a batch that is placed at once and batches before it, each until all who read it say so. */
-enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, GMM_SM90_RING = 16,
-       GMM_SM90_BATCH = 4, GMM_SM90_BATCHES = GMM_SM90_RING / GMM_SM90_BATCH, GMM_SM90_LOW = 128 };
+enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED_ROWS = 1 << 30, GMM_SM90_MAP_BASE = 256, GMM_SM90_TILE_RING = 16,
+       GMM_SM90_TILE_BATCH = 4, GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH, GMM_SM90_SMALL_M = 128 };
 
 /* Elsewhere than on sm_90a the kernels are empty, and known by this. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -98,55 +95,55 @@ enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED = 1 << 30, GMM_SM90_BASE = 256, G
 #define GMM__FP8_BOUNDS __launch_bounds__(32)
 #else
 #define GMM__SM90_BOUNDS(blocks) __launch_bounds__(GMM_SM90_THREADS, blocks)
-#define GMM__FP8_BOUNDS __launch_bounds__(GMM__OF(threads), 1)
+#define GMM__FP8_BOUNDS __launch_bounds__(GMM__CFG(threads), 1)
 #endif
 
 /* Shared memory: stages of B and A, rooms for D on its way (two per group of threads; wgrad: four, for whose turn it
    is), barriers, tiles and one that is none, which tile was taken and how, groups. */
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_teams_, tag) = teams, GMM__CAT(gmm9_mb_, tag) = mb, GMM__CAT(gmm9_units_, tag) = units, \
-    GMM__CAT(gmm9_stages_, tag) = st, GMM__CAT(gmm9_out_, tag) = out, GMM__CAT(gmm9_groups_, tag) = groups, \
-    GMM__CAT(gmm9_cols_, tag) = (teams) * (mb) * 64, GMM__CAT(gmm9_blocks_, tag) = blocks, \
-    GMM__CAT(gmm9_later_, tag) = later,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_tiles_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
+    GMM__CAT(gmm_sm90_consumers_, tag) = consumers, GMM__CAT(gmm_sm90_wgmma_m_, tag) = wgmma_m, GMM__CAT(gmm_sm90_m16_, tag) = m16, \
+    GMM__CAT(gmm_sm90_stages_, tag) = stages, GMM__CAT(gmm_sm90_store_blocks_, tag) = store_blocks, GMM__CAT(gmm_sm90_smem_groups_, tag) = smem_groups, \
+    GMM__CAT(gmm_sm90_tile_n_, tag) = (consumers) * (wgmma_m) * 64, GMM__CAT(gmm_sm90_ctas_per_sm_, tag) = ctas, \
+    GMM__CAT(gmm_sm90_deferred_, tag) = deferred,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_of_, tag) = GMM__CAT(gmm9_factor_, factor), GMM__CAT(gmm9_box_, tag) = GMM__CAT(gmm9_box_, factor), \
-    GMM__CAT(gmm9_width_, tag) = GMM__CAT(gmm9_width_, factor), \
-    GMM__CAT(gmm9_b_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor), \
-    GMM__CAT(gmm9_scales_, tag) = (teams) * (mb) * GMM__CAT(gmm9_block_, factor) + (units) * 2048,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_operands_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
+    GMM__CAT(gmm_sm90_tile_b_, tag) = GMM__CAT(gmm_sm90_b_format_, b_format), GMM__CAT(gmm_sm90_box_, tag) = GMM__CAT(gmm_sm90_box_, b_format), \
+    GMM__CAT(gmm_sm90_scale_width_, tag) = GMM__CAT(gmm_sm90_scale_width_, b_format), \
+    GMM__CAT(gmm_sm90_b_stage_bytes_, tag) = (consumers) * (wgmma_m) * GMM__CAT(gmm_sm90_b_bytes_, b_format), \
+    GMM__CAT(gmm_sm90_scales_, tag) = (consumers) * (wgmma_m) * GMM__CAT(gmm_sm90_b_bytes_, b_format) + (m16) * 2048,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_operands_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_stage_, tag) = \
-    GMM__CAT(gmm9_scales_, tag) + GMM__CAT(gmm9_scales_, factor),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_stages_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) GMM__CAT(gmm_sm90_stage_bytes_, tag) = \
+    GMM__CAT(gmm_sm90_scales_, tag) + GMM__CAT(gmm_sm90_scales_, b_format),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_stages_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    GMM__CAT(gmm9_room_, tag) = (out) * 2048, GMM__CAT(gmm9_rooms_, tag) = GMM__CAT(gmm9_stage_, tag) * (st), \
-    GMM__CAT(gmm9_bars_, tag) = GMM__CAT(gmm9_stage_, tag) * (st) + 4 * (out) * 2048, \
-    GMM__CAT(gmm9_ring_, tag) = (GMM__CAT(gmm9_stage_, tag) + 16) * (st) + 4 * (out) * 2048 + \
-    8 * (GMM_SM90_RING + GMM_SM90_BATCHES + 10),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_rooms_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
+    GMM__CAT(gmm_sm90_slot_bytes_, tag) = (store_blocks) * 2048, GMM__CAT(gmm_sm90_slots_offset_, tag) = GMM__CAT(gmm_sm90_stage_bytes_, tag) * (stages), \
+    GMM__CAT(gmm_sm90_barriers_offset_, tag) = GMM__CAT(gmm_sm90_stage_bytes_, tag) * (stages) + 4 * (store_blocks) * 2048, \
+    GMM__CAT(gmm_sm90_ring_offset_, tag) = (GMM__CAT(gmm_sm90_stage_bytes_, tag) + 16) * (stages) + 4 * (store_blocks) * 2048 + \
+    8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_slots_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_shared_, tag) = \
-    GMM__CAT(gmm9_ring_, tag) + (GMM_SM90_RING + 1) * 40 + 8 * ((groups) + 2),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_shared_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) GMM__CAT(gmm_sm90_smem_bytes_, tag) = \
+    GMM__CAT(gmm_sm90_ring_offset_, tag) + (GMM_SM90_TILE_RING + 1) * 40 + 8 * ((smem_groups) + 2),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) GMM__CAT(gmm9_fits_, tag) = \
-    1 / (GMM__CAT(gmm9_shared_, tag) <= 233472 / (blocks) - 1024),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm9_fits_end };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) GMM__CAT(gmm_sm90_fits_, tag) = \
+    1 / (GMM__CAT(gmm_sm90_smem_bytes_, tag) <= 233472 / (ctas) - 1024),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_fits_end };
 #undef GMM__X
-#define GMM__X(tag, teams, mb, units, st, out, groups, factor, blocks, later) \
-    + 1 / ((out) % (mb) == 0 && (out) % 2 == 0 && (!(later) || ((teams) == 2 && (mb) == 1)) && \
-           (units) % ((later) ? (later) : 1) == 0 && 2 * (out) % ((later) ? (later) : 1) == 0)
-enum { gmm9_lots_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
+#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
+    + 1 / ((store_blocks) % (wgmma_m) == 0 && (store_blocks) % 2 == 0 && (!(deferred) || ((consumers) == 2 && (wgmma_m) == 1)) && \
+           (m16) % ((deferred) ? (deferred) : 1) == 0 && 2 * (store_blocks) % ((deferred) ? (deferred) : 1) == 0)
+enum { gmm_sm90_stores_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
 /* wgrad: a stage has room for whole boxes of A, a room for 64 rows by 256 bytes of D; groups of threads take turns */
 #define GMM__X(op, dtype, tag, tile, kernel, which) \
-    + 1 / (!gmm_ragged_k_##op || (GMM__CAT(gmm9_units_, tile) % 4 == 0 && GMM__CAT(gmm9_out_, tile) == 8 && \
-                                  GMM__CAT(gmm9_teams_, tile) == 1 && GMM__CAT(gmm9_mb_, tile) == 2))
-enum { gmm9_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
+    + 1 / (!gmm_ragged_k_##op || (GMM__CAT(gmm_sm90_m16_, tile) % 4 == 0 && GMM__CAT(gmm_sm90_store_blocks_, tile) == 8 && \
+                                  GMM__CAT(gmm_sm90_consumers_, tile) == 1 && GMM__CAT(gmm_sm90_wgmma_m_, tile) == 2))
+enum { gmm_sm90_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
 #undef GMM__X
 /* tiles of one kernel have barriers at the same place */
-enum { gmm9_two_fit = 1 / (gmm9_bars_256x160 == gmm9_bars_128x256 && gmm9_ring_256x160 == gmm9_ring_128x256) };
+enum { gmm_sm90_pairs_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 && gmm_sm90_ring_offset_160x256 == gmm_sm90_ring_offset_256x128) };
 

@@ -49,12 +49,12 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
 
 /* Fragments of step s of the stage at `base`: of 16 rows, and of all columns. */
 #define GMM__LOAD_A(base, s, i) \
-    if (TA) gmm_ldmatrix_t(a[(i) & 1], (base) + (a_at ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
-    else gmm_ldmatrix(a[(i) & 1], (base) + (a_at ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
+    if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_at ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
+    else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_at ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
 #define GMM__LOAD_B(base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_t(b[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix(b[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix_x4(b[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
 /* The operands of the tile's group. */
 #define GMM__VIEWS \
     const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_Q_ROWS, rows = RAGGED_K ? tile.k : tile.m; \
@@ -108,7 +108,7 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
             GMM__KEEP(1);
         }
         if (tokens) gmm_q_bring(&qa, &args.a, gmm_shared);
-        gmm_cp_commit();
+        gmm_cp_async_commit_group();
         gmm_q_advance(&qa, &args.a, TA);
         gmm_q_advance(&qb, &args.b, TB);
 #pragma unroll
@@ -132,10 +132,10 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
         for (d = 0; d < depth; d++) {
             const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
             const int more = d + 1 < depth;
-            GMM__CP_WAIT(0);
+            GMM__CP_ASYNC_WAIT_GROUP(0);
             __syncthreads(); /* stage d is there, and d - 1 has been read */
             if (tokens && more) gmm_q_bring(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
-            gmm_cp_commit();
+            gmm_cp_async_commit_group();
             if (!tokens || more) gmm_q_advance(&qa, &args.a, TA);
             gmm_q_advance(&qb, &args.b, TB);
             if (scaled) {

@@ -4,20 +4,20 @@
 #if !defined(GMM__TAG) || !defined(GMM__OP) || !defined(GMM__TILE)
 #error "gmm: this body needs GMM__TAG, GMM__OP and GMM__TILE"
 #endif
-#define GMM__OF(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
+#define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 
-GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
+GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
         RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM__OF(bm), BN = GMM__OF(bn), BK = GMM__OF(bk), STAGES = GMM__OF(stages), THREADS = GMM__OF(threads),
-        WARPS_N = GMM__OF(wn), WM = BM / GMM__OF(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
+        BM = GMM__CFG(bm), BN = GMM__CFG(bn), BK = GMM__CFG(bk), STAGES = GMM__CFG(stages), THREADS = GMM__CFG(threads),
+        WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
         A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
         A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that all threads move at once */
         A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
-        OUT_LD = GMM__OF(out_ld), OUT_LANES = WN / 4, OUT_ROWS = 32 / OUT_LANES
+        OUT_LD = GMM__CFG(out_ld), OUT_LANES = WN / 4, OUT_ROWS = 32 / OUT_LANES
     };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
@@ -44,16 +44,16 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
 #define GMM__LOAD_STAGE(q, at) \
     gmm_feed_stage(&fa, gmm_shared + (at), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
     gmm_feed_stage(&fb, gmm_shared + (at) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
-    gmm_cp_commit()
+    gmm_cp_async_commit_group()
 /* Fragments of step s of the stage at `base`. */
 #define GMM__LOAD_A(to, base, s) \
     _Pragma("unroll") for (i = 0; i < MT; i++) \
-        if (TA) gmm_ldmatrix_t((to)[i], (base) + (a_at ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
-        else gmm_ldmatrix((to)[i], (base) + (a_at ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
+        if (TA) gmm_ldmatrix_x4_trans((to)[i], (base) + (a_at ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
+        else gmm_ldmatrix_x4((to)[i], (base) + (a_at ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
 #define GMM__LOAD_B(to, base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_t((to)[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix((to)[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans((to)[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix_x4((to)[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
 
     tile.g = now.g = 0;
     for (first = 1;; first = 0, at += gridDim.x) {
@@ -71,7 +71,7 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
             for (s = 0; s < STAGES - 1; s++) {
                 if (s < depth) {
                     GMM__LOAD_STAGE(s, s * STAGE);
-                } else gmm_cp_commit(); /* waits count alike */
+                } else gmm_cp_async_commit_group(); /* waits count alike */
             }
         }
         if (!first) {
@@ -127,7 +127,7 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = 0.0f;
         gmm_gemm_prefetch(&args, RAGGED_K, &now, BM, BN);
-        GMM__CP_WAIT(STAGES - 2);
+        GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
         __syncthreads();
         GMM__LOAD_A(a[0], shared, 0);
         GMM__LOAD_B(b[0], shared, 0);
@@ -140,7 +140,7 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
                     GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read, s + 1);
                 } else {
                     read = read + STAGE == STAGES * STAGE ? 0 : read + STAGE;
-                    GMM__CP_WAIT(STAGES - 2);
+                    GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
                     __syncthreads();
                     if (d + 1 < depth) {
                         GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read, 0);
@@ -151,11 +151,11 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
                     if (d + STAGES - 1 < depth) {
                         GMM__LOAD_STAGE(d + STAGES - 1, write);
                         write = write + STAGE == STAGES * STAGE ? 0 : write + STAGE;
-                    } else gmm_cp_commit();
+                    } else gmm_cp_async_commit_group();
                 }
 #pragma unroll
                 for (i = 0; i < MT; i++) {
-                    if (GMM__OF(skip) && i >= blocks) continue;
+                    if (GMM__CFG(skip) && i >= blocks) continue;
 #pragma unroll
                     for (j = 0; j < NT; j++)
                         GMM__CAT(gmm_mma_, GMM__TAG)(acc[i][j], a[s & 1][i], &b[s & 1][j / 2][j % 2 * 2]);
@@ -169,6 +169,6 @@ GMM__KERNEL __launch_bounds__(GMM__OF(threads), GMM__OF(ctas)) GMM__NAME(const _
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
 #undef GMM__NAME
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__TILE
 

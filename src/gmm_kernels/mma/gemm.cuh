@@ -27,26 +27,21 @@ typedef struct gmm_gemm_args {
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Precisions of the tensor-core product: X(dtype, tag, instruction) */
-#define GMM_MMA_PRECISION_LIST(X) \
-    X(GMM_BF16, bf16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") \
-    X(GMM_F16, f16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
-
 /* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, blocks per multiprocessor, skip)
    skip = 1: blocks of 16 rows that the group does not have are not multiplied, for few tokens per group. All tiles
    multiply an element in the same order, so that the choice never shows in a result. */
 #define GMM_MMA_TILE_LIST(X) \
-    X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
+    X(256x128, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
 
 /* Instances: X(op, dtype, precision, tile); the includes below follow the same list. */
 #define GMM_MMA_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 128x256) X(fwd, GMM_BF16, bf16, 64x128) \
-    X(fwd, GMM_F16, f16, 128x256) X(fwd, GMM_F16, f16, 64x128) \
-    X(dgrad, GMM_BF16, bf16, 128x256) X(dgrad, GMM_BF16, bf16, 64x128) \
-    X(dgrad, GMM_F16, f16, 128x256) X(dgrad, GMM_F16, f16, 64x128) \
-    X(wgrad, GMM_BF16, bf16, 128x256) X(wgrad, GMM_BF16, bf16, 64x128) \
-    X(wgrad, GMM_F16, f16, 128x256) X(wgrad, GMM_F16, f16, 64x128)
+    X(fwd, GMM_BF16, bf16, 256x128) X(fwd, GMM_BF16, bf16, 64x128) \
+    X(fwd, GMM_F16, f16, 256x128) X(fwd, GMM_F16, f16, 64x128) \
+    X(dgrad, GMM_BF16, bf16, 256x128) X(dgrad, GMM_BF16, bf16, 64x128) \
+    X(dgrad, GMM_F16, f16, 256x128) X(dgrad, GMM_F16, f16, 64x128) \
+    X(wgrad, GMM_BF16, bf16, 256x128) X(wgrad, GMM_BF16, bf16, 64x128) \
+    X(wgrad, GMM_F16, f16, 256x128) X(wgrad, GMM_F16, f16, 64x128)
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,
@@ -71,33 +66,6 @@ typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_t
     GMM__CAT(gmm_shared_, tag) = 2 * (st) * (bk) * ((bm) + (bn)) + 4 * 8 * ((bn) / (wn) + 8) * (wm) * (wn),
 enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_shared_end };
 #undef GMM__X
-
-#define GMM__X(dtype, tag, instruction) \
-    GMM__DEVICE void gmm_mma_##tag(float d[4], const uint32_t a[4], const uint32_t *b) { \
-        asm(instruction " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), \
-            "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
-    }
-GMM_MMA_PRECISION_LIST(GMM__X)
-#undef GMM__X
-
-/* Four 8 x 8 blocks of 16-bit elements from shared memory, one row address per lane; _t transposes each block. */
-GMM__DEVICE void gmm_ldmatrix(uint32_t r[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-GMM__DEVICE void gmm_ldmatrix_t(uint32_t r[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-/* 16 bytes from global to shared memory; _part: the first `bytes` are read, the others become 0. */
-GMM__DEVICE void gmm_cp_async(uint32_t to, const char *from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(to), "l"(from));
-}
-GMM__DEVICE void gmm_cp_async_part(uint32_t to, const char *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(bytes));
-}
-GMM__DEVICE void gmm_cp_commit(void) { asm volatile("cp.async.commit_group;"); }
-#define GMM__CP_WAIT(groups) asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory")
 
 /* One tile of the list. */
 typedef struct gmm_gemm_tile {
@@ -262,7 +230,7 @@ GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, cons
     for (i = (int)threadIdx.x; i < bm * lines; i += (int)blockDim.x) {
         const int32_t row = t->m0 + i / lines, col = t->n0 + i % lines * (128 / size);
         if (row < t->m && col < args->n)
-            asm volatile("prefetch.global.L2 [%0];" : : "l"(d + ((int64_t)row * args->d.ld + col) * size));
+            gmm_prefetch_global_l2(d + ((int64_t)row * args->d.ld + col) * size);
     }
 }
 

@@ -48,23 +48,15 @@ enum {
     gmm_q_shared_1 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_1) + 4 * gmm_q_slot_1 + (int)sizeof(gmm_gemm_tile)
 };
 
-GMM__DEVICE uint32_t gmm_q_bytes(uint32_t a, uint32_t b, uint32_t choice) {
-    uint32_t r;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
-    return r;
-}
 /* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
 GMM__DEVICE uint32_t gmm_q_times(gmm_dtype dtype, uint32_t a, uint32_t b) {
-    uint32_t r;
-    if (dtype == GMM_BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
-    else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
+    return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
 
 /* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
 GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
     const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
-    const uint32_t a = gmm_q_bytes(codes, 0u, 0x1404u), b = gmm_q_bytes(codes, 0u, 0x3424u);
+    const uint32_t a = gmm_prmt(codes, 0u, 0x1404u), b = gmm_prmt(codes, 0u, 0x3424u);
     const int shift = half ? 1 : e4m3 ? 4 : 3;
     const uint32_t field = half ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
     const uint32_t lift = half ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
@@ -76,8 +68,7 @@ GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, ui
     }
 #if __CUDA_ARCH__ >= 890
     if (half) {
-        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
-            "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(to[0]), "=r"(to[1]) : "r"(codes));
+        gmm_cvt_f16x2_e4m3x2(codes, to);
         return;
     }
 #endif
@@ -85,8 +76,8 @@ GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, ui
     to[1] = (b & 0x80008000u) | (b >> shift & field);
     if (odd) {
         const uint32_t bits = e4m3 ? 0x7FFF7FFFu : 0x7F807F80u;
-        to[0] |= gmm_q_bytes(odd, 0u, 0x9988u) & bits;
-        to[1] |= gmm_q_bytes(odd, 0u, 0xBBAAu) & bits;
+        to[0] |= gmm_prmt(odd, 0u, 0x9988u) & bits;
+        to[1] |= gmm_prmt(odd, 0u, 0xBBAAu) & bits;
     }
     to[0] = gmm_q_times(dtype, to[0], lift);
     to[1] = gmm_q_times(dtype, to[1], lift);
@@ -98,7 +89,7 @@ GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
     uint32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
-        const uint32_t z = gmm_q_bytes(even, codes, 0x4400u + 0x1111u * i);
+        const uint32_t z = gmm_prmt(even, codes, 0x4400u + 0x1111u * i);
         to[i] = gmm_q_times(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), lift);
     }
 }
@@ -167,7 +158,7 @@ GMM__DEVICE void gmm_q_bring(const gmm_qside *s, const gmm_mat *m, char *to) {
     for (i = 0; i < GMM_Q_ROWS / 32; i++) {
         const int count = gmm_q_chunk(s, m, 0, 1, i, &from);
         char *at = to + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_Q_DEPTH);
-        if (s->whole) gmm_cp_async_part((uint32_t)__cvta_generic_to_shared(at), from, count);
+        if (s->whole) gmm_cp_async_16_zfill((uint32_t)__cvta_generic_to_shared(at), from, count);
         else
 #pragma unroll 1
             for (e = 0; e < 16; e++) at[e] = e < count ? from[e] : (char)0;

@@ -41,14 +41,14 @@ GMM__DEVICE void gmm_feed_stage(gmm_feed *f, char *stage, int q, int chunks, int
     int i, e;
     if (q < f->full) {
 #pragma unroll
-        for (i = 0; i < chunks; i++, from += f->hop) gmm_cp_async(to + (uint32_t)(i * step * line_bytes), from);
+        for (i = 0; i < chunks; i++, from += f->hop) gmm_cp_async_16(to + (uint32_t)(i * step * line_bytes), from);
     } else {
         const int lines = f->lines - q * depth_lines, cols = f->cols - q * depth_cols;
         const int live = cols < 0 ? 0 : cols > 8 ? 8 : cols;
         if (f->whole) {
 #pragma unroll
             for (i = 0; i < chunks; i++, from += f->hop)
-                gmm_cp_async_part(to + (uint32_t)(i * step * line_bytes), from, i * step < lines ? 2 * live : 0);
+                gmm_cp_async_16_zfill(to + (uint32_t)(i * step * line_bytes), from, i * step < lines ? 2 * live : 0);
         } else {
             uint16_t *h = (uint16_t *)(stage + f->to);
 #pragma unroll 1
@@ -67,19 +67,19 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__BODY 1
 #define GMM__TAG bf16
 #define GMM__OP fwd
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
@@ -87,19 +87,19 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #undef GMM__TAG
 #define GMM__TAG f16
 #define GMM__OP fwd
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
-#define GMM__TILE 128x256
+#define GMM__TILE 256x128
 #include GMM_KERNELS_FILE
 #define GMM__TILE 64x128
 #include GMM_KERNELS_FILE

@@ -5,7 +5,7 @@
 #error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
 #if !GMM__TURNED
 /* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
@@ -64,7 +64,7 @@ GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gm
 #endif
 
 /* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TURNED ? 3 : GMM__OF(gmm__words) == 4 ? 4 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TURNED ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t most[2][GMM__QUANT_WARPS]; /* of the source, and transformed */
 #if !GMM__TURNED
@@ -76,11 +76,11 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     int32_t at;
     if (a.skip && *a.skip) return;
     for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__OF(gmm__words)], all = 0;
+        uint32_t x[8][GMM__CFG(gmm__words)], all = 0;
         int32_t c0, i, k;
         const gmm__swift_place p = gmm__swift_where(&a, &split, at, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__OF(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        GMM__CFG(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
 #if !GMM__TURNED
         if (a.lines) {
             uint32_t row[8];
@@ -88,8 +88,8 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
             /* lane 8 q + c keeps row c of its eight */
 #pragma unroll
@@ -103,19 +103,19 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             parts[0][warp >> 2][row0 + lane] = row[0];
         }
         if (a.columns) {
-            uint32_t col[GMM__OF(gmm__words)];
+            uint32_t col[GMM__CFG(gmm__words)];
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) {
+            for (k = 0; k < GMM__CFG(gmm__words); k++) {
                 col[k] = 0;
 #pragma unroll
-                for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                 for (i = 8; i < 32; i <<= 1)
-                    col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                    col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q) parts[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__OF(gmm__word_value)(col, k));
+                if (k / 2 == q) parts[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
         if (a.lines || a.columns) { /* then those of units are not asked for */
             const int32_t side = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
@@ -134,8 +134,8 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
         for (i = 0; i < 8; i++)
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) all = GMM__OF(gmm__word_max)(all, x[i][k]);
-        all = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(all));
+            for (k = 0; k < GMM__CFG(gmm__words); k++) all = GMM__CFG(gmm__word_max)(all, x[i][k]);
+        all = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(all));
         if (lane == 0) most[0][warp] = all;
 #if GMM__TURNED
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
@@ -156,7 +156,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     }
 }
 
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

@@ -5,8 +5,8 @@
 #error "gmm: this body needs GMM__TAG and GMM__SOURCE"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__WIDE GMM__OF(gmm__wide)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__WIDE GMM__CFG(gmm__wide)
 #define GMM__ROW_WORDS (64 / GMM__WIDE) /* maxima of sixteen rows; two in a word where elements have 16 bits */
 
 /* Both copies of 128 rows by 32 GMM__WIDE columns. A warp takes 32 rows by 16 GMM__WIDE columns and waits for no other:
@@ -30,33 +30,33 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         const int32_t cols = (int32_t)a.cols, live = p.m - row0, reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (reach + 127) / 128 * 4;
         const int32_t lines = (cols + 127) & ~127, left = c0 + warp / 4 * 16 * GMM__WIDE, col = left + GMM__WIDE * c;
-        GMM__OF(gmm__swift_load16)(&a, &p, row0, col, x);
+        GMM__CFG(gmm__swift_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
             for (i = 0; i < 16; i += 16 / GMM__ROW_WORDS) {
                 uint32_t far = x[i][0];
 #pragma unroll
-                for (k = 1; k < 4; k++) far = GMM__OF(gmm__word_far)(far, x[i][k]);
+                for (k = 1; k < 4; k++) far = GMM__CFG(gmm__word_far)(far, x[i][k]);
                 if (GMM__WIDE == 8) {
                     uint32_t next = x[i + 1][0];
 #pragma unroll
-                    for (k = 1; k < 4; k++) next = GMM__OF(gmm__word_far)(next, x[i + 1][k]);
-                    far = GMM__OF(gmm__word_far)(__byte_perm(far, next, 0x5410), __byte_perm(far, next, 0x7632));
+                    for (k = 1; k < 4; k++) next = GMM__CFG(gmm__word_far)(next, x[i + 1][k]);
+                    far = GMM__CFG(gmm__word_far)(__byte_perm(far, next, 0x5410), __byte_perm(far, next, 0x7632));
                 }
                 row[i * GMM__ROW_WORDS / 16] = far;
             }
             if (square) {
                 most = row[0];
 #pragma unroll
-                for (i = 1; i < GMM__ROW_WORDS; i++) most = GMM__OF(gmm__word_far)(most, row[i]);
-                if (GMM__WIDE == 8) most = GMM__OF(gmm__word_far)(most, __byte_perm(most, 0, 0x1032));
+                for (i = 1; i < GMM__ROW_WORDS; i++) most = GMM__CFG(gmm__word_far)(most, row[i]);
+                if (GMM__WIDE == 8) most = GMM__CFG(gmm__word_far)(most, __byte_perm(most, 0, 0x1032));
 #pragma unroll
                 for (i = 1; i < 32; i = i == 16 / GMM__WIDE ? 16 : 2 * i)
-                    most = GMM__OF(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
-                most = GMM__OF(gmm__word_max)(0, most);
+                    most = GMM__CFG(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
+                most = GMM__CFG(gmm__word_max)(0, most);
 #pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__OF(gmm__swift_rows_of)(most, i, p.m - row0);
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__swift_rows_of)(most, i, p.m - row0);
             }
             /* lanes keep halves until they have two words */
 #pragma unroll
@@ -67,13 +67,13 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         const int32_t near = GMM__ROW_WORDS / 2 / k, second = c & near;
                         const uint32_t keep = second ? row[i + k] : row[i];
                         other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], near);
-                        row[i] = GMM__OF(gmm__word_far)(keep, other);
+                        row[i] = GMM__CFG(gmm__word_far)(keep, other);
                     }
-            row[0] = GMM__OF(gmm__word_max)(0, row[0]);
-            row[1] = GMM__OF(gmm__word_max)(0, row[1]);
-            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 0), GMM__OF(gmm__word_value)(row, 1), inverse);
+            row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
+            row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
+            mine = gmm__swift_mx2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1), inverse);
             if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(row, 2), GMM__OF(gmm__word_value)(row, 3),
+                mine |= gmm__swift_mx2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
                                        inverse) << 16;
         }
         if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
@@ -113,8 +113,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 const float by = gmm__swift_mx_factor(four, i);
                 float v[GMM__WIDE];
 #pragma unroll
-                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by);
-                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), by);
+                if (i < live) GMM__CFG(gmm__swift_put)(to, e5m2, v);
             }
         }
         if (columnwise) {
@@ -126,18 +126,18 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             for (k = 0; k < 4; k++) {
                 far[k] = x[0][k];
 #pragma unroll
-                for (i = 1; i < 16; i++) far[k] = GMM__OF(gmm__word_far)(far[k], x[i][k]);
+                for (i = 1; i < 16; i++) far[k] = GMM__CFG(gmm__word_far)(far[k], x[i][k]);
             }
 #pragma unroll
             for (k = 0; k < 2; k++) {
                 const uint32_t keep = q ? far[k + 2] : far[k];
                 other = __shfl_xor_sync(0xFFFFFFFFu, q ? far[k] : far[k + 2], 16);
-                other = GMM__OF(gmm__word_max)(0, GMM__OF(gmm__word_far)(keep, other));
+                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_far)(keep, other));
                 far[k] = square ? col < cols ? most : 0 : other;
             }
-            mine = gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 0), GMM__OF(gmm__word_value)(far, 1), inverse);
+            mine = gmm__swift_mx2(GMM__CFG(gmm__word_value)(far, 0), GMM__CFG(gmm__word_value)(far, 1), inverse);
             if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__OF(gmm__word_value)(far, 2), GMM__OF(gmm__word_value)(far, 3),
+                mine |= gmm__swift_mx2(GMM__CFG(gmm__word_value)(far, 2), GMM__CFG(gmm__word_value)(far, 3),
                                        inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);
@@ -145,7 +145,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 for (j = 0; j < GMM__WIDE / 2; j++) scale[16 * j] = (uint8_t)(mine >> 8 * j);
             } else if (line < lines) {
                 scale += (int64_t)block * lines + line;
-                if (GMM__WIDE == 8) gmm__swift_put1(scale, mine);
+                if (GMM__WIDE == 8) gmm_st_global_b32(scale, mine);
                 else *(uint16_t *)(void *)scale = (uint16_t)mine;
             }
             other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
@@ -163,8 +163,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             for (i = 0; i < 16; i++, to += a.columnwise.ld) {
                 float v[GMM__WIDE];
 #pragma unroll
-                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), by[j]);
-                if (i < live) GMM__OF(gmm__swift_put)(to, e5m2, v);
+                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), by[j]);
+                if (i < live) GMM__CFG(gmm__swift_put)(to, e5m2, v);
             }
         }
     }
@@ -172,7 +172,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__ROW_WORDS
 #undef GMM__WIDE
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

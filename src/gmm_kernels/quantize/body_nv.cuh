@@ -5,12 +5,12 @@
 #error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__HALF_WORDS (GMM__OF(gmm__words) / 2)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
 /* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
    bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 && !GMM__TURNED ? 3 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__TURNED ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
@@ -27,7 +27,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
-        uint32_t x[8][GMM__OF(gmm__words)];
+        uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__SWIFT_TILES, &c0);
@@ -35,10 +35,10 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((reach + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
         const int32_t end = cols - c0 < GMM__SWIFT_TILES * GMM_TILE ? cols : c0 + GMM__SWIFT_TILES * GMM_TILE;
-        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
+        GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
         for (k = 0; k <= apart; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
-            const int32_t thread = gmm_tid();
+            const int32_t thread = gmm_tid_x();
             if (thread < GMM_TILE) encodes[k][thread] = thread < 127 ? gmm_nv_encode(&g, (uint8_t)thread) : g.mult;
         }
         __syncthreads();
@@ -56,8 +56,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 for (i = 0; i < 8; i++) {
                     row[i] = 0;
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) row[i] = GMM__OF(gmm__word_top)(row[i], x[i][k]);
-                    row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_top)(row[i], x[i][k]);
+                    row[i] = GMM__CFG(gmm__word_fold)(row[i]);
                     odd = row[i] > odd ? row[i] : odd;
                 }
                 odd = odd > 0x7F800000u; /* a NaN among the values */
@@ -66,13 +66,13 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     for (i = 0; i < 8; i++) {
                         row[i] = 0;
 #pragma unroll
-                        for (k = 0; k < GMM__OF(gmm__words); k++) {
-                            row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
+                        for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                            row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
 #if GMM__TURNED
                             x[i][k] = gmm__swift_unsigned_nan(x[i][k]);
 #endif
                         }
-                        row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                        row[i] = GMM__CFG(gmm__word_fold)(row[i]);
                     }
 #if !GMM__TURNED
                 if (f->square) {
@@ -102,7 +102,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
+                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
                         nibbles[i] = gmm__swift_e2m1x8(v, by, 0);
                     }
                 }
@@ -146,7 +146,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
                             code = f->stochastic ? gmm__swift_e2m1x8_random(v, by, random[k])
                                                  : gmm__swift_e2m1x8(v, by, 1);
-                            if (inside && i + 4 * k < live) gmm__swift_put1(to + 4 * k * row_pitch, code);
+                            if (inside && i + 4 * k < live) gmm_st_global_b32(to + 4 * k * row_pitch, code);
                         }
                     }
                 }
@@ -159,12 +159,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         const float by = gmm__swift_encode(encodes[0], four, i);
                         float v[8];
                         if (f->square) {
-                            if (i < live) gmm__swift_put1(to, nibbles[i]);
+                            if (i < live) gmm_st_global_b32(to, nibbles[i]);
                             continue;
                         }
 #pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__OF(gmm__word_value)(x[i], j);
-                        if (i < live) gmm__swift_put1(to, gmm__swift_e2m1x8(v, by, 0));
+                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
+                        if (i < live) gmm_st_global_b32(to, gmm__swift_e2m1x8(v, by, 0));
                     }
                     if (odd | ((four[0] | four[1]) & 0x80u)) { /* once more by the codec, from memory */
                         to -= 8 * row_pitch;
@@ -174,7 +174,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                             uint32_t pair = 0;
 #pragma unroll 1
                             for (j = 0; j < 2; j++)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__swift_again)(
                                             &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), by)) << 4 * j;
                             to[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
                         }
@@ -219,22 +219,22 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     *(uint2 *)(void *)(at + j * GMM__NV_COLUMN) = make_uint2(to[0], to[1]);
                 }
 #else
-                uint32_t col[GMM__OF(gmm__words)], four[2], other;
+                uint32_t col[GMM__CFG(gmm__words)], four[2], other;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) {
+                for (k = 0; k < GMM__CFG(gmm__words); k++) {
                     col[k] = 0;
 #pragma unroll
-                    for (i = 0; i < 8; i++) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                    for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
                 }
 #pragma unroll
                 for (k = 0; k < GMM__HALF_WORDS; k++) {
                     const uint32_t give = below ? col[k] : col[k + GMM__HALF_WORDS];
-                    col[k] = GMM__OF(gmm__word_max)(below ? col[k + GMM__HALF_WORDS] : col[k],
+                    col[k] = GMM__CFG(gmm__word_max)(below ? col[k + GMM__HALF_WORDS] : col[k],
                                                     __shfl_xor_sync(0xFFFFFFFFu, give, 8));
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__OF(gmm__word_value)(col, j);
+                    amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__CFG(gmm__word_value)(col, j);
                 mine = gmm__swift_nv4(amax, col_encodes, 1);
                 other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
                 four[0] = below ? other : mine;
@@ -250,7 +250,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         continue;
                     }
 #pragma unroll
-                    for (i = 0; i < 8; i++) v[i] = GMM__OF(gmm__word_value)(x[i], j);
+                    for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
                     *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__swift_e2m1x8(v, by, 0);
                 }
                 if (odd | ((four[0] | four[1]) & 0x80u))
@@ -261,7 +261,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
                             if ((k & 7) + j < live && inside)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__OF(gmm__swift_again)(
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__swift_again)(
                                             &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), by)) << 4 * j;
                         at[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
                     }
@@ -272,9 +272,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     scales[(col0 + 4 * below + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(mine >> 8 * j);
             }
             if (c0 + GMM_TILE < end) /* comes while codes leave */
-                GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
+                GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
-                const int32_t thread = gmm_tid(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
+                const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
                 const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
                 const int32_t quad = 4 * (thread & 1);
                 const int64_t begin = (a.grouped ? p.start : 0) + p.row;
@@ -291,7 +291,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
                         to += GMM__QUANT_BLOCK / chunks * col_pitch)
                         if (k < cols - c0)
-                            gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
+                            gmm_st_global_v4_b32(to, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
                                                                                (k >> 3) * 16 + chunk * 16));
                 __syncthreads();
             }
@@ -301,7 +301,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 }
 
 #undef GMM__HALF_WORDS
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

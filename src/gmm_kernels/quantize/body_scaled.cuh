@@ -5,13 +5,13 @@
 #error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__SCALING"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__OF(stem) GMM__CAT(stem##_, GMM__SOURCE)
+#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__WIDE (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 #define GMM__ROW_STEP 3 /* maxima or factors of a row of the tile, of two halves; one apart, so that banks differ */
 #define GMM__COL_STEP 5 /* of a column, of four quarters */
 
 /* Both copies of a tile that is loaded once. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__OF(gmm__words) == 4 ? 3 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float factors[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
@@ -28,14 +28,14 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__OF(gmm__words)], odd = 0;
+        uint32_t x[8][GMM__CFG(gmm__words)], odd = 0;
         float whole = 1.0f;
         int32_t c0, i, j, k;
         const gmm__swift_place p = gmm__swift_where(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
         const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t live = p.m - row0;
-        GMM__OF(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
+        GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             whole = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
@@ -45,8 +45,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) odd = GMM__OF(gmm__word_max)(odd, x[i][k]);
-                odd = __reduce_max_sync(0xFFFFFFFFu, GMM__OF(gmm__word_fold)(odd));
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) odd = GMM__CFG(gmm__word_max)(odd, x[i][k]);
+                odd = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(odd));
                 if (lane == 0) factors[0][warp] = gmm_f32_from_bits(odd);
             }
         }
@@ -67,18 +67,18 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
         if (GMM__WIDE) { /* maxima of parts of blocks */
-            uint32_t row[8], col[GMM__OF(gmm__words)], most = 0;
+            uint32_t row[8], col[GMM__CFG(gmm__words)], most = 0;
 #pragma unroll
-            for (k = 0; k < GMM__OF(gmm__words); k++) col[k] = 0;
+            for (k = 0; k < GMM__CFG(gmm__words); k++) col[k] = 0;
 #pragma unroll
             for (i = 0; i < 8; i++) {
                 row[i] = 0;
 #pragma unroll
-                for (k = 0; k < GMM__OF(gmm__words); k++) {
-                    row[i] = GMM__OF(gmm__word_max)(row[i], x[i][k]);
-                    if (GMM__OF(gmm__words) == 4) col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                for (k = 0; k < GMM__CFG(gmm__words); k++) {
+                    row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
+                    if (GMM__CFG(gmm__words) == 4) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
                 }
-                row[i] = GMM__OF(gmm__word_fold)(row[i]);
+                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
             if (GMM__SCALING == GMM_SCALING_128X128) {
 #pragma unroll
@@ -95,18 +95,18 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 }
                 if (columnwise) {
 #pragma unroll
-                    for (k = 0; k < GMM__OF(gmm__words); k++) {
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) {
 #pragma unroll
-                        for (i = 0; i < 8 && GMM__OF(gmm__words) != 4; i++) /* no registers for them before */
-                            col[k] = GMM__OF(gmm__word_max)(col[k], x[i][k]);
+                        for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++) /* no registers for them before */
+                            col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                         for (i = 8; i < 32; i <<= 1)
-                            col[k] = GMM__OF(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+                            col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
                     }
                     if (q == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
-                            factors[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__OF(gmm__word_value)(col, j);
+                            factors[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__CFG(gmm__word_value)(col, j);
                 }
             }
         }
@@ -160,8 +160,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     whole = by[i * GMM__ROW_STEP];
 #pragma unroll
-                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
-                if (i < live) gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), whole);
+                if (i < live) gmm_st_global_v2_b32(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
         if (columnwise) { /* turned */
@@ -178,7 +178,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
                     whole = by[j * GMM__COL_STEP];
 #pragma unroll
-                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__OF(gmm__word_value)(x[i], j), whole);
+                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), whole);
                 *(uint2 *)(void *)(at + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
                                                                 gmm__quant_codes8(e5m2, v + 4));
             }
@@ -187,7 +187,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (k = first; k < GMM_TILE; k += step, to += step * pitch)
                     if (k < n)
-                        gmm__swift_put4(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
+                        gmm_st_global_v4_b32(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
                                                                            chunk * 16));
         }
         if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* behind all stores */
@@ -207,7 +207,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__COL_STEP
 #undef GMM__ROW_STEP
 #undef GMM__WIDE
-#undef GMM__OF
+#undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
 #undef GMM__SOURCE

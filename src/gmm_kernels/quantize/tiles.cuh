@@ -163,14 +163,8 @@ GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32
 /* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
 GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
-    uint16_t low, high;
-    if (e5m2) {
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
-    } else {
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(p[1]), "f"(p[0]));
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(p[3]), "f"(p[2]));
-    }
+    const uint16_t low = e5m2 ? gmm_cvt_e5m2x2(p[1], p[0]) : gmm_cvt_e4m3x2(p[1], p[0]);
+    const uint16_t high = e5m2 ? gmm_cvt_e5m2x2(p[3], p[2]) : gmm_cvt_e4m3x2(p[3], p[2]);
     return (uint32_t)low | (uint32_t)high << 16;
 #else
     const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;

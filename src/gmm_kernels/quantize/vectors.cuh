@@ -23,22 +23,17 @@ GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
 }
 GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
     const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
-    float v;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
-    return v;
+    return gmm_cvt_f32_f16(h);
 }
 GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
 GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
-    asm("max.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+    return gmm_max_bf16x2(most, w & 0x7FFF7FFFu);
 }
 GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
-    asm("max.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+    return gmm_max_f16x2(most, w & 0x7FFF7FFFu);
 }
 GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_abs_f32(most, w);
 }
 /* The largest of a word of maxima, as bits of an fp32. */
 GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t most) {
@@ -52,39 +47,33 @@ GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
 GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
 /* The same where a NaN counts as more than all others. */
 GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
-    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+    return gmm_max_nan_bf16x2(most, w & 0x7FFF7FFFu);
 }
 GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
-    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w & 0x7FFF7FFFu));
-    return most;
+    return gmm_max_nan_f16x2(most, w & 0x7FFF7FFFu);
 }
 GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_nan_abs_f32(most, w);
 }
 
 /* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
    NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
 GMM__DEVICE uint32_t gmm__word_far_bf16(uint32_t most, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_xorsign_abs_bf16x2(most, w);
 #else
     return gmm__word_max_bf16(most & 0x7FFF7FFFu, w);
 #endif
 }
 GMM__DEVICE uint32_t gmm__word_far_f16(uint32_t most, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_xorsign_abs_f16x2(most, w);
 #else
     return gmm__word_max_f16(most & 0x7FFF7FFFu, w);
 #endif
 }
 GMM__DEVICE uint32_t gmm__word_far_f32(uint32_t most, uint32_t w) {
-    asm("{\n.reg .b32 s, t;\nabs.f32 s, %0;\nabs.f32 t, %1;\nmax.f32 %0, s, t;\n}" : "+r"(most) : "r"(w));
-    return most;
+    return gmm_max_abs_abs_f32(most, w);
 }
 
 /* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
@@ -99,10 +88,8 @@ GMM__DEVICE uint32_t gmm__swift_signs(const float v[8]) {
 }
 /* |v by|; capped: 6 if it is more, or a NaN. */
 GMM__DEVICE float gmm__swift_product(float v, float by, int capped) {
-    float m;
-    asm("{\n.reg .f32 t;\nabs.f32 %0, %1;\nabs.f32 t, %2;\nmul.rn.f32 %0, %0, t;\n}" : "=&f"(m) : "f"(v), "f"(by));
-    if (capped) asm("min.f32 %0, %0, 0f40C00000;" : "+f"(m));
-    return m;
+    const float m = gmm_mul_abs_f32(v, by);
+    return capped ? gmm_min_6_f32(m) : m;
 }
 GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by, int capped) {
     uint32_t codes = 0;
@@ -110,10 +97,7 @@ GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by, int capped) {
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        asm("{\n.reg .f32 t;\nfma.rn.f32 t, %3, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
-            "add.rn.f32 t, %3, 0f4B000002;\nmov.b32 %1, t;\n"
-            "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
-            : "=r"(low), "=r"(middle), "=r"(high) : "f"(gmm__swift_product(v[j], by, capped)));
+        gmm_e2m1_candidates(gmm__swift_product(v[j], by, capped), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
@@ -130,12 +114,7 @@ GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const 
         const float m = gmm__swift_product(v[j], by, 1);
         /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        uint32_t bits;
-        asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
-            "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
-            "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
-            : "=r"(bits) : "f"(m), "f"(share));
-        codes = codes * 16 + (bits >> 22);
+        codes = codes * 16 + (gmm_e2m1_add_share(m, share) >> 22);
     }
     return codes | gmm__swift_signs(v);
 }
@@ -205,23 +184,13 @@ GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t uni
 GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
-GMM__DEVICE void gmm__swift_put1(uint8_t *to, uint32_t a) {
-    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(to)), "r"(a) : "memory");
-}
-GMM__DEVICE void gmm__swift_put2(uint8_t *to, uint32_t a, uint32_t b) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
-}
-GMM__DEVICE void gmm__swift_put4(uint8_t *to, uint4 v) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                 : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 /* Codes of a row of a lane. */
 GMM__DEVICE void gmm__swift_put_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
-    gmm__swift_put2(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+    gmm_st_global_v2_b32(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
 GMM__DEVICE void gmm__swift_put_f16(uint8_t *to, int32_t e5m2, const float v[8]) { gmm__swift_put_bf16(to, e5m2, v); }
 GMM__DEVICE void gmm__swift_put_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
-    gmm__swift_put1(to, gmm__quant_codes8(e5m2, v));
+    gmm_st_global_b32(to, gmm__quant_codes8(e5m2, v));
 }
 /* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
 GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
@@ -248,7 +217,7 @@ GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t l
     if (order == GMM_SCALES_SWIZZLED)
         to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
     else to += (int64_t)line * along + block + (l * along + quad);
-    if (block + quad < along) gmm__swift_put1(to, four);
+    if (block + quad < along) gmm_st_global_b32(to, four);
 }
 
 /* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
@@ -325,7 +294,7 @@ GMM__DEVICE void gmm__swift_column16(const uint32_t x[16][2], int32_t j, int32_t
     }
 #pragma unroll
     for (i = 0; i < 8; i++)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(to[i]) : "f"(v[2 * i + 1]), "f"(v[2 * i]));
+        to[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
 }
 /* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
    an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
@@ -353,8 +322,7 @@ GMM__DEVICE uint32_t gmm__swift_hadamard_amax(const uint32_t x[8][4], int32_t be
             gmm__swift_stages(b, 8, 4);
 #pragma unroll
             for (i = 0; i < 8; i++)
-                asm("{\n.reg .f32 s, t;\nabs.f32 s, %1;\nabs.f32 t, %2;\nadd.rn.f32 s, s, t;\nmax.f32 %0, %0, s;\n}"
-                    : "+f"(most) : "f"(a[i]), "f"(b[i]));
+                most = gmm_max_sum_abs_f32(most, a[i], b[i]);
         }
     }
     bits = gmm_f32_to_bf16(gmm__fmul(most, 0.25f));

@@ -84,7 +84,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
 /* y = p f(x) */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     gmm__walk w = gmm__walk_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
     for (; w.row < rows; gmm__walk_next(&w)) {
@@ -124,7 +124,7 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
    block has warps, by a block; its lanes add in an order that depends on ffn and the dtypes alone. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 7 : 5)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
     const uint32_t team = a.dprob ? (uint32_t)gmm__act_team(a.ffn) : parts; /* warps of a row */
@@ -177,7 +177,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 /* out[t] = sum over slots of (probs) rows[row], in slot order. Where the rows stand is read one batch ahead. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__walk w = gmm__walk_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
     float sum[8], p[4], next_p[4];
     int32_t row[4], next_row[4], i = 0, j, k;
@@ -224,7 +224,7 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 /* drows[r] = (probs) dout[token of r]; zeros in padding. Two spans per task. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
     gmm__walk w = gmm__walk_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
@@ -255,7 +255,7 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
 /* dprobs[slot] = dout[token] . rows[row]: a warp per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__walk w = gmm__walk_begin(a.topk, 1);
     for (; w.row < a.tokens; gmm__walk_next(&w)) {
         const int64_t slot = (int64_t)w.row * a.topk + w.part;

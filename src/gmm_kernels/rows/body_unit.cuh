@@ -31,7 +31,7 @@ GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, 
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.rows; gmm__walk_next(&w))
         GMM__NAME(gmm__copy_run)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
@@ -40,7 +40,7 @@ GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
     gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
@@ -58,7 +58,7 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
    padding for one, come last: a warp looks for them among 32. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t runs = (a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
@@ -103,7 +103,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t live = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : live;
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     if (blockIdx.x == 0) {
@@ -128,7 +128,7 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.count * 2 * a.ffn; gmm__walk_next(&w)) {
         const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
@@ -142,7 +142,7 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
     for (; w.row < a.count; gmm__walk_next(&w)) {
         const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;

@@ -3,18 +3,6 @@
 GMM__DEVICE int32_t gmm__lane(void) { return (int32_t)(threadIdx.x & 31u); }
 GMM__DEVICE int32_t gmm__warp(void) { return (int32_t)(threadIdx.x >> 5); }
 
-/* Products and sums that no flag contracts or flushes. */
-GMM__DEVICE float gmm__mul_rn(float a, float b) {
-    float r;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
-GMM__DEVICE float gmm__add_rn(float a, float b) {
-    float r;
-    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
-
 /* One element. */
 GMM__DEVICE float gmm__get(const gmm__view *m, int64_t row, int64_t col) {
     const int64_t i = row * m->ld + col;

@@ -1,11 +1,11 @@
 /* .................................................................................................... Launchers ... */
 
-/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_early. */
+/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_pdl_wait. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__room room, int32_t threads,
                                              size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > room.most) blocks = room.most;
     if (blocks < 1) blocks = 1;
-    return gmm_launch_early(kernel, room.early, (unsigned)blocks, (unsigned)threads, shared, args, stream);
+    return gmm_launch_pdl(kernel, room.early, (unsigned)blocks, (unsigned)threads, shared, args, stream);
 }
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */

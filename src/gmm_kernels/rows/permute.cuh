@@ -2,7 +2,7 @@
 
 /* Slots per expert of each chunk. Integer atomics: the order of arrival does not matter. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED; /* else the launcher has zeroed a.counts */
@@ -31,7 +31,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid
 
 /* A warp per expert: prefix sums over the chunks, in place; totals into starts. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     int64_t e;
     for (e = (int64_t)blockIdx.x * GMM__ELEM_WARPS + gmm__warp(); e < a.experts;
@@ -51,7 +51,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_
 
 /* One warp: where each expert starts, how many rows it gets, and whether all fit. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     int64_t begin = 0;
     int32_t base, over = 0;
     for (base = 0; base < a.experts; base += 32) {
@@ -72,7 +72,7 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ 
 
 /* A warp (= block) per chunk: ranks 32 slots at a time, in their order. */
 GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__ gmm__map_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED;
@@ -106,7 +106,7 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
 
 /* dprobs of each slot from the gradient of its row's probability; dropped slots get 0. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid_constant__ gmm__permute_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t slots = a.tokens * a.topk, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     int64_t i;
     for (i = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + threadIdx.x; i < slots; i += stride) {

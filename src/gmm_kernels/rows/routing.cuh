@@ -42,7 +42,7 @@ GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
 
 /* A warp routes a token after the other; with losses, ROUTE_CHUNK of them, whose loss terms it adds up. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int64_t chunk = a.sums ? GMM__ROUTE_CHUNK : 1, chunks = (a.tokens + chunk - 1) / chunk;
     const int32_t lane = gmm__lane();
@@ -101,7 +101,7 @@ typedef struct gmm__fold_args {
 } gmm__fold_args;
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_constant__ gmm__fold_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     __shared__ float part[GMM__ELEM_WARPS][32];
     const int64_t tiles = (a.cols + 31) / 32, folds = (a.rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
     int64_t i;
@@ -125,7 +125,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_co
 
 /* One warp: prefix sums of the counts, and the losses from the sums over all tokens. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int32_t lane = gmm__lane();
     int32_t base;
     int64_t begin = 0;
@@ -149,7 +149,7 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gm
 /* A warp per token. w[e] = score times its gradient: then every score in a denominator meets one in a numerator, and no
    quotient of small numbers is left. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
     const int32_t lane = gmm__lane();
     const float aux = a.aux != 0.0f ? (a.dloss ? a.dloss[0] : 1.0f) * a.aux : 0.0f;

@@ -2,7 +2,7 @@
 
 /* y = beta y + scale (start + x_0 + x_1 + ...). Two spans per task, so that two accesses or more are under way. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < a.rows; gmm__walk_next(&w)) {
@@ -29,19 +29,19 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
                 if (q[j].n[0] > 0) {
                     gmm__decode8(GMM_NONE, &x, &r[j], v);
 #pragma unroll
-                    for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm__add_rn(sum[j][k], v[k]) : v[k];
+                    for (k = 0; k < 8; k++) sum[j][k] = i > 0 || a.start.data ? gmm_add_rn_f32(sum[j][k], v[k]) : v[k];
                 }
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
             if (q[j].n[0] > 0) {
 #pragma unroll
-                for (k = 0; k < 8; k++) sum[j][k] = gmm__mul_rn(a.scale, sum[j][k]);
+                for (k = 0; k < 8; k++) sum[j][k] = gmm_mul_rn_f32(a.scale, sum[j][k]);
                 if (a.beta != 0.0f) {
                     r[j] = gmm__load8(GMM_NONE, &a.y, w.row, &q[j]);
                     gmm__decode8(GMM_NONE, &a.y, &r[j], v);
 #pragma unroll
-                    for (k = 0; k < 8; k++) sum[j][k] = gmm__add_rn(gmm__mul_rn(a.beta, v[k]), sum[j][k]);
+                    for (k = 0; k < 8; k++) sum[j][k] = gmm_add_rn_f32(gmm_mul_rn_f32(a.beta, v[k]), sum[j][k]);
                 }
                 gmm__store8(GMM_NONE, &a.y, w.row, &q[j], sum[j]);
             }
@@ -61,7 +61,7 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
 #pragma unroll
         for (c = 0; c < (wide ? 4 : 8); c++) {
             const float x = __uint_as_float(wide ? w[c & 3] : c & 1 ? w[c / 2] & 0xFFFF0000u : w[c / 2] << 16);
-            sum[c] = first + k > 0 ? gmm__add_rn(sum[c], x) : x;
+            sum[c] = first + k > 0 ? gmm_add_rn_f32(sum[c], x) : x;
         }
     }
 }
@@ -83,13 +83,13 @@ GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a)
         if (a->count & 2) gmm__add_addends(wide, 2, a, i, at, sum), i += 2;
         if (a->count & 1) gmm__add_addends(wide, 1, a, i, at, sum);
 #pragma unroll
-        for (j = 0; j < 4 * quads; j++) sum[j] = gmm__mul_rn(a->scale, sum[j]);
+        for (j = 0; j < 4 * quads; j++) sum[j] = gmm_mul_rn_f32(a->scale, sum[j]);
 #pragma unroll
         for (j = 0; j < quads && a->beta != 0.0f; j++) {
-            sum[4 * j] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].x), sum[4 * j]);
-            sum[4 * j + 1] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].y), sum[4 * j + 1]);
-            sum[4 * j + 2] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].z), sum[4 * j + 2]);
-            sum[4 * j + 3] = gmm__add_rn(gmm__mul_rn(a->beta, old[j].w), sum[4 * j + 3]);
+            sum[4 * j] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].x), sum[4 * j]);
+            sum[4 * j + 1] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].y), sum[4 * j + 1]);
+            sum[4 * j + 2] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].z), sum[4 * j + 2]);
+            sum[4 * j + 3] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].w), sum[4 * j + 3]);
         }
 #pragma unroll
         for (j = 0; j < quads; j++)
@@ -98,18 +98,18 @@ GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a)
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
 gmm_accumulate_beside_f32(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__accumulate_beside(1, &a);
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
 gmm_accumulate_beside_bf16(const __grid_constant__ gmm__accumulate_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     gmm__accumulate_beside(0, &a);
 }
 
 /* dst = src in another float dtype. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
-    gmm_early();
+    gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
     gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < a.rows; gmm__walk_next(&w)) {

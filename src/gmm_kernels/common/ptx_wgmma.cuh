@@ -68,7 +68,7 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(32, 16, "256", "%128", "%129", "%130")
 
 /* X(units, n, four registers, the descriptor behind 8 sums per unit) */
-#define GMM_WGMMA_HELD_LIST(X) \
+#define GMM_WGMMA_RS_LIST(X) \
     X(1, "16", "%8,%9,%10,%11", "%12") \
     X(2, "32", "%16,%17,%18,%19", "%20") \
     X(3, "48", "%24,%25,%26,%27", "%28") \
@@ -130,14 +130,14 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
 /* d += the product of m64 by n16u by k16: B's columns in registers, A's rows at da. */
-GMM__DEVICE void gmm_wgmma_held(const int units, float *d, const uint32_t b[4], uint64_t da) {
+GMM__DEVICE void gmm_wgmma_rs_bf16(const int units, float *d, const uint32_t b[4], uint64_t da) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (units) {
 #define GMM__X(u, n, b4, a) \
     case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
                          "k16.f32.bf16.bf16 {" GMM__T##u "}, {" b4 "}, " a ", p, 1, 1, 0;\n}" \
                          : GMM__V##u : "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "l"(da)); break;
-    GMM_WGMMA_HELD_LIST(GMM__X)
+    GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;
     }

@@ -54,9 +54,9 @@
 
 /* ................................................................................................ PTX ... */
 
-/* Every inline PTX instruction of the kernels but wgmma (ptx_wgmma.cuh), one wrapper each, named as the PTX manual names
-   it. `smem` is the 32-bit shared address of an operand; "n" operands are constants, and so macros. A "memory" clobber
-   keeps the instruction in program order with memory accesses. */
+/* Every inline PTX instruction of the kernels but wgmma (ptx_wgmma.cuh), one wrapper each, named as the PTX manual
+   names it. `smem` is the 32-bit shared address of an operand; "n" operands are constants, and so macros. A "memory"
+   clobber keeps the instruction in program order with memory accesses. */
 
 /* --- special registers, read again where they are used, so that they hold no register in between --- */
 GMM__DEVICE int gmm_tid_x(void) {
@@ -145,7 +145,8 @@ GMM__DEVICE void gmm_cluster_arrive_relaxed(void) {
 GMM__DEVICE void gmm_cluster_arrive_release(void) {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
-GMM__DEVICE void gmm_cluster_wait_acquire(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); }
+GMM__DEVICE void gmm_cluster_wait_acquire(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : :
+                                                               : "memory"); }
 
 /* --- shared and global memory --- */
 GMM__DEVICE float gmm_ld_shared_f32(uint32_t smem) {
@@ -1500,61 +1501,85 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 
 /* ................................................................................... Grouped products on Hopper ... */
 
-/* The same products by wgmma (sm_90a). A tile of D is computed transposed: D's columns take wgmma's m, which comes in
-   blocks of 64 and is a multiple of 64 in nearly every layer; D's rows take n, which comes in steps of 16, so that a
-   group with any number of rows is cut into tiles of nearly equal height with at most 15 rows too many.
+/* The products of mma/gemm.cuh by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
 
-   A cluster of two blocks takes two tiles at a time: two row tiles of the same columns, which share B, or two column
-   tiles of the same rows, which share A; what is shared is read once and multicast. A block is a producer warp, which
-   moves operands by TMA, and two groups of 128 threads, which multiply: either each has half of the tile's columns, or
-   they take turns at tiles, so that one multiplies while the other takes its sums to D; it begins when the other's last
-   stage has come. Each has its own rooms in shared memory; in wgrad they have four in common, by turns in the order of
-   tiles, so that one has all of them while the other multiplies, and two warps move D between these and memory by TMA,
-   part by part, so that most of shared memory is left to stages. Or a group keeps its sums in registers, packed
-   to 16 bits, and sends a lot of them to D in each stage of its next tile: so the way out, which takes as long as three
-   stages, is hidden without rooms for a tile. A warp of its own places tiles and tells them through a ring, the first
-   one by what the split says before the launch before has ended, and anew if that changes; so the producer never waits
-   for that, and runs as far ahead as the stages allow. Where groups are so small that forward waits for weights alone,
-   it asks for two stages at a time (GMM__SMALL_M). A block leaves when all stages have been handed back, by its neighbour
-   as well, of whom nothing is on its way then. Where a kernel has two tiles, who places them takes the one that the
-   groups' sizes make cheaper, and tells it with the first.
+   swap_ab. A tile of D is computed transposed: wgmma's A is B (the weights, M = 64 columns of D per instruction) and
+   wgmma's B is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly every layer, while rows
+   per group vary: N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal height with at most 15 rows
+   too many. Tile names are M x N of D: rows x columns.
 
-   Token matrices are read through ragged maps: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s}
-   bytes. The coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r, by wraparound at 2^64, and lie
-   outside from r = rows on, where hardware delivers zeros: the arithmetic of Triton's ragged tensor descriptors.
-   Weights are read through maps whose last two dimensions address memory itself in steps of 16 and 2^18 bytes, so that
-   one map serves weights wherever they stand. */
+   Warp roles of a CTA (384 threads). Warps 0 to 7 are two consumer warp groups; warps 8 to 11 run with few registers.
+       consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
+                          ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
+                          while the other multiplies; a warp group begins when the other's last stage is full (order
+                          barrier), so that operands are read in the order in which they are loaded.
+       producer, warp 8   loads every stage by TMA, one box per lane.
+       scheduler          warp 9 (packed weights: warp 11): chooses work tiles and writes them to the tile ring.
+       scale loader       packed weights, warp 9: copies the scales of every stage.
+       store              wgrad, warps 10 and 11: move D between memory and store slots by TMA, in parts of 64 rows x
+                          256 bytes. Four slots serve both warp groups in the order of tiles, which leaves shared memory
+                          to stages.
+
+   Pipeline, with the barrier that each arrow waits for:
+       scheduler --tile_full[16]--> producer, consumers, store, scale loader --batch released--> scheduler
+       producer  --full[s]-->       consumers --empty[s]--> producer (of both CTAs where an operand is multicast)
+       store     --slot_free-->     consumers --slot_written--> store (wgrad)
+
+   A cluster of two CTAs takes two tiles at once: two row tiles of the same columns share B, or two column tiles of the
+   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: its neighbour has then
+   arrived at its barriers for the last time.
+
+   Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
+   are stored in every stage of the next tile, which hides the store without a slot for a whole tile. Small-M mode:
+   where groups are so small that forward waits for weights alone, the producer requests two stages at a time
+   (GMM__SMALL_M). A kernel with two tiles takes the one that the price model finds cheaper for the split; the scheduler
+   decides. The scheduler plans the first tile by the split as it is before griddepcontrol.wait, and again if the split
+   changed.
+
+   Ragged maps address token matrices: dimensions {features, 2^30, ends, wraps}, strides {s, s, 2^34 - s} bytes. The
+   coordinates (2^30 - rows + r, end, 2^30) address row end - rows + r by wraparound at 2^64. Rows r >= rows lie outside
+   the map, and TMA delivers zeros for them. This is the arithmetic of Triton's ragged tensor descriptors. The last two
+   dimensions of weight maps address memory in steps of 16 and 2^18 bytes, so one map serves weights at any address. */
 typedef struct gmm_sm90_args {
-    CUtensorMap a, a16, b;    /* boxes: A 64 lines, A 16 rows (wgrad: D 64 rows), B 64 lines */
-    CUtensorMap d;            /* boxes of what goes out at once beside products, if D's rows are at 16 bytes */
-    gmm_gemm_args p;          /* offsets and tiles are not read */
+    CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
+    CUtensorMap d;            /* boxes of a deferred store; not encoded if rows of D are not 16-byte aligned */
+    gmm_gemm_args p;          /* its offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
-    int32_t *tables;          /* more groups than the kernel has room for: gmm_sm90_table_bytes per block */
+    int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
+                                 gmm_sm90_table_bytes per CTA */
     int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
-    gmm_mat codes;            /* weights as a copy, converted in the kernel: tables in device memory */
-    gmm_direction along;      /* of its lines, which run along the contraction */
-    int32_t rows, cols;       /* of each matrix that was quantized */
+    gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
+    gmm_direction along;      /* direction of the packed weights' lines, which run along the contraction */
+    int32_t rows, cols;       /* of each packed weight matrix */
 } gmm_sm90_args;
 
-/* What B is: 16-bit elements, or codes with their scales: X(tag, bytes of 64 columns in a stage, bytes of its scales,
-   elements per scale). Codes become elements in registers, from where wgmma takes them. */
+#define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
+
+/* Formats of B: 16-bit elements, or packed codes with scales: X(tag, bytes of 64 columns per stage, bytes of their
+   scales, elements per scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). */
 #define GMM_SM90_B_FORMAT_LIST(X) \
     X(plain, 8192, 0, 1) \
     X(mx8, 4096, 1024, 32) \
     X(mx4, 2048, 1024, 32) \
     X(nv4, 2048, 1024, 16)
-#define GMM__X(tag, bytes, scale_bytes, scale_width) GMM__CAT(gmm_sm90_b_format_, tag),
+#define GMM__X(tag, bytes, scale_bytes, width) GMM__SM90(b_format, tag),
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
-#define GMM__X(tag, bytes, scale_bytes, scale_width) GMM__CAT(gmm_sm90_b_bytes_, tag) = bytes, GMM__CAT(gmm_sm90_scales_, tag) = scale_bytes, \
-    GMM__CAT(gmm_sm90_scale_width_, tag) = scale_width, GMM__CAT(gmm_sm90_box_, tag) = (scale_width) > 1 ? (bytes) / 64 : 64, /* map's elements */
+#define GMM__X(tag, bytes, scale_bytes, width) \
+    GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scales, tag) = scale_bytes, GMM__SM90(scale_width, tag) = width, \
+    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a box */
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
 
-/* Tiles: X(tag, groups of threads at one tile, blocks of 64 columns per group of threads, most units of 16 rows, stages
-   of depth 64, units by 64 columns of 16-bit elements that go out at once, groups that fit, B, blocks per
-   multiprocessor, units of 16-bit D that go out per stage of the next tile's products: 0 = it goes out before these).
-   All blocks of a unit go out together. */
+/* Tiles, named rows x columns of D: X(tag,
+       consumers      warp groups that share a tile: 2 cooperative, 1 ping-pong
+       wgmma_m        blocks of 64 columns per warp group
+       m16            most blocks of 16 rows
+       stages         of 64 elements along the contraction
+       store_blocks   blocks of 16 rows x 64 columns of 16 bits in a store slot
+       smem_groups    groups whose tables fit into shared memory
+       b_format, ctas per multiprocessor,
+       deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none) */
 #define GMM_SM90_TILE_LIST(X) \
     X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
     X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
@@ -1568,8 +1593,9 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
     X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
 
-/* Instances: X(op, dtype, precision, tile, kernel, which): a kernel of two tiles takes its first (0) or second (1), or
-   that which the groups' sizes make cheaper (2). The includes below follow the same list. */
+/* Instances: X(op, dtype, precision, tile, kernel, tile choice). A kernel with two tiles stands in three rows: it takes
+   its first tile (0), its second tile (1), or the one that is cheaper for the split (2). The includes in kernels.cuh
+   follow the same list. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 160x256, 160x256_256x128, 1) X(fwd, GMM_F16, f16, 160x256, 160x256_256x128, 1) \
     X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 0) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 0) \
@@ -1585,67 +1611,85 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(fwd, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(fwd, GMM_F16, f16, 256x128, 160x256_256x128, 2) \
     X(dgrad, GMM_BF16, bf16, 256x128, 160x256_256x128, 2) X(dgrad, GMM_F16, f16, 256x128, 160x256_256x128, 2)
 
-/* A ring of tiles holds a batch that is placed at once and batches before it, each until all who read it say so. */
-enum { GMM_SM90_THREADS = 384, GMM_SM90_RAGGED_ROWS = 1 << 30, GMM_SM90_MAP_BASE = 256, GMM_SM90_TILE_RING = 16,
-       GMM_SM90_TILE_BATCH = 4, GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH, GMM_SM90_SMALL_M = 128 };
+/* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
+enum {
+    GMM_SM90_THREADS = 384,
+    GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
+    GMM_SM90_MAP_BASE = 256,        /* address at which weight maps begin */
+    GMM_SM90_TILE_RING = 16,
+    GMM_SM90_TILE_BATCH = 4,
+    GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,
+    GMM_SM90_SMALL_M = 128          /* most rows of a group in small-M mode */
+};
 
-/* Elsewhere than on sm_90a the kernels are empty, and known by this. */
+/* Without sm_90a code the kernels are empty, and their launch bounds tell the host so (gmm_sm90_present). */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define GMM__SM90_BOUNDS(blocks) __launch_bounds__(32)
+#define GMM__SM90_BOUNDS(ctas) __launch_bounds__(32)
 #define GMM__FP8_BOUNDS __launch_bounds__(32)
 #else
-#define GMM__SM90_BOUNDS(blocks) __launch_bounds__(GMM_SM90_THREADS, blocks)
+#define GMM__SM90_BOUNDS(ctas) __launch_bounds__(GMM_SM90_THREADS, ctas)
 #define GMM__FP8_BOUNDS __launch_bounds__(GMM__CFG(threads), 1)
 #endif
 
-/* Shared memory: stages of B and A, rooms for D on its way (two per group of threads; wgrad: four, for whose turn it
-   is), barriers, tiles and one that is none, which tile was taken and how, groups. */
-#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
-    GMM__CAT(gmm_sm90_consumers_, tag) = consumers, GMM__CAT(gmm_sm90_wgmma_m_, tag) = wgmma_m, GMM__CAT(gmm_sm90_m16_, tag) = m16, \
-    GMM__CAT(gmm_sm90_stages_, tag) = stages, GMM__CAT(gmm_sm90_store_blocks_, tag) = store_blocks, GMM__CAT(gmm_sm90_smem_groups_, tag) = smem_groups, \
-    GMM__CAT(gmm_sm90_tile_n_, tag) = (consumers) * (wgmma_m) * 64, GMM__CAT(gmm_sm90_ctas_per_sm_, tag) = ctas, \
-    GMM__CAT(gmm_sm90_deferred_, tag) = deferred,
+/* Shared memory of a tile, in this order: stages (B, A, scales), 4 store slots, barriers (full and empty of each stage;
+   tile_full; batches released; order; free and written of each slot), the tile ring with one more tile that warms the
+   producer up, the tile choice and the small-M flag, the group tables (ends, work_ends). Offsets are in bytes. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
+    GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
+    GMM__SM90(smem_groups, tag) = smem_groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
+    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
-    GMM__CAT(gmm_sm90_tile_b_, tag) = GMM__CAT(gmm_sm90_b_format_, b_format), GMM__CAT(gmm_sm90_box_, tag) = GMM__CAT(gmm_sm90_box_, b_format), \
-    GMM__CAT(gmm_sm90_scale_width_, tag) = GMM__CAT(gmm_sm90_scale_width_, b_format), \
-    GMM__CAT(gmm_sm90_b_stage_bytes_, tag) = (consumers) * (wgmma_m) * GMM__CAT(gmm_sm90_b_bytes_, b_format), \
-    GMM__CAT(gmm_sm90_scales_, tag) = (consumers) * (wgmma_m) * GMM__CAT(gmm_sm90_b_bytes_, b_format) + (m16) * 2048,
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
+    GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_), \
+    GMM__SM90(b_stage_bytes, tag) = (consumers_) * (wgmma_m_) * GMM__SM90(b_bytes, b_format_), \
+    GMM__SM90(scales, tag) = (consumers_) * (wgmma_m_) * GMM__SM90(b_bytes, b_format_) + (m16_) * 2048,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_operands_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) GMM__CAT(gmm_sm90_stage_bytes_, tag) = \
-    GMM__CAT(gmm_sm90_scales_, tag) + GMM__CAT(gmm_sm90_scales_, b_format),
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(stage_bytes, tag) = GMM__SM90(scales, tag) + GMM__SM90(scales, b_format_),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_stages_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
-    GMM__CAT(gmm_sm90_slot_bytes_, tag) = (store_blocks) * 2048, GMM__CAT(gmm_sm90_slots_offset_, tag) = GMM__CAT(gmm_sm90_stage_bytes_, tag) * (stages), \
-    GMM__CAT(gmm_sm90_barriers_offset_, tag) = GMM__CAT(gmm_sm90_stage_bytes_, tag) * (stages) + 4 * (store_blocks) * 2048, \
-    GMM__CAT(gmm_sm90_ring_offset_, tag) = (GMM__CAT(gmm_sm90_stage_bytes_, tag) + 16) * (stages) + 4 * (store_blocks) * 2048 + \
-    8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10),
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(slot_bytes, tag) = (store_blocks_) * 2048, \
+    GMM__SM90(slots_offset, tag) = GMM__SM90(stage_bytes, tag) * (stages_), \
+    GMM__SM90(barriers_offset, tag) = GMM__SM90(stage_bytes, tag) * (stages_) + 4 * (store_blocks_) * 2048, \
+    GMM__SM90(ring_offset, tag) = (GMM__SM90(stage_bytes, tag) + 16) * (stages_) + 4 * (store_blocks_) * 2048 + \
+                                  8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_slots_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) GMM__CAT(gmm_sm90_smem_bytes_, tag) = \
-    GMM__CAT(gmm_sm90_ring_offset_, tag) + (GMM_SM90_TILE_RING + 1) * 40 + 8 * ((smem_groups) + 2),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(smem_bytes, tag) = GMM__SM90(ring_offset, tag) + \
+                                 (GMM_SM90_TILE_RING + 1) * GMM_SM90_TILE_BYTES + 8 * ((smem_groups_) + 2),
+enum { GMM_SM90_TILE_BYTES = 40, GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) GMM__CAT(gmm_sm90_fits_, tag) = \
-    1 / (GMM__CAT(gmm_sm90_smem_bytes_, tag) <= 233472 / (ctas) - 1024),
+/* What follows does not compile (1 / 0) where a tile breaks a rule. Shared memory of a multiprocessor: 228 KiB, of
+   which each CTA takes 1 KiB more than it asks for. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(fits, tag) = 1 / (GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_fits_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, wgmma_m, m16, stages, store_blocks, smem_groups, b_format, ctas, deferred) \
-    + 1 / ((store_blocks) % (wgmma_m) == 0 && (store_blocks) % 2 == 0 && (!(deferred) || ((consumers) == 2 && (wgmma_m) == 1)) && \
-           (m16) % ((deferred) ? (deferred) : 1) == 0 && 2 * (store_blocks) % ((deferred) ? (deferred) : 1) == 0)
+/* Store slots hold whole blocks of a warp group; a deferred store needs cooperative tiles of one wgmma_m. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    + 1 / ((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0 && \
+           (!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1)) && \
+               (m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \
+           2 * (store_blocks_) % ((deferred_) ? (deferred_) : 1) == 0)
 enum { gmm_sm90_stores_fit = 0 GMM_SM90_TILE_LIST(GMM__X) };
 #undef GMM__X
-/* wgrad: a stage has room for whole boxes of A, a room for 64 rows by 256 bytes of D; groups of threads take turns */
-#define GMM__X(op, dtype, tag, tile, kernel, which) \
-    + 1 / (!gmm_ragged_k_##op || (GMM__CAT(gmm_sm90_m16_, tile) % 4 == 0 && GMM__CAT(gmm_sm90_store_blocks_, tile) == 8 && \
-                                  GMM__CAT(gmm_sm90_consumers_, tile) == 1 && GMM__CAT(gmm_sm90_wgmma_m_, tile) == 2))
+/* wgrad: a stage holds whole boxes of A, a store slot 64 rows x 256 bytes of D, and tiles are ping-pong. */
+#define GMM__X(op, dtype, tag, tile, kernel, tile_choice) \
+    + 1 / (!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
+                                  GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2))
 enum { gmm_sm90_boxes_fit = 0 GMM_SM90_KERNEL_LIST(GMM__X) };
 #undef GMM__X
-/* tiles of one kernel have barriers at the same place */
-enum { gmm_sm90_pairs_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 && gmm_sm90_ring_offset_160x256 == gmm_sm90_ring_offset_256x128) };
+/* The two tiles of a kernel have their barriers at the same place. */
+enum {
+    gmm_sm90_pairs_fit = 1 / (gmm_sm90_barriers_offset_160x256 == gmm_sm90_barriers_offset_256x128 &&
+                              gmm_sm90_ring_offset_160x256 == gmm_sm90_ring_offset_256x128)
+};
 
 /* Named barriers of a CTA. 0 is __syncthreads; 1 and 2 join the 128 threads of consumer warp group 0 and 1 (FP8: 1, 2
    and 3); 3 and 4 order the two warp groups. */
@@ -1833,17 +1877,19 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int units, float *d, const uint32_t b[4
 
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
 
-/* One tile: group, place, extents. */
+/* A work tile. */
 typedef struct gmm_sm90_tile {
-    int32_t g, k;        /* group, contraction */
-    int32_t row, end;    /* the group's range of rows in the token matrices */
-    int32_t m0, n0;      /* first row (in the group) and column of D */
-    int32_t rows, cols;  /* that exist; cols <= 0: no tile */
-    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64 */
-    int32_t multicast;   /* shared with the other tile of the cluster: 0 nothing, 1 B, 2 A */
+    int32_t g, k;        /* group; length of the contraction */
+    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
+    int32_t m0, n0;      /* first row (within the group) and first column of D */
+    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: there is no tile, its stages are only passed on */
+    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
+    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
+enum { gmm_sm90_tile_fits = 1 / (sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES) };
 
-/* Four elements of D as they stand, and one of them as a number. */
+/* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are apart so that loads can
+   be issued early. */
 GMM__DEVICE uint4 gmm_sm90_d_load4(int size, const char *from) {
     uint4 v = make_uint4(0, 0, 0, 0);
     if (size == 4) v = *(const uint4 *)from;
@@ -1855,34 +1901,36 @@ GMM__DEVICE float gmm_sm90_d_value(gmm_dtype dtype, const uint4 *v, int i) {
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
-/* The number of tiles of at most `most` units of `unit` rows for `rows` rows. */
+/* Tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
 GMM__DEVICE int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
     return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
 }
 
-/* What is multiplied for a tile of `rows` rows, in eights: see GMM_WGMMA_LIST. */
+/* wgmma's N for a tile of `rows` rows, in units of 8: odd values exist only where they save most (GMM_WGMMA_LIST). */
 GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
     const int n8 = (rows + 7) / 8;
     return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
 }
 
-/* Stages of a tile. An empty sum takes one, of zeros: the ragged maps deliver them. */
+/* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Items of a group: pairs of tiles, or tiles if there are no clusters. Low tiles are paired along the rows and share B,
-   flat ones (128 columns) along the columns and share A: whichever is the larger operand. */
+/* Work of a group: pairs of tiles, or single tiles without clusters. Wide tiles (256 columns) are paired along the rows
+   and share B; with `raster_n` (128 columns) they are paired along the columns and share A, the larger operand. A tile
+   without a partner is paired along the other axis. */
 GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster, int raster_n) {
     const int32_t paired = raster_n ? tiles_n : tiles_m, single = raster_n ? tiles_m : tiles_n;
     return cluster == 1 ? tiles_m * tiles_n : paired / 2 * single + paired % 2 * ((single + 1) / 2);
 }
 
-/* The groups of a lane where a warp shares them out in runs: from *first to the one before the last. */
+/* A warp shares out the groups in contiguous runs, one per lane: this lane has [*first, returned). */
 GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
     const int32_t per_lane = (groups + 31) / 32;
     *first = ((int32_t)threadIdx.x & 31) * per_lane;
     return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Makes prefix sums [G + 1] of those that each lane has written of its own run, whose last is `total`. One warp. */
+/* Turns the prefix sums of each lane's run, whose last one is `total`, into prefix sums [G + 1] over all groups. Whole
+   warp. */
 GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t offset = total, g, i;
@@ -1899,29 +1947,29 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *su
     __syncwarp();
 }
 
-/* No cache has a launch's parameters when it begins: each warp asks for 64 of their `bytes`, or who places tiles would
-   wait for one line after another. */
+/* Brings the kernel parameters to the constant cache: warp w reads one word of its 64 bytes. Without it the scheduler
+   would miss once per line in sequence. */
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
-    if (64 * warp < bytes) /* that the warp may sleep for no time makes it ask */
+    if (64 * warp < bytes)
         gmm_touch(words[16 * warp]);
 }
-/* An entry of the split, at least 0 and at most the capacity, which fits. From the L2: it may be read before it is
-   waited for, and again. */
+/* Entry i of the split, clamped to [0, capacity]. Read from the L2, because the kernel before may still write it: it is
+   read before griddepcontrol.wait and again after it. */
 GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i) {
     const int64_t v = s->dtype == GMM_I64 ? (int64_t)__ldcg((const long long *)s->splits + i)
                                           : __ldcg((const int *)s->splits + i);
     return v < 0 ? 0 : v > s->capacity ? (int32_t)s->capacity : (int32_t)v;
 }
-/* Where rows end behind `end` of them, by the rule of gmm_split_end. */
+/* End of the group that starts at row `end`, by the rule of gmm_split_end. */
 GMM__DEVICE int32_t gmm_sm90_split_end(const gmm_groups *s, int32_t end, int32_t entry) {
     const int32_t maximum = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
     return s->form == GMM_SPLIT_OFFSETS ? maximum : sum;
 }
-/* What tiles depend on besides the groups' ends: rows of the largest group, groups that have any. */
+/* What the tile choice depends on besides the groups' ends: rows of the largest group, and non-empty groups. */
 typedef struct gmm_sm90_split_stats {
     int32_t max_rows, nonempty;
 } gmm_sm90_split_stats;
-/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. */
+/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. Whole warp. */
 GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
     gmm_sm90_split_stats stats = { 0, 0 };
@@ -1952,7 +2000,7 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
     __syncwarp();
     return stats;
 }
-/* Whether the split still is what `ends` come from. A split at fault may count as another. One warp. */
+/* Whether `ends` still describe the split. A faulty split may count as changed. Whole warp. */
 GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     int32_t g;
@@ -1964,7 +2012,7 @@ GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *end
     __syncwarp();
     return !changed;
 }
-/* Reports faults of the split that `ends` come from, and of the table of weights. One warp. */
+/* Sets the fault bits of the split that `ends` come from, and of the table of weights. Whole warp. */
 GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     uint32_t fault = by_offsets && gmm_split_value(s, 0) != 0 ? (uint32_t)GMM_FAULT_MONOTONIC : 0;
@@ -1978,9 +2026,9 @@ GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args
     if (fault) atomicOr(s->fault, fault);
 }
 
-/* Tiles across D's columns, if tiles are up to `high` rows high: as few as there can be (`least`), or, where no group
-   has more than a tile's rows, so many as fill the last round. Their widths are nearly equal numbers of `step`
-   columns. */
+/* Tiles along the columns of D for tiles of at most `tile_rows` rows: `min_tiles`, or, where no group has more rows
+   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `step` columns.
+   */
 GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t step, int32_t tile_rows,
                                      int32_t cluster,
                                      gmm_sm90_split_stats stats) {
@@ -1990,14 +2038,15 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
     filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster;
     return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
-/* Where tile `nth` of `tiles` begins, that share out `count` units nearly equally. */
+/* First of the units of tile i where `tiles` tiles share `count` units as evenly as possible. */
 GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
     const int32_t each = count / tiles, rest = count - tiles * each;
     return i * each + (i < rest ? i : rest);
 }
 
-/* Writes the prefix sums of the groups' items [G + 1], for tiles of at most `most` units of `unit` rows, `tiles_n` of
-   them across. One warp. */
+/* Writes the prefix sums [G + 1] of the groups' work, for tiles of at most `max_blocks` blocks of `block_rows` rows and
+   `tiles_n` tiles along the columns. In wgrad (k_grouped) frozen groups and empty groups with beta 1 have none. Whole
+   warp. */
 GMM__DEVICE void gmm_sm90_count_work(const gmm_gemm_args *p, int k_grouped, int raster_n, int32_t tiles_n,
                                      int32_t block_rows,
                                      int32_t max_blocks, int32_t cluster, const int32_t *ends, int32_t *work_ends) {
@@ -2015,11 +2064,12 @@ GMM__DEVICE void gmm_sm90_count_work(const gmm_gemm_args *p, int k_grouped, int 
     gmm_sm90_prefix_sums(G, total, work_ends);
 }
 
-/* Chooses among the kernel's tiles (`tile`: 0, 1 its first or second, 2 either; units1 0: it has no second) and their
-   heights in units of 16 rows what takes the least time; bits do not depend on it. Returns the height, *nth: the tile.
-   Tiles by both groups of threads (`both`) are priced in clocks of products that draw all the power there is: what
-   rounds leave idle makes the others faster, and a low tile saves what it does not multiply. One warp, four lanes for
-   each choice. */
+/* The price model of the tile scheduler: chooses the tile (`tile`: 0 the first, 1 the second, 2 either; m16_1 0: there
+   is only one) and its height in blocks of 16 rows that take the least time for the split. Returns the height; *chosen:
+   the tile. Results do not depend on the choice. Clocks of a tile are linear in its height: constants fitted on one
+   H200 (gmm__wgmma_choose prices the same on the host from average sizes). Cooperative tiles run at the power limit, so
+   that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Whole warp; four
+   lanes share each candidate. */
 GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_split_stats stats,
                                          int32_t tile,
                                          const int cooperative, int32_t n0, int32_t m16_0, int32_t n1, int32_t m16_1,
@@ -2029,7 +2079,7 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
     float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
     int32_t i, c, second, valid;
-    if (tile != 2) { /* perhaps a tile for each group, whatever the height */
+    if (tile != 2) { /* every group fits one tile, whatever the height */
         const int32_t tallest = tile ? m16_1 : m16_0, lowest = tallest - (tile ? heights1 : heights0) + 1;
         *chosen = tile;
         if (stats.max_rows <= 16 * lowest) return tallest;
@@ -2058,14 +2108,14 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
         count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
         max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
-    c = (gmm_tid_x() & 31) / 4; /* not kept while groups are counted */
+    c = (gmm_tid_x() & 31) / 4; /* computed again, so that no register holds it during the loop above */
     second = c >= heights0;
     valid = c < heights0 + heights1 && (tile == 2 || tile == second);
     if (count > 0.0f) {
         const int32_t cols = second ? n1 : n0;
         const float share = __fdividef((float)((p->n + cols - 1) / cols), (float)gridDim.x), rounds = count * share;
         cost = __fdividef(ceilf(rounds), rounds);
-        /* of heights that differ, some block is dealt more of the tall ones */
+        /* where heights differ, some CTA gets more of the tall tiles */
         if (cooperative) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
                                                         rsqrtf(rounds));
         cost = fminf(cost * work * share, 3.0e38f);
@@ -2076,11 +2126,12 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
     return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
 }
 
-/* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
-   of `step` rows on; `tiles_n` tiles across, from multiples of `step_n` columns on. Inside a group rows go first, in
-   bands of 8 pairs, so that the tiles in flight share operands. `turned`: each group begins elsewhere (by the golden
-   ratio), so that a block which got a wide tile of one gets a narrow one of the next. wgrad, whose tiles are nearly all
-   alike, does so only where a block would get the same place in every group. */
+/* Fills in work tile `i` of group t->g for CTA `cta_rank` of its cluster: at most `max_blocks` blocks of `block_rows`
+   rows, starting at a multiple of `step` rows; `tiles_n` tiles along the columns, starting at multiples of `step_n`.
+   Rasterization within a group: along the rows first, in bands of 8 pairs, so that tiles in flight share operands.
+   `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile of one group
+   gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the
+   same tile of every group. */
 GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, const int32_t *ends,
                                         const int32_t *work_ends,
                                         int32_t i, const int rotated, int raster_n, int32_t tiles_n, int32_t step_n,
@@ -2111,7 +2162,7 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, c
         tm = 8 * band + i - tn * height;
         if (raster_n) tn = tn * cluster + cta_rank;
         else tm = tm * cluster + cta_rank;
-    } else { /* what has no partner there pairs up the other way */
+    } else { /* without a partner along this axis: paired along the other one */
         i = 2 * (i - pairs_m * pairs_n);
         t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
         tm = raster_n ? i + cta_rank : tiles_m - 1;
@@ -2132,13 +2183,13 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, c
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
 
-/* Weights as codes: a stage holds boxes of 64 columns, 64 codes of each, FP8 swizzled by 64 bytes, then A, then four
-   scale bytes of each column: those of the 16-element blocks of the stage, or of four 32-element blocks, of which an
-   even stage has the first two. */
+/* Packed weights (MX8, MX4, NV4) as the register operand of wgmma. A stage holds, for each block of 64 columns, a box
+   of 64 codes per column (FP8 swizzled by 64 bytes), then A, then four scale bytes per column: those of the four blocks
+   of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
 
-/* What the codes of a thread's two columns are multiplied by in a stage's steps of 16, twice in a word; FP8 by 2^120
-   more, which its elements lack. `at`: the scales of the warp's 16 columns. Returns whether a product with FP8 would
-   leave the range so. */
+/* Scales of a thread's two columns for the stage's four steps of 16, as pairs of bf16; FP8 scales carry 2^120, which
+   the decoded elements lack. smem_at: scales of the warp's 16 columns; odd: the stage uses the upper two scale bytes.
+   Returns whether a product could leave the range of bf16, which takes gmm_sm90_packed_fragment_wide. */
 GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int odd, uint32_t scales[2][4]) {
     const uint32_t lane = threadIdx.x & 31;
     int r, j, wide = 0;
@@ -2163,8 +2214,9 @@ GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int
     }
     return wide;
 }
-/* The codes of a thread in a stage, per step and column lane / 4 or 8 more: elements 2 (lane % 4) and 1, 8, 9 more, as
-   FP8 or as two bytes. `at`: the codes of the warp's 16 columns. Returns whether FP8 has a NaN. */
+/* Codes of a thread for the stage's four steps: of columns lane / 4 and lane / 4 + 8, elements 2 (lane % 4), + 1, + 8
+   and + 9, as four FP8 codes or as two bytes. smem_at: codes of the warp's 16 columns. Returns whether FP8 has a NaN.
+   */
 GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint32_t codes[4][2]) {
     const uint32_t lane = threadIdx.x & 31, c = lane & 3;
     uint32_t nan = 0;
@@ -2175,7 +2227,8 @@ GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint3
         for (j = 0; j < 4; j++)
             if (b_format == gmm_sm90_b_format_mx8) {
                 uint32_t low, high;
-                gmm_ld_shared_b16_pair(smem_at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r, &low, &high);
+                gmm_ld_shared_b16_pair(smem_at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r,
+                                       &low, &high);
                 codes[j][r] = low | high << 16;
             } else if (j % 2 == 0) {
                 uint32_t w[4];
@@ -2190,7 +2243,7 @@ GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint3
             for (r = 0; r < 2; r++) nan |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
     return (nan & 0x80808080u) != 0;
 }
-/* A thread's fragment for a step. */
+/* A thread's wgmma fragment for one step: codes times scales, as pairs of bf16. */
 GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t codes[2], uint32_t scales0,
                                           uint32_t scales1,
                                           uint32_t fragment[4]) {
@@ -2199,12 +2252,12 @@ GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t cod
     for (r = 0; r < 2; r++) {
         const uint32_t u = codes[r], scale = r ? scales1 : scales0;
         uint32_t x, y;
-        if (b_format == gmm_sm90_b_format_mx8) { /* fields at their places: 2^-120 of what they mean */
+        if (b_format == gmm_sm90_b_format_mx8) { /* exponent and mantissa moved to bf16's places: 2^-120 of the value */
             x = gmm_prmt(u, 0u, 0x1404u);
             y = gmm_prmt(u, 0u, 0x3424u);
             x = (x & 0x80008000u) | (x >> 4 & 0x07F007F0u);
             y = (y & 0x80008000u) | (y >> 4 & 0x07F007F0u);
-        } else { /* the bytes of eight values, and the signs */
+        } else { /* table lookup: low and high bytes of eight values, then the signs */
             const uint32_t low = gmm_prmt(0xC0800000u, 0xC0804000u, u & 0x7777u);
             const uint32_t high = gmm_prmt(0x3F3F3F00u, 0x40404040u, u & 0x7777u), up = u << 4;
             x = gmm_prmt(low, high, 0x5140u) | (gmm_prmt(up, u, 0x4000u) & 0x80008000u);
@@ -2214,13 +2267,13 @@ GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t cod
         fragment[r + 2] = gmm_q_times(GMM_BF16, y, scale);
     }
 }
-/* The same for FP8 with NaN or scales above 2^7, of which `by` has 2^120 too much. */
+/* The same for FP8 codes with NaN or scales above 2^7, where the factor 2^120 would overflow. */
 GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t scales0, uint32_t scales1,
                                                uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the byte again */
+        const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the E8M0 byte again */
         const uint32_t scale = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
         uint32_t pair[2];
         gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[r], pair);
@@ -2229,8 +2282,8 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
     }
 }
 
-/* The sums of a tile by codes, for a group of 128 threads: it makes the fragments of a stage while the other group's
-   are multiplied. `at_codes`, `at_scales`: of the warp, in stage 0; `stages` of `stage` bytes. */
+/* Mainloop of packed weights for a consumer warp group: it dequantizes the fragments of a stage while the other warp
+   group multiplies. packed_at, scales_at: of this warp in stage 0; `stages` stages of `stage` bytes. */
 GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, const uint32_t stages,
                                           const uint32_t stage,
                                           float *acc, uint32_t k_tiles, uint32_t packed_at, uint32_t scales_at,
@@ -2256,7 +2309,7 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, con
         for (j = 0; j < 4; j++)
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
-        GMM__WGMMA_WAIT(0); /* registers of products under way would be kept from all else */
+        GMM__WGMMA_WAIT(0); /* wgmma would keep its registers from everything else */
         if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         if (++s == stages) {
             s = 0;
@@ -2266,13 +2319,15 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, con
     *iter += k_tiles;
 }
 
-/* Says, before tile number `tile`, that this warp has read the batch before it, if that was its last tile. */
+/* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
 GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
     if (tile > 0 && tile % GMM_SM90_TILE_BATCH == 0)
-        gmm_mbarrier_arrive(tile_full + 8 * (GMM_SM90_TILE_RING + (tile / GMM_SM90_TILE_BATCH - 1) % GMM_SM90_TILE_BATCHES));
+        gmm_mbarrier_arrive(tile_full +
+                            8 * (GMM_SM90_TILE_RING + (tile / GMM_SM90_TILE_BATCH - 1) % GMM_SM90_TILE_BATCHES));
 }
 
-/* Brings the scales of every stage to shared memory: one warp, lane by lane four columns. `scales`: in stage 0. */
+/* The scale loader: one warp copies the scales of every stage to shared memory, lane l those of columns l + 32 i.
+   `scales`: their place in stage 0. */
 GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width,
                                       const uint32_t stages,
                                       const uint32_t stage, uint32_t scales, uint32_t stage_bars,
@@ -2315,7 +2370,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
                 const uint8_t *const from = line[i] + (int64_t)word * word_step;
-                if (aligned) /* bytes from `count` on become zeros */
+                if (aligned) /* bytes past `count` become zeros */
                     gmm_cp_async_4_zfill(to + 128 * i, from, count);
                 else {
                     uint32_t word = 0;
@@ -2331,18 +2386,20 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
     gmm_cp_async_wait_all();
 }
 
-/* What a lane moves of each stage of a tile: one box. */
+/* The box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
-    int32_t x, y, end, wrap; /* of stage 0 */
+    int32_t x, y, end, wrap; /* coordinates in stage 0 */
     uint32_t offset;         /* bytes from the start of a stage */
     int active, multicast, is_b;
 } gmm_sm90_box;
 
-/* Boxes of B of a tile. */
+/* Boxes of 64 columns of B that a tile reads. */
 GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
-/* Box `box` of a tile for block `rank`: those of B, then those of A. A stage begins with B, `bytes_b` for each box. */
-GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, int ta, int tb, int tile_n, uint32_t b_box_bytes,
+/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. A stage begins
+   with B, `b_box_bytes` per box. Boxes of a multicast operand alternate between the CTAs. */
+GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, int ta, int tb, int tile_n,
+                                     uint32_t b_box_bytes,
                               int32_t index, uint32_t cta_rank, const gmm_sm90_tile *t, gmm_sm90_box *box) {
     const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
     const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
@@ -2374,15 +2431,15 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, i
     if (box->multicast && (index & 1) != (int)cta_rank) box->active = 0;
 }
 
-/* A box of D: up to 64 rows by 128 bytes. A room holds a part of D, two of them side by side. */
+/* A box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
 typedef struct gmm_sm90_d_box {
-    int32_t x, y, z, w; /* its first column and row, where the group's D is */
+    int32_t x, y, z, w; /* TMA coordinates: first column, first row, address of the group's D */
     int active;         /* it is moved by TMA */
     int evict_first;    /* it leaves the L2 before operands, which are read again */
 } gmm_sm90_d_box;
 
-/* A group of threads waits until it may write part number `turn` of D to its room; has written there. `bars`: of the
-   first room. Parts take the rooms by turns, whichever group writes them. */
+/* A consumer warp group waits until the slot of part number `part` of D is free; and hands it over written. slot_bars:
+   barriers (free, written) of the first of the four slots, which parts use in turn whichever warp group writes them. */
 GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
     gmm_mbarrier_wait(slot_bars + part % 4 * 16, part / 4 & 1);
 }
@@ -2391,20 +2448,21 @@ GMM__DEVICE void gmm_sm90_commit_slot(uint32_t slot_bars, uint32_t part) {
     __syncwarp();
     if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(slot_bars + part % 4 * 16 + 8);
 }
-/* Parts of D of a tile, with elements of `size` bytes. */
+/* Parts of 64 rows x 256 bytes of a tile of D, with elements of `size` bytes. */
 GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether D of a tile goes by TMA: rows at multiples of 16 bytes, and 16-bit D only if nothing is added to. */
+/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, nothing is added to. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
     return (((uint64_t)(uintptr_t)gmm_kmat_at(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
            (size == 4 || beta == 0.0f);
 }
 
-/* Takes a lane's box of part number `nth` of D away when it is written. */
-GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars, uint32_t slot,
+/* Stores a lane's box of part number `part` as soon as the slot is written. */
+GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
+                                     uint32_t slot,
                                uint32_t part) {
     gmm_mbarrier_wait(slot_bars + part % 4 * 16 + 8, part / 4 & 1);
     slot += part % 4 * 16384;
@@ -2413,28 +2471,31 @@ GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d
     gmm_bulk_commit_group();
 }
 
-/* Brings what is added to, and takes D away, between D and four rooms, for every other part from number `nth` on: two
-   lanes of a warp, each a box. They go through the tiles part by part: 64 columns (16 bits: 128) from the first row to
-   the last, then the next. Of each part the group of 128 threads whose tile it is hears (bars[0] of its room) that the
-   room is free and holds what is added to, and tells (bars[1]) that it has written there; of a tile that it takes out
-   itself as well. `bars`, `room`: of the first room. */
-GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full, uint32_t part,
+/* The store warps of wgrad: each serves every other part of D, two lanes with a box each. In the order of tiles, and
+   within a tile column block by column block from the first row to the last, it loads what is added to into the slot,
+   hands the slot to the consumers (free), waits for their result (written) and stores it. Tiles that the consumers
+   store themselves pass through the same barriers. slot_bars, slot: of the first slot; part: the first part of this
+   warp. */
+GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
+                                      uint32_t part,
                                uint32_t slot_bars, uint32_t slots) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
-    gmm_sm90_d_box previous, current; /* in the warp's two rooms; in registers, whose moves cost less than memory */
-    int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0; /* of the tile */
+    /* boxes in the warp's two slots; copied between registers, which is cheaper than memory */
+    gmm_sm90_d_box previous, current;
+    /* of the current tile */
+    int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
     uint64_t from = 0;
-    uint32_t tile_index = 0, part_end = 0; /* tiles that were begun, their parts */
+    uint32_t tile_index = 0, part_end = 0; /* tiles opened so far, and the end of their parts */
     previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
     current = previous;
     slots += 8192 * (uint32_t)lane;
     for (;; part += 2, y += 128) {
         const uint32_t slot_bar = slot_bars + part % 4 * 16;
         if (part >= 4) gmm_sm90_store_part(args, &previous, slot_bars, slots, part - 4);
-        for (; part >= part_end && !done; tile_index++) { /* meanwhile it is seen what its room is for next */
+        for (; part >= part_end && !done; tile_index++) { /* the store above is under way while the next tile is read */
             const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-            __syncwarp(3); /* both have read the tile before */
+            __syncwarp(3); /* both lanes have read the previous tile */
             if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
             gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
             done = t->row_blocks == 0;
@@ -2443,7 +2504,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
             m0 = t->m0;
             rows = (t->rows + 63) / 64 * 64;
             col_end = t->n0 + t->cols;
-            evict_first = size == 2 || t->k >= 512; /* fp32 of shallow sums is read and written slower so */
+            evict_first = size == 2 || t->k >= 512; /* short sums are slower with evict_first */
             if (!done) {
                 part_end += gmm_sm90_d_parts(t, size);
                 beta = gmm_gemm_beta(&args->p, t->g);
@@ -2464,7 +2525,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
         if (current.active && beta != 0.0f) {
             const uint32_t to = slots + part % 4 * 16384;
             gmm_mbarrier_arrive_expect_tx(slot_bar, 8192);
-            if (evict_first) gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z, current.w);
+            if (evict_first) gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z,
+                                                      current.w);
             else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
         } else gmm_mbarrier_arrive(slot_bar);
     }
@@ -2558,18 +2620,18 @@ typedef struct gmm_sm90_kernel {
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
-#define GMM__X(op, dtype, tag, tile, kernel, which) \
-    { gmm_gemm_##op, dtype, GMM__CAT(gmm_sm90_consumers_, tile), GMM__CAT(gmm_sm90_tile_n_, tile), GMM__CAT(gmm_sm90_m16_, tile), \
-      GMM__CAT(gmm_sm90_stages_, tile), GMM__CAT(gmm_sm90_store_blocks_, tile), GMM__CAT(gmm_sm90_smem_bytes_, tile), \
-      GMM__CAT(gmm_sm90_smem_groups_, tile), GMM__CAT(gmm_sm90_tile_b_, tile), GMM__CAT(gmm_sm90_ctas_per_sm_, tile), \
-      GMM__CAT(gmm_sm90_deferred_, tile), which, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
+#define GMM__X(op, dtype, tag, tile, kernel, choice) \
+    { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
+      GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
+      GMM__SM90(smem_groups, tile), GMM__SM90(tile_b, tile), GMM__SM90(ctas_per_sm, tile), \
+      GMM__SM90(deferred, tile), choice, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernels[0]) };
 
-/* One tensor map, whose last two dimensions serve to address; boxes are 128 bytes wide. Weights come faster
-   if the L2 asks memory for 128 bytes at once. */
+/* Encodes one tensor map of 16-bit elements: boxes of 128 bytes by `box_lines` lines, whose last two dimensions address
+   memory. L2 promotion of 128 bytes is faster for weights. */
 static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                     void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                     int32_t box_lines) {
@@ -2583,7 +2645,7 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* Rows of a token matrix. */
+/* Rows of a token matrix, as a ragged map. */
 static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * 2);
@@ -2593,7 +2655,7 @@ static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 enc
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
-/* A weight, wherever it stands. */
+/* A weight matrix at any address: the last two coordinates are its address. */
 static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
@@ -2603,8 +2665,9 @@ static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 en
     return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* The same of weights as codes: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
-static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_mat *m,
+/* The same for packed weights: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
+static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                                   const gmm_mat *m,
                                           int64_t features, int64_t lines, int32_t box_lines) {
     const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
     const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
@@ -2619,7 +2682,7 @@ static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v1
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* One map: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
+/* Encodes one tensor map of any element type: boxes of 128 bytes by `box_lines` lines. Unused strides are 16. */
 static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                    void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                    int32_t box_lines) {
@@ -2635,7 +2698,7 @@ static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUt
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* A matrix per group wherever it stands. */
+/* One matrix per group at any address: the last two coordinates are its address. */
 static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
@@ -2645,7 +2708,7 @@ static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 enco
     return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* Whether the kernels of this section were built for the current device. */
+/* Whether this build has sm_90a code for the current device. */
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
     const int present = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
@@ -2654,8 +2717,8 @@ static GMM__UNUSED int gmm_sm90_present(void) {
     return present;
 }
 
-/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
-   their rows stand at multiples of 16 bytes. */
+/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+   maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                                gmm_sm90_args *args, cudaStream_t stream) {
     const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
@@ -2669,7 +2732,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
-                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* then the kernel does without */
+                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* else the consumers store D themselves */
                   gmm_fp8_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64));
     else if (row->b_format != gmm_sm90_b_format_plain)
         mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
@@ -2695,7 +2758,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     config.dynamicSmemBytes = (size_t)row->smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
     e = cudaGetDevice(&device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
@@ -2708,35 +2771,39 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
 /* ............................................................................ Grouped FP8 products on Hopper ... */
 
 /* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
-   COLUMNWISE, wgrad dy and x COLUMNWISE. Pairs and stages are those of the 16-bit products, a stage 128 deep; D's rows
-   are wgmma's first factor, E4M3 or E5M2, its columns the second, E4M3: 64 rows of a tile for each group of 128
-   threads. A warp of its own places tiles, so that those who move operands never wait for that.
+   COLUMNWISE, wgrad dy and x COLUMNWISE. Clusters, multicast and the tile ring are those of the 16-bit products
+   (tables.cuh); a stage is 128 elements long. Without swap_ab: wgmma's A are D's rows (E4M3 or E5M2), its B are D's
+   columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
-   The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
-   added up in fp32, times the scales of its block: those of D's rows, two per thread, times one per 128 columns (rows),
-   or times those of D's columns (both). A warp beside the producer brings them to shared memory. Scales of whole
-   matrices and of lines are applied once, at the end; those of lines come to shared memory while products run.
+   Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
+   scheduler, store.
 
-   A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D while the next tile is
-   multiplied. What they are added to in fp32 TMA brings to the room before, while they are made. Between the parts of a
-   tile that a room does not hold whole, that would be waited for: where sums are deep TMA adds the later parts to D
-   itself, which takes it longer (1.3 TB/s), but nobody waits. What TMA cannot do (D where rows are not at multiples of
-   16 bytes, adding to 16 bits) threads do. */
+   Promotion. The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows less (fast), the partial sum of
+   every stage is added to an fp32 accumulator, times the block's scales: 1d2d multiplies by a scale per row and one per
+   128 columns, 1d1d by a scale per row and one per column. The scale loader brings them to shared memory with the
+   stage. Scales of whole tensors and of lines are applied once, in the epilogue.
+
+   Epilogue. A consumer writes its accumulators to its store slot, from which the store warp moves them to D by TMA
+   while the next tile is multiplied. What fp32 D adds to is loaded into the slot before. Where a tile takes several
+   parts per slot, later parts would wait for that load: for long sums TMA adds them to D itself (reduce, 1.3 TB/s),
+   which nobody waits for. Consumers store D themselves where its rows are not 16-byte aligned or 16-bit D is added to.
+   */
 typedef struct gmm_fp8_args {
-    CUtensorMap a, b, d;      /* boxes: A 64 lines, B 64 lines, D 64 rows of 128 bytes */
-    gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
+    CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
+    gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
     gmm_groups groups;        /* splits in device memory */
     gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
-    int32_t *tables;          /* more groups than the kernel has room for: gmm_fp8_table_bytes per block */
+    int32_t *tables;          /* group tables in the workspace where shared memory has too few entries, else NULL */
     int32_t wgrad;
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group of threads */
+enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per consumer */
 
-/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit, registers
-   of threads that multiply and of the rest, whether fwd and dgrad guess their first tile). Guessing is for few tokens:
-   with many, 192x128 loses up to 4% by it. Rooms of 128x192_full_slot hold whole tiles of fp32, for a stage. */
+/* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
+   whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
+   prefetch a predicted first tile). Prediction is for few tokens: with many, 192x128 loses up to 4% by it. Store slots
+   of 128x192_full_slot hold a whole fp32 tile, at the cost of a stage. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1) \
@@ -2744,15 +2811,14 @@ enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
     X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
 
-/* What a block's sum is multiplied by: X(tag, value, bytes of scales per stage: per group of threads, besides, per
-   column) */
+/* Scaling of partial sums: X(tag, value, bytes of scales per stage: per consumer, per tile, per column). */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 0, 0, 0) \
     X(1d2d, GMM_FP8_1D2D, 256, 16, 0) \
     X(1d1d, GMM_FP8_1D1D, 256, 0, 4)
 
-/* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
+/* Instances: X(dtype of A, tag, scaling, tile). The includes in fp8_kernels.cuh follow the same list. */
 #define GMM_FP8_KERNEL_LIST(X) \
     X(GMM_E4M3, e4m3, 1d2d, 192x128) X(GMM_E5M2, e5m2, 1d2d, 192x128) \
     X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m) X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m) \
@@ -2760,43 +2826,53 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot) X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot) \
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
 
-/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
-   a tile's columns per group of threads, scales of stages. */
-#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_consumers_, tag) = consumers, \
-    GMM__CAT(gmm_fp8_tile_n_, tag) = tile_n, GMM__CAT(gmm_fp8_stages_, tag) = stages, GMM__CAT(gmm_fp8_store_boxes_, tag) = store_boxes, \
-    GMM__CAT(gmm_fp8_smem_groups_, tag) = smem_groups, GMM__CAT(gmm_fp8_prefetch_tile_, tag) = prefetch_tile, \
-    GMM__CAT(gmm_fp8_consumer_regs_, tag) = consumer_regs, GMM__CAT(gmm_fp8_producer_regs_, tag) = producer_regs, GMM__CAT(gmm_fp8_a_offset_, tag) = 128 * (tile_n), \
-    GMM__CAT(gmm_fp8_stage_bytes_, tag) = 128 * (tile_n) + 8192 * (consumers), GMM__CAT(gmm_fp8_threads_, tag) = 128 * (consumers) + 128,
+/* Shared memory, in this order: stages (B, A), a store slot per consumer, barriers (full and empty of each stage;
+   tile_full and tile_empty of the ring; empty and full of each slot; two of the prediction), the tile ring, the group
+   tables (ends, work_ends, padded starts), per consumer the line scales of its 64 rows and of the tile's columns, the
+   scales of each stage. Offsets are in bytes. */
+#define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant of a tile or of a scaling */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
+    GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
+    GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(consumer_regs, tag) = consumer_regs_, \
+    GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(a_offset, tag) = 128 * (tile_n_), \
+    GMM__FP8(stage_bytes, tag) = 128 * (tile_n_) + 8192 * (consumers_), \
+    GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, scaling, consumer_scales, tile_scales, column_scales) GMM__CAT(gmm_fp8_scaling_, tag) = scaling, GMM__CAT(gmm_fp8_consumer_scales_, tag) = consumer_scales, \
-    GMM__CAT(gmm_fp8_tile_scales_, tag) = tile_scales, GMM__CAT(gmm_fp8_column_scales_, tag) = column_scales,
+#define GMM__X(tag, scaling_, consumer_, tile_, column_) \
+    GMM__FP8(scaling, tag) = scaling_, GMM__FP8(consumer_scales, tag) = consumer_, GMM__FP8(tile_scales, tag) = tile_, \
+    GMM__FP8(column_scales, tag) = column_,
 enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) \
-    GMM__CAT(gmm_fp8_slots_offset_, tag) = GMM__CAT(gmm_fp8_stage_bytes_, tag) * (stages), \
-    GMM__CAT(gmm_fp8_barriers_offset_, tag) = GMM__CAT(gmm_fp8_stage_bytes_, tag) * (stages) + 8192 * (store_boxes) * (consumers),
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(slots_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_), \
+    GMM__FP8(barriers_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_) + 8192 * (boxes_) * (consumers_),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_slots_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_ring_offset_, tag) = \
-    GMM__CAT(gmm_fp8_barriers_offset_, tag) + 16 * (stages) + 16 * GMM_SM90_TILE_RING + 16 * (consumers) + 32 * (prefetch_tile),
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(ring_offset, tag) = GMM__FP8(barriers_offset, tag) + 16 * (stages_) + 16 * GMM_SM90_TILE_RING + \
+                                 16 * (consumers_) + 32 * (prefetch_),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_ring_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_line_scales_offset_, tag) = \
-    (GMM__CAT(gmm_fp8_ring_offset_, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_TILE_RING + 12 * ((smem_groups) + 1) + 15) / 16 * 16,
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(line_scales_offset, tag) = (GMM__FP8(ring_offset, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_TILE_RING + \
+                                         12 * ((groups_) + 1) + 15) / 16 * 16,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_line_scales_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_stage_scales_offset_, tag) = \
-    GMM__CAT(gmm_fp8_line_scales_offset_, tag) + (256 + 4 * (tile_n)) * (consumers),
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(stage_scales_offset, tag) = GMM__FP8(line_scales_offset, tag) + (256 + 4 * (tile_n_)) * (consumers_),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile) gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__CAT(gmm_fp8_stage_scales_offset_, tile) + \
-    GMM__CAT(gmm_fp8_stages_, tile) * (GMM__CAT(gmm_fp8_consumer_scales_, scaling) * GMM__CAT(gmm_fp8_consumers_, tile) + \
-    GMM__CAT(gmm_fp8_tile_scales_, scaling) + GMM__CAT(gmm_fp8_column_scales_, scaling) * GMM__CAT(gmm_fp8_tile_n_, tile)),
+#define GMM__X(dtype, tag, scaling, tile) \
+    gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__FP8(stage_scales_offset, tile) + GMM__FP8(stages, tile) * \
+        (GMM__FP8(consumer_scales, scaling) * GMM__FP8(consumers, tile) + GMM__FP8(tile_scales, scaling) + \
+         GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile)),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile) gmm_fp8_fits_##tag##_##scaling##_##tile = \
-    1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
+/* Does not compile (1 / 0) where a kernel needs more than the 227 KiB that a CTA can have. */
+#define GMM__X(dtype, tag, scaling, tile) \
+    gmm_fp8_fits_##tag##_##scaling##_##tile = 1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_fits_end };
 #undef GMM__X
 
@@ -2807,15 +2883,14 @@ GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present)
     gmm_cp_async_4_zfill(smem, from, present ? 4 : 0);
 }
 
-/* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
+/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its low word, which holds all that differs. */
 GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
-/* How a tile's sums go out: as 16-bit elements, by TMA, added to what it has brought; all parts but the first added to
-   D by TMA. */
+/* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
+   by TMA. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
-enum { GMM_FP8_REDUCE_K = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
+enum { GMM_FP8_REDUCE_K = 768 }; /* contractions from this length on hide TMA's additions to D */
 
-/* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole, how they go out,
-   and for TMA the last three coordinates of its first row in D. */
+/* A work tile of the FP8 products. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
     int32_t padded_row;   /* where its group starts in padded copies */
@@ -2824,10 +2899,11 @@ typedef struct gmm_fp8_tile {
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
-/* Stages of a tile. An empty sum takes one, of nothing: stages are what keeps the ring of tiles from being overrun. */
+/* Stages of a tile. An empty contraction takes one stage without a load: passing stages is what keeps the scheduler
+   from overrunning the tile ring. */
 GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
 
-/* Prefix sums of the groups' rows in padded copies [G + 1]. One warp. */
+/* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     int32_t total = 0, g;
     const int32_t last = gmm_sm90_lane_groups(groups, &g);
@@ -2837,10 +2913,12 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
     gmm_sm90_prefix_sums(groups, total, starts);
 }
 
-/* The first scale of a tile's group. Lines of A are rows, or in wgrad D's rows; lines of B are D's columns. */
+/* First scale of a tile's group, and the steps from block to block (and from 128 columns to the next). Lines of A are
+   D's rows, lines of B are D's columns. */
 GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
     const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
-    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row, t->t.end - t->t.row,
+    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row,
+                                       t->t.end - t->t.row,
                                        args->wgrad ? args->p.m : args->p.k);
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
@@ -2857,19 +2935,20 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. */
+/* Factor of all sums of a group: alpha and per-tensor scales. An empty sum stays +0 whatever the sign of alpha. */
 GMM__DEVICE float gmm_fp8_outer_scale(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
     float scale = 1.0f;
     if (t->k == 0) return scale;
     if (args->p.alpha) scale = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
-    if (args->a_scale.scaling == GMM_SCALING_TENSOR) scale = __fmul_rn(scale, ((const float *)args->a_scale.scale)[t->g]);
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR) scale = __fmul_rn(scale,
+                                                                       ((const float *)args->a_scale.scale)[t->g]);
     if (args->b_scale.scaling == GMM_SCALING_TENSOR)
         scale = __fmul_rn(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
                                                        : ((const float *)args->b_scale.scale)[t->g]);
     return scale;
 }
 
-/* Fills in how a tile goes out. */
+/* Decides how a tile is stored. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
@@ -2884,24 +2963,25 @@ GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     f->d_w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED_ROWS;
 }
 
-/* How a launch starts early. By the split as it stands before it is waited for, a block places its first tile; right
-   behind the wait it asks for the operands of that and multiplies them. Whether the tile was the right one is looked at
-   meanwhile; if not, nothing of it goes out, and the block takes its first tile again behind all others. Blocks of a
-   cluster hand stages back to one another, and must take the same number: a tile of nothing takes as many, and where
-   one takes its first tile again, the other takes nothing once more. */
+/* Predicted first tile. The scheduler chooses the CTA's first tile by the split as it is before griddepcontrol.wait;
+   the producer loads it right after the wait, and it is multiplied. Meanwhile the scheduler reads the split again. If
+   the prediction was wrong, the result is discarded and the CTA takes its true first tile after all others. CTAs of a
+   cluster pass stages to one another and must take the same number of them: an empty tile takes as many stages as a
+   real one, and where one CTA repeats its first tile, the other takes one more empty tile. */
 
-/* A tile of nothing. */
+/* A tile without rows or columns that takes the stages of a real one. */
 GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     memset(f, 0, sizeof *f);
     f->t.row_blocks = 1;
     f->t.k = args->p.k;
 }
 
-/* What gmm_sm90_read_split, _across, _count and gmm_fp8_padded_starts do for fwd and dgrad, in one go: a lane asks for the entries
-   of its up to `run` groups all at once. Few have less code, which runs once and so is waited for. `known`: returns 0
-   if `ends` come from the same entries; or else the tiles across. One warp. */
+/* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
+   lane loads the entries of its up to `lane_groups` groups at once, so that the latency is paid once. `known`: returns
+   0 if `ends` still describe the split; else returns the tiles along the columns. Whole warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
-GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_groups, int known, int raster_n, int32_t tile_n,
+GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_groups, int known, int raster_n,
+                                       int32_t tile_n,
                                  int32_t n_align, int32_t consumers, int32_t cluster, int32_t *ends, int32_t *work_ends,
                                  int32_t *starts) {
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
@@ -2911,13 +2991,14 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
     const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first) : min(lane + 1, args->p.groups);
     int changed = !known;
 #pragma unroll
-    for (j = 0; j < lane_groups; j++) /* nothing behind the last */
+    for (j = 0; j < lane_groups; j++) /* zero past the last group */
         entries[j] = first + j < last ? gmm_sm90_split_entry(&args->groups, first + j + by_offsets) : 0;
 #pragma unroll
     for (j = 0; j < lane_groups; j++)
-        if (known && first + j < last) changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
+        if (known &&
+            first + j < last) changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
     if (!__any_sync(0xFFFFFFFFu, changed)) return 0;
-    __syncwarp(); /* all have read the ends */
+    __syncwarp(); /* all lanes have read the ends */
 #pragma unroll
     for (j = 0; j < lane_groups; j++) end = gmm_sm90_split_end(&args->groups, end, entries[j]);
 #pragma unroll
@@ -2937,12 +3018,14 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
     }
     stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
     stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
-    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, n_align, GMM_FP8_BLOCK_ROWS * consumers, cluster, stats);
+    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, n_align, GMM_FP8_BLOCK_ROWS * consumers,
+                               cluster, stats);
     __syncwarp();
 #pragma unroll 1
     for (j = first; j < last; j++) {
         const int32_t m = ends[j + 1] - ends[j];
-        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, GMM_FP8_BLOCK_ROWS, consumers), tiles_n, cluster, raster_n);
+        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, GMM_FP8_BLOCK_ROWS, consumers),
+                                                       tiles_n, cluster, raster_n);
         starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
@@ -2965,8 +3048,8 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
     return tiles_n;
 }
 
-/* The first tile of a block by the split as it stands. Blocks of a cluster may have read different splits, so that they
-   share nothing. One warp. */
+/* The predicted first tile of this CTA. CTAs of a cluster may have read different splits, so that it multicasts
+   nothing. Whole warp. */
 GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int32_t *ends, const int32_t *work_ends,
                                const int32_t *starts, int raster_n, int32_t tiles_n, int32_t n_align, int32_t consumers,
                                int32_t cluster, int32_t cta_rank, gmm_fp8_tile *f) {
@@ -2978,9 +3061,9 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int3
     f->t.g = g;
     f->padded_row = starts[g];
     m = ends[g + 1] - ends[g];
-    if (m <= GMM_FP8_BLOCK_ROWS * consumers) { /* what gmm_sm90_schedule_tile comes to for one tile of rows */
+    if (m <= GMM_FP8_BLOCK_ROWS * consumers) { /* gmm_sm90_schedule_tile for one tile of rows */
         const int32_t tn = cluster * (work - work_ends[g]) + cta_rank, steps = (args->p.n + n_align - 1) / n_align;
-        if (tn >= tiles_n) { /* no partner */
+        if (tn >= tiles_n) { /* the pair has no second tile */
             gmm_fp8_empty_tile(args, f);
             return;
         }
@@ -2992,43 +3075,48 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int3
         f->t.cols = n_align * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(&args->p, 0, ends, work_ends, work, 0, raster_n, tiles_n, n_align, GMM_FP8_BLOCK_ROWS, consumers, GMM_FP8_BLOCK_ROWS, cluster,
+        gmm_sm90_schedule_tile(&args->p, 0, ends, work_ends, work, 0, raster_n, tiles_n, n_align, GMM_FP8_BLOCK_ROWS,
+                               consumers, GMM_FP8_BLOCK_ROWS, cluster,
                        cta_rank, &f->t);
         f->t.multicast = 0;
     }
 }
-/* Whether what was multiplied as the first tile is it, or nothing was and there is none. */
+/* Whether the predicted first tile is the true one, or both are empty. */
 GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
     return (f->t.cols <= 0 && first->t.cols <= 0) ||
            (f->t.g == first->t.g && f->t.row == first->t.row && f->t.end == first->t.end && f->t.m0 == first->t.m0 &&
             f->t.rows == first->t.rows && f->t.n0 == first->t.n0 && f->t.cols == first->t.cols &&
             f->padded_row == first->padded_row);
 }
-/* Tells the other block of a cluster (`word` and `bar` there) whether this one's first tile was wrong. One lane. */
+/* Sends the other CTA of the cluster (`word` and `bar` in its shared memory) whether this CTA mispredicted. One lane.
+   */
 GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t word, uint32_t bar, int mispredicted) {
     gmm_mbarrier_arrive_expect_tx(bar, 4);
     gmm_st_async_remote(word, bar, gmm_cluster_ctarank() ^ (gmm_cluster_nctarank() - 1), mispredicted);
 }
 
-/* Brings what is added to, and takes D away, between D and the rooms of the groups of threads: one warp, a lane for
-   each box of each room. A tile goes in parts, as many columns as a room holds. For each part a group hears (bars[0])
-   that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; once, too, for
-   a tile of which it has none. */
-GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring, uint32_t tile_full,
+/* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
+   slot holds. For each part it loads what is added to, hands the slot over (slot_bars[0], empty), waits until the
+   consumer has written it (slot_bars[1]) and stores it. Tiles that have no rows for a consumer pass through the
+   barriers once. */
+GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
+                                     uint32_t tile_full,
                               uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
     const uint32_t slot = slots + 8192 * (uint32_t)lane;
     uint32_t tile_index, part = 0;
     slot_bars += 16 * (uint32_t)consumer;
     for (tile_index = 0;; tile_index++) {
-        const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING]; /* stands until the group is two tiles further */
+        /* stays in the ring until the consumers are two tiles ahead */
+        const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
         int box_cols, cols, c = 0;
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
         cols = f->t.row_blocks > consumer ? f->t.cols : 0;
         do {
-            const int x = c + box_cols * box, next = x + box_cols * boxes, by_tma = (f->d_flags & GMM_FP8_D_TMA) && x < cols;
+            const int x = c + box_cols * box, next = x + box_cols * boxes, by_tma = (f->d_flags & GMM_FP8_D_TMA) &&
+                x < cols;
             const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && c > 0;
             const int32_t y = f->d_y + 64 * consumer;
             GMM__BULK_WAIT_GROUP_READ(0);
@@ -3102,16 +3190,16 @@ typedef struct gmm_fp8_kernel {
 } gmm_fp8_kernel;
 
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
-#define GMM__X(dtype, tag, scaling, tile) \
-    { dtype, GMM__CAT(gmm_fp8_scaling_, scaling), GMM__CAT(gmm_fp8_consumers_, tile), GMM__CAT(gmm_fp8_tile_n_, tile), \
-      gmm_fp8_smem_bytes_##tag##_##scaling##_##tile, GMM__CAT(gmm_fp8_smem_groups_, tile), GMM__CAT(gmm_fp8_prefetch_tile_, tile), \
-      (const void *)gmm_linear_##tag##_##scaling##_##tile##_sm90 },
+#define GMM__X(dtype, tag, scaling_, tile) \
+    { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
+      gmm_fp8_smem_bytes_##tag##_##scaling_##_##tile, GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
+      (const void *)gmm_linear_##tag##_##scaling_##_##tile##_sm90 },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* Rows of a token matrix, ragged; a COLUMNWISE copy of tokens, `along` of them. */
+/* Rows of a token matrix as a ragged map; and a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
 static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
                                         int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
@@ -3130,13 +3218,14 @@ static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
 
-/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
-   their rows stand at multiples of 16 bytes. */
+/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+   maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                               gmm_fp8_args *args, cudaStream_t stream) {
     const gmm_fp8_kernel *row = &gmm_fp8_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
-    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1; /* a map has no empty dimension */
+    /* a tensor map has no empty dimension */
+    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1;
     const int64_t padded = gmm_padded_capacity(p->groups, rows);
     const int cluster = blocks > 1 ? 2 : 1;
     cudaLaunchConfig_t config = GMM_ZERO;
@@ -3150,7 +3239,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     else
         mapped = gmm_fp8_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
                  gmm_fp8_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64);
-    /* D whose rows do not stand at multiples of 16 bytes has no map, and the kernel finds that out for itself */
+    /* D without 16-byte aligned rows has no map; the kernel checks the same condition */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
         if (args->wgrad) mapped = gmm_fp8_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS);
         else if ((uintptr_t)p->d.data % 16 == 0)
@@ -3168,7 +3257,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     config.dynamicSmemBytes = (size_t)row->smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
     e = cudaGetDevice(&device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
@@ -5845,7 +5934,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
 
 /* .................................................................................................... Launchers ... */
 
-/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_pdl_wait. */
+/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_pdl_wait.
+   */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__room room, int32_t threads,
                                              size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > room.most) blocks = room.most;
@@ -7317,7 +7407,8 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
-/* A kernel of two tiles takes the other's functions, which were made first, without a kernel (GMM__NO_KERNEL). */
+/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel
+   (GMM__NO_KERNEL). */
 #ifdef GMM__ALT_TILE
 #define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
 #define GMM__TILE_CHOICE args.tile
@@ -7333,11 +7424,11 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
-/* Rows of sums that go out at once. */
+/* Rows of accumulators that pass a store slot at once. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
 
-/* Words of D that wait in registers, those that go out at once, and a group's rooms for these. An instance with an
-   epilogue has no registers left for them. */
+/* Deferred store: 32-bit words of 16-bit D that stay in registers, words that are stored at once, and the slots of a
+   warp group for these. An instance with an epilogue has no registers left for them. */
 #ifdef GMM__EPILOGUE
 #define GMM__DEFERRED 0
 #else
@@ -7346,25 +7437,27 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__DEFERRED_WORDS (GMM__DEFERRED ? 4 * GMM__CFG(m16) : 1)
 #define GMM__WORDS_PER_STORE (GMM__DEFERRED ? 4 * GMM__CFG(deferred) : 1)
 #define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
-/* Whether the first products set the sums, which would be 0 otherwise. */
+/* Whether the first wgmma of a tile overwrites the accumulators (scale_d = 0); else they are zeroed before. */
 #define GMM__ZERO_INIT (GMM__DEFERRED || GMM__K_GROUPED)
-/* Tiles begin at multiples of so many rows. Products there are for as many eights as a tile can have. */
+/* Tiles begin at multiples of so many rows. wgmma exists for each N, in units of 8, that a tile can have. */
 #define GMM__STEP (GMM__K_GROUPED ? 64 : 8)
 #define GMM__HAS_N8(e) ((e) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (e) % 8 == 0))
-/* The most rows of a group with which all that a kernel waits for is weights along the contraction. Memory gives 256
-   bytes of a line faster together: two stages are asked for at once, and handed back as soon as they are multiplied.
-   From half as many rows on products take time as well, and where groups differ it is lost. */
-#define GMM__SMALL_M(cols) \
-    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (cols) == 256 ? GMM_SM90_SMALL_M : 0)
-/* The rooms of D of a group of threads, or that of a part, which has the same room whichever group writes it. */
+/* Small-M mode: the most rows of a group with which forward waits for weights alone (128-byte lines along the
+   contraction). Device memory delivers 256 bytes of a line faster, so two stages are requested at a time and released
+   as soon as they are multiplied. From 64 rows on products take time as well, and with unequal groups the mode loses.
+   */
+#define GMM__SMALL_M(tile_n) \
+    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (tile_n) == 256 \
+         ? GMM_SM90_SMALL_M : 0)
+/* The store slots of a consumer warp group; in wgrad the slot of a part, whichever warp group writes it. */
 #define GMM__STORE_SLOT(wg, nth) \
     (smem + GMM__CFG(slots_offset) + GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % 4) : 2 * (wg)))
-#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* the warp that places tiles */
+#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* index of the scheduler warp */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Of tile `t`, whose 16-bit D waits in registers, the next rows go out through one of the group's rooms, by TMA where
-   rows are at multiples of 16 bytes: 3 stages until a room is needed again, so that nobody waits. `kept`: units that
-   wait. The registers are picked by predicates, since moving the others up would take as many again. */
+/* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
+   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that nobody waits for it. *pending: blocks of
+   16 rows that are not stored. Registers are selected by predicates, since shifting them would take as many again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
                                                      const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
                                                      uint32_t *part) {
@@ -7380,7 +7473,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
                           st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x],
                           deferred[x + 1], deferred[x + 2], deferred[x + 3]);
     gmm_fence_proxy_async();
-    if (tid == 0) /* the next room is free */
+    if (tid == 0) /* the next slot may be overwritten */
         GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
     gmm_consumer_sync(wg);
     if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2)) & 15) == 0) {
@@ -7403,10 +7496,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     (*part)++;
 }
 
-/* The sums of a tile of `eights` times 8 rows for a group of 128 threads: `depths` stages from number *at on. `columns`
-   is the descriptor of the group's columns in stage 0; `come`: tells the other group, if they take turns, that the last
-   stage has come. What waits of the tile before goes out by the way. `low`: a stage is handed back when it is
-   multiplied, else when the next one is there too, so that products never pause. */
+/* Mainloop of a consumer warp group: accumulates `k_tiles` stages from number *iter on, for a tile of 8 n8 rows.
+   desc_b: descriptor of the warp group's columns in stage 0; desc_a: of the rows. `order`: barrier that tells the other
+   warp group of a ping-pong tile that the last stage is full. The deferred store of the previous tile runs beside it.
+   small_m: a stage is released when it is multiplied, else one stage later, so that wgmma never pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
                                                float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
                                                uint32_t k_tiles, uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars,
@@ -7450,7 +7543,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
     *iter += k_tiles;
 }
 
-/* What the groups of threads do: they multiply, and take D to memory. */
+/* A consumer warp group: mainloop, then epilogue, for every tile of the ring. */
 GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char *smem, const gmm_sm90_tile *ring,
                                                     const uint32_t base, const uint32_t stage_bars,
                                                     const uint32_t tile_full) {
@@ -7461,7 +7554,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES); /* the last stages of groups' tiles */
+    /* the warp groups' last stages are full */
+    const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
     const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
     uint32_t iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
     int j, u, e, x, pending = 0;
@@ -7469,48 +7563,52 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
     for (;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0); /* not kept while sums go out */
-        char *const slots = GMM__STORE_SLOT(wg, part); /* rooms for D on its way */
-        const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg; /* of the tile's columns */
-        const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w); /* of the warp; of its scales */
+        /* computed again, so that the epilogue has its register */
+        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
+        char *const slots = GMM__STORE_SLOT(wg, part); /* store slots */
+        /* first column of the warp group in the tile */
+        const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg;
+        /* the warp's packed codes, and its scales */
+        const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
         const uint32_t scales_at = base + GMM__CFG(scales) + 4 * (uint32_t)(col0 + 16 * w);
         const gmm_sm90_tile *const prev_tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
         uint32_t k_tiles, stage0 = base;
         uint64_t desc_b, desc_a;
         __syncwarp();
-        if (lane == 0) gmm_sm90_release_batch(tile_full,
-                                              tile_index - (GMM__DEFERRED != 0)); /* D that waits is not there yet */
+        /* a deferred store still reads the previous tile */
+        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index - (GMM__DEFERRED != 0));
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
-        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* no products to go out beside */
+        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* there is no mainloop beside which to store */
             GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
         if (t->row_blocks == 0) {
             if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_barrier(wg, 1);
             break;
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
-        cluster = gmm_cluster_nctarank(); /* not kept while sums go out */
-        if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* the other's turn */
+        cluster = gmm_cluster_nctarank(); /* computed again, so that the epilogue has its register */
+        if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* a tile of the other warp group */
             iter += k_tiles;
             if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
             continue;
         }
-        /* who takes turns has not followed the other, and a parity tells a phase only from the one before */
+        /* the other warp group's stages were not waited for, and a parity tells a phase only from the one before */
         if (GMM__CFG(consumers) == 1 && tile_index > 0) gmm_mbarrier_wait(order + 8 * (wg ^ 1),
                                                                           (tile_index - 1) / 2 & 1);
-        if (t->cols <= col0) { /* nothing to multiply: hands the stages back */
+        if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
             for (; k_tiles > 0; k_tiles--, iter++) {
                 const uint32_t s = iter % GMM__CFG(stages);
                 gmm_mbarrier_wait(stage_bars + 16 * s, iter / GMM__CFG(stages) & 1);
                 if (lane < (int)cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
-            if (GMM__K_GROUPED) { /* nothing to take away either */
+            if (GMM__K_GROUPED) { /* and has nothing to store */
                 if (tile_index > 0) gmm_order_barrier(wg, 1);
                 gmm_order_barrier(wg ^ 1, 0);
             }
             continue;
         }
-        if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0); /* descriptors are not kept while sums go out */
+        /* descriptors are computed again, so that the epilogue has their registers */
+        if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
         desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
         desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
 #pragma unroll
@@ -7518,14 +7616,19 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
         switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
-#define GMM__MAINLOOP(n8, low) GMM__PART(gmm_sm90_mainloop_)(n8, low, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, &iter, \
-                                            &args, prev_tile, wg, slots, deferred, &pending, &part)
-#define GMM__PACKED_MAINLOOP(u) gmm_sm90_packed_mainloop(GMM__CFG(tile_b), u, GMM__CFG(stages), GMM__CFG(stage_bytes), acc[0], k_tiles, packed_at, \
-                                     scales_at, desc_a, stage_bars, cluster, &iter)
+#define GMM__MAINLOOP(n8, low) \
+    GMM__PART(gmm_sm90_mainloop_)(n8, low, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, &iter, \
+                                  &args, prev_tile, wg, slots, deferred, &pending, &part)
+#define GMM__PACKED_MAINLOOP(m16) \
+    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, GMM__CFG(stages), GMM__CFG(stage_bytes), acc[0], k_tiles, \
+                             packed_at, scales_at, desc_a, stage_bars, cluster, &iter)
 #define GMM__X(e, u, n, b, a, c) \
-case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
-        else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
-        else if (GMM__HAS_N8(e)) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
+case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
+            GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
+        else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
+            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
+        else if (GMM__HAS_N8(e)) \
+            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
         break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -7540,13 +7643,13 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
         while (GMM__DEFERRED && pending > 0) GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred,
                                                                                  &pending, &part);
 #pragma unroll
-        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* no longer kept */
-        { /* from registers to D, transposed in shared memory */
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* dead from here on */
+        { /* epilogue: accumulators to D, transposed through shared memory */
             const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
             const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                   : gmm_kmat_at(&args.p.bias, t->g);
             const int row_blocks = t->row_blocks, rows = t->rows;
-            const uint32_t slot_bars = order + 16; /* the barriers of rooms */
+            const uint32_t slot_bars = order + 16; /* barriers of the store slots */
             if (alpha != 1.0f) {
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++)
@@ -7556,7 +7659,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
             if (bias) {
                 const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
                 float bias_low[GMM__CFG(wgmma_m)][4], bias_high[GMM__CFG(wgmma_m)][4],
-                       row_scales[GMM__CFG(m16) / 2 + 1]; /* a lane per row */
+                       row_scales[GMM__CFG(m16) / 2 + 1]; /* one lane per row */
 #pragma unroll
                 for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
                     row_scales[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
@@ -7583,15 +7686,15 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
             const int by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args.p, t->g, beta);
             char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * pitch;
             const int aligned = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* rooms are taken in the order of tiles */
-            if (by_tma && size == 2) { /* rooms hold boxes of 16-bit D */
+            if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
+            if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
                 const uint32_t st_at = base + GMM__CFG(slots_offset) +
                                      (lane / 16 * 8 + lane % 8) * 128 +
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
                 for (u = 0; u < GMM__CFG(m16); u++) {
-                    if (u % 4 == 0) { /* rows that D has not got stay in the room */
+                    if (u % 4 == 0) { /* rows past the end of D stay in the slot */
                         if (u >= row_blocks) break;
                         gmm_sm90_acquire_slot(slot_bars, part);
                     }
@@ -7604,20 +7707,24 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
                     }
                     if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, part++);
                 }
-            } else if (GMM__DEFERRED && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
+            } else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
+                /* deferred store: pending until the next tile's mainloop */
 #pragma unroll
                 for (u = 0; u < GMM__DEFERRED_WORDS; u++)
                     deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
                 pending = row_blocks;
-            } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
-                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
-                const int row_bytes = 128 * GMM__CFG(wgmma_m), chunk = tid % (8 * GMM__CFG(wgmma_m)),
-                                                                                        slot_row = tid / (8 * GMM__CFG(wgmma_m));
+            } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) {
+                /* 16-bit D, stored by the threads: slots hold [row][column] */
+                /* computed again, so that the mainloop has their registers */
+                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
+                const int row_bytes = 128 * GMM__CFG(wgmma_m);
+                const int chunk = tid % (8 * GMM__CFG(wgmma_m)), slot_row = tid / (8 * GMM__CFG(wgmma_m));
                 const int cols_left = t->cols - col0 - 8 * chunk;
                 const int vectorized = aligned && (t->cols - col0 >= 64 * GMM__CFG(wgmma_m) ||
                                                    (t->cols - col0) % 8 == 0);
                 const int rows_left = cols_left > 0 ? rows - slot_row : 0;
-                const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(slots) + (lane / 16 * 8 + lane % 8) * row_bytes +
+                const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(slots) +
+                    (lane / 16 * 8 + lane % 8) * row_bytes +
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
                 const char *const ld_at = slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
                 char *to = d + slot_row * pitch + (t->n0 + col0 + 8 * chunk) * 2;
@@ -7639,7 +7746,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
                                                gmm_pack2(GMM__DTYPE, f[6], f[7]));
                             }
                     gmm_consumer_sync(wg);
-#ifdef GMM__EPILOGUE /* of an instance: takes the rows of D that stand in the room; whether D gets them, too */
+#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored as well */
                     if (!GMM__EPILOGUE(&args, t, slots + slot, row_bytes, 16 * u,
                                        GMM__CFG(store_blocks) * 2048 / row_bytes, col0))
                         continue;
@@ -7658,9 +7765,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
                                 ((uint16_t *)to)[e] = ((const uint16_t *)(ld_at + slot + x * 2048))[e];
                     }
                 }
-            } else if (by_tma) { /* rooms hold boxes of fp32 */
+            } else if (by_tma) { /* fp32 D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                /* of column lane / 4 and row 2 (lane % 4); 8 columns and a row more are other bits of it */
+                /* element of column lane / 4 and row 2 (lane % 4); 8 columns and 1 row further are other bits of the
+                   address */
                 const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 +
                                     lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
@@ -7688,9 +7796,9 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
                         if (u % 8 == 7) gmm_sm90_commit_slot(slot_bars, part++);
                     }
                 }
-            } else { /* rooms hold sums */
-                uint32_t next_part = part; /* none may use the last one's room again */
-                if (GMM__DEFERRED) { /* what still goes out of there */
+            } else { /* D of any dtype or alignment: slots hold fp32 accumulators */
+                uint32_t next_part = part; /* the next slot; the last one may still be read */
+                if (GMM__DEFERRED) { /* deferred stores that still read the slots */
                     if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
                     gmm_consumer_sync(wg);
                 }
@@ -7707,7 +7815,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
                         const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
                         const char *const ld_at = slots + slot + tid / 16 * 256 +
                                                 (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* of what is added to: asked for first, all at once */
+                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* what is added to: all loads are issued first */
                         if (u >= row_blocks || c0 >= t->cols) break;
                         next_part++;
 #pragma unroll
@@ -7774,12 +7882,14 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
-    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING;       /* that nobody multiplies */
-    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);           /* whether the kernel's other tile was taken */
-    int32_t *const small_m = alt_tile + 1;                         /* whether all tiles are low: see GMM__SMALL_M */
+    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING;       /* an empty tile that warms the producer up */
+    /* whether the scheduler has chosen the kernel's second tile */
+    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);
+    int32_t *const small_m = alt_tile + 1;                         /* whether small-M mode is on: see GMM__SMALL_M */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* of stages: filled, empty */
-    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* of the ring */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
+    /* tile_full of each tile of the ring, then released batches */
+    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     uint32_t cluster, cta_rank, i;
 
@@ -7789,21 +7899,22 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
-            gmm_mbarrier_init(stage_bars + 16 * i,
-                              GMM__CFG(tile_b) ? 33 : 1); /* the producer, and threads that bring scales */
-            gmm_mbarrier_init(stage_bars + 16 * i + 8,
-                              4 * GMM__CFG(consumers) * cluster); /* warps that multiply what it held */
+            /* full: the producer lane, and the lanes of the scale loader */
+            gmm_mbarrier_init(stage_bars + 16 * i, GMM__CFG(tile_b) ? 33 : 1);
+            /* empty: consumer warps of the CTAs that read the stage */
+            gmm_mbarrier_init(stage_bars + 16 * i + 8, 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
         for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
+        /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
 #pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++) /* read by who multiply, move operands and D, bring scales */
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
             gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
 #pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) gmm_mbarrier_init(tile_full + 8 * i,
-                                                                                          4); /* warps of a group */
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
+            gmm_mbarrier_init(tile_full + 8 * i, 4);
 #pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* rooms of D: free, written to */
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store slots: free, written */
             gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
         gmm_fence_mbarrier_init();
         gmm_prefetch_tensormap(&args.a);
@@ -7813,8 +7924,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
         const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
         *warmup_tile = no_work;
     }
-    gmm_cluster_arrive_relaxed(); /* the fence is what releases */
-    if (warp != GMM__SCHEDULER_WARP) { /* who places tiles begins with that */
+    gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
+    if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
         gmm_cluster_wait_acquire();
         if (warp != 8) gmm_griddepcontrol_wait();
         gmm_griddepcontrol_launch_dependents();
@@ -7822,7 +7933,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 
     if (warp >= 8) {
         GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
-        if (warp == GMM__SCHEDULER_WARP) { /* places tiles: several at once, a lane each */
+        if (warp == GMM__SCHEDULER_WARP) { /* scheduler warp: a batch of tiles at once, one per lane */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : small_m + 1;
             int32_t *const work_ends = ends + args.p.groups + 1;
@@ -7834,7 +7945,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                 gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
                 int unchanged = 0;
                 batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
-                if (tile_index == 0) { /* first by what the split says before it is waited for, into shared memory only */
+                /* the first tile is planned by the split before griddepcontrol.wait, in shared memory alone */
+                if (tile_index == 0) {
                     if (!speculative) {
                         gmm_cluster_wait_acquire();
                         gmm_griddepcontrol_wait();
@@ -7853,7 +7965,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                                                     GMM__ALT_CFG(m16),
                                                     alt_tile);
                         __syncwarp();
-                        /* a division by a constant each, in place of one by a variable before the first tile */
+                        /* divisions by constants: a division by a variable would delay the first tile */
                         tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
                                : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
                                                                : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
@@ -7869,14 +7981,16 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                 if (!unchanged) {
                     int32_t work = (int32_t)(blockIdx.x / cluster + tile_index * stride), lane_work = 0, n;
                     if (tile_index >= GMM_SM90_TILE_RING)
-                        gmm_mbarrier_wait(tile_full + 8 * (GMM_SM90_TILE_RING + tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
+                        gmm_mbarrier_wait(tile_full +
+                                          8 * (GMM_SM90_TILE_RING +
+                                               tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
                                           (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
                     for (n = 0; n < batch; n++, work += stride) {
                         gmm_find_group32(work_ends, args.p.groups, work, &g);
                         if (lane == n) lane_work = work, tile->g = g;
                     }
                     if (lane < batch) {
-                        tile->k = tile->cols = tile->row_blocks = 0; /* no more */
+                        tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
                         if (tile->g < args.p.groups)
                             gmm_sm90_schedule_tile(&args.p, GMM__K_GROUPED, ends, work_ends, lane_work,
                                                    !GMM__K_GROUPED ||
@@ -7891,15 +8005,16 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                 }
                 if (speculative) speculative = batch = 0;
                 else {
-                    if (lane < batch) gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
+                    if (lane < batch) gmm_mbarrier_arrive(tile_full +
+                                                          8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
                     if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
                 }
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
-        if (warp == 8) { /* moves A and B: each lane one box of every stage */
+        if (warp == 8) { /* producer warp: each lane loads one box of every stage */
             uint32_t iter = 0, tile_index;
-            int warmup = GMM__CFG(consumers) == 2; /* at first only to bring code and parameters to the caches */
+            int warmup = GMM__CFG(consumers) == 2; /* the first round only brings code and parameters into the caches */
             if (!warmup) gmm_griddepcontrol_wait();
             for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
                 const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
@@ -7918,7 +8033,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                 bytes += (uint32_t)gmm_sm90_b_boxes(t) * (GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64));
                 if (t->cols <= 0) bytes = 0;
                 stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
-                second = (uint32_t)lane & (stages_at_once - 1); /* neighbouring lanes ask for the same lines of two stages */
+                /* neighbouring lanes load the same lines of two stages */
+                second = (uint32_t)lane & (stages_at_once - 1);
                 gmm_sm90_assign_box(&args, GMM__K_GROUPED, GMM__TA, GMM__TB, GMM__CFG_OF(!warmup && *alt_tile, tile_n),
                                     GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64), lane >> (stages_at_once - 1),
                                     cta_rank, t, &box);
@@ -7930,7 +8046,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                 }
                 for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
                     const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages), full = stage_bars + 16 * s;
-                    if (k_tiles < stages_at_once) stages_at_once = 1; /* the last one */
+                    if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
                     if (second < stages_at_once) {
                         gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
                         if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
@@ -7943,11 +8059,12 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                     else box.x += (box.is_b ? GMM__CFG(box) : 64) * (int32_t)stages_at_once;
                 }
             }
-            /* a block's shared memory must stand until its neighbour has arrived there for the last time */
+            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+               time */
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
                 gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
         }
-        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* moves every other part of D */
+        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
                                  tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2),
                                  base + GMM__CFG(slots_offset));
@@ -8003,16 +8120,19 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
-#define GMM__ROW_SCALE_BYTES (GMM__CFG(consumers) * (int)GMM__CAT(gmm_fp8_consumer_scales_, GMM__SCALED)) /* bytes of the rows' scales */
-#define GMM__STAGE_SCALE_BYTES (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
-                                (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n)) /* and of all of a stage */
-#define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n)) /* bytes of lines' scales */
-#define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64) /* of tiles: scales change at multiples of 128, and not in all */
-#define GMM__ACC (GMM__CFG(tile_n) / 2)       /* sums per thread: 64 rows by the tile's columns */
+/* Bytes of the row scales of a stage, of all scales of a stage, and of the line scales of a consumer. */
+#define GMM__ROW_SCALE_BYTES (GMM__CFG(consumers) * (int)GMM__CAT(gmm_fp8_consumer_scales_, GMM__SCALED))
+#define GMM__STAGE_SCALE_BYTES \
+    (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
+     (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n))
+#define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n))
+/* Alignment of a tile's first column: a tile of 192 columns may begin between two blocks of 128. */
+#define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64)
+#define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Sends for the product of stage `s`: 64 rows by the tile's columns. */
+/* Issues the wgmmas of stage `stage`: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. */
 GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, uint32_t desc_b, uint32_t stage) {
     const uint32_t a = desc_a + stage * (GMM__CFG(stage_bytes) >> 4), b = desc_b + stage * (GMM__CFG(stage_bytes) >> 4);
     int kk;
@@ -8026,11 +8146,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, ui
     gmm_wgmma_commit();
 }
 
-/* The sums of 64 rows of a tile for a group of 128 threads: `depths` stages from number *at on. `lines` and `columns`
-   are the descriptors of its rows and of the tile's columns in stage 0; `factors` is where the scale of the thread's
-   first row stands there, 0: all are 1; `odd`: the second block of columns begins with the tile's 64th, else with its
-   128th. `turn`: the group, 0 or 1, if two take turns at products, so that one adds up while the other multiplies;
-   else -1. */
+/* Mainloop of a consumer: `k_tiles` stages from number *iter on. desc_a, desc_b: low words of the descriptors of its
+   rows and of the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where
+   all scales are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128.
+   order: the consumer's number, 0 or 1, where two alternate between wgmma and promotion; else -1. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
                                               uint32_t stage_bars, uint32_t cluster, uint32_t row_scales_at,
                                               int n0_at_64, int order,
@@ -8053,7 +8172,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
     GMM__WGMMA_WAIT(0);
     if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * ((k - 1) % GMM__CFG(stages)) + 8, lane);
 #else
-    const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) + GMM__ROW_SCALE_BYTES +
+    const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
+        GMM__ROW_SCALE_BYTES +
                             (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
     float partial[GMM__ACC];
     int u, e;
@@ -8065,7 +8185,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         gmm_mbarrier_wait(stage_bars + 16 * s, k / GMM__CFG(stages) & 1);
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
-        GMM__WGMMA_WAIT(1); /* of one: or ptxas has products wait for scales that are asked for between them */
+        /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
+        GMM__WGMMA_WAIT(1);
         if (row_scales_at) {
             a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
             a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
@@ -8082,7 +8203,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
             scales[0][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[0]) : a_scales[e];
             if (GMM__CFG(tile_n) != 128) {
                 scales[GMM__CFG(tile_n) / 64 - 1][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e],
-                                                                                             block_scales[1]) : a_scales[e];
+                                                                                             block_scales[1])
+                                                                                                 : a_scales[e];
                 scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
             }
         }
@@ -8090,7 +8212,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order ^ 1, 0);
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
-        if (GMM__KIND != GMM_FP8_1D1D) { /* all of the warp have read the stage's scales */
+        if (GMM__KIND != GMM_FP8_1D1D) { /* all lanes have read the stage's scales */
             __syncwarp();
             if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         }
@@ -8120,26 +8242,32 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* of stages: filled, empty */
-    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* of the ring: written, */
-    const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;        /* read by the warp that moves operands */
-    const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;       /* of rooms: may be written to, have been written to */
-    const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);    /* of the first tile: guessed, the neighbour's looked at */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
+    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* tile_full of each tile of the ring */
+    /* tile_empty: the producer has read the tile */
+    const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;
+    /* empty and full barrier of each store slot */
+    const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;
+    /* the prediction is written; the other CTA's result has arrived */
+    const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
-    const int scaled = GMM__STAGE_SCALE_BYTES && args.a_scale.scaling == GMM_SCALING_1X128; /* block by block */
+    /* A has a scale per row and 128 elements */
+    const int scaled = GMM__STAGE_SCALE_BYTES && args.a_scale.scaling == GMM_SCALING_1X128;
     uint32_t cluster, cta_rank, i;
 
     cluster = gmm_cluster_nctarank();
     cta_rank = gmm_cluster_ctarank();
-    for (i = threadIdx.x; i < GMM__LINE_SCALE_BYTES / 4 * GMM__CFG(consumers); i += blockDim.x) /* what is not by line stays 1 */
+    /* line scales that the call does not have stay 1 */
+    for (i = threadIdx.x; i < GMM__LINE_SCALE_BYTES / 4 * GMM__CFG(consumers); i += blockDim.x)
         ((float *)(gmm_shared + GMM__CFG(line_scales_offset)))[i] = 1.0f;
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
-            gmm_mbarrier_init(stage_bars + 16 * i, scaled ? 33 : 1); /* the producer, and lanes that bring scales */
+            /* the producer lane, and the lanes of the scale loader */
+            gmm_mbarrier_init(stage_bars + 16 * i, scaled ? 33 : 1);
             gmm_mbarrier_init(stage_bars + 16 * i + 8,
-                              4 * GMM__CFG(consumers) * cluster); /* warps that multiply what it held */
+                              4 * GMM__CFG(consumers) * cluster); /* consumer warps of the CTAs that read the stage */
         }
 #pragma unroll
         for (i = 0; i < 2 * GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
@@ -8163,7 +8291,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 
     if (warp >= 4 * GMM__CFG(consumers)) {
         GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
-        if (warp == 4 * GMM__CFG(consumers) + 2) { /* places tiles, up to half a ring ahead of what is moved */
+        if (warp == 4 * GMM__CFG(consumers) + 2) { /* scheduler warp, up to half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_TILE_RING);
             int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
@@ -8172,8 +8300,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             int mispredicted = 0, unresolved = prefetch_tile;
             uint32_t tile_index = 0;
             gmm_fp8_tile f;
-            /* What the split says is read before it is waited for, and again if that was old. Only shared memory may be
-               written to then. */
+            /* The split is read before griddepcontrol.wait, and again after it. Before the wait only shared memory may
+               be written. */
             if (prefetch_tile) {
 #pragma unroll 1
                 for (speculative = 1; speculative >= 0; speculative--) {
@@ -8193,16 +8321,17 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     gmm_fp8_predict_first_tile(&args, ends, work_ends, starts, GMM__CFG(tile_n) == 128, tiles_n,
                                                GMM__STEP, GMM__CFG(consumers),
                                                (int32_t)gmm_cluster_nctarank(), (int32_t)gmm_cluster_ctarank(), &f);
-                    gmm_cluster_wait_acquire(); /* barriers stand */
+                    gmm_cluster_wait_acquire(); /* the barriers are initialised */
                     if (lane == 0) {
                                 ring[GMM_SM90_TILE_RING - 1] = f;
-                                gmm_mbarrier_arrive(prediction); /* its operands are asked for right behind the wait */
+                                /* the producer loads its operands right after the wait */
+                                gmm_mbarrier_arrive(prediction);
                     }
                     __syncwarp();
                     gmm_griddepcontrol_wait();
                 }
-            } else for (speculative = !args.tables && (!args.wgrad || !(args.p.frozen ||
-                                                                        args.p.beta)); speculative >= 0; speculative--) {
+            } else for (speculative = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta));
+                        speculative >= 0; speculative--) {
                 if (!speculative) gmm_griddepcontrol_wait();
                 if (tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
                 {
@@ -8222,7 +8351,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             for (;; work += stride, tile_index++) {
                 const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
                 int32_t iter = work;
-                f.t.row_blocks = 0; /* no more */
+                f.t.row_blocks = 0; /* ends the ring */
                 if (unresolved && tile_index > 0 && iter >= work_ends[args.p.groups]) {
                     int peer_mispredicted = 0;
                     unresolved = 0;
@@ -8230,7 +8359,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                         gmm_mbarrier_wait(prediction + 8, 0);
                         peer_mispredicted = *(volatile const int32_t *)(gmm_shared + (prediction + 16 - base));
                     }
-                    if (mispredicted || peer_mispredicted) { /* one more tile for both */
+                    if (mispredicted || peer_mispredicted) { /* one more tile for both CTAs */
                         gmm_fp8_empty_tile(&args, &f);
                         if (mispredicted) iter = (int32_t)(blockIdx.x / cluster);
                     }
@@ -8254,7 +8383,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     if (f.t.row_blocks == 0) gmm_fp8_empty_tile(&args, &f);
                     mispredicted = !gmm_fp8_same_tile(&f, first);
                     __syncwarp();
-                    if (mispredicted) gmm_fp8_empty_tile(&args, &f); /* what was multiplied does not go out */
+                    if (mispredicted) gmm_fp8_empty_tile(&args, &f); /* the result of the predicted tile is discarded */
                     if (lane == 0 && gmm_cluster_nctarank() > 1)
                         gmm_fp8_send_mispredict(prediction + 16, prediction + 8, mispredicted);
                 }
@@ -8267,7 +8396,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 if (f.t.row_blocks == 0) break;
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
-        } else if (warp == 4 * GMM__CFG(consumers)) { /* moves A and B: each lane one box of every stage */
+        } else if (warp == 4 * GMM__CFG(consumers)) { /* producer warp: each lane loads one box of every stage */
             uint32_t iter = 0, tile_index = 0;
             for (;; tile_index++) {
                 uint32_t bytes, offset, k_tiles;
@@ -8280,7 +8409,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                                   tile_index / GMM_SM90_TILE_RING & 1);
                 if (f->t.row_blocks == 0) break;
                 if (lane == 0) gmm_mbarrier_arrive(tile_empty + 8 * (tile_index % GMM_SM90_TILE_RING));
-                /* the launch before may write addresses of weights */
+                /* the kernel before may write the table of weights */
                 if (first && args.p.b.table) gmm_griddepcontrol_wait();
                 k_tiles = gmm_fp8_k_tiles(f->t.k);
                 b_boxes = (f->t.cols + 63) / 64;
@@ -8313,7 +8442,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     }
                 }
                 if (multicast && (index & 1) != (int)cta_rank) active = 0;
-                if (first) /* all of this is ready by then */
+                if (first) /* the box is computed before the wait */
                     gmm_griddepcontrol_wait_with(&offset, &y, &end, &wrap, &active, &bytes, &k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s;
@@ -8324,12 +8453,14 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     x += 128;
                 }
             }
-            /* a block's shared memory must stand until its neighbour has arrived there for the last time; what the
-               neighbour brings has come before, and who places tiles has waited for its word */
+            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+               time;
+                           its multicast data has arrived before, and the scheduler has waited for its prediction */
 #pragma unroll 1
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
                 gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
-        } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) { /* brings scales, columns' as sums stand */
+        /* scale loader; column scales are permuted to the order of the accumulators */
+        } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) {
             const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
@@ -8351,7 +8482,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 cols = gmm_fp8_scales_b(&args, f, &step, &block);
                 next_col = (int32_t)step;
                 if (GMM__KIND == GMM_FP8_1D1D) cols += f->t.n0 + lane;
-                else { /* lane 1: of the columns behind the next multiple of 128, if there are */
+                else { /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
                     const int32_t columns_to_128 = 128 - f->t.n0 % 128;
                     cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 }
@@ -8366,8 +8497,10 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                         if (lane < 2) gmm_cp_async_f32(offset + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
                                                        cols_left > 0);
                     } else {
-                        const uint32_t st_at = offset + GMM__ROW_SCALE_BYTES + (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
-                                                                                          lane / 8 % 2 * 8 + lane % 2 * 4);
+                        const uint32_t st_at = offset + GMM__ROW_SCALE_BYTES +
+                            (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
+                                                                                          lane / 8 % 2 * 8 +
+                                                                                              lane % 2 * 4);
 #pragma unroll
                         for (x = 0; x < GMM__CFG(tile_n) / 32; x++)
                             gmm_cp_async_f32(st_at + 128 * x, cols + 32 * x, 32 * x < cols_left);
@@ -8385,24 +8518,26 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
         float acc[GMM__ACC];
         uint32_t iter = 0, tile_index = 0, part = 0;
         int u, x, e;
-        if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* who begins */
+        if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* consumer 0 begins */
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
         for (;; tile_index++) {
             const int first = prefetch_tile && tile_index == 0;
             const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
             const gmm_sm90_tile *t = &f->t;
-            /* none of this is kept while sums fill the registers */
+            /* computed again for every tile, so that the mainloop has the registers */
             const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
             const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
             const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
             uint32_t slot;
             int rows, tid, row, d_flags, box_cols;
             float outer_scale;
-            __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
+            /* all lanes have read the previous tile before one of them releases its stages, and with them its place in
+               the ring */
+            __syncwarp();
             gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
                               tile_index / GMM_SM90_TILE_RING & 1);
             if (t->row_blocks == 0) break;
-            if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: hands the stages back */
+            if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: releases the stages */
                 uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages);
@@ -8411,7 +8546,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                                                                                  threadIdx.x & 31);
                 }
                 __syncwarp();
-                if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to take away either */
+                if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to store either */
                     gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
                     gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
                     continue;
@@ -8441,7 +8576,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             }
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
-            if (prefetch_tile && tile_index == 0) { /* the split has been waited for meanwhile */
+            if (prefetch_tile && tile_index == 0) { /* the scheduler has read the split again meanwhile */
                 gmm_mbarrier_wait(tile_full, 0);
                 f = ring;
                 t = &f->t;
@@ -8453,11 +8588,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 }
             }
             tid = gmm_tid_x() & 127;
-            row = tid / 32 * 16 + tid % 32 / 4; /* of the group's; and 8 below */
+            row = tid / 32 * 16 + tid % 32 / 4; /* row of the consumer's 64; the thread's second row is 8 further */
             rows = t->rows - 64 * wg;
             outer_scale = f->outer_scale;
             d_flags = f->d_flags;
-            { /* scales of matrices and lines, bias */
+            { /* epilogue: scales of tensors and lines, bias */
                 const uint32_t scales = base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg;
                 const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
                 const int by_col = args.b_scale.scaling == GMM_SCALING_ROW;
@@ -8494,7 +8629,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                         const int c = 2 * u + tid % 4 * 2;
                         const int count = rows_left - c > 2 ? 2 : rows_left - c;
                         float v[4];
-                        GMM__PIN_MEMORY(); /* loads stay where they are: registers are few */
+                        GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
                         gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
                         acc[u] = __fmaf_rn(v[0], s0, acc[u]);
                         acc[u + 1] = __fmaf_rn(v[1], s0, acc[u + 1]);
@@ -8503,11 +8638,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     }
                 }
             }
-            /* from registers to the room, as 16-bit elements or as sums, and from there to D */
+            /* accumulators to the store slot, as 16-bit elements or fp32, and from there to D */
             slot = base + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
-            box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of a box */
+            box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of a 128-byte box */
 #pragma unroll
-            for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first box */
+            for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first box of this part */
                 const int c0 = (int)i * box_cols;
                 if (c0 >= t->cols || c0 >= GMM__CFG(tile_n)) break;
                 gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
@@ -8523,7 +8658,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                                      gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
                     }
                 } else {
-                    const int swapped = row % 2; /* its halves of a box the other way round: no two threads share a bank */
+                    /* odd rows write their halves of a box in the other order: no two threads share a bank */
+                    const int swapped = row % 2;
                     const uint32_t st_at = slot + row * 128 + tid % 2 * 8;
                     const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
                     const float beta = loaded ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
@@ -8543,12 +8679,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                             for (u = 0; u < 16; u++) w[u] = __fmaf_rn(beta, old[u], w[u]);
                         }
 #pragma unroll
-                        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four numbers */
+                        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four accumulators */
                             gmm_st_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
-                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4), w[u], w[u + 1]);
+                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4), w[u],
+                                             w[u + 1]);
                     }
                 }
-                if (!(d_flags & GMM_FP8_D_TMA)) { /* a thread per row and 16 bytes of it */
+                if (!(d_flags & GMM_FP8_D_TMA)) { /* stored by the threads: 16 bytes of a row each */
                     gmm_fp8_consumer_sync(wg);
                     const char *const from = gmm_shared + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
                     const int size = gmm_kmat_size(&args.p.d);

@@ -1,8 +1,8 @@
 /* ................................................................................................ PTX ... */
 
-/* Every inline PTX instruction of the kernels but wgmma (ptx_wgmma.cuh), one wrapper each, named as the PTX manual names
-   it. `smem` is the 32-bit shared address of an operand; "n" operands are constants, and so macros. A "memory" clobber
-   keeps the instruction in program order with memory accesses. */
+/* Every inline PTX instruction of the kernels but wgmma (ptx_wgmma.cuh), one wrapper each, named as the PTX manual
+   names it. `smem` is the 32-bit shared address of an operand; "n" operands are constants, and so macros. A "memory"
+   clobber keeps the instruction in program order with memory accesses. */
 
 /* --- special registers, read again where they are used, so that they hold no register in between --- */
 GMM__DEVICE int gmm_tid_x(void) {
@@ -91,7 +91,8 @@ GMM__DEVICE void gmm_cluster_arrive_relaxed(void) {
 GMM__DEVICE void gmm_cluster_arrive_release(void) {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
-GMM__DEVICE void gmm_cluster_wait_acquire(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); }
+GMM__DEVICE void gmm_cluster_wait_acquire(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : :
+                                                               : "memory"); }
 
 /* --- shared and global memory --- */
 GMM__DEVICE float gmm_ld_shared_f32(uint32_t smem) {

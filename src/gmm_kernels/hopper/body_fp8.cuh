@@ -5,16 +5,19 @@
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__PART(gmm_linear_), _sm90)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
-#define GMM__ROW_SCALE_BYTES (GMM__CFG(consumers) * (int)GMM__CAT(gmm_fp8_consumer_scales_, GMM__SCALED)) /* bytes of the rows' scales */
-#define GMM__STAGE_SCALE_BYTES (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
-                                (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n)) /* and of all of a stage */
-#define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n)) /* bytes of lines' scales */
-#define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64) /* of tiles: scales change at multiples of 128, and not in all */
-#define GMM__ACC (GMM__CFG(tile_n) / 2)       /* sums per thread: 64 rows by the tile's columns */
+/* Bytes of the row scales of a stage, of all scales of a stage, and of the line scales of a consumer. */
+#define GMM__ROW_SCALE_BYTES (GMM__CFG(consumers) * (int)GMM__CAT(gmm_fp8_consumer_scales_, GMM__SCALED))
+#define GMM__STAGE_SCALE_BYTES \
+    (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
+     (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n))
+#define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n))
+/* Alignment of a tile's first column: a tile of 192 columns may begin between two blocks of 128. */
+#define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64)
+#define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Sends for the product of stage `s`: 64 rows by the tile's columns. */
+/* Issues the wgmmas of stage `stage`: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. */
 GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, uint32_t desc_b, uint32_t stage) {
     const uint32_t a = desc_a + stage * (GMM__CFG(stage_bytes) >> 4), b = desc_b + stage * (GMM__CFG(stage_bytes) >> 4);
     int kk;
@@ -28,11 +31,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, ui
     gmm_wgmma_commit();
 }
 
-/* The sums of 64 rows of a tile for a group of 128 threads: `depths` stages from number *at on. `lines` and `columns`
-   are the descriptors of its rows and of the tile's columns in stage 0; `factors` is where the scale of the thread's
-   first row stands there, 0: all are 1; `odd`: the second block of columns begins with the tile's 64th, else with its
-   128th. `turn`: the group, 0 or 1, if two take turns at products, so that one adds up while the other multiplies;
-   else -1. */
+/* Mainloop of a consumer: `k_tiles` stages from number *iter on. desc_a, desc_b: low words of the descriptors of its
+   rows and of the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where
+   all scales are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128.
+   order: the consumer's number, 0 or 1, where two alternate between wgmma and promotion; else -1. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
                                               uint32_t stage_bars, uint32_t cluster, uint32_t row_scales_at,
                                               int n0_at_64, int order,
@@ -55,7 +57,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
     GMM__WGMMA_WAIT(0);
     if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * ((k - 1) % GMM__CFG(stages)) + 8, lane);
 #else
-    const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) + GMM__ROW_SCALE_BYTES +
+    const uint32_t column_scales_at = stage_bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
+        GMM__ROW_SCALE_BYTES +
                             (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
     float partial[GMM__ACC];
     int u, e;
@@ -67,7 +70,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         gmm_mbarrier_wait(stage_bars + 16 * s, k / GMM__CFG(stages) & 1);
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
-        GMM__WGMMA_WAIT(1); /* of one: or ptxas has products wait for scales that are asked for between them */
+        /* one group is under way: without this ptxas moves the scale loads between the wgmmas, which serializes them */
+        GMM__WGMMA_WAIT(1);
         if (row_scales_at) {
             a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
             a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
@@ -84,7 +88,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
             scales[0][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[0]) : a_scales[e];
             if (GMM__CFG(tile_n) != 128) {
                 scales[GMM__CFG(tile_n) / 64 - 1][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e],
-                                                                                             block_scales[1]) : a_scales[e];
+                                                                                             block_scales[1])
+                                                                                                 : a_scales[e];
                 scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
             }
         }
@@ -92,7 +97,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order ^ 1, 0);
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
-        if (GMM__KIND != GMM_FP8_1D1D) { /* all of the warp have read the stage's scales */
+        if (GMM__KIND != GMM_FP8_1D1D) { /* all lanes have read the stage's scales */
             __syncwarp();
             if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         }
@@ -122,26 +127,32 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* of stages: filled, empty */
-    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* of the ring: written, */
-    const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;        /* read by the warp that moves operands */
-    const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;       /* of rooms: may be written to, have been written to */
-    const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);    /* of the first tile: guessed, the neighbour's looked at */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
+    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* tile_full of each tile of the ring */
+    /* tile_empty: the producer has read the tile */
+    const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;
+    /* empty and full barrier of each store slot */
+    const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;
+    /* the prediction is written; the other CTA's result has arrived */
+    const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
-    const int scaled = GMM__STAGE_SCALE_BYTES && args.a_scale.scaling == GMM_SCALING_1X128; /* block by block */
+    /* A has a scale per row and 128 elements */
+    const int scaled = GMM__STAGE_SCALE_BYTES && args.a_scale.scaling == GMM_SCALING_1X128;
     uint32_t cluster, cta_rank, i;
 
     cluster = gmm_cluster_nctarank();
     cta_rank = gmm_cluster_ctarank();
-    for (i = threadIdx.x; i < GMM__LINE_SCALE_BYTES / 4 * GMM__CFG(consumers); i += blockDim.x) /* what is not by line stays 1 */
+    /* line scales that the call does not have stay 1 */
+    for (i = threadIdx.x; i < GMM__LINE_SCALE_BYTES / 4 * GMM__CFG(consumers); i += blockDim.x)
         ((float *)(gmm_shared + GMM__CFG(line_scales_offset)))[i] = 1.0f;
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
-            gmm_mbarrier_init(stage_bars + 16 * i, scaled ? 33 : 1); /* the producer, and lanes that bring scales */
+            /* the producer lane, and the lanes of the scale loader */
+            gmm_mbarrier_init(stage_bars + 16 * i, scaled ? 33 : 1);
             gmm_mbarrier_init(stage_bars + 16 * i + 8,
-                              4 * GMM__CFG(consumers) * cluster); /* warps that multiply what it held */
+                              4 * GMM__CFG(consumers) * cluster); /* consumer warps of the CTAs that read the stage */
         }
 #pragma unroll
         for (i = 0; i < 2 * GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
@@ -165,7 +176,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 
     if (warp >= 4 * GMM__CFG(consumers)) {
         GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
-        if (warp == 4 * GMM__CFG(consumers) + 2) { /* places tiles, up to half a ring ahead of what is moved */
+        if (warp == 4 * GMM__CFG(consumers) + 2) { /* scheduler warp, up to half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
                                               : (int32_t *)(ring + GMM_SM90_TILE_RING);
             int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
@@ -174,8 +185,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             int mispredicted = 0, unresolved = prefetch_tile;
             uint32_t tile_index = 0;
             gmm_fp8_tile f;
-            /* What the split says is read before it is waited for, and again if that was old. Only shared memory may be
-               written to then. */
+            /* The split is read before griddepcontrol.wait, and again after it. Before the wait only shared memory may
+               be written. */
             if (prefetch_tile) {
 #pragma unroll 1
                 for (speculative = 1; speculative >= 0; speculative--) {
@@ -195,16 +206,17 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     gmm_fp8_predict_first_tile(&args, ends, work_ends, starts, GMM__CFG(tile_n) == 128, tiles_n,
                                                GMM__STEP, GMM__CFG(consumers),
                                                (int32_t)gmm_cluster_nctarank(), (int32_t)gmm_cluster_ctarank(), &f);
-                    gmm_cluster_wait_acquire(); /* barriers stand */
+                    gmm_cluster_wait_acquire(); /* the barriers are initialised */
                     if (lane == 0) {
                                 ring[GMM_SM90_TILE_RING - 1] = f;
-                                gmm_mbarrier_arrive(prediction); /* its operands are asked for right behind the wait */
+                                /* the producer loads its operands right after the wait */
+                                gmm_mbarrier_arrive(prediction);
                     }
                     __syncwarp();
                     gmm_griddepcontrol_wait();
                 }
-            } else for (speculative = !args.tables && (!args.wgrad || !(args.p.frozen ||
-                                                                        args.p.beta)); speculative >= 0; speculative--) {
+            } else for (speculative = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta));
+                        speculative >= 0; speculative--) {
                 if (!speculative) gmm_griddepcontrol_wait();
                 if (tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
                 {
@@ -224,7 +236,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             for (;; work += stride, tile_index++) {
                 const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
                 int32_t iter = work;
-                f.t.row_blocks = 0; /* no more */
+                f.t.row_blocks = 0; /* ends the ring */
                 if (unresolved && tile_index > 0 && iter >= work_ends[args.p.groups]) {
                     int peer_mispredicted = 0;
                     unresolved = 0;
@@ -232,7 +244,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                         gmm_mbarrier_wait(prediction + 8, 0);
                         peer_mispredicted = *(volatile const int32_t *)(gmm_shared + (prediction + 16 - base));
                     }
-                    if (mispredicted || peer_mispredicted) { /* one more tile for both */
+                    if (mispredicted || peer_mispredicted) { /* one more tile for both CTAs */
                         gmm_fp8_empty_tile(&args, &f);
                         if (mispredicted) iter = (int32_t)(blockIdx.x / cluster);
                     }
@@ -256,7 +268,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     if (f.t.row_blocks == 0) gmm_fp8_empty_tile(&args, &f);
                     mispredicted = !gmm_fp8_same_tile(&f, first);
                     __syncwarp();
-                    if (mispredicted) gmm_fp8_empty_tile(&args, &f); /* what was multiplied does not go out */
+                    if (mispredicted) gmm_fp8_empty_tile(&args, &f); /* the result of the predicted tile is discarded */
                     if (lane == 0 && gmm_cluster_nctarank() > 1)
                         gmm_fp8_send_mispredict(prediction + 16, prediction + 8, mispredicted);
                 }
@@ -269,7 +281,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 if (f.t.row_blocks == 0) break;
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
-        } else if (warp == 4 * GMM__CFG(consumers)) { /* moves A and B: each lane one box of every stage */
+        } else if (warp == 4 * GMM__CFG(consumers)) { /* producer warp: each lane loads one box of every stage */
             uint32_t iter = 0, tile_index = 0;
             for (;; tile_index++) {
                 uint32_t bytes, offset, k_tiles;
@@ -282,7 +294,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                                   tile_index / GMM_SM90_TILE_RING & 1);
                 if (f->t.row_blocks == 0) break;
                 if (lane == 0) gmm_mbarrier_arrive(tile_empty + 8 * (tile_index % GMM_SM90_TILE_RING));
-                /* the launch before may write addresses of weights */
+                /* the kernel before may write the table of weights */
                 if (first && args.p.b.table) gmm_griddepcontrol_wait();
                 k_tiles = gmm_fp8_k_tiles(f->t.k);
                 b_boxes = (f->t.cols + 63) / 64;
@@ -315,7 +327,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     }
                 }
                 if (multicast && (index & 1) != (int)cta_rank) active = 0;
-                if (first) /* all of this is ready by then */
+                if (first) /* the box is computed before the wait */
                     gmm_griddepcontrol_wait_with(&offset, &y, &end, &wrap, &active, &bytes, &k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s;
@@ -326,12 +338,14 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     x += 128;
                 }
             }
-            /* a block's shared memory must stand until its neighbour has arrived there for the last time; what the
-               neighbour brings has come before, and who places tiles has waited for its word */
+            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+               time;
+                           its multicast data has arrived before, and the scheduler has waited for its prediction */
 #pragma unroll 1
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
                 gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
-        } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) { /* brings scales, columns' as sums stand */
+        /* scale loader; column scales are permuted to the order of the accumulators */
+        } else if (warp == 4 * GMM__CFG(consumers) + 1 && scaled) {
             const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
@@ -353,7 +367,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 cols = gmm_fp8_scales_b(&args, f, &step, &block);
                 next_col = (int32_t)step;
                 if (GMM__KIND == GMM_FP8_1D1D) cols += f->t.n0 + lane;
-                else { /* lane 1: of the columns behind the next multiple of 128, if there are */
+                else { /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
                     const int32_t columns_to_128 = 128 - f->t.n0 % 128;
                     cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 }
@@ -368,8 +382,10 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                         if (lane < 2) gmm_cp_async_f32(offset + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
                                                        cols_left > 0);
                     } else {
-                        const uint32_t st_at = offset + GMM__ROW_SCALE_BYTES + (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
-                                                                                          lane / 8 % 2 * 8 + lane % 2 * 4);
+                        const uint32_t st_at = offset + GMM__ROW_SCALE_BYTES +
+                            (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 +
+                                                                                          lane / 8 % 2 * 8 +
+                                                                                              lane % 2 * 4);
 #pragma unroll
                         for (x = 0; x < GMM__CFG(tile_n) / 32; x++)
                             gmm_cp_async_f32(st_at + 128 * x, cols + 32 * x, 32 * x < cols_left);
@@ -387,24 +403,26 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
         float acc[GMM__ACC];
         uint32_t iter = 0, tile_index = 0, part = 0;
         int u, x, e;
-        if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* who begins */
+        if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* consumer 0 begins */
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
         for (;; tile_index++) {
             const int first = prefetch_tile && tile_index == 0;
             const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
             const gmm_sm90_tile *t = &f->t;
-            /* none of this is kept while sums fill the registers */
+            /* computed again for every tile, so that the mainloop has the registers */
             const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
             const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
             const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
             uint32_t slot;
             int rows, tid, row, d_flags, box_cols;
             float outer_scale;
-            __syncwarp(); /* all lanes have read the last tile before one hands stages back, and with them its place */
+            /* all lanes have read the previous tile before one of them releases its stages, and with them its place in
+               the ring */
+            __syncwarp();
             gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
                               tile_index / GMM_SM90_TILE_RING & 1);
             if (t->row_blocks == 0) break;
-            if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: hands the stages back */
+            if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: releases the stages */
                 uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages);
@@ -413,7 +431,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                                                                                  threadIdx.x & 31);
                 }
                 __syncwarp();
-                if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to take away either */
+                if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to store either */
                     gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
                     gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
                     continue;
@@ -443,7 +461,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
             }
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
-            if (prefetch_tile && tile_index == 0) { /* the split has been waited for meanwhile */
+            if (prefetch_tile && tile_index == 0) { /* the scheduler has read the split again meanwhile */
                 gmm_mbarrier_wait(tile_full, 0);
                 f = ring;
                 t = &f->t;
@@ -455,11 +473,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 }
             }
             tid = gmm_tid_x() & 127;
-            row = tid / 32 * 16 + tid % 32 / 4; /* of the group's; and 8 below */
+            row = tid / 32 * 16 + tid % 32 / 4; /* row of the consumer's 64; the thread's second row is 8 further */
             rows = t->rows - 64 * wg;
             outer_scale = f->outer_scale;
             d_flags = f->d_flags;
-            { /* scales of matrices and lines, bias */
+            { /* epilogue: scales of tensors and lines, bias */
                 const uint32_t scales = base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg;
                 const int by_row = args.a_scale.scaling == GMM_SCALING_ROW;
                 const int by_col = args.b_scale.scaling == GMM_SCALING_ROW;
@@ -496,7 +514,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                         const int c = 2 * u + tid % 4 * 2;
                         const int count = rows_left - c > 2 ? 2 : rows_left - c;
                         float v[4];
-                        GMM__PIN_MEMORY(); /* loads stay where they are: registers are few */
+                        GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
                         gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
                         acc[u] = __fmaf_rn(v[0], s0, acc[u]);
                         acc[u + 1] = __fmaf_rn(v[1], s0, acc[u + 1]);
@@ -505,11 +523,11 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     }
                 }
             }
-            /* from registers to the room, as 16-bit elements or as sums, and from there to D */
+            /* accumulators to the store slot, as 16-bit elements or fp32, and from there to D */
             slot = base + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
-            box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of a box */
+            box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of a 128-byte box */
 #pragma unroll
-            for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first box */
+            for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first box of this part */
                 const int c0 = (int)i * box_cols;
                 if (c0 >= t->cols || c0 >= GMM__CFG(tile_n)) break;
                 gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
@@ -525,7 +543,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                                      gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
                     }
                 } else {
-                    const int swapped = row % 2; /* its halves of a box the other way round: no two threads share a bank */
+                    /* odd rows write their halves of a box in the other order: no two threads share a bank */
+                    const int swapped = row % 2;
                     const uint32_t st_at = slot + row * 128 + tid % 2 * 8;
                     const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
                     const float beta = loaded ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
@@ -545,12 +564,13 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                             for (u = 0; u < 16; u++) w[u] = __fmaf_rn(beta, old[u], w[u]);
                         }
 #pragma unroll
-                        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four numbers */
+                        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four accumulators */
                             gmm_st_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
-                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4), w[u], w[u + 1]);
+                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4), w[u],
+                                             w[u + 1]);
                     }
                 }
-                if (!(d_flags & GMM_FP8_D_TMA)) { /* a thread per row and 16 bytes of it */
+                if (!(d_flags & GMM_FP8_D_TMA)) { /* stored by the threads: 16 bytes of a row each */
                     gmm_fp8_consumer_sync(wg);
                     const char *const from = gmm_shared + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
                     const int size = gmm_kmat_size(&args.p.d);

@@ -2,7 +2,8 @@
 #define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
-/* A kernel of two tiles takes the other's functions, which were made first, without a kernel (GMM__NO_KERNEL). */
+/* A kernel with two tiles calls the functions of both; those of the first are expanded before, without a kernel
+   (GMM__NO_KERNEL). */
 #ifdef GMM__ALT_TILE
 #define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
 #define GMM__TILE_CHOICE args.tile
@@ -18,11 +19,11 @@
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
-/* Rows of sums that go out at once. */
+/* Rows of accumulators that pass a store slot at once. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
 
-/* Words of D that wait in registers, those that go out at once, and a group's rooms for these. An instance with an
-   epilogue has no registers left for them. */
+/* Deferred store: 32-bit words of 16-bit D that stay in registers, words that are stored at once, and the slots of a
+   warp group for these. An instance with an epilogue has no registers left for them. */
 #ifdef GMM__EPILOGUE
 #define GMM__DEFERRED 0
 #else
@@ -31,25 +32,27 @@
 #define GMM__DEFERRED_WORDS (GMM__DEFERRED ? 4 * GMM__CFG(m16) : 1)
 #define GMM__WORDS_PER_STORE (GMM__DEFERRED ? 4 * GMM__CFG(deferred) : 1)
 #define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
-/* Whether the first products set the sums, which would be 0 otherwise. */
+/* Whether the first wgmma of a tile overwrites the accumulators (scale_d = 0); else they are zeroed before. */
 #define GMM__ZERO_INIT (GMM__DEFERRED || GMM__K_GROUPED)
-/* Tiles begin at multiples of so many rows. Products there are for as many eights as a tile can have. */
+/* Tiles begin at multiples of so many rows. wgmma exists for each N, in units of 8, that a tile can have. */
 #define GMM__STEP (GMM__K_GROUPED ? 64 : 8)
 #define GMM__HAS_N8(e) ((e) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (e) % 8 == 0))
-/* The most rows of a group with which all that a kernel waits for is weights along the contraction. Memory gives 256
-   bytes of a line faster together: two stages are asked for at once, and handed back as soon as they are multiplied.
-   From half as many rows on products take time as well, and where groups differ it is lost. */
-#define GMM__SMALL_M(cols) \
-    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (cols) == 256 ? GMM_SM90_SMALL_M : 0)
-/* The rooms of D of a group of threads, or that of a part, which has the same room whichever group writes it. */
+/* Small-M mode: the most rows of a group with which forward waits for weights alone (128-byte lines along the
+   contraction). Device memory delivers 256 bytes of a line faster, so two stages are requested at a time and released
+   as soon as they are multiplied. From 64 rows on products take time as well, and with unequal groups the mode loses.
+   */
+#define GMM__SMALL_M(tile_n) \
+    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (tile_n) == 256 \
+         ? GMM_SM90_SMALL_M : 0)
+/* The store slots of a consumer warp group; in wgrad the slot of a part, whichever warp group writes it. */
 #define GMM__STORE_SLOT(wg, nth) \
     (smem + GMM__CFG(slots_offset) + GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % 4) : 2 * (wg)))
-#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* the warp that places tiles */
+#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* index of the scheduler warp */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Of tile `t`, whose 16-bit D waits in registers, the next rows go out through one of the group's rooms, by TMA where
-   rows are at multiples of 16 bytes: 3 stages until a room is needed again, so that nobody waits. `kept`: units that
-   wait. The registers are picked by predicates, since moving the others up would take as many again. */
+/* Stores the next rows of tile `t`, whose 16-bit D is pending in registers, through one of the warp group's slots: by
+   TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that nobody waits for it. *pending: blocks of
+   16 rows that are not stored. Registers are selected by predicates, since shifting them would take as many again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, const gmm_sm90_tile *t, int wg, char *slots,
                                                      const uint32_t deferred[GMM__DEFERRED_WORDS], int *pending,
                                                      uint32_t *part) {
@@ -65,7 +68,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
                           st_at + x % GMM__WORDS_PER_STORE * 512, deferred[x],
                           deferred[x + 1], deferred[x + 2], deferred[x + 3]);
     gmm_fence_proxy_async();
-    if (tid == 0) /* the next room is free */
+    if (tid == 0) /* the next slot may be overwritten */
         GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
     gmm_consumer_sync(wg);
     if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2)) & 15) == 0) {
@@ -88,10 +91,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(const GMM__ARGS *args, cons
     (*part)++;
 }
 
-/* The sums of a tile of `eights` times 8 rows for a group of 128 threads: `depths` stages from number *at on. `columns`
-   is the descriptor of the group's columns in stage 0; `come`: tells the other group, if they take turns, that the last
-   stage has come. What waits of the tile before goes out by the way. `low`: a stage is handed back when it is
-   multiplied, else when the next one is there too, so that products never pause. */
+/* Mainloop of a consumer warp group: accumulates `k_tiles` stages from number *iter on, for a tile of 8 n8 rows.
+   desc_b: descriptor of the warp group's columns in stage 0; desc_a: of the rows. `order`: barrier that tells the other
+   warp group of a ping-pong tile that the last stage is full. The deferred store of the previous tile runs beside it.
+   small_m: a stage is released when it is multiplied, else one stage later, so that wgmma never pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
                                                float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
                                                uint32_t k_tiles, uint64_t desc_b, uint64_t desc_a, uint32_t stage_bars,
@@ -135,7 +138,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
     *iter += k_tiles;
 }
 
-/* What the groups of threads do: they multiply, and take D to memory. */
+/* A consumer warp group: mainloop, then epilogue, for every tile of the ring. */
 GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char *smem, const gmm_sm90_tile *ring,
                                                     const uint32_t base, const uint32_t stage_bars,
                                                     const uint32_t tile_full) {
@@ -146,7 +149,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES); /* the last stages of groups' tiles */
+    /* the warp groups' last stages are full */
+    const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
     const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
     uint32_t iter = 0, part = 0, tile_index = 0, deferred[GMM__DEFERRED_WORDS];
     int j, u, e, x, pending = 0;
@@ -154,48 +158,52 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
     for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
     for (;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0); /* not kept while sums go out */
-        char *const slots = GMM__STORE_SLOT(wg, part); /* rooms for D on its way */
-        const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg; /* of the tile's columns */
-        const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w); /* of the warp; of its scales */
+        /* computed again, so that the epilogue has its register */
+        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
+        char *const slots = GMM__STORE_SLOT(wg, part); /* store slots */
+        /* first column of the warp group in the tile */
+        const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg;
+        /* the warp's packed codes, and its scales */
+        const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
         const uint32_t scales_at = base + GMM__CFG(scales) + 4 * (uint32_t)(col0 + 16 * w);
         const gmm_sm90_tile *const prev_tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
         uint32_t k_tiles, stage0 = base;
         uint64_t desc_b, desc_a;
         __syncwarp();
-        if (lane == 0) gmm_sm90_release_batch(tile_full,
-                                              tile_index - (GMM__DEFERRED != 0)); /* D that waits is not there yet */
+        /* a deferred store still reads the previous tile */
+        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index - (GMM__DEFERRED != 0));
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
-        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* no products to go out beside */
+        while (GMM__DEFERRED && pending > 0 && t->cols <= col0) /* there is no mainloop beside which to store */
             GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred, &pending, &part);
         if (t->row_blocks == 0) {
             if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_barrier(wg, 1);
             break;
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
-        cluster = gmm_cluster_nctarank(); /* not kept while sums go out */
-        if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* the other's turn */
+        cluster = gmm_cluster_nctarank(); /* computed again, so that the epilogue has its register */
+        if (GMM__CFG(consumers) == 1 && (int)(tile_index & 1) != wg) { /* a tile of the other warp group */
             iter += k_tiles;
             if (GMM__K_GROUPED) part += gmm_sm90_d_parts(t, size);
             continue;
         }
-        /* who takes turns has not followed the other, and a parity tells a phase only from the one before */
+        /* the other warp group's stages were not waited for, and a parity tells a phase only from the one before */
         if (GMM__CFG(consumers) == 1 && tile_index > 0) gmm_mbarrier_wait(order + 8 * (wg ^ 1),
                                                                           (tile_index - 1) / 2 & 1);
-        if (t->cols <= col0) { /* nothing to multiply: hands the stages back */
+        if (t->cols <= col0) { /* no columns for this warp group: it releases the stages */
             for (; k_tiles > 0; k_tiles--, iter++) {
                 const uint32_t s = iter % GMM__CFG(stages);
                 gmm_mbarrier_wait(stage_bars + 16 * s, iter / GMM__CFG(stages) & 1);
                 if (lane < (int)cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, (uint32_t)lane);
             }
             if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
-            if (GMM__K_GROUPED) { /* nothing to take away either */
+            if (GMM__K_GROUPED) { /* and has nothing to store */
                 if (tile_index > 0) gmm_order_barrier(wg, 1);
                 gmm_order_barrier(wg ^ 1, 0);
             }
             continue;
         }
-        if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0); /* descriptors are not kept while sums go out */
+        /* descriptors are computed again, so that the epilogue has their registers */
+        if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
         desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
         desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
 #pragma unroll
@@ -203,14 +211,19 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
         switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
-#define GMM__MAINLOOP(n8, low) GMM__PART(gmm_sm90_mainloop_)(n8, low, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, &iter, \
-                                            &args, prev_tile, wg, slots, deferred, &pending, &part)
-#define GMM__PACKED_MAINLOOP(u) gmm_sm90_packed_mainloop(GMM__CFG(tile_b), u, GMM__CFG(stages), GMM__CFG(stage_bytes), acc[0], k_tiles, packed_at, \
-                                     scales_at, desc_a, stage_bars, cluster, &iter)
+#define GMM__MAINLOOP(n8, low) \
+    GMM__PART(gmm_sm90_mainloop_)(n8, low, acc, k_tiles, desc_b, desc_a, stage_bars, order + 8 * wg, cluster, &iter, \
+                                  &args, prev_tile, wg, slots, deferred, &pending, &part)
+#define GMM__PACKED_MAINLOOP(m16) \
+    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, GMM__CFG(stages), GMM__CFG(stage_bytes), acc[0], k_tiles, \
+                             packed_at, scales_at, desc_a, stage_bars, cluster, &iter)
 #define GMM__X(e, u, n, b, a, c) \
-case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
-        else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
-        else if (GMM__HAS_N8(e)) GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
+case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
+            GMM__PACKED_MAINLOOP(e <= 2 * GMM__CFG(m16) ? (e + 1) / 2 : 1); \
+        else if (GMM__HAS_N8(e) && 8 * e <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
+            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 1); \
+        else if (GMM__HAS_N8(e)) \
+            GMM__MAINLOOP(GMM__HAS_N8(e) ? e : 2, 0); \
         break;
         GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -225,13 +238,13 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
         while (GMM__DEFERRED && pending > 0) GMM__PART(gmm_sm90_store_deferred_)(&args, prev_tile, wg, slots, deferred,
                                                                                  &pending, &part);
 #pragma unroll
-        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* no longer kept */
-        { /* from registers to D, transposed in shared memory */
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* dead from here on */
+        { /* epilogue: accumulators to D, transposed through shared memory */
             const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
             const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE ? NULL
                                                                                   : gmm_kmat_at(&args.p.bias, t->g);
             const int row_blocks = t->row_blocks, rows = t->rows;
-            const uint32_t slot_bars = order + 16; /* the barriers of rooms */
+            const uint32_t slot_bars = order + 16; /* barriers of the store slots */
             if (alpha != 1.0f) {
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++)
@@ -241,7 +254,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
             if (bias) {
                 const float *const row_scale = args.p.row_scale ? args.p.row_scale + t->row + t->m0 : NULL;
                 float bias_low[GMM__CFG(wgmma_m)][4], bias_high[GMM__CFG(wgmma_m)][4],
-                       row_scales[GMM__CFG(m16) / 2 + 1]; /* a lane per row */
+                       row_scales[GMM__CFG(m16) / 2 + 1]; /* one lane per row */
 #pragma unroll
                 for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
                     row_scales[x] = row_scale && 32 * x + lane < rows ? row_scale[32 * x + lane] : 1.0f;
@@ -268,15 +281,15 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
             const int by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args.p, t->g, beta);
             char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * pitch;
             const int aligned = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* rooms are taken in the order of tiles */
-            if (by_tma && size == 2) { /* rooms hold boxes of 16-bit D */
+            if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
+            if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
                 const uint32_t st_at = base + GMM__CFG(slots_offset) +
                                      (lane / 16 * 8 + lane % 8) * 128 +
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
                 for (u = 0; u < GMM__CFG(m16); u++) {
-                    if (u % 4 == 0) { /* rows that D has not got stay in the room */
+                    if (u % 4 == 0) { /* rows past the end of D stay in the slot */
                         if (u >= row_blocks) break;
                         gmm_sm90_acquire_slot(slot_bars, part);
                     }
@@ -289,20 +302,24 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
                     }
                     if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, part++);
                 }
-            } else if (GMM__DEFERRED && size == 2 && beta == 0.0f) { /* waits for the next tile's products */
+            } else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
+                /* deferred store: pending until the next tile's mainloop */
 #pragma unroll
                 for (u = 0; u < GMM__DEFERRED_WORDS; u++)
                     deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
                 pending = row_blocks;
-            } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) { /* rooms hold [row][column] */
-                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5; /* not kept while sums are made */
-                const int row_bytes = 128 * GMM__CFG(wgmma_m), chunk = tid % (8 * GMM__CFG(wgmma_m)),
-                                                                                        slot_row = tid / (8 * GMM__CFG(wgmma_m));
+            } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) {
+                /* 16-bit D, stored by the threads: slots hold [row][column] */
+                /* computed again, so that the mainloop has their registers */
+                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
+                const int row_bytes = 128 * GMM__CFG(wgmma_m);
+                const int chunk = tid % (8 * GMM__CFG(wgmma_m)), slot_row = tid / (8 * GMM__CFG(wgmma_m));
                 const int cols_left = t->cols - col0 - 8 * chunk;
                 const int vectorized = aligned && (t->cols - col0 >= 64 * GMM__CFG(wgmma_m) ||
                                                    (t->cols - col0) % 8 == 0);
                 const int rows_left = cols_left > 0 ? rows - slot_row : 0;
-                const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(slots) + (lane / 16 * 8 + lane % 8) * row_bytes +
+                const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(slots) +
+                    (lane / 16 * 8 + lane % 8) * row_bytes +
                                      (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
                 const char *const ld_at = slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
                 char *to = d + slot_row * pitch + (t->n0 + col0 + 8 * chunk) * 2;
@@ -324,7 +341,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
                                                gmm_pack2(GMM__DTYPE, f[6], f[7]));
                             }
                     gmm_consumer_sync(wg);
-#ifdef GMM__EPILOGUE /* of an instance: takes the rows of D that stand in the room; whether D gets them, too */
+#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored as well */
                     if (!GMM__EPILOGUE(&args, t, slots + slot, row_bytes, 16 * u,
                                        GMM__CFG(store_blocks) * 2048 / row_bytes, col0))
                         continue;
@@ -343,9 +360,10 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
                                 ((uint16_t *)to)[e] = ((const uint16_t *)(ld_at + slot + x * 2048))[e];
                     }
                 }
-            } else if (by_tma) { /* rooms hold boxes of fp32 */
+            } else if (by_tma) { /* fp32 D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                /* of column lane / 4 and row 2 (lane % 4); 8 columns and a row more are other bits of it */
+                /* element of column lane / 4 and row 2 (lane % 4); 8 columns and 1 row further are other bits of the
+                   address */
                 const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 +
                                     lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
@@ -373,9 +391,9 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
                         if (u % 8 == 7) gmm_sm90_commit_slot(slot_bars, part++);
                     }
                 }
-            } else { /* rooms hold sums */
-                uint32_t next_part = part; /* none may use the last one's room again */
-                if (GMM__DEFERRED) { /* what still goes out of there */
+            } else { /* D of any dtype or alignment: slots hold fp32 accumulators */
+                uint32_t next_part = part; /* the next slot; the last one may still be read */
+                if (GMM__DEFERRED) { /* deferred stores that still read the slots */
                     if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
                     gmm_consumer_sync(wg);
                 }
@@ -392,7 +410,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) GMM__PACKED_MAINLOOP(e <
                         const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
                         const char *const ld_at = slots + slot + tid / 16 * 256 +
                                                 (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* of what is added to: asked for first, all at once */
+                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* what is added to: all loads are issued first */
                         if (u >= row_blocks || c0 >= t->cols) break;
                         next_part++;
 #pragma unroll
@@ -459,12 +477,14 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
-    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING;       /* that nobody multiplies */
-    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);           /* whether the kernel's other tile was taken */
-    int32_t *const small_m = alt_tile + 1;                         /* whether all tiles are low: see GMM__SMALL_M */
+    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING;       /* an empty tile that warms the producer up */
+    /* whether the scheduler has chosen the kernel's second tile */
+    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);
+    int32_t *const small_m = alt_tile + 1;                         /* whether small-M mode is on: see GMM__SMALL_M */
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* of stages: filled, empty */
-    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);      /* of the ring */
+    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);             /* full and empty barrier of each stage */
+    /* tile_full of each tile of the ring, then released batches */
+    const uint32_t tile_full = stage_bars + 16 * GMM__CFG(stages);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     uint32_t cluster, cta_rank, i;
 
@@ -474,21 +494,22 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
-            gmm_mbarrier_init(stage_bars + 16 * i,
-                              GMM__CFG(tile_b) ? 33 : 1); /* the producer, and threads that bring scales */
-            gmm_mbarrier_init(stage_bars + 16 * i + 8,
-                              4 * GMM__CFG(consumers) * cluster); /* warps that multiply what it held */
+            /* full: the producer lane, and the lanes of the scale loader */
+            gmm_mbarrier_init(stage_bars + 16 * i, GMM__CFG(tile_b) ? 33 : 1);
+            /* empty: consumer warps of the CTAs that read the stage */
+            gmm_mbarrier_init(stage_bars + 16 * i + 8, 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
         for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
+        /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
 #pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++) /* read by who multiply, move operands and D, bring scales */
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
             gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
 #pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) gmm_mbarrier_init(tile_full + 8 * i,
-                                                                                          4); /* warps of a group */
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
+            gmm_mbarrier_init(tile_full + 8 * i, 4);
 #pragma unroll
-        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* rooms of D: free, written to */
+        for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store slots: free, written */
             gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
         gmm_fence_mbarrier_init();
         gmm_prefetch_tensormap(&args.a);
@@ -498,8 +519,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
         const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
         *warmup_tile = no_work;
     }
-    gmm_cluster_arrive_relaxed(); /* the fence is what releases */
-    if (warp != GMM__SCHEDULER_WARP) { /* who places tiles begins with that */
+    gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
+    if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
         gmm_cluster_wait_acquire();
         if (warp != 8) gmm_griddepcontrol_wait();
         gmm_griddepcontrol_launch_dependents();
@@ -507,7 +528,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
 
     if (warp >= 8) {
         GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
-        if (warp == GMM__SCHEDULER_WARP) { /* places tiles: several at once, a lane each */
+        if (warp == GMM__SCHEDULER_WARP) { /* scheduler warp: a batch of tiles at once, one per lane */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : small_m + 1;
             int32_t *const work_ends = ends + args.p.groups + 1;
@@ -519,7 +540,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                 gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
                 int unchanged = 0;
                 batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
-                if (tile_index == 0) { /* first by what the split says before it is waited for, into shared memory only */
+                /* the first tile is planned by the split before griddepcontrol.wait, in shared memory alone */
+                if (tile_index == 0) {
                     if (!speculative) {
                         gmm_cluster_wait_acquire();
                         gmm_griddepcontrol_wait();
@@ -538,7 +560,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                                                     GMM__ALT_CFG(m16),
                                                     alt_tile);
                         __syncwarp();
-                        /* a division by a constant each, in place of one by a variable before the first tile */
+                        /* divisions by constants: a division by a variable would delay the first tile */
                         tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256 ? (args.p.n + 255) / 256
                                : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
                                                                : (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
@@ -554,14 +576,16 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                 if (!unchanged) {
                     int32_t work = (int32_t)(blockIdx.x / cluster + tile_index * stride), lane_work = 0, n;
                     if (tile_index >= GMM_SM90_TILE_RING)
-                        gmm_mbarrier_wait(tile_full + 8 * (GMM_SM90_TILE_RING + tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
+                        gmm_mbarrier_wait(tile_full +
+                                          8 * (GMM_SM90_TILE_RING +
+                                               tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
                                           (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
                     for (n = 0; n < batch; n++, work += stride) {
                         gmm_find_group32(work_ends, args.p.groups, work, &g);
                         if (lane == n) lane_work = work, tile->g = g;
                     }
                     if (lane < batch) {
-                        tile->k = tile->cols = tile->row_blocks = 0; /* no more */
+                        tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
                         if (tile->g < args.p.groups)
                             gmm_sm90_schedule_tile(&args.p, GMM__K_GROUPED, ends, work_ends, lane_work,
                                                    !GMM__K_GROUPED ||
@@ -576,15 +600,16 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                 }
                 if (speculative) speculative = batch = 0;
                 else {
-                    if (lane < batch) gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
+                    if (lane < batch) gmm_mbarrier_arrive(tile_full +
+                                                          8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
                     if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
                 }
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
-        if (warp == 8) { /* moves A and B: each lane one box of every stage */
+        if (warp == 8) { /* producer warp: each lane loads one box of every stage */
             uint32_t iter = 0, tile_index;
-            int warmup = GMM__CFG(consumers) == 2; /* at first only to bring code and parameters to the caches */
+            int warmup = GMM__CFG(consumers) == 2; /* the first round only brings code and parameters into the caches */
             if (!warmup) gmm_griddepcontrol_wait();
             for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
                 const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
@@ -603,7 +628,8 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                 bytes += (uint32_t)gmm_sm90_b_boxes(t) * (GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64));
                 if (t->cols <= 0) bytes = 0;
                 stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
-                second = (uint32_t)lane & (stages_at_once - 1); /* neighbouring lanes ask for the same lines of two stages */
+                /* neighbouring lanes load the same lines of two stages */
+                second = (uint32_t)lane & (stages_at_once - 1);
                 gmm_sm90_assign_box(&args, GMM__K_GROUPED, GMM__TA, GMM__TB, GMM__CFG_OF(!warmup && *alt_tile, tile_n),
                                     GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64), lane >> (stages_at_once - 1),
                                     cta_rank, t, &box);
@@ -615,7 +641,7 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                 }
                 for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
                     const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages), full = stage_bars + 16 * s;
-                    if (k_tiles < stages_at_once) stages_at_once = 1; /* the last one */
+                    if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
                     if (second < stages_at_once) {
                         gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
                         if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
@@ -628,11 +654,12 @@ GMM__KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__NAME(const __grid_const
                     else box.x += (box.is_b ? GMM__CFG(box) : 64) * (int32_t)stages_at_once;
                 }
             }
-            /* a block's shared memory must stand until its neighbour has arrived there for the last time */
+            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+               time */
             for (i = 0; i < GMM__CFG(stages); i++, iter++)
                 gmm_mbarrier_wait(stage_bars + 16 * (iter % GMM__CFG(stages)) + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
         }
-        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* moves every other part of D */
+        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
                                  tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2),
                                  base + GMM__CFG(slots_offset));

@@ -1,35 +1,39 @@
 /* ............................................................................ Grouped FP8 products on Hopper ... */
 
 /* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
-   COLUMNWISE, wgrad dy and x COLUMNWISE. Pairs and stages are those of the 16-bit products, a stage 128 deep; D's rows
-   are wgmma's first factor, E4M3 or E5M2, its columns the second, E4M3: 64 rows of a tile for each group of 128
-   threads. A warp of its own places tiles, so that those who move operands never wait for that.
+   COLUMNWISE, wgrad dy and x COLUMNWISE. Clusters, multicast and the tile ring are those of the 16-bit products
+   (tables.cuh); a stage is 128 elements long. Without swap_ab: wgmma's A are D's rows (E4M3 or E5M2), its B are D's
+   columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
-   The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows it (fast), every 128 deep a sum of its own is
-   added up in fp32, times the scales of its block: those of D's rows, two per thread, times one per 128 columns (rows),
-   or times those of D's columns (both). A warp beside the producer brings them to shared memory. Scales of whole
-   matrices and of lines are applied once, at the end; those of lines come to shared memory while products run.
+   Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
+   scheduler, store.
 
-   A group of threads leaves its sums in a room in shared memory, from where TMA takes them to D while the next tile is
-   multiplied. What they are added to in fp32 TMA brings to the room before, while they are made. Between the parts of a
-   tile that a room does not hold whole, that would be waited for: where sums are deep TMA adds the later parts to D
-   itself, which takes it longer (1.3 TB/s), but nobody waits. What TMA cannot do (D where rows are not at multiples of
-   16 bytes, adding to 16 bits) threads do. */
+   Promotion. The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows less (fast), the partial sum of
+   every stage is added to an fp32 accumulator, times the block's scales: 1d2d multiplies by a scale per row and one per
+   128 columns, 1d1d by a scale per row and one per column. The scale loader brings them to shared memory with the
+   stage. Scales of whole tensors and of lines are applied once, in the epilogue.
+
+   Epilogue. A consumer writes its accumulators to its store slot, from which the store warp moves them to D by TMA
+   while the next tile is multiplied. What fp32 D adds to is loaded into the slot before. Where a tile takes several
+   parts per slot, later parts would wait for that load: for long sums TMA adds them to D itself (reduce, 1.3 TB/s),
+   which nobody waits for. Consumers store D themselves where its rows are not 16-byte aligned or 16-bit D is added to.
+   */
 typedef struct gmm_fp8_args {
-    CUtensorMap a, b, d;      /* boxes: A 64 lines, B 64 lines, D 64 rows of 128 bytes */
-    gmm_gemm_args p;          /* offsets and tiles are not read; a and b are the copies' codes, a line per row */
+    CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
+    gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
     gmm_groups groups;        /* splits in device memory */
     gmm_mat a_scale, b_scale; /* scaling, scale, scale_table in device memory */
-    int32_t *tables;          /* more groups than the kernel has room for: gmm_fp8_table_bytes per block */
+    int32_t *tables;          /* group tables in the workspace where shared memory has too few entries, else NULL */
     int32_t wgrad;
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per group of threads */
+enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per consumer */
 
-/* Tiles: X(tag, groups of threads, columns, stages, boxes of 64 rows by 128 bytes in a room, groups that fit, registers
-   of threads that multiply and of the rest, whether fwd and dgrad guess their first tile). Guessing is for few tokens:
-   with many, 192x128 loses up to 4% by it. Rooms of 128x192_full_slot hold whole tiles of fp32, for a stage. */
+/* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
+   whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
+   prefetch a predicted first tile). Prediction is for few tokens: with many, 192x128 loses up to 4% by it. Store slots
+   of 128x192_full_slot hold a whole fp32 tile, at the cost of a stage. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1) \
@@ -37,15 +41,14 @@ enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 }; /* rows of a tile per
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
     X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
 
-/* What a block's sum is multiplied by: X(tag, value, bytes of scales per stage: per group of threads, besides, per
-   column) */
+/* Scaling of partial sums: X(tag, value, bytes of scales per stage: per consumer, per tile, per column). */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 0, 0, 0) \
     X(1d2d, GMM_FP8_1D2D, 256, 16, 0) \
     X(1d1d, GMM_FP8_1D1D, 256, 0, 4)
 
-/* Instances: X(dtype of D's rows' factor, tag, sums, tile); the includes below follow the same list. */
+/* Instances: X(dtype of A, tag, scaling, tile). The includes in fp8_kernels.cuh follow the same list. */
 #define GMM_FP8_KERNEL_LIST(X) \
     X(GMM_E4M3, e4m3, 1d2d, 192x128) X(GMM_E5M2, e5m2, 1d2d, 192x128) \
     X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m) X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m) \
@@ -53,43 +56,53 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot) X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot) \
     X(GMM_E4M3, e4m3, fast, 128x192) X(GMM_E5M2, e5m2, fast, 128x192)
 
-/* Shared memory: stages of B and A, a room per group of threads, barriers, tiles, groups, the scales of 64 rows and of
-   a tile's columns per group of threads, scales of stages. */
-#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_consumers_, tag) = consumers, \
-    GMM__CAT(gmm_fp8_tile_n_, tag) = tile_n, GMM__CAT(gmm_fp8_stages_, tag) = stages, GMM__CAT(gmm_fp8_store_boxes_, tag) = store_boxes, \
-    GMM__CAT(gmm_fp8_smem_groups_, tag) = smem_groups, GMM__CAT(gmm_fp8_prefetch_tile_, tag) = prefetch_tile, \
-    GMM__CAT(gmm_fp8_consumer_regs_, tag) = consumer_regs, GMM__CAT(gmm_fp8_producer_regs_, tag) = producer_regs, GMM__CAT(gmm_fp8_a_offset_, tag) = 128 * (tile_n), \
-    GMM__CAT(gmm_fp8_stage_bytes_, tag) = 128 * (tile_n) + 8192 * (consumers), GMM__CAT(gmm_fp8_threads_, tag) = 128 * (consumers) + 128,
+/* Shared memory, in this order: stages (B, A), a store slot per consumer, barriers (full and empty of each stage;
+   tile_full and tile_empty of the ring; empty and full of each slot; two of the prediction), the tile ring, the group
+   tables (ends, work_ends, padded starts), per consumer the line scales of its 64 rows and of the tile's columns, the
+   scales of each stage. Offsets are in bytes. */
+#define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant of a tile or of a scaling */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
+    GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
+    GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(consumer_regs, tag) = consumer_regs_, \
+    GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(a_offset, tag) = 128 * (tile_n_), \
+    GMM__FP8(stage_bytes, tag) = 128 * (tile_n_) + 8192 * (consumers_), \
+    GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, scaling, consumer_scales, tile_scales, column_scales) GMM__CAT(gmm_fp8_scaling_, tag) = scaling, GMM__CAT(gmm_fp8_consumer_scales_, tag) = consumer_scales, \
-    GMM__CAT(gmm_fp8_tile_scales_, tag) = tile_scales, GMM__CAT(gmm_fp8_column_scales_, tag) = column_scales,
+#define GMM__X(tag, scaling_, consumer_, tile_, column_) \
+    GMM__FP8(scaling, tag) = scaling_, GMM__FP8(consumer_scales, tag) = consumer_, GMM__FP8(tile_scales, tag) = tile_, \
+    GMM__FP8(column_scales, tag) = column_,
 enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) \
-    GMM__CAT(gmm_fp8_slots_offset_, tag) = GMM__CAT(gmm_fp8_stage_bytes_, tag) * (stages), \
-    GMM__CAT(gmm_fp8_barriers_offset_, tag) = GMM__CAT(gmm_fp8_stage_bytes_, tag) * (stages) + 8192 * (store_boxes) * (consumers),
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(slots_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_), \
+    GMM__FP8(barriers_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_) + 8192 * (boxes_) * (consumers_),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_slots_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_ring_offset_, tag) = \
-    GMM__CAT(gmm_fp8_barriers_offset_, tag) + 16 * (stages) + 16 * GMM_SM90_TILE_RING + 16 * (consumers) + 32 * (prefetch_tile),
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(ring_offset, tag) = GMM__FP8(barriers_offset, tag) + 16 * (stages_) + 16 * GMM_SM90_TILE_RING + \
+                                 16 * (consumers_) + 32 * (prefetch_),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_ring_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_line_scales_offset_, tag) = \
-    (GMM__CAT(gmm_fp8_ring_offset_, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_TILE_RING + 12 * ((smem_groups) + 1) + 15) / 16 * 16,
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(line_scales_offset, tag) = (GMM__FP8(ring_offset, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_TILE_RING + \
+                                         12 * ((groups_) + 1) + 15) / 16 * 16,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_line_scales_end };
 #undef GMM__X
-#define GMM__X(tag, consumers, tile_n, stages, store_boxes, smem_groups, consumer_regs, producer_regs, prefetch_tile) GMM__CAT(gmm_fp8_stage_scales_offset_, tag) = \
-    GMM__CAT(gmm_fp8_line_scales_offset_, tag) + (256 + 4 * (tile_n)) * (consumers),
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(stage_scales_offset, tag) = GMM__FP8(line_scales_offset, tag) + (256 + 4 * (tile_n_)) * (consumers_),
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile) gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__CAT(gmm_fp8_stage_scales_offset_, tile) + \
-    GMM__CAT(gmm_fp8_stages_, tile) * (GMM__CAT(gmm_fp8_consumer_scales_, scaling) * GMM__CAT(gmm_fp8_consumers_, tile) + \
-    GMM__CAT(gmm_fp8_tile_scales_, scaling) + GMM__CAT(gmm_fp8_column_scales_, scaling) * GMM__CAT(gmm_fp8_tile_n_, tile)),
+#define GMM__X(dtype, tag, scaling, tile) \
+    gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__FP8(stage_scales_offset, tile) + GMM__FP8(stages, tile) * \
+        (GMM__FP8(consumer_scales, scaling) * GMM__FP8(consumers, tile) + GMM__FP8(tile_scales, scaling) + \
+         GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile)),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
 #undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile) gmm_fp8_fits_##tag##_##scaling##_##tile = \
-    1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
+/* Does not compile (1 / 0) where a kernel needs more than the 227 KiB that a CTA can have. */
+#define GMM__X(dtype, tag, scaling, tile) \
+    gmm_fp8_fits_##tag##_##scaling##_##tile = 1 / (gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448),
 enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_fits_end };
 #undef GMM__X
 
@@ -100,15 +113,14 @@ GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present)
     gmm_cp_async_4_zfill(smem, from, present ? 4 : 0);
 }
 
-/* A descriptor from its low half, which holds all that differs between operands in lines of 128 bytes. */
+/* A wgmma descriptor of a K-major operand in lines of 128 bytes from its low word, which holds all that differs. */
 GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t low) { return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low; }
-/* How a tile's sums go out: as 16-bit elements, by TMA, added to what it has brought; all parts but the first added to
-   D by TMA. */
+/* How a tile is stored: as 16-bit elements; by TMA; added to what TMA has loaded into the slot; later parts added to D
+   by TMA. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
-enum { GMM_FP8_REDUCE_K = 768 }; /* of sums: from here on what TMA adds is hidden behind them */
+enum { GMM_FP8_REDUCE_K = 768 }; /* contractions from this length on hide TMA's additions to D */
 
-/* A tile, where its group's rows start in padded copies, what its sums are multiplied by as a whole, how they go out,
-   and for TMA the last three coordinates of its first row in D. */
+/* A work tile of the FP8 products. */
 typedef struct gmm_fp8_tile {
     gmm_sm90_tile t;
     int32_t padded_row;   /* where its group starts in padded copies */
@@ -117,10 +129,11 @@ typedef struct gmm_fp8_tile {
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
-/* Stages of a tile. An empty sum takes one, of nothing: stages are what keeps the ring of tiles from being overrun. */
+/* Stages of a tile. An empty contraction takes one stage without a load: passing stages is what keeps the scheduler
+   from overrunning the tile ring. */
 GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
 
-/* Prefix sums of the groups' rows in padded copies [G + 1]. One warp. */
+/* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     int32_t total = 0, g;
     const int32_t last = gmm_sm90_lane_groups(groups, &g);
@@ -130,10 +143,12 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
     gmm_sm90_prefix_sums(groups, total, starts);
 }
 
-/* The first scale of a tile's group. Lines of A are rows, or in wgrad D's rows; lines of B are D's columns. */
+/* First scale of a tile's group, and the steps from block to block (and from 128 columns to the next). Lines of A are
+   D's rows, lines of B are D's columns. */
 GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
     const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
-    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row, t->t.end - t->t.row,
+    const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row,
+                                       t->t.end - t->t.row,
                                        args->wgrad ? args->p.m : args->p.k);
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
@@ -150,19 +165,20 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* What D_g is multiplied by as a whole; an empty sum is +0, whatever the sign of alpha. */
+/* Factor of all sums of a group: alpha and per-tensor scales. An empty sum stays +0 whatever the sign of alpha. */
 GMM__DEVICE float gmm_fp8_outer_scale(const gmm_fp8_args *args, const gmm_sm90_tile *t) {
     float scale = 1.0f;
     if (t->k == 0) return scale;
     if (args->p.alpha) scale = args->p.alpha[args->p.alpha_per_group ? t->g : 0];
-    if (args->a_scale.scaling == GMM_SCALING_TENSOR) scale = __fmul_rn(scale, ((const float *)args->a_scale.scale)[t->g]);
+    if (args->a_scale.scaling == GMM_SCALING_TENSOR) scale = __fmul_rn(scale,
+                                                                       ((const float *)args->a_scale.scale)[t->g]);
     if (args->b_scale.scaling == GMM_SCALING_TENSOR)
         scale = __fmul_rn(scale, args->b_scale.scale_table ? *(const float *)args->b_scale.scale_table[t->g]
                                                        : ((const float *)args->b_scale.scale)[t->g]);
     return scale;
 }
 
-/* Fills in how a tile goes out. */
+/* Decides how a tile is stored. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
@@ -177,24 +193,25 @@ GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     f->d_w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED_ROWS;
 }
 
-/* How a launch starts early. By the split as it stands before it is waited for, a block places its first tile; right
-   behind the wait it asks for the operands of that and multiplies them. Whether the tile was the right one is looked at
-   meanwhile; if not, nothing of it goes out, and the block takes its first tile again behind all others. Blocks of a
-   cluster hand stages back to one another, and must take the same number: a tile of nothing takes as many, and where
-   one takes its first tile again, the other takes nothing once more. */
+/* Predicted first tile. The scheduler chooses the CTA's first tile by the split as it is before griddepcontrol.wait;
+   the producer loads it right after the wait, and it is multiplied. Meanwhile the scheduler reads the split again. If
+   the prediction was wrong, the result is discarded and the CTA takes its true first tile after all others. CTAs of a
+   cluster pass stages to one another and must take the same number of them: an empty tile takes as many stages as a
+   real one, and where one CTA repeats its first tile, the other takes one more empty tile. */
 
-/* A tile of nothing. */
+/* A tile without rows or columns that takes the stages of a real one. */
 GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     memset(f, 0, sizeof *f);
     f->t.row_blocks = 1;
     f->t.k = args->p.k;
 }
 
-/* What gmm_sm90_read_split, _across, _count and gmm_fp8_padded_starts do for fwd and dgrad, in one go: a lane asks for the entries
-   of its up to `run` groups all at once. Few have less code, which runs once and so is waited for. `known`: returns 0
-   if `ends` come from the same entries; or else the tiles across. One warp. */
+/* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
+   lane loads the entries of its up to `lane_groups` groups at once, so that the latency is paid once. `known`: returns
+   0 if `ends` still describe the split; else returns the tiles along the columns. Whole warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
-GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_groups, int known, int raster_n, int32_t tile_n,
+GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_groups, int known, int raster_n,
+                                       int32_t tile_n,
                                  int32_t n_align, int32_t consumers, int32_t cluster, int32_t *ends, int32_t *work_ends,
                                  int32_t *starts) {
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
@@ -204,13 +221,14 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
     const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first) : min(lane + 1, args->p.groups);
     int changed = !known;
 #pragma unroll
-    for (j = 0; j < lane_groups; j++) /* nothing behind the last */
+    for (j = 0; j < lane_groups; j++) /* zero past the last group */
         entries[j] = first + j < last ? gmm_sm90_split_entry(&args->groups, first + j + by_offsets) : 0;
 #pragma unroll
     for (j = 0; j < lane_groups; j++)
-        if (known && first + j < last) changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
+        if (known &&
+            first + j < last) changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
     if (!__any_sync(0xFFFFFFFFu, changed)) return 0;
-    __syncwarp(); /* all have read the ends */
+    __syncwarp(); /* all lanes have read the ends */
 #pragma unroll
     for (j = 0; j < lane_groups; j++) end = gmm_sm90_split_end(&args->groups, end, entries[j]);
 #pragma unroll
@@ -230,12 +248,14 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
     }
     stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
     stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
-    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, n_align, GMM_FP8_BLOCK_ROWS * consumers, cluster, stats);
+    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, n_align, GMM_FP8_BLOCK_ROWS * consumers,
+                               cluster, stats);
     __syncwarp();
 #pragma unroll 1
     for (j = first; j < last; j++) {
         const int32_t m = ends[j + 1] - ends[j];
-        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, GMM_FP8_BLOCK_ROWS, consumers), tiles_n, cluster, raster_n);
+        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, GMM_FP8_BLOCK_ROWS, consumers),
+                                                       tiles_n, cluster, raster_n);
         starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
@@ -258,8 +278,8 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const int lane_
     return tiles_n;
 }
 
-/* The first tile of a block by the split as it stands. Blocks of a cluster may have read different splits, so that they
-   share nothing. One warp. */
+/* The predicted first tile of this CTA. CTAs of a cluster may have read different splits, so that it multicasts
+   nothing. Whole warp. */
 GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int32_t *ends, const int32_t *work_ends,
                                const int32_t *starts, int raster_n, int32_t tiles_n, int32_t n_align, int32_t consumers,
                                int32_t cluster, int32_t cta_rank, gmm_fp8_tile *f) {
@@ -271,9 +291,9 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int3
     f->t.g = g;
     f->padded_row = starts[g];
     m = ends[g + 1] - ends[g];
-    if (m <= GMM_FP8_BLOCK_ROWS * consumers) { /* what gmm_sm90_schedule_tile comes to for one tile of rows */
+    if (m <= GMM_FP8_BLOCK_ROWS * consumers) { /* gmm_sm90_schedule_tile for one tile of rows */
         const int32_t tn = cluster * (work - work_ends[g]) + cta_rank, steps = (args->p.n + n_align - 1) / n_align;
-        if (tn >= tiles_n) { /* no partner */
+        if (tn >= tiles_n) { /* the pair has no second tile */
             gmm_fp8_empty_tile(args, f);
             return;
         }
@@ -285,19 +305,21 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const int3
         f->t.cols = n_align * gmm_sm90_even_begin(steps, tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(&args->p, 0, ends, work_ends, work, 0, raster_n, tiles_n, n_align, GMM_FP8_BLOCK_ROWS, consumers, GMM_FP8_BLOCK_ROWS, cluster,
+        gmm_sm90_schedule_tile(&args->p, 0, ends, work_ends, work, 0, raster_n, tiles_n, n_align, GMM_FP8_BLOCK_ROWS,
+                               consumers, GMM_FP8_BLOCK_ROWS, cluster,
                        cta_rank, &f->t);
         f->t.multicast = 0;
     }
 }
-/* Whether what was multiplied as the first tile is it, or nothing was and there is none. */
+/* Whether the predicted first tile is the true one, or both are empty. */
 GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
     return (f->t.cols <= 0 && first->t.cols <= 0) ||
            (f->t.g == first->t.g && f->t.row == first->t.row && f->t.end == first->t.end && f->t.m0 == first->t.m0 &&
             f->t.rows == first->t.rows && f->t.n0 == first->t.n0 && f->t.cols == first->t.cols &&
             f->padded_row == first->padded_row);
 }
-/* Tells the other block of a cluster (`word` and `bar` there) whether this one's first tile was wrong. One lane. */
+/* Sends the other CTA of the cluster (`word` and `bar` in its shared memory) whether this CTA mispredicted. One lane.
+   */
 GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t word, uint32_t bar, int mispredicted) {
     gmm_mbarrier_arrive_expect_tx(bar, 4);
     gmm_st_async_remote(word, bar, gmm_cluster_ctarank() ^ (gmm_cluster_nctarank() - 1), mispredicted);

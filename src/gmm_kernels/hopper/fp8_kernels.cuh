@@ -1,22 +1,25 @@
-/* Brings what is added to, and takes D away, between D and the rooms of the groups of threads: one warp, a lane for
-   each box of each room. A tile goes in parts, as many columns as a room holds. For each part a group hears (bars[0])
-   that its room is free and holds what is added to, and tells (bars[1]) that it has left its sums there; once, too, for
-   a tile of which it has none. */
-GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring, uint32_t tile_full,
+/* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
+   slot holds. For each part it loads what is added to, hands the slot over (slot_bars[0], empty), waits until the
+   consumer has written it (slot_bars[1]) and stores it. Tiles that have no rows for a consumer pass through the
+   barriers once. */
+GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
+                                     uint32_t tile_full,
                               uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
     const uint32_t slot = slots + 8192 * (uint32_t)lane;
     uint32_t tile_index, part = 0;
     slot_bars += 16 * (uint32_t)consumer;
     for (tile_index = 0;; tile_index++) {
-        const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING]; /* stands until the group is two tiles further */
+        /* stays in the ring until the consumers are two tiles ahead */
+        const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
         int box_cols, cols, c = 0;
         gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
         cols = f->t.row_blocks > consumer ? f->t.cols : 0;
         do {
-            const int x = c + box_cols * box, next = x + box_cols * boxes, by_tma = (f->d_flags & GMM_FP8_D_TMA) && x < cols;
+            const int x = c + box_cols * box, next = x + box_cols * boxes, by_tma = (f->d_flags & GMM_FP8_D_TMA) &&
+                x < cols;
             const int reduce = (f->d_flags & GMM_FP8_D_REDUCE) && c > 0;
             const int32_t y = f->d_y + 64 * consumer;
             GMM__BULK_WAIT_GROUP_READ(0);
@@ -90,16 +93,16 @@ typedef struct gmm_fp8_kernel {
 } gmm_fp8_kernel;
 
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
-#define GMM__X(dtype, tag, scaling, tile) \
-    { dtype, GMM__CAT(gmm_fp8_scaling_, scaling), GMM__CAT(gmm_fp8_consumers_, tile), GMM__CAT(gmm_fp8_tile_n_, tile), \
-      gmm_fp8_smem_bytes_##tag##_##scaling##_##tile, GMM__CAT(gmm_fp8_smem_groups_, tile), GMM__CAT(gmm_fp8_prefetch_tile_, tile), \
-      (const void *)gmm_linear_##tag##_##scaling##_##tile##_sm90 },
+#define GMM__X(dtype, tag, scaling_, tile) \
+    { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
+      gmm_fp8_smem_bytes_##tag##_##scaling_##_##tile, GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
+      (const void *)gmm_linear_##tag##_##scaling_##_##tile##_sm90 },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* Rows of a token matrix, ragged; a COLUMNWISE copy of tokens, `along` of them. */
+/* Rows of a token matrix as a ragged map; and a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
 static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
                                         int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
@@ -118,13 +121,14 @@ static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 
     return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
 
-/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
-   their rows stand at multiples of 16 bytes. */
+/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+   maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                               gmm_fp8_args *args, cudaStream_t stream) {
     const gmm_fp8_kernel *row = &gmm_fp8_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
-    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1; /* a map has no empty dimension */
+    /* a tensor map has no empty dimension */
+    const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1;
     const int64_t padded = gmm_padded_capacity(p->groups, rows);
     const int cluster = blocks > 1 ? 2 : 1;
     cudaLaunchConfig_t config = GMM_ZERO;
@@ -138,7 +142,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     else
         mapped = gmm_fp8_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
                  gmm_fp8_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64);
-    /* D whose rows do not stand at multiples of 16 bytes has no map, and the kernel finds that out for itself */
+    /* D without 16-byte aligned rows has no map; the kernel checks the same condition */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
         if (args->wgrad) mapped = gmm_fp8_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS);
         else if ((uintptr_t)p->d.data % 16 == 0)
@@ -156,7 +160,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     config.dynamicSmemBytes = (size_t)row->smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
     e = cudaGetDevice(&device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;

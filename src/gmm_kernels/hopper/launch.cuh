@@ -7,18 +7,18 @@ typedef struct gmm_sm90_kernel {
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
-#define GMM__X(op, dtype, tag, tile, kernel, which) \
-    { gmm_gemm_##op, dtype, GMM__CAT(gmm_sm90_consumers_, tile), GMM__CAT(gmm_sm90_tile_n_, tile), GMM__CAT(gmm_sm90_m16_, tile), \
-      GMM__CAT(gmm_sm90_stages_, tile), GMM__CAT(gmm_sm90_store_blocks_, tile), GMM__CAT(gmm_sm90_smem_bytes_, tile), \
-      GMM__CAT(gmm_sm90_smem_groups_, tile), GMM__CAT(gmm_sm90_tile_b_, tile), GMM__CAT(gmm_sm90_ctas_per_sm_, tile), \
-      GMM__CAT(gmm_sm90_deferred_, tile), which, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
+#define GMM__X(op, dtype, tag, tile, kernel, choice) \
+    { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
+      GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
+      GMM__SM90(smem_groups, tile), GMM__SM90(tile_b, tile), GMM__SM90(ctas_per_sm, tile), \
+      GMM__SM90(deferred, tile), choice, (const void *)gmm_linear_##op##_##tag##_##kernel##_sm90 },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernels[0]) };
 
-/* One tensor map, whose last two dimensions serve to address; boxes are 128 bytes wide. Weights come faster
-   if the L2 asks memory for 128 bytes at once. */
+/* Encodes one tensor map of 16-bit elements: boxes of 128 bytes by `box_lines` lines, whose last two dimensions address
+   memory. L2 promotion of 128 bytes is faster for weights. */
 static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                     void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                     int32_t box_lines) {
@@ -32,7 +32,7 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* Rows of a token matrix. */
+/* Rows of a token matrix, as a ragged map. */
 static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * 2);
@@ -42,7 +42,7 @@ static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 enc
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
 }
-/* A weight, wherever it stands. */
+/* A weight matrix at any address: the last two coordinates are its address. */
 static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
@@ -52,8 +52,9 @@ static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 en
     return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* The same of weights as codes: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
-static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_mat *m,
+/* The same for packed weights: boxes are 64 codes wide, FP8 swizzled by 64 bytes. */
+static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                                   const gmm_mat *m,
                                           int64_t features, int64_t lines, int32_t box_lines) {
     const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
     const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
@@ -68,7 +69,7 @@ static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v1
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* One map: boxes of 128 bytes by `box_lines` lines. Strides 1 and 2 are 16 where they serve nothing. */
+/* Encodes one tensor map of any element type: boxes of 128 bytes by `box_lines` lines. Unused strides are 16. */
 static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                    void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
                                    int32_t box_lines) {
@@ -84,7 +85,7 @@ static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUt
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* A matrix per group wherever it stands. */
+/* One matrix per group at any address: the last two coordinates are its address. */
 static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                           const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
@@ -94,7 +95,7 @@ static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 enco
     return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
 }
 
-/* Whether the kernels of this section were built for the current device. */
+/* Whether this build has sm_90a code for the current device. */
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
     const int present = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
@@ -103,8 +104,8 @@ static GMM__UNUSED int gmm_sm90_present(void) {
     return present;
 }
 
-/* Encodes the maps and launches. `blocks` multiprocessors at most; all of `args` but the maps is given. Operands and
-   their rows stand at multiples of 16 bytes. */
+/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+   maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                                gmm_sm90_args *args, cudaStream_t stream) {
     const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
@@ -118,7 +119,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
-                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* then the kernel does without */
+                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* else the consumers store D themselves */
                   gmm_fp8_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64));
     else if (row->b_format != gmm_sm90_b_format_plain)
         mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
@@ -144,7 +145,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     config.dynamicSmemBytes = (size_t)row->smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    /* where multiprocessors are to be left alone, no block of the next launch may wait on them */
+    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
     e = cudaGetDevice(&device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;

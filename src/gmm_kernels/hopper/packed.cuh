@@ -1,10 +1,10 @@
-/* Weights as codes: a stage holds boxes of 64 columns, 64 codes of each, FP8 swizzled by 64 bytes, then A, then four
-   scale bytes of each column: those of the 16-element blocks of the stage, or of four 32-element blocks, of which an
-   even stage has the first two. */
+/* Packed weights (MX8, MX4, NV4) as the register operand of wgmma. A stage holds, for each block of 64 columns, a box
+   of 64 codes per column (FP8 swizzled by 64 bytes), then A, then four scale bytes per column: those of the four blocks
+   of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
 
-/* What the codes of a thread's two columns are multiplied by in a stage's steps of 16, twice in a word; FP8 by 2^120
-   more, which its elements lack. `at`: the scales of the warp's 16 columns. Returns whether a product with FP8 would
-   leave the range so. */
+/* Scales of a thread's two columns for the stage's four steps of 16, as pairs of bf16; FP8 scales carry 2^120, which
+   the decoded elements lack. smem_at: scales of the warp's 16 columns; odd: the stage uses the upper two scale bytes.
+   Returns whether a product could leave the range of bf16, which takes gmm_sm90_packed_fragment_wide. */
 GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int odd, uint32_t scales[2][4]) {
     const uint32_t lane = threadIdx.x & 31;
     int r, j, wide = 0;
@@ -29,8 +29,9 @@ GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int
     }
     return wide;
 }
-/* The codes of a thread in a stage, per step and column lane / 4 or 8 more: elements 2 (lane % 4) and 1, 8, 9 more, as
-   FP8 or as two bytes. `at`: the codes of the warp's 16 columns. Returns whether FP8 has a NaN. */
+/* Codes of a thread for the stage's four steps: of columns lane / 4 and lane / 4 + 8, elements 2 (lane % 4), + 1, + 8
+   and + 9, as four FP8 codes or as two bytes. smem_at: codes of the warp's 16 columns. Returns whether FP8 has a NaN.
+   */
 GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint32_t codes[4][2]) {
     const uint32_t lane = threadIdx.x & 31, c = lane & 3;
     uint32_t nan = 0;
@@ -41,7 +42,8 @@ GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint3
         for (j = 0; j < 4; j++)
             if (b_format == gmm_sm90_b_format_mx8) {
                 uint32_t low, high;
-                gmm_ld_shared_b16_pair(smem_at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r, &low, &high);
+                gmm_ld_shared_b16_pair(smem_at + lane / 4 * 64 + ((lane / 8 ^ (uint32_t)j) << 4) + 2 * c + 512 * r,
+                                       &low, &high);
                 codes[j][r] = low | high << 16;
             } else if (j % 2 == 0) {
                 uint32_t w[4];
@@ -56,7 +58,7 @@ GMM__DEVICE int gmm_sm90_packed_load(const int b_format, uint32_t smem_at, uint3
             for (r = 0; r < 2; r++) nan |= (codes[j][r] & 0x7F7F7F7Fu) + 0x01010101u;
     return (nan & 0x80808080u) != 0;
 }
-/* A thread's fragment for a step. */
+/* A thread's wgmma fragment for one step: codes times scales, as pairs of bf16. */
 GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t codes[2], uint32_t scales0,
                                           uint32_t scales1,
                                           uint32_t fragment[4]) {
@@ -65,12 +67,12 @@ GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t cod
     for (r = 0; r < 2; r++) {
         const uint32_t u = codes[r], scale = r ? scales1 : scales0;
         uint32_t x, y;
-        if (b_format == gmm_sm90_b_format_mx8) { /* fields at their places: 2^-120 of what they mean */
+        if (b_format == gmm_sm90_b_format_mx8) { /* exponent and mantissa moved to bf16's places: 2^-120 of the value */
             x = gmm_prmt(u, 0u, 0x1404u);
             y = gmm_prmt(u, 0u, 0x3424u);
             x = (x & 0x80008000u) | (x >> 4 & 0x07F007F0u);
             y = (y & 0x80008000u) | (y >> 4 & 0x07F007F0u);
-        } else { /* the bytes of eight values, and the signs */
+        } else { /* table lookup: low and high bytes of eight values, then the signs */
             const uint32_t low = gmm_prmt(0xC0800000u, 0xC0804000u, u & 0x7777u);
             const uint32_t high = gmm_prmt(0x3F3F3F00u, 0x40404040u, u & 0x7777u), up = u << 4;
             x = gmm_prmt(low, high, 0x5140u) | (gmm_prmt(up, u, 0x4000u) & 0x80008000u);
@@ -80,13 +82,13 @@ GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t cod
         fragment[r + 2] = gmm_q_times(GMM_BF16, y, scale);
     }
 }
-/* The same for FP8 with NaN or scales above 2^7, of which `by` has 2^120 too much. */
+/* The same for FP8 codes with NaN or scales above 2^7, where the factor 2^120 would overflow. */
 GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t scales0, uint32_t scales1,
                                                uint32_t fragment[4]) {
     int r;
 #pragma unroll
     for (r = 0; r < 2; r++) {
-        const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the byte again */
+        const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the E8M0 byte again */
         const uint32_t scale = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
         uint32_t pair[2];
         gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[r], pair);
@@ -95,8 +97,8 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
     }
 }
 
-/* The sums of a tile by codes, for a group of 128 threads: it makes the fragments of a stage while the other group's
-   are multiplied. `at_codes`, `at_scales`: of the warp, in stage 0; `stages` of `stage` bytes. */
+/* Mainloop of packed weights for a consumer warp group: it dequantizes the fragments of a stage while the other warp
+   group multiplies. packed_at, scales_at: of this warp in stage 0; `stages` stages of `stage` bytes. */
 GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, const uint32_t stages,
                                           const uint32_t stage,
                                           float *acc, uint32_t k_tiles, uint32_t packed_at, uint32_t scales_at,
@@ -122,7 +124,7 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, con
         for (j = 0; j < 4; j++)
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
-        GMM__WGMMA_WAIT(0); /* registers of products under way would be kept from all else */
+        GMM__WGMMA_WAIT(0); /* wgmma would keep its registers from everything else */
         if (lane < cluster) gmm_mbarrier_arrive_remote(stage_bars + 16 * s + 8, lane);
         if (++s == stages) {
             s = 0;
@@ -132,13 +134,15 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, con
     *iter += k_tiles;
 }
 
-/* Says, before tile number `tile`, that this warp has read the batch before it, if that was its last tile. */
+/* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
 GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
     if (tile > 0 && tile % GMM_SM90_TILE_BATCH == 0)
-        gmm_mbarrier_arrive(tile_full + 8 * (GMM_SM90_TILE_RING + (tile / GMM_SM90_TILE_BATCH - 1) % GMM_SM90_TILE_BATCHES));
+        gmm_mbarrier_arrive(tile_full +
+                            8 * (GMM_SM90_TILE_RING + (tile / GMM_SM90_TILE_BATCH - 1) % GMM_SM90_TILE_BATCHES));
 }
 
-/* Brings the scales of every stage to shared memory: one warp, lane by lane four columns. `scales`: in stage 0. */
+/* The scale loader: one warp copies the scales of every stage to shared memory, lane l those of columns l + 32 i.
+   `scales`: their place in stage 0. */
 GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width,
                                       const uint32_t stages,
                                       const uint32_t stage, uint32_t scales, uint32_t stage_bars,
@@ -181,7 +185,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
                 const uint8_t *const from = line[i] + (int64_t)word * word_step;
-                if (aligned) /* bytes from `count` on become zeros */
+                if (aligned) /* bytes past `count` become zeros */
                     gmm_cp_async_4_zfill(to + 128 * i, from, count);
                 else {
                     uint32_t word = 0;

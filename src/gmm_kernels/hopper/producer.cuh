@@ -1,15 +1,17 @@
-/* What a lane moves of each stage of a tile: one box. */
+/* The box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
-    int32_t x, y, end, wrap; /* of stage 0 */
+    int32_t x, y, end, wrap; /* coordinates in stage 0 */
     uint32_t offset;         /* bytes from the start of a stage */
     int active, multicast, is_b;
 } gmm_sm90_box;
 
-/* Boxes of B of a tile. */
+/* Boxes of 64 columns of B that a tile reads. */
 GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
-/* Box `box` of a tile for block `rank`: those of B, then those of A. A stage begins with B, `bytes_b` for each box. */
-GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, int ta, int tb, int tile_n, uint32_t b_box_bytes,
+/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. A stage begins
+   with B, `b_box_bytes` per box. Boxes of a multicast operand alternate between the CTAs. */
+GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, int ta, int tb, int tile_n,
+                                     uint32_t b_box_bytes,
                               int32_t index, uint32_t cta_rank, const gmm_sm90_tile *t, gmm_sm90_box *box) {
     const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
     const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
@@ -41,15 +43,15 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, i
     if (box->multicast && (index & 1) != (int)cta_rank) box->active = 0;
 }
 
-/* A box of D: up to 64 rows by 128 bytes. A room holds a part of D, two of them side by side. */
+/* A box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
 typedef struct gmm_sm90_d_box {
-    int32_t x, y, z, w; /* its first column and row, where the group's D is */
+    int32_t x, y, z, w; /* TMA coordinates: first column, first row, address of the group's D */
     int active;         /* it is moved by TMA */
     int evict_first;    /* it leaves the L2 before operands, which are read again */
 } gmm_sm90_d_box;
 
-/* A group of threads waits until it may write part number `turn` of D to its room; has written there. `bars`: of the
-   first room. Parts take the rooms by turns, whichever group writes them. */
+/* A consumer warp group waits until the slot of part number `part` of D is free; and hands it over written. slot_bars:
+   barriers (free, written) of the first of the four slots, which parts use in turn whichever warp group writes them. */
 GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
     gmm_mbarrier_wait(slot_bars + part % 4 * 16, part / 4 & 1);
 }
@@ -58,20 +60,21 @@ GMM__DEVICE void gmm_sm90_commit_slot(uint32_t slot_bars, uint32_t part) {
     __syncwarp();
     if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(slot_bars + part % 4 * 16 + 8);
 }
-/* Parts of D of a tile, with elements of `size` bytes. */
+/* Parts of 64 rows x 256 bytes of a tile of D, with elements of `size` bytes. */
 GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether D of a tile goes by TMA: rows at multiples of 16 bytes, and 16-bit D only if nothing is added to. */
+/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, nothing is added to. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
     return (((uint64_t)(uintptr_t)gmm_kmat_at(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
            (size == 4 || beta == 0.0f);
 }
 
-/* Takes a lane's box of part number `nth` of D away when it is written. */
-GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars, uint32_t slot,
+/* Stores a lane's box of part number `part` as soon as the slot is written. */
+GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
+                                     uint32_t slot,
                                uint32_t part) {
     gmm_mbarrier_wait(slot_bars + part % 4 * 16 + 8, part / 4 & 1);
     slot += part % 4 * 16384;
@@ -80,28 +83,31 @@ GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d
     gmm_bulk_commit_group();
 }
 
-/* Brings what is added to, and takes D away, between D and four rooms, for every other part from number `nth` on: two
-   lanes of a warp, each a box. They go through the tiles part by part: 64 columns (16 bits: 128) from the first row to
-   the last, then the next. Of each part the group of 128 threads whose tile it is hears (bars[0] of its room) that the
-   room is free and holds what is added to, and tells (bars[1]) that it has written there; of a tile that it takes out
-   itself as well. `bars`, `room`: of the first room. */
-GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full, uint32_t part,
+/* The store warps of wgrad: each serves every other part of D, two lanes with a box each. In the order of tiles, and
+   within a tile column block by column block from the first row to the last, it loads what is added to into the slot,
+   hands the slot to the consumers (free), waits for their result (written) and stores it. Tiles that the consumers
+   store themselves pass through the same barriers. slot_bars, slot: of the first slot; part: the first part of this
+   warp. */
+GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
+                                      uint32_t part,
                                uint32_t slot_bars, uint32_t slots) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
-    gmm_sm90_d_box previous, current; /* in the warp's two rooms; in registers, whose moves cost less than memory */
-    int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0; /* of the tile */
+    /* boxes in the warp's two slots; copied between registers, which is cheaper than memory */
+    gmm_sm90_d_box previous, current;
+    /* of the current tile */
+    int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
     uint64_t from = 0;
-    uint32_t tile_index = 0, part_end = 0; /* tiles that were begun, their parts */
+    uint32_t tile_index = 0, part_end = 0; /* tiles opened so far, and the end of their parts */
     previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
     current = previous;
     slots += 8192 * (uint32_t)lane;
     for (;; part += 2, y += 128) {
         const uint32_t slot_bar = slot_bars + part % 4 * 16;
         if (part >= 4) gmm_sm90_store_part(args, &previous, slot_bars, slots, part - 4);
-        for (; part >= part_end && !done; tile_index++) { /* meanwhile it is seen what its room is for next */
+        for (; part >= part_end && !done; tile_index++) { /* the store above is under way while the next tile is read */
             const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-            __syncwarp(3); /* both have read the tile before */
+            __syncwarp(3); /* both lanes have read the previous tile */
             if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
             gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
             done = t->row_blocks == 0;
@@ -110,7 +116,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
             m0 = t->m0;
             rows = (t->rows + 63) / 64 * 64;
             col_end = t->n0 + t->cols;
-            evict_first = size == 2 || t->k >= 512; /* fp32 of shallow sums is read and written slower so */
+            evict_first = size == 2 || t->k >= 512; /* short sums are slower with evict_first */
             if (!done) {
                 part_end += gmm_sm90_d_parts(t, size);
                 beta = gmm_gemm_beta(&args->p, t->g);
@@ -131,7 +137,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
         if (current.active && beta != 0.0f) {
             const uint32_t to = slots + part % 4 * 16384;
             gmm_mbarrier_arrive_expect_tx(slot_bar, 8192);
-            if (evict_first) gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z, current.w);
+            if (evict_first) gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z,
+                                                      current.w);
             else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
         } else gmm_mbarrier_arrive(slot_bar);
     }

@@ -1,16 +1,18 @@
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
 
-/* One tile: group, place, extents. */
+/* A work tile. */
 typedef struct gmm_sm90_tile {
-    int32_t g, k;        /* group, contraction */
-    int32_t row, end;    /* the group's range of rows in the token matrices */
-    int32_t m0, n0;      /* first row (in the group) and column of D */
-    int32_t rows, cols;  /* that exist; cols <= 0: no tile */
-    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64 */
-    int32_t multicast;   /* shared with the other tile of the cluster: 0 nothing, 1 B, 2 A */
+    int32_t g, k;        /* group; length of the contraction */
+    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
+    int32_t m0, n0;      /* first row (within the group) and first column of D */
+    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: there is no tile, its stages are only passed on */
+    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
+    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
 } gmm_sm90_tile;
+enum { gmm_sm90_tile_fits = 1 / (sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES) };
 
-/* Four elements of D as they stand, and one of them as a number. */
+/* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are apart so that loads can
+   be issued early. */
 GMM__DEVICE uint4 gmm_sm90_d_load4(int size, const char *from) {
     uint4 v = make_uint4(0, 0, 0, 0);
     if (size == 4) v = *(const uint4 *)from;
@@ -22,34 +24,36 @@ GMM__DEVICE float gmm_sm90_d_value(gmm_dtype dtype, const uint4 *v, int i) {
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
-/* The number of tiles of at most `most` units of `unit` rows for `rows` rows. */
+/* Tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
 GMM__DEVICE int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
     return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
 }
 
-/* What is multiplied for a tile of `rows` rows, in eights: see GMM_WGMMA_LIST. */
+/* wgmma's N for a tile of `rows` rows, in units of 8: odd values exist only where they save most (GMM_WGMMA_LIST). */
 GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
     const int n8 = (rows + 7) / 8;
     return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
 }
 
-/* Stages of a tile. An empty sum takes one, of zeros: the ragged maps deliver them. */
+/* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Items of a group: pairs of tiles, or tiles if there are no clusters. Low tiles are paired along the rows and share B,
-   flat ones (128 columns) along the columns and share A: whichever is the larger operand. */
+/* Work of a group: pairs of tiles, or single tiles without clusters. Wide tiles (256 columns) are paired along the rows
+   and share B; with `raster_n` (128 columns) they are paired along the columns and share A, the larger operand. A tile
+   without a partner is paired along the other axis. */
 GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster, int raster_n) {
     const int32_t paired = raster_n ? tiles_n : tiles_m, single = raster_n ? tiles_m : tiles_n;
     return cluster == 1 ? tiles_m * tiles_n : paired / 2 * single + paired % 2 * ((single + 1) / 2);
 }
 
-/* The groups of a lane where a warp shares them out in runs: from *first to the one before the last. */
+/* A warp shares out the groups in contiguous runs, one per lane: this lane has [*first, returned). */
 GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
     const int32_t per_lane = (groups + 31) / 32;
     *first = ((int32_t)threadIdx.x & 31) * per_lane;
     return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Makes prefix sums [G + 1] of those that each lane has written of its own run, whose last is `total`. One warp. */
+/* Turns the prefix sums of each lane's run, whose last one is `total`, into prefix sums [G + 1] over all groups. Whole
+   warp. */
 GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t offset = total, g, i;
@@ -66,29 +70,29 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *su
     __syncwarp();
 }
 
-/* No cache has a launch's parameters when it begins: each warp asks for 64 of their `bytes`, or who places tiles would
-   wait for one line after another. */
+/* Brings the kernel parameters to the constant cache: warp w reads one word of its 64 bytes. Without it the scheduler
+   would miss once per line in sequence. */
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
-    if (64 * warp < bytes) /* that the warp may sleep for no time makes it ask */
+    if (64 * warp < bytes)
         gmm_touch(words[16 * warp]);
 }
-/* An entry of the split, at least 0 and at most the capacity, which fits. From the L2: it may be read before it is
-   waited for, and again. */
+/* Entry i of the split, clamped to [0, capacity]. Read from the L2, because the kernel before may still write it: it is
+   read before griddepcontrol.wait and again after it. */
 GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i) {
     const int64_t v = s->dtype == GMM_I64 ? (int64_t)__ldcg((const long long *)s->splits + i)
                                           : __ldcg((const int *)s->splits + i);
     return v < 0 ? 0 : v > s->capacity ? (int32_t)s->capacity : (int32_t)v;
 }
-/* Where rows end behind `end` of them, by the rule of gmm_split_end. */
+/* End of the group that starts at row `end`, by the rule of gmm_split_end. */
 GMM__DEVICE int32_t gmm_sm90_split_end(const gmm_groups *s, int32_t end, int32_t entry) {
     const int32_t maximum = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
     return s->form == GMM_SPLIT_OFFSETS ? maximum : sum;
 }
-/* What tiles depend on besides the groups' ends: rows of the largest group, groups that have any. */
+/* What the tile choice depends on besides the groups' ends: rows of the largest group, and non-empty groups. */
 typedef struct gmm_sm90_split_stats {
     int32_t max_rows, nonempty;
 } gmm_sm90_split_stats;
-/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. One warp. */
+/* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. Whole warp. */
 GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
     gmm_sm90_split_stats stats = { 0, 0 };
@@ -119,7 +123,7 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
     __syncwarp();
     return stats;
 }
-/* Whether the split still is what `ends` come from. A split at fault may count as another. One warp. */
+/* Whether `ends` still describe the split. A faulty split may count as changed. Whole warp. */
 GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     int32_t g;
@@ -131,7 +135,7 @@ GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *end
     __syncwarp();
     return !changed;
 }
-/* Reports faults of the split that `ends` come from, and of the table of weights. One warp. */
+/* Sets the fault bits of the split that `ends` come from, and of the table of weights. Whole warp. */
 GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
     const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
     uint32_t fault = by_offsets && gmm_split_value(s, 0) != 0 ? (uint32_t)GMM_FAULT_MONOTONIC : 0;
@@ -145,9 +149,9 @@ GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args
     if (fault) atomicOr(s->fault, fault);
 }
 
-/* Tiles across D's columns, if tiles are up to `high` rows high: as few as there can be (`least`), or, where no group
-   has more than a tile's rows, so many as fill the last round. Their widths are nearly equal numbers of `step`
-   columns. */
+/* Tiles along the columns of D for tiles of at most `tile_rows` rows: `min_tiles`, or, where no group has more rows
+   than one tile, as many as fill the last round of the grid. Their widths are nearly equal multiples of `step` columns.
+   */
 GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t step, int32_t tile_rows,
                                      int32_t cluster,
                                      gmm_sm90_split_stats stats) {
@@ -157,14 +161,15 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
     filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster;
     return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
-/* Where tile `nth` of `tiles` begins, that share out `count` units nearly equally. */
+/* First of the units of tile i where `tiles` tiles share `count` units as evenly as possible. */
 GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
     const int32_t each = count / tiles, rest = count - tiles * each;
     return i * each + (i < rest ? i : rest);
 }
 
-/* Writes the prefix sums of the groups' items [G + 1], for tiles of at most `most` units of `unit` rows, `tiles_n` of
-   them across. One warp. */
+/* Writes the prefix sums [G + 1] of the groups' work, for tiles of at most `max_blocks` blocks of `block_rows` rows and
+   `tiles_n` tiles along the columns. In wgrad (k_grouped) frozen groups and empty groups with beta 1 have none. Whole
+   warp. */
 GMM__DEVICE void gmm_sm90_count_work(const gmm_gemm_args *p, int k_grouped, int raster_n, int32_t tiles_n,
                                      int32_t block_rows,
                                      int32_t max_blocks, int32_t cluster, const int32_t *ends, int32_t *work_ends) {
@@ -182,11 +187,12 @@ GMM__DEVICE void gmm_sm90_count_work(const gmm_gemm_args *p, int k_grouped, int 
     gmm_sm90_prefix_sums(G, total, work_ends);
 }
 
-/* Chooses among the kernel's tiles (`tile`: 0, 1 its first or second, 2 either; units1 0: it has no second) and their
-   heights in units of 16 rows what takes the least time; bits do not depend on it. Returns the height, *nth: the tile.
-   Tiles by both groups of threads (`both`) are priced in clocks of products that draw all the power there is: what
-   rounds leave idle makes the others faster, and a low tile saves what it does not multiply. One warp, four lanes for
-   each choice. */
+/* The price model of the tile scheduler: chooses the tile (`tile`: 0 the first, 1 the second, 2 either; m16_1 0: there
+   is only one) and its height in blocks of 16 rows that take the least time for the split. Returns the height; *chosen:
+   the tile. Results do not depend on the choice. Clocks of a tile are linear in its height: constants fitted on one
+   H200 (gmm__wgmma_choose prices the same on the host from average sizes). Cooperative tiles run at the power limit, so
+   that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Whole warp; four
+   lanes share each candidate. */
 GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *ends, gmm_sm90_split_stats stats,
                                          int32_t tile,
                                          const int cooperative, int32_t n0, int32_t m16_0, int32_t n1, int32_t m16_1,
@@ -196,7 +202,7 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
     float work = 0.0f, count = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
     int32_t i, c, second, valid;
-    if (tile != 2) { /* perhaps a tile for each group, whatever the height */
+    if (tile != 2) { /* every group fits one tile, whatever the height */
         const int32_t tallest = tile ? m16_1 : m16_0, lowest = tallest - (tile ? heights1 : heights0) + 1;
         *chosen = tile;
         if (stats.max_rows <= 16 * lowest) return tallest;
@@ -225,14 +231,14 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
         count += __shfl_xor_sync(0xFFFFFFFFu, count, i);
         max_clocks = fmaxf(max_clocks, __shfl_xor_sync(0xFFFFFFFFu, max_clocks, i));
     }
-    c = (gmm_tid_x() & 31) / 4; /* not kept while groups are counted */
+    c = (gmm_tid_x() & 31) / 4; /* computed again, so that no register holds it during the loop above */
     second = c >= heights0;
     valid = c < heights0 + heights1 && (tile == 2 || tile == second);
     if (count > 0.0f) {
         const int32_t cols = second ? n1 : n0;
         const float share = __fdividef((float)((p->n + cols - 1) / cols), (float)gridDim.x), rounds = count * share;
         cost = __fdividef(ceilf(rounds), rounds);
-        /* of heights that differ, some block is dealt more of the tall ones */
+        /* where heights differ, some CTA gets more of the tall tiles */
         if (cooperative) cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * count, work) - 1.0f) *
                                                         rsqrtf(rounds));
         cost = fminf(cost * work * share, 3.0e38f);
@@ -243,11 +249,12 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_gemm_args *p, const int32_t *
     return c >= heights0 ? m16_1 + heights0 - c : m16_0 - c;
 }
 
-/* Places item `i`, of group t->g, for block `rank` of its cluster: at most `most` units of `unit` rows, from a multiple
-   of `step` rows on; `tiles_n` tiles across, from multiples of `step_n` columns on. Inside a group rows go first, in
-   bands of 8 pairs, so that the tiles in flight share operands. `turned`: each group begins elsewhere (by the golden
-   ratio), so that a block which got a wide tile of one gets a narrow one of the next. wgrad, whose tiles are nearly all
-   alike, does so only where a block would get the same place in every group. */
+/* Fills in work tile `i` of group t->g for CTA `cta_rank` of its cluster: at most `max_blocks` blocks of `block_rows`
+   rows, starting at a multiple of `step` rows; `tiles_n` tiles along the columns, starting at multiples of `step_n`.
+   Rasterization within a group: along the rows first, in bands of 8 pairs, so that tiles in flight share operands.
+   `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile of one group
+   gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would otherwise get the
+   same tile of every group. */
 GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, const int32_t *ends,
                                         const int32_t *work_ends,
                                         int32_t i, const int rotated, int raster_n, int32_t tiles_n, int32_t step_n,
@@ -278,7 +285,7 @@ GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_gemm_args *p, int k_grouped, c
         tm = 8 * band + i - tn * height;
         if (raster_n) tn = tn * cluster + cta_rank;
         else tm = tm * cluster + cta_rank;
-    } else { /* what has no partner there pairs up the other way */
+    } else { /* without a partner along this axis: paired along the other one */
         i = 2 * (i - pairs_m * pairs_n);
         t->multicast = i + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
         tm = raster_n ? i + cta_rank : tiles_m - 1;

@@ -1,6 +1,7 @@
 /* .................................................................................................... Launchers ... */
 
-/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_pdl_wait. */
+/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_pdl_wait.
+   */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__room room, int32_t threads,
                                              size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > room.most) blocks = room.most;

@@ -80,12 +80,9 @@ GMM__DEVICE void gmm_griddepcontrol_launch_dependents(void) {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 GMM__DEVICE void gmm_griddepcontrol_wait(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
-/* The same; `a` to `g` are computed before it and used after it. */
-GMM__DEVICE void gmm_griddepcontrol_wait_with(uint32_t *a, int32_t *b, int32_t *c, int32_t *d, int *e, uint32_t *f,
-                                              uint32_t *g) {
-    asm volatile("griddepcontrol.wait;" : "+r"(*a), "+r"(*b), "+r"(*c), "+r"(*d), "+r"(*e), "+r"(*f), "+r"(*g)
-                 : : "memory");
-}
+/* The same; the variables `a` to `g` are computed before it and used after it. */
+#define GMM__GRIDDEPCONTROL_WAIT_WITH(a, b, c, d, e, f, g) \
+    asm volatile("griddepcontrol.wait;" : "+r"(a), "+r"(b), "+r"(c), "+r"(d), "+r"(e), "+r"(f), "+r"(g) : : "memory")
 /* A load that is kept for the cache line it brings: with nanosleep of 0 the compiler must make it. */
 GMM__DEVICE void gmm_touch(uint32_t word) {
     asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 1;\n @p nanosleep.u32 0;\n}" : : "r"(word) : "memory");
@@ -236,13 +233,12 @@ GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b)
 GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(from));
 }
-/* The first `bytes` of 16 or of 4 are read, the others become 0. */
+/* The first `bytes` of 16 or of 4 are read, the others become 0. `global`: an address of the global space. */
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(from), "r"(bytes));
 }
-GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, const void *from, int bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 : : "r"(smem), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(smem), "l"(global), "r"(bytes) : "memory");
 }
 GMM__DEVICE void gmm_cp_async_commit_group(void) { asm volatile("cp.async.commit_group;"); }
 #define GMM__CP_ASYNC_WAIT_GROUP(groups) asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory")
@@ -2371,7 +2367,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
                 const uint8_t *const from = line[i] + (int64_t)word * word_step;
                 if (aligned) /* bytes past `count` become zeros */
-                    gmm_cp_async_4_zfill(to + 128 * i, from, count);
+                    gmm_cp_async_4_zfill(to + 128 * i, __cvta_generic_to_global(from), count);
                 else {
                     uint32_t word = 0;
 #pragma unroll 1
@@ -2880,7 +2876,7 @@ static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((si
 
 /* A float to shared memory, or +0 where `present` is 0. */
 GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
-    gmm_cp_async_4_zfill(smem, from, present ? 4 : 0);
+    gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
 }
 
 /* A wgmma descriptor of a K-major operand in lines of 128 bytes from its low word, which holds all that differs. */
@@ -4427,8 +4423,14 @@ GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32
 /* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
 GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
-    const uint16_t low = e5m2 ? gmm_cvt_e5m2x2(p[1], p[0]) : gmm_cvt_e4m3x2(p[1], p[0]);
-    const uint16_t high = e5m2 ? gmm_cvt_e5m2x2(p[3], p[2]) : gmm_cvt_e4m3x2(p[3], p[2]);
+    uint16_t low, high;
+    if (e5m2) {
+        low = gmm_cvt_e5m2x2(p[1], p[0]);
+        high = gmm_cvt_e5m2x2(p[3], p[2]);
+    } else {
+        low = gmm_cvt_e4m3x2(p[1], p[0]);
+        high = gmm_cvt_e4m3x2(p[3], p[2]);
+    }
     return (uint32_t)low | (uint32_t)high << 16;
 #else
     const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;
@@ -4875,7 +4877,8 @@ GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const 
         const float m = gmm__swift_product(v[j], by, 1);
         /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        codes = codes * 16 + (gmm_e2m1_add_share(m, share) >> 22);
+        const uint32_t bits = gmm_e2m1_add_share(m, share);
+        codes = codes * 16 + (bits >> 22);
     }
     return codes | gmm__swift_signs(v);
 }
@@ -8443,7 +8446,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 }
                 if (multicast && (index & 1) != (int)cta_rank) active = 0;
                 if (first) /* the box is computed before the wait */
-                    gmm_griddepcontrol_wait_with(&offset, &y, &end, &wrap, &active, &bytes, &k_tiles);
+                    GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s;
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);

@@ -26,12 +26,9 @@ GMM__DEVICE void gmm_griddepcontrol_launch_dependents(void) {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 GMM__DEVICE void gmm_griddepcontrol_wait(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
-/* The same; `a` to `g` are computed before it and used after it. */
-GMM__DEVICE void gmm_griddepcontrol_wait_with(uint32_t *a, int32_t *b, int32_t *c, int32_t *d, int *e, uint32_t *f,
-                                              uint32_t *g) {
-    asm volatile("griddepcontrol.wait;" : "+r"(*a), "+r"(*b), "+r"(*c), "+r"(*d), "+r"(*e), "+r"(*f), "+r"(*g)
-                 : : "memory");
-}
+/* The same; the variables `a` to `g` are computed before it and used after it. */
+#define GMM__GRIDDEPCONTROL_WAIT_WITH(a, b, c, d, e, f, g) \
+    asm volatile("griddepcontrol.wait;" : "+r"(a), "+r"(b), "+r"(c), "+r"(d), "+r"(e), "+r"(f), "+r"(g) : : "memory")
 /* A load that is kept for the cache line it brings: with nanosleep of 0 the compiler must make it. */
 GMM__DEVICE void gmm_touch(uint32_t word) {
     asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 1;\n @p nanosleep.u32 0;\n}" : : "r"(word) : "memory");
@@ -182,13 +179,12 @@ GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b)
 GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(from));
 }
-/* The first `bytes` of 16 or of 4 are read, the others become 0. */
+/* The first `bytes` of 16 or of 4 are read, the others become 0. `global`: an address of the global space. */
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(from), "r"(bytes));
 }
-GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, const void *from, int bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 : : "r"(smem), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(smem), "l"(global), "r"(bytes) : "memory");
 }
 GMM__DEVICE void gmm_cp_async_commit_group(void) { asm volatile("cp.async.commit_group;"); }
 #define GMM__CP_ASYNC_WAIT_GROUP(groups) asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory")

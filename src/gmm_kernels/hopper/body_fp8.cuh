@@ -328,7 +328,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                 }
                 if (multicast && (index & 1) != (int)cta_rank) active = 0;
                 if (first) /* the box is computed before the wait */
-                    gmm_griddepcontrol_wait_with(&offset, &y, &end, &wrap, &active, &bytes, &k_tiles);
+                    GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = stage_bars + 16 * s;
                     gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);

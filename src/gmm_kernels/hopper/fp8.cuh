@@ -110,7 +110,7 @@ static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((si
 
 /* A float to shared memory, or +0 where `present` is 0. */
 GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
-    gmm_cp_async_4_zfill(smem, from, present ? 4 : 0);
+    gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
 }
 
 /* A wgmma descriptor of a K-major operand in lines of 128 bytes from its low word, which holds all that differs. */

@@ -186,7 +186,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
                 const uint8_t *const from = line[i] + (int64_t)word * word_step;
                 if (aligned) /* bytes past `count` become zeros */
-                    gmm_cp_async_4_zfill(to + 128 * i, from, count);
+                    gmm_cp_async_4_zfill(to + 128 * i, __cvta_generic_to_global(from), count);
                 else {
                     uint32_t word = 0;
 #pragma unroll 1

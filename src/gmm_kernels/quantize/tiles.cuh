@@ -163,8 +163,14 @@ GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32
 /* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
 GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
-    const uint16_t low = e5m2 ? gmm_cvt_e5m2x2(p[1], p[0]) : gmm_cvt_e4m3x2(p[1], p[0]);
-    const uint16_t high = e5m2 ? gmm_cvt_e5m2x2(p[3], p[2]) : gmm_cvt_e4m3x2(p[3], p[2]);
+    uint16_t low, high;
+    if (e5m2) {
+        low = gmm_cvt_e5m2x2(p[1], p[0]);
+        high = gmm_cvt_e5m2x2(p[3], p[2]);
+    } else {
+        low = gmm_cvt_e4m3x2(p[1], p[0]);
+        high = gmm_cvt_e4m3x2(p[3], p[2]);
+    }
     return (uint32_t)low | (uint32_t)high << 16;
 #else
     const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;

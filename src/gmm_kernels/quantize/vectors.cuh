@@ -114,7 +114,8 @@ GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const 
         const float m = gmm__swift_product(v[j], by, 1);
         /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        codes = codes * 16 + (gmm_e2m1_add_share(m, share) >> 22);
+        const uint32_t bits = gmm_e2m1_add_share(m, share);
+        codes = codes * 16 + (bits >> 22);
     }
     return codes | gmm__swift_signs(v);
 }

@@ -6400,17 +6400,19 @@ enum { GMM__SORT_COUNTS, GMM__SORT_STARTS };                  /* [E][chunks] int
 enum { GMM__GLU_SRC, GMM__GLU_DST };                          /* [count] addresses: tables that stood on the host */
 enum { GMM__SMALL_SUM };                                      /* [rows, cols] fp32: addends summed up */
 
-static gmm__room gmm__mma_room(const gmm__call *call, int32_t blocks) {
+static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
-    gmm__room room;
-    room.most = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
-    room.early = gmm__mma_pdl(call);
-    room.limit = call->options.sm_limit;
-    return room;
+    gmm__launch_limits limits;
+    limits.max_ctas = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
+    limits.pdl = gmm__mma_pdl(call);
+    limits.sm_limit = call->options.sm_limit;
+    return limits;
 }
 /* What kernels may take, and those that stream rows. */
-static gmm__room gmm__mma_blocks(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_PER_SM); }
-static gmm__room gmm__mma_stream(const gmm__call *call) { return gmm__mma_room(call, GMM__ELEM_STREAM); }
+static gmm__launch_limits gmm__mma_blocks(const gmm__call *call) { return gmm__mma_launch_limits(call,
+                                                                                                 GMM__ELEM_PER_SM); }
+static gmm__launch_limits gmm__mma_stream(const gmm__call *call) { return gmm__mma_launch_limits(call,
+                                                                                                 GMM__ELEM_STREAM_PER_SM); }
 
 static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     const gmm_mat *m = &call->mat[role];
@@ -6500,7 +6502,7 @@ static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
     gmm__reserve(plan, GMM__ROUTE_SUMS,
                  gmm__mma_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).max_ctas));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -6519,7 +6521,7 @@ static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
 
 static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).most));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_blocks(call).max_ctas));
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -6692,7 +6694,7 @@ static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int pa
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
-    const gmm__room room = gmm__mma_stream(call);
+    const gmm__launch_limits limits = gmm__mma_stream(call);
     gmm__glu_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -6705,10 +6707,10 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     a.cols = d->cols;
     a.block = d->block;
     a.inverse = d->inverse;
-    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, room, stream));
+    if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, limits, stream));
     e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC, &a.src_table, stream);
     if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST, &a.dst_table, stream);
-    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, room, stream);
+    if (e == cudaSuccess) e = gmm__k_glu_rows(&a, limits, stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -6850,7 +6852,7 @@ static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, 
 }
 
 /* Whether the kernels that move whole vectors serve the call, and what they want to know. */
-static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
+static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
     const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE, turned = transformed || f->stochastic;
     const gmm_mat *mat[3];
@@ -6877,12 +6879,13 @@ static void gmm__mma_quant_swift(const gmm__call *call, gmm__quant_args *a) {
         if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
             odd |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
     }
-    a->swift = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
+    a->vectorized = !odd && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
                !(turned && a->src.dtype != GMM_BF16) && !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
-    if (!a->swift) return;
-    a->swift += turned;
+    if (!a->vectorized) return;
+    a->vectorized += turned;
     a->groups = call->groups;
-    a->few = a->grouped && call->groups.count <= 32 && !call->groups.on_host && call->groups.tail == GMM_TAIL_KEEP;
+    a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
+        call->groups.tail == GMM_TAIL_KEEP;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
@@ -6927,8 +6930,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_mat(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
-    gmm__mma_quant_swift(call, &a);
-    if (e == cudaSuccess && a.grouped && !a.few) {
+    gmm__mma_quant_vectorized(call, &a);
+    if (e == cudaSuccess && a.grouped && !a.warp_split) {
         const gmm_status s = gmm__mma_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                               (int32_t *)gmm__part(plan, GMM__MMA_TILES), GMM_TILE, stream);
         if (s != GMM_OK) return s;
@@ -6940,7 +6943,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (global || (records && !a.record) || a.lines),
                         d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                         gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
-                        gmm__mma_stream(call).most, stream);
+                        gmm__mma_stream(call).max_ctas, stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
@@ -7021,7 +7024,8 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     e = gmm__mma_transpose_mat(plan, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_transpose_mat(plan, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
-        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TURN_PER_SM, INT32_MAX), stream);
+        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TRANSPOSE_PER_SM, INT32_MAX),
+                             stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -7045,7 +7049,7 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
     cudaError_t e = cudaSuccess;
     if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
-    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call).most, stream);
+    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_stream(plan->call).max_ctas, stream);
     return gmm__cuda_status(plan->call, e);
 }
 

@@ -775,7 +775,7 @@ typedef struct gmm_gemm_tile {
 } gmm_gemm_tile;
 
 /* Places a tile of a group: along the rows first, in bands of 8 tiles, so that the tiles in flight share operands. */
-GMM__DEVICE void gmm_tile_place(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
+GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
     const uint32_t band = i / (8 * tiles_n), first = band * 8, left = tiles_m - first, height = left < 8 ? left : 8;
     i -= first * tiles_n;
     t->m0 = (int32_t)(first + i % height) * bm;
@@ -788,7 +788,8 @@ GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
 }
 
 /* The first tile at or behind *at in this block's list that has work; 0 at the end. Tile numbers fit 32 bits. */
-GMM__DEVICE int gmm_gemm_next(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *at, gmm_gemm_tile *t) {
+GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *at,
+                                   gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
     if (!ragged_k) {
@@ -800,7 +801,7 @@ GMM__DEVICE int gmm_gemm_next(const gmm_gemm_args *args, int ragged_k, int bm, i
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
         q = (uint32_t)args->tiles[t->g];
-        gmm_tile_place((uint32_t)*at - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*at - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
     } else {
         const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, each = tiles_m * tiles_n;
         int32_t rows;
@@ -817,7 +818,7 @@ GMM__DEVICE int gmm_gemm_next(const gmm_gemm_args *args, int ragged_k, int bm, i
         }
         t->m = args->m;
         t->k = rows;
-        gmm_tile_place((uint32_t)*at - (uint32_t)t->g * each, tiles_m, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*at - (uint32_t)t->g * each, tiles_m, tiles_n, bm, bn, t);
     }
     return 1;
 }
@@ -831,7 +832,7 @@ typedef struct gmm_gemm_out {
     int whole, bias_whole;
 } gmm_gemm_out;
 
-GMM__DEVICE gmm_gemm_out gmm_gemm_open(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
+GMM__DEVICE gmm_gemm_out gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
     gmm_gemm_out o;
     o.d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
     o.whole = gmm_whole4(args->d.dtype, o.d, args->d.ld);
@@ -951,23 +952,24 @@ GMM__DEVICE void gmm_gemm_tail(const gmm_kmat *d, int64_t from, int64_t capacity
 /* One operand of 16-bit elements on its way into a stage. A stage holds lines of contiguous elements: rows of an
    operand that stands as [row][k], or values of k of one that stands as [k][row]. A thread moves the 16-byte chunk at
    `from` and those `step` lines further on; `lines` and `cols` say how many lines and elements are left from there. */
-typedef struct gmm_feed {
+typedef struct gmm_stage_feed {
     const char *from;
     int64_t hop, advance; /* bytes to the next chunk of the stage, and to the next stage */
     int32_t lines, cols;  /* of stage 0 */
     int32_t whole;        /* chunks are aligned to 16 bytes */
     int32_t full;         /* stages that are whole, and exist to the last element */
     uint32_t to;          /* byte in the stage */
-} gmm_feed;
+} gmm_stage_feed;
 
 /* Chunks are permuted inside a line so that 8 neighbouring lines fall into different banks. */
 GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
     return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
 }
 
-GMM__DEVICE gmm_feed gmm_feed_open(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines, int32_t cols,
+GMM__DEVICE gmm_stage_feed gmm_stage_open(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines,
+                                          int32_t cols,
                                    int line_chunks, int threads, int span, int depth_lines, int depth_cols) {
-    gmm_feed f;
+    gmm_stage_feed f;
     const int64_t pitch = m->ld * 2;
     const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
     const char *base = gmm_kmat_at(m, g);
@@ -984,7 +986,8 @@ GMM__DEVICE gmm_feed gmm_feed_open(const gmm_kmat *m, int32_t g, int64_t row, in
 }
 
 /* Moves stage number `q` and steps on. */
-GMM__DEVICE void gmm_feed_stage(gmm_feed *f, char *stage, int q, int chunks, int step, int line_bytes, int depth_lines,
+GMM__DEVICE void gmm_stage_load(gmm_stage_feed *f, char *stage, int q, int chunks, int step, int line_bytes,
+                                int depth_lines,
                                 int depth_cols) {
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(stage) + f->to;
     const char *from = f->from;
@@ -1166,12 +1169,12 @@ enum {
 };
 
 /* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
-GMM__DEVICE uint32_t gmm_q_times(gmm_dtype dtype, uint32_t a, uint32_t b) {
+GMM__DEVICE uint32_t gmm_mul_16bit_x2(gmm_dtype dtype, uint32_t a, uint32_t b) {
     return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
 
 /* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
-GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
+GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
     const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
     const uint32_t a = gmm_prmt(codes, 0u, 0x1404u), b = gmm_prmt(codes, 0u, 0x3424u);
     const int shift = half ? 1 : e4m3 ? 4 : 3;
@@ -1196,18 +1199,18 @@ GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, ui
         to[0] |= gmm_prmt(odd, 0u, 0x9988u) & bits;
         to[1] |= gmm_prmt(odd, 0u, 0xBBAAu) & bits;
     }
-    to[0] = gmm_q_times(dtype, to[0], lift);
-    to[1] = gmm_q_times(dtype, to[1], lift);
+    to[0] = gmm_mul_16bit_x2(dtype, to[0], lift);
+    to[1] = gmm_mul_16bit_x2(dtype, to[1], lift);
 }
 /* Eight E2M1 codes; sign and fields go to the upper byte of each element first. */
-GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
+GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
     const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
     const uint32_t even = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
     uint32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
         const uint32_t z = gmm_prmt(even, codes, 0x4400u + 0x1111u * i);
-        to[i] = gmm_q_times(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), lift);
+        to[i] = gmm_mul_16bit_x2(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), lift);
     }
 }
 
@@ -1303,20 +1306,20 @@ GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_mat *m, int apart, int 
         const uint32_t at = chunk * (fp4 ? 4 : 2) + e;
         uint32_t v[4];
         if (!fp4 && e >= 2) break;
-        if (fp4) gmm_q_fp4(dtype, w[e], v);
+        if (fp4) gmm_fp4_to_16bit_x8(dtype, w[e], v);
         else {
-            gmm_q_fp8(dtype, m->dtype, w[2 * e & 3], v);
-            gmm_q_fp8(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
+            gmm_fp8_to_16bit_x4(dtype, m->dtype, w[2 * e & 3], v);
+            gmm_fp8_to_16bit_x4(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
         if (scales && apart) {
             const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * at];
-            v[0] = gmm_q_times(dtype, v[0], x.x);
-            v[1] = gmm_q_times(dtype, v[1], x.y);
-            v[2] = gmm_q_times(dtype, v[2], x.z);
-            v[3] = gmm_q_times(dtype, v[3], x.w);
+            v[0] = gmm_mul_16bit_x2(dtype, v[0], x.x);
+            v[1] = gmm_mul_16bit_x2(dtype, v[1], x.y);
+            v[2] = gmm_mul_16bit_x2(dtype, v[2], x.z);
+            v[3] = gmm_mul_16bit_x2(dtype, v[3], x.w);
         } else if (scales)
 #pragma unroll
-            for (j = 0; j < 4; j++) v[j] = gmm_q_times(dtype, v[j], f[e / 2]);
+            for (j = 0; j < 4; j++) v[j] = gmm_mul_16bit_x2(dtype, v[j], f[e / 2]);
         *(uint4 *)(void *)(to + gmm_swizzle(row, at, apart ? 128u << wide : 2 * GMM_Q_DEPTH)) =
             make_uint4(v[0], v[1], v[2], v[3]);
     }
@@ -1373,7 +1376,7 @@ GMM__DEVICE void gmm_q_keep(gmm_dtype dtype, int parts, gmm_scaling scaling, uin
             to[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
             to[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
         } else {
-            gmm_q_fp8(dtype, GMM_E4M3, r, v);
+            gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, r, v);
             to[0] = (uint16_t)v[0];
             to[lines] = (uint16_t)(v[0] >> 16);
             to[2 * lines] = (uint16_t)v[1];
@@ -2193,7 +2196,7 @@ GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int
     for (r = 0; r < 2; r++) {
         uint32_t word = gmm_ld_shared_u32(smem_at + 4 * (lane / 4) + 32 * r), v[2];
         if (b_format == gmm_sm90_b_format_nv4) {
-            gmm_q_fp8(GMM_BF16, GMM_E4M3, word, v);
+            gmm_fp8_to_16bit_x4(GMM_BF16, GMM_E4M3, word, v);
 #pragma unroll
             for (j = 0; j < 4; j++) scales[r][j] = gmm_prmt(v[j / 2], 0u, j % 2 ? 0x3232u : 0x1010u);
             continue;
@@ -2259,8 +2262,8 @@ GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t cod
             x = gmm_prmt(low, high, 0x5140u) | (gmm_prmt(up, u, 0x4000u) & 0x80008000u);
             y = gmm_prmt(low, high, 0x7362u) | (gmm_prmt(up, u, 0x5111u) & 0x80008000u);
         }
-        fragment[r] = gmm_q_times(GMM_BF16, x, scale);
-        fragment[r + 2] = gmm_q_times(GMM_BF16, y, scale);
+        fragment[r] = gmm_mul_16bit_x2(GMM_BF16, x, scale);
+        fragment[r + 2] = gmm_mul_16bit_x2(GMM_BF16, y, scale);
     }
 }
 /* The same for FP8 codes with NaN or scales above 2^7, where the factor 2^120 would overflow. */
@@ -2272,9 +2275,9 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
         const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the E8M0 byte again */
         const uint32_t scale = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
         uint32_t pair[2];
-        gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[r], pair);
-        fragment[r] = gmm_q_times(GMM_BF16, pair[0], scale);
-        fragment[r + 2] = gmm_q_times(GMM_BF16, pair[1], scale);
+        gmm_fp8_to_16bit_x4(GMM_BF16, GMM_E4M3, codes[r], pair);
+        fragment[r] = gmm_mul_16bit_x2(GMM_BF16, pair[0], scale);
+        fragment[r + 2] = gmm_mul_16bit_x2(GMM_BF16, pair[1], scale);
     }
 }
 
@@ -3319,10 +3322,10 @@ GMM__DEVICE uint2 gmm_expand_codes(int fp4, const uint8_t *from, int whole) {
 }
 
 GMM__DEVICE void gmm_expand_eight(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t to[4]) {
-    if (fp4) gmm_q_fp4(dtype, codes.x, to);
+    if (fp4) gmm_fp4_to_16bit_x8(dtype, codes.x, to);
     else {
-        gmm_q_fp8(dtype, format, codes.x, to);
-        gmm_q_fp8(dtype, format, codes.y, to + 2);
+        gmm_fp8_to_16bit_x4(dtype, format, codes.x, to);
+        gmm_fp8_to_16bit_x4(dtype, format, codes.y, to + 2);
     }
 }
 
@@ -3333,7 +3336,7 @@ GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_
     const uint32_t nan = (low + 0x01010101u) & bytes & 0x80808080u;
     int i;
     if (scaling == GMM_SCALING_NV16) {
-        gmm_q_fp8(dtype, GMM_E4M3, bytes, to);
+        gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bytes, to);
         return;
     }
     to[0] = gmm_prmt(bytes, 0u, 0x4140u) << 7;
@@ -3441,7 +3444,7 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
             if (i >= p.count) break;
             gmm_expand_eight(dtype, from.dtype, fp4, now.codes[i], e);
 #pragma unroll
-            for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], by[apart ? j : i]);
+            for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], by[apart ? j : i]);
             *(uint4 *)(void *)(to + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
         }
     }
@@ -3531,9 +3534,9 @@ GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand
                 const uint32_t scale = gmm_prmt(by[h], 0u, i < 2 ? 0x1010u : 0x3232u);
                 const uint4 codes = now.codes[h];
                 uint32_t e[4];
-                gmm_q_fp4(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
+                gmm_fp4_to_16bit_x8(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
 #pragma unroll
-                for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], scale);
+                for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scale);
                 gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
                                (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
             }
@@ -3792,10 +3795,11 @@ enum {
     GMM__ELEM_BLOCK = 128,   /* threads of a block */
     GMM__ELEM_WARPS = 4,     /* of them */
     GMM__ELEM_PER_SM = 16,   /* blocks that callers let launchers start per multiprocessor */
-    GMM__ELEM_STREAM = 128,  /* the same for kernels that stream rows: a grid in the order of addresses is faster than
+    GMM__ELEM_STREAM_PER_SM = 128,
+        /* the same for kernels that stream rows: a grid in the order of addresses is faster than
                                 one that stays, but blocks that find no row cost time as well */
     GMM__ELEM_SPAN = 256,    /* columns a warp handles at a time: 8 per lane */
-    GMM__ELEM_RUN = 128,     /* units a warp copies at a time: 4 per lane */
+    GMM__COPY_SPAN = 128,     /* units a warp copies at a time: 4 per lane */
     GMM__SUM_BLOCK = 1024,   /* threads of a block that has a multiprocessor for its sums */
     GMM__ELEM_ADDENDS = 256, /* matrices that one launch adds up: their addresses are kernel parameters */
     GMM__MAP_CHUNK = 1024,   /* slots whose ranks one warp counts */
@@ -3915,10 +3919,10 @@ typedef struct gmm__copy_args {
 
 /* What a call leaves its kernels: blocks of a grid at most, whether they may be launched early, and how many
    multiprocessors; 0 = all. */
-typedef struct gmm__room {
-    int64_t most;
-    int32_t early, limit;
-} gmm__room;
+typedef struct gmm__launch_limits {
+    int64_t max_ctas;
+    int32_t pdl, sm_limit;
+} gmm__launch_limits;
 
 /* ..................................................................................................... Elements ... */
 
@@ -3940,10 +3944,10 @@ GMM__DEVICE void gmm__put(const gmm__view *m, int64_t row, int64_t col, float v)
 /* The eight columns of a lane: two quads of neighbours, of which n count (which may be below 0). In 16-bit rows the
    quads are neighbours too, so that one access takes both. In fp32 rows each quad follows the one of the lane before,
    so that the accesses of a warp leave no gaps: memory is slow to write half a sector. */
-typedef struct gmm__quads { int32_t col[2], n[2]; } gmm__quads;
+typedef struct gmm__lane_cols { int32_t col[2], n[2]; } gmm__lane_cols;
 
-GMM__DEVICE gmm__quads gmm__quads_at(int32_t first, int32_t second, int32_t cols) {
-    gmm__quads q;
+GMM__DEVICE gmm__lane_cols gmm__lane_cols_at(int32_t first, int32_t second, int32_t cols) {
+    gmm__lane_cols q;
     q.col[0] = first;
     q.col[1] = second;
     q.n[0] = min(cols - first, 4);
@@ -3951,28 +3955,28 @@ GMM__DEVICE gmm__quads gmm__quads_at(int32_t first, int32_t second, int32_t cols
     return q;
 }
 /* Those of this lane in part `part` of a row of `cols` columns; wide: as in fp32 rows. */
-GMM__DEVICE gmm__quads gmm__lane_quads(int wide, int32_t part, int32_t cols) {
+GMM__DEVICE gmm__lane_cols gmm__lane_cols_of(int wide, int32_t part, int32_t cols) {
     const int32_t first = part * GMM__ELEM_SPAN + gmm__lane() * (wide ? 4 : 8);
-    return gmm__quads_at(first, first + (wide ? 128 : 4), cols);
+    return gmm__lane_cols_at(first, first + (wide ? 128 : 4), cols);
 }
 
 /* Eight elements as they stand in memory; 16-bit elements fill the first four words. Loading and decoding are apart so
    that a kernel can have several loads under way. Elements that do not count read as 0 and are not written. `fixed` is
    the dtype of the table's row. */
-typedef struct gmm__eight { uint32_t w[8]; } gmm__eight;
+typedef struct gmm__raw8 { uint32_t w[8]; } gmm__raw8;
 
 /* How the quads of a matrix are accessed: 2 both at once, 1 one by one, of which the second may be absent, 0 element by
    element. */
-GMM__DEVICE int gmm__access(gmm_dtype fixed, const gmm__view *m, const gmm__quads *q) {
+GMM__DEVICE int gmm__vector_access(gmm_dtype fixed, const gmm__view *m, const gmm__lane_cols *q) {
     if (fixed != GMM_NONE) return fixed == GMM_F32 ? 1 : 2;
     if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
     return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
 }
 
-GMM__DEVICE gmm__eight gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q) {
+GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__lane_cols *q) {
     const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__access(fixed, m, q);
-    gmm__eight r = GMM_ZERO;
+    const int access = gmm__vector_access(fixed, m, q);
+    gmm__raw8 r = GMM_ZERO;
     int32_t i, j;
     if (dtype == GMM_F32) {
         const uint32_t *p = (const uint32_t *)m->data + row * m->ld;
@@ -4006,7 +4010,7 @@ GMM__DEVICE gmm__eight gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t r
     return r;
 }
 
-GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__eight *r, float v[8]) {
+GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__raw8 *r, float v[8]) {
     const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
     int32_t i;
     if (dtype == GMM_F32) {
@@ -4021,9 +4025,10 @@ GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__ei
     }
 }
 
-GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q, const float v[8]) {
+GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__lane_cols *q,
+                             const float v[8]) {
     const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__access(fixed, m, q);
+    const int access = gmm__vector_access(fixed, m, q);
     int32_t i, j;
     if (dtype == GMM_F32) {
         float *p = (float *)m->data + row * m->ld;
@@ -4083,25 +4088,25 @@ GMM__DEVICE int64_t gmm__warp_scan(int64_t v) { /* inclusive */
 
 /* The tasks of a warp: parts of rows, in their order dealt round robin to all warps of the grid. Rows and parts fit 31
    bits, and so do the tasks that a grid holds; launchers see to it. */
-typedef struct gmm__walk { uint32_t row, part, parts, step; } gmm__walk;
+typedef struct gmm__grid_loop { uint32_t row, part, parts, step; } gmm__grid_loop;
 
-GMM__DEVICE void gmm__walk_by(gmm__walk *w, uint32_t tasks) {
+GMM__DEVICE void gmm__grid_loop_advance(gmm__grid_loop *w, uint32_t tasks) {
     const uint32_t part = w->part + tasks, rows = part / w->parts;
     w->row += rows;
     w->part = part - rows * w->parts;
 }
 /* A warp takes `each` tasks after one another. */
-GMM__DEVICE gmm__walk gmm__walk_begin(int64_t parts, uint32_t each) {
-    gmm__walk w;
+GMM__DEVICE gmm__grid_loop gmm__grid_loop_begin(int64_t parts, uint32_t each) {
+    gmm__grid_loop w;
     w.row = w.part = 0;
     w.parts = (uint32_t)parts;
     w.step = gridDim.x * GMM__ELEM_WARPS * each;
-    gmm__walk_by(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * each);
+    gmm__grid_loop_advance(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * each);
     return w;
 }
-GMM__DEVICE void gmm__walk_next(gmm__walk *w) { gmm__walk_by(w, w->step); }
+GMM__DEVICE void gmm__grid_loop_next(gmm__grid_loop *w) { gmm__grid_loop_advance(w, w->step); }
 /* The task behind the present one. */
-GMM__DEVICE gmm__walk gmm__walk_behind(gmm__walk w) {
+GMM__DEVICE gmm__grid_loop gmm__grid_loop_following(gmm__grid_loop w) {
     if (++w.part < w.parts) return w;
     w.part = 0;
     w.row++;
@@ -4113,7 +4118,7 @@ GMM__DEVICE void gmm__fault(uint32_t *word, uint32_t bits) {
 }
 
 /* Rows in use according to expert sizes, by the rule of gmm_split_end; for a whole warp. */
-GMM__DEVICE int64_t gmm__live(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
+GMM__DEVICE int64_t gmm__live_rows(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
     const int first = blockIdx.x == 0 && gmm__warp() == 0; /* one warp tells the faults */
     int64_t sum = 0;
     int32_t e;
@@ -4165,33 +4170,33 @@ GMM__DEVICE int64_t gmm__pad_group(const gmm__pad_args *a, int64_t row) {
 /* ................................................................................................... Activation ... */
 
 /* Column of the gate that output j reads (gmm_glu_gate_column in 32 bits), and how far behind it the linear part is. */
-GMM__DEVICE int32_t gmm__act_column(int32_t j, int32_t interleave) {
+GMM__DEVICE int32_t gmm__act_gate_column(int32_t j, int32_t interleave) {
     const uint32_t block = interleave ? (uint32_t)j / (uint32_t)interleave : 0u;
     return j + (int32_t)block * interleave;
 }
-GMM__DEVICE int32_t gmm__act_apart(const gmm__act_args *a) { return a->interleave ? a->interleave : a->ffn; }
+GMM__DEVICE int32_t gmm__act_linear_offset(const gmm__act_args *a) { return a->interleave ? a->interleave : a->ffn; }
 
 /* Row or column that place i of a destination takes its value from: from halves to blocks, or back. All in one unit. */
-GMM__DEVICE uint32_t gmm__glu_from(uint32_t i, uint32_t ffn, uint32_t block, int32_t inverse) {
+GMM__DEVICE uint32_t gmm__glu_source(uint32_t i, uint32_t ffn, uint32_t block, int32_t inverse) {
     const uint32_t half = i >= ffn, run = i / block;
-    if (inverse) return (uint32_t)gmm__act_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
+    if (inverse) return (uint32_t)gmm__act_gate_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
     return (run & 1u) * ffn + (run >> 1) * block + (i - run * block);
 }
 
 /* Warps that share a row whose products are added up: all of a block, or one. */
-static __host__ __device__ __forceinline__ GMM__UNUSED int32_t gmm__act_team(int32_t ffn) {
+static __host__ __device__ __forceinline__ GMM__UNUSED int32_t gmm__act_warps_per_row(int32_t ffn) {
     return ffn > (GMM__ELEM_WARPS - 1) * GMM__ELEM_SPAN ? GMM__ELEM_WARPS : 1;
 }
 
 /* Takes element i of eight from one place. */
-GMM__DEVICE void gmm__gather(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__eight *r) {
+GMM__DEVICE void gmm__load_element(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__raw8 *r) {
     if (m->dtype == GMM_F32) r->w[i] = ((const uint32_t *)m->data)[row * m->ld + col];
     else r->w[i / 2] |= (uint32_t)((const uint16_t *)m->data)[row * m->ld + col] << (i & 1) * 16;
 }
 
 /* From a0 b0 a1 b1 ... in both to all a in the first and all b in the second. */
-GMM__DEVICE void gmm__unpair(gmm_dtype dtype, gmm__eight *first, gmm__eight *second) {
-    const gmm__eight u = *first, v = *second;
+GMM__DEVICE void gmm__deinterleave(gmm_dtype dtype, gmm__raw8 *first, gmm__raw8 *second) {
+    const gmm__raw8 u = *first, v = *second;
     int32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
@@ -4210,7 +4215,7 @@ GMM__DEVICE void gmm__unpair(gmm_dtype dtype, gmm__eight *first, gmm__eight *sec
 
 /* What eight activations read. */
 typedef struct gmm__act_in {
-    gmm__eight a, b, dy; /* PAIRS: a and b hold the pairs of the first and the second quad */
+    gmm__raw8 a, b, dy; /* PAIRS: a and b hold the pairs of the first and the second quad */
 } gmm__act_in;
 
 /* Eight activations. The switch stands outside the loop, so that each case is straight-line code. */
@@ -4270,7 +4275,7 @@ enum {
     GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
-    GMM__TURN_PER_SM = 4
+    GMM__TRANSPOSE_PER_SM = 4
 };
 
 typedef struct gmm__quant_args {
@@ -4283,16 +4288,16 @@ typedef struct gmm__quant_args {
     const int64_t *offsets;           /* grouped: [units + 1] rows */
     const int32_t *tiles;             /* grouped: [units + 1] strips */
     gmm_groups groups;                /* read by the kernels themselves if `few` */
-    int32_t few;                      /* swift, at most 32 groups: offsets and tiles are not set */
+    int32_t warp_split;                 /* vectorized, at most 32 groups: offsets and tiles are not set */
     float *amax[2];                   /* [units]: of the rowwise and of the columnwise copy */
     float *lines, *columns;           /* amax by row and by column; NULL = not needed */
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    int32_t swift;                    /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 those turned, too */
-    int32_t record;                   /* swift and delayed: the casts raise the amaxes of the copies */
-    int32_t backward;                 /* swift: tiles from the last to the first, which the caches still hold */
-    int64_t step[3], scale_step[2];   /* swift: bytes from matrix to matrix of copies and source; of their scales */
+    int32_t vectorized;                /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 those turned, too */
+    int32_t record;                   /* vectorized and delayed: the casts raise the amaxes of the copies */
+    int32_t backward;                 /* vectorized: tiles from the last to the first, which the caches still hold */
+    int64_t step[3], scale_step[2];   /* vectorized: bytes from matrix to matrix of copies and source; of their scales */
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -4318,14 +4323,14 @@ typedef struct gmm__quant_tail_args {
 } gmm__quant_tail_args;
 
 /* A strip: its unit, first row within it, rows, and where the unit stands in the source and among padded rows. */
-typedef struct gmm__quant_place { int64_t unit, row, m, rows, first, start; } gmm__quant_place;
+typedef struct gmm__quant_strip { int64_t unit, row, m, rows, first, start; } gmm__quant_strip;
 
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
 }
-GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *tiles, const int64_t *offsets,
+GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t *tiles, const int64_t *offsets,
                                               int64_t units, int64_t rows, int64_t strip) {
-    gmm__quant_place p;
+    gmm__quant_strip p;
     if (grouped) {
         int32_t g = 0;
         gmm_find_group32(tiles, (int32_t)units, strip, &g);
@@ -4345,14 +4350,14 @@ GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *ti
     return p;
 }
 GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction, int32_t grouped,
-                                       const gmm__quant_place *p, int64_t cols) {
+                                       const gmm__quant_strip *p, int64_t cols) {
     return gmm__qview_of(m, direction, grouped, p->unit, p->first, p->start, p->rows, cols);
 }
 
 /* Element (r, c) of a tile in shared memory. Columns are exchanged so that neither rows nor columns, four elements per
    lane, meet in a bank: lanes of a row begin with different ones of their four. */
-GMM__DEVICE int32_t gmm__quant_at(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
-GMM__DEVICE void gmm__quant_turn4(float v[4], int32_t by) {
+GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
+GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t by) {
     const float a = v[0], b = v[1];
     if (by & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
     if (by & 2) {
@@ -4365,23 +4370,23 @@ GMM__DEVICE void gmm__quant_put_row(float *x, int32_t r, const float from[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
     float v[4] = { from[0], from[1], from[2], from[3] };
     int32_t t;
-    gmm__quant_turn4(v, q);
+    gmm__quant_rotate4(v, q);
 #pragma unroll
-    for (t = 0; t < 4; t++) x[gmm__quant_at(r, 4 * lane + ((t + q) & 3))] = v[t];
+    for (t = 0; t < 4; t++) x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))] = v[t];
 }
 GMM__DEVICE void gmm__quant_get_row(const float *x, int32_t r, float v[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
     int32_t t;
 #pragma unroll
-    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_at(r, 4 * lane + ((t + q) & 3))];
-    gmm__quant_turn4(v, (4 - q) & 3);
+    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))];
+    gmm__quant_rotate4(v, (4 - q) & 3);
 }
 /* Four rows of column c, transformed in runs of 16 if `hadamard`. */
 GMM__DEVICE void gmm__quant_get_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
 #pragma unroll
-    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_at(4 * lane + j, c)];
+    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_smem_index(4 * lane + j, c)];
     if (!hadamard) return;
 #pragma unroll
     for (j = 0; j < 4; j++)
@@ -4490,7 +4495,7 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
 }
 
 /* One copy of one tile. */
-typedef struct gmm__quant_side {
+typedef struct gmm__quant_copy_tile {
     gmm__qview view;
     int64_t l0, a0;           /* of the tile, in lines and along them */
     int32_t lines, data;      /* lines that have values; elements along a line that are stored */
@@ -4503,10 +4508,10 @@ typedef struct gmm__quant_side {
     int64_t line_step, block_step; /* scales from line to line and from block to block, but for SWIZZLED */
     int64_t scale_lines;      /* with padding */
     int32_t used, end;        /* blocks of the tile that hold values, and with padding */
-} gmm__quant_side;
+} gmm__quant_copy_tile;
 
 /* What all lines of a side share. */
-GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling scaling, gmm__quant_side *s) {
+GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scaling scaling, gmm__quant_copy_tile *s) {
     const gmm_format *f = &a->format;
     const gmm__qview *v = &s->view;
     const int32_t width = gmm_block_along(scaling);
@@ -4531,7 +4536,7 @@ GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling sca
 
 /* Scale and codes of the four values of line l. `shared_amax` is that of a square tile's block; codes of copies in the
    source's order wait in `codes`. */
-GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side *s, int32_t l, const float v[4],
+GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy_tile *s, int32_t l, const float v[4],
                                  const uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
     const gmm_scaling scaling = f->scaling;
@@ -4620,7 +4625,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side
 }
 
 /* All lines of one copy of a tile whose values stand in x. For all threads of a block at once. */
-GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *s, const float *x,
+GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant_copy_tile *s, const float *x,
                                      uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
     const gmm_scaling scaling = f->scaling;
@@ -4628,7 +4633,7 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *
     const int32_t width = gmm_block_along(scaling), lane = gmm__lane();
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
     int32_t l, i;
-    gmm__quant_side_begin(a, scaling, s);
+    gmm__quant_copy_tile_begin(a, scaling, s);
     if (height > 1) {
         for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
         __syncthreads();
@@ -4769,10 +4774,10 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
    keep the order of the source, a lane has sixteen rows of sixteen bytes, so that sixteen lanes write whole lines of
    memory: half lines cost a fifth. */
 enum {
-    GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
-    GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
-    GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
-    GMM__SWIFT_TILES = 2,                    /* of a strip, that a block of NV16 takes, or of MX32 from 16 bits */
+    GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
+    GMM__VEC_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
+    GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
+    GMM__VEC_TILES = 2,                    /* of a strip, that a block of NV16 takes, or of MX32 from 16 bits */
     GMM__NV_COLUMN = GMM_TILE / 2,
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
@@ -4809,40 +4814,40 @@ GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
 }
 GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
 /* The same where a NaN counts as more than all others. */
-GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t most, uint32_t w) {
     return gmm_max_nan_bf16x2(most, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t most, uint32_t w) {
     return gmm_max_nan_f16x2(most, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t most, uint32_t w) {
     return gmm_max_nan_abs_f32(most, w);
 }
 
 /* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
    NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
-GMM__DEVICE uint32_t gmm__word_far_bf16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t most, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
     return gmm_max_xorsign_abs_bf16x2(most, w);
 #else
     return gmm__word_max_bf16(most & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_far_f16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t most, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
     return gmm_max_xorsign_abs_f16x2(most, w);
 #else
     return gmm__word_max_f16(most & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_far_f32(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t most, uint32_t w) {
     return gmm_max_abs_abs_f32(most, w);
 }
 
 /* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
    each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. Products are
    `capped` at 6, or none of them may be a NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__swift_signs(const float v[8]) {
+GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
                                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
     const uint32_t even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
@@ -4850,40 +4855,40 @@ GMM__DEVICE uint32_t gmm__swift_signs(const float v[8]) {
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
 /* |v by|; capped: 6 if it is more, or a NaN. */
-GMM__DEVICE float gmm__swift_product(float v, float by, int capped) {
+GMM__DEVICE float gmm__vec_product(float v, float by, int capped) {
     const float m = gmm_mul_abs_f32(v, by);
     return capped ? gmm_min_6_f32(m) : m;
 }
-GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by, int capped) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float by, int capped) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        gmm_e2m1_candidates(gmm__swift_product(v[j], by, capped), &low, &middle, &high);
+        gmm_e2m1_candidates(gmm__vec_product(v[j], by, capped), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
     codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
-    return codes | gmm__swift_signs(v);
+    return codes | gmm__vec_signs(v);
 }
 /* The same by gmm_f32_to_e2m1_random, element j with byte j % 4 of word j / 4. A product rises by its share of a step
    and is cut: at 2^-126 times it, bits 22 and up are the code. */
-GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const uint32_t random[2]) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float by, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
-        const float m = gmm__swift_product(v[j], by, 1);
+        const float m = gmm__vec_product(v[j], by, 1);
         /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
         const uint32_t bits = gmm_e2m1_add_share(m, share);
         codes = codes * 16 + (bits >> 22);
     }
-    return codes | gmm__swift_signs(v);
+    return codes | gmm__vec_signs(v);
 }
 /* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
-GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
+GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
     int32_t i;
 #pragma unroll
     for (i = 0; i < 8; i += 2) {
@@ -4907,21 +4912,22 @@ GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
 }
 
 /* The strips of a call. All threads. */
-GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
+GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
-    if (a->few) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 && blockIdx.y == 0);
+    if (a->warp_split) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
+                                                blockIdx.y == 0);
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
 /* Where strip `at` is, and the first column of the `tiles` that the block takes of it. */
-typedef struct gmm__swift_place { int32_t unit, row, m, rows, first, start; } gmm__swift_place;
-GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
+typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
+GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
                                               int32_t tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
     const int32_t strip = a->backward ? w->total - 1 - at : at;
-    gmm__swift_place p;
+    gmm__vec_strip p;
     *c0 = tile * tiles * GMM_TILE;
-    if (a->few) {
+    if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
         const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
@@ -4932,7 +4938,7 @@ GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gm
         p.row = (strip - before) * GMM_TILE;
         p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
     } else {
-        const gmm__quant_place w64 = gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        const gmm__quant_strip w64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
         p.unit = (int32_t)w64.unit;
         p.row = (int32_t)w64.row;
         p.m = (int32_t)w64.m;
@@ -4942,22 +4948,23 @@ GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gm
     }
     return p;
 }
-GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
+GMM__DEVICE uint8_t *gmm__vec_data(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
 }
-GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
+GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
 /* Codes of a row of a lane. */
-GMM__DEVICE void gmm__swift_put_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
+GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
     gmm_st_global_v2_b32(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
-GMM__DEVICE void gmm__swift_put_f16(uint8_t *to, int32_t e5m2, const float v[8]) { gmm__swift_put_bf16(to, e5m2, v); }
-GMM__DEVICE void gmm__swift_put_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
+GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *to, int32_t e5m2,
+                                          const float v[8]) { gmm__vec_store_codes_bf16(to, e5m2, v); }
+GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
     gmm_st_global_b32(to, gmm__quant_codes8(e5m2, v));
 }
 /* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
-GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
+GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse) {
     const float amax[2] = { first, second };
     uint32_t bytes = 0;
     int32_t i;
@@ -4969,14 +4976,14 @@ GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
     return bytes;
 }
 /* gmm_e8m0_reciprocal of scale byte i of words. */
-GMM__DEVICE float gmm__swift_mx_factor(const uint32_t *four, int32_t i) {
+GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *four, int32_t i) {
     const uint32_t by = (254u - ((four[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
     return gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
 }
 
 /* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
    the tile begins with line `line` and block `block`, and a line has `along` scales. */
-GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+GMM__DEVICE void gmm__vec_store_scales4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
                                    int32_t l, int32_t quad, uint32_t four) {
     if (order == GMM_SCALES_SWIZZLED)
         to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
@@ -4985,7 +4992,7 @@ GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t l
 }
 
 /* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
-GMM__DEVICE uint32_t gmm__swift_nv4(const float amax[4], const float *encodes, int check) {
+GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encodes, int check) {
     float v[4], most = 0.0f;
     uint32_t four;
     int32_t i;
@@ -5000,19 +5007,19 @@ GMM__DEVICE uint32_t gmm__swift_nv4(const float amax[4], const float *encodes, i
     return check && !(most < 6.75f) ? four | 0x80u : four;
 }
 /* What the elements of block i of eight multiply by; words of four scale bytes. */
-GMM__DEVICE float gmm__swift_encode(const float *encodes, const uint32_t four[2], int32_t i) {
+GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t four[2], int32_t i) {
     return encodes[((i & 4 ? four[1] : four[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
 
 /* BF16: NaNs lose their signs. */
-GMM__DEVICE uint32_t gmm__swift_unsigned_nan(uint32_t w) {
+GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
     if ((w & 0x7FFFu) > 0x7F80u) w &= 0xFFFF7FFFu;
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
 /* BF16: signs of rows flipped by bits of `signs`. Then the words of a lane's 8 rows by 8 columns become 16 rows by 4
    columns: of the lanes of 16 rows the one above keeps its left columns, the one below its right ones. */
-GMM__DEVICE void gmm__swift_signed(uint32_t x[8][4], uint32_t signs) {
+GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++) {
@@ -5021,7 +5028,7 @@ GMM__DEVICE void gmm__swift_signed(uint32_t x[8][4], uint32_t signs) {
         for (k = 0; k < 4; k++) x[i][k] ^= flip;
     }
 }
-GMM__DEVICE void gmm__swift_take16(const uint32_t x[8][4], int32_t below, uint32_t to[16][2]) {
+GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t below, uint32_t to[16][2]) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++)
@@ -5033,7 +5040,7 @@ GMM__DEVICE void gmm__swift_take16(const uint32_t x[8][4], int32_t below, uint32
         }
 }
 /* Stages of strides 1 to `last` of a Hadamard transform of runs of 2 last values. */
-GMM__DEVICE void gmm__swift_stages(float *v, int32_t count, int32_t last) {
+GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last) {
     int32_t i, stride;
 #pragma unroll
     for (stride = 1; stride <= last; stride *= 2)
@@ -5046,13 +5053,13 @@ GMM__DEVICE void gmm__swift_stages(float *v, int32_t count, int32_t last) {
             }
 }
 /* Column j of four, transformed but for the signs, as words of two rows. NaNs lose their signs. */
-GMM__DEVICE void gmm__swift_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t to[8]) {
+GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t to[8]) {
     float v[16];
     int32_t i;
 #pragma unroll
     for (i = 0; i < 16; i++) v[i] = gmm__word_value_bf16(x[i], j);
     if (hadamard) {
-        gmm__swift_stages(v, 16, 8);
+        gmm__vec_hadamard_stages(v, 16, 8);
 #pragma unroll
         for (i = 0; i < 16; i++) v[i] = gmm__fmul(v[i], 0.25f);
     }
@@ -5062,7 +5069,7 @@ GMM__DEVICE void gmm__swift_column16(const uint32_t x[16][2], int32_t j, int32_t
 }
 /* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
    an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
-GMM__DEVICE uint32_t gmm__swift_hadamard_amax(const uint32_t x[8][4], int32_t below) {
+GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t below) {
     float most = 0.0f;
     uint32_t bits;
     int32_t i, k, half;
@@ -5082,8 +5089,8 @@ GMM__DEVICE uint32_t gmm__swift_hadamard_amax(const uint32_t x[8][4], int32_t be
                 a[i] = gmm__word_value_bf16(&mine[i], half);
                 b[i] = gmm__word_value_bf16(&got[i], half);
             }
-            gmm__swift_stages(a, 8, 4);
-            gmm__swift_stages(b, 8, 4);
+            gmm__vec_hadamard_stages(a, 8, 4);
+            gmm__vec_hadamard_stages(b, 8, 4);
 #pragma unroll
             for (i = 0; i < 8; i++)
                 most = gmm_max_sum_abs_f32(most, a[i], b[i]);
@@ -5101,7 +5108,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
     const int64_t size = a.dst.dtype == GMM_F32 ? 4 : 2;
     int64_t item;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
@@ -5116,7 +5124,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
                 const float factor = gmm__qview_factor(&v, l0 + l, width ? (a0 + i) / width : 0, 1);
                 const float value = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l0 + l, a0 + i)),
                                                      factor);
-                gmm__dequant_shared[columnwise ? gmm__quant_at(i, l) : gmm__quant_at(l, i)] = value;
+                gmm__dequant_shared[columnwise ? gmm__quant_smem_index(i, l) : gmm__quant_smem_index(l, i)] = value;
             }
         __syncthreads();
         for (l = gmm__warp(); l < p.m; l += GMM__QUANT_WARPS) {
@@ -5280,7 +5288,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #undef GMM__BODY
 
 /* X(name, scaling): the kernels of body 13. */
-#define GMM__SWIFT_LIST(X) \
+#define GMM__VEC_CAST_LIST(X) \
     X(tensor, GMM_SCALING_TENSOR) \
     X(row, GMM_SCALING_ROW) \
     X(1x128, GMM_SCALING_1X128) \
@@ -5369,7 +5377,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
-    int32_t swift;      /* at most that of the arguments */
+    int32_t vectorized;  /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 #define GMM__X(tag, scaling) \
@@ -5378,7 +5386,7 @@ typedef struct gmm_quantize_kernel {
     { GMM_F32, scaling, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_turned_bf16, (const void *)gmm_cast_nv16_turned_bf16 },
-    GMM__SWIFT_LIST(GMM__X)
+    GMM__VEC_CAST_LIST(GMM__X)
     GMM__X(mx32, GMM_SCALING_MX32)
     GMM__X(nv16, GMM_SCALING_NV16)
     { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
@@ -5387,7 +5395,7 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
 };
 #undef GMM__X
 
-static GMM__UNUSED dim3 gmm__swift_grid(int64_t across, int64_t down, int64_t most) {
+static GMM__UNUSED dim3 gmm__vec_grid(int64_t across, int64_t down, int64_t most) {
     const int64_t high = most / across < 65535 ? most / across : 65535, y = down < high ? down : high;
     return dim3((unsigned)across, (unsigned)(y < 1 ? 1 : y));
 }
@@ -5399,21 +5407,21 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
     const int apart = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
-    const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
+    const int32_t cast_room = a->vectorized ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t amax_room = a->vectorized ? 0 : GMM__QUANT_TILE;
     const int several = a->format.scaling == GMM_SCALING_NV16 ||
                         (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
-    const int64_t wide = several ? (int64_t)GMM__SWIFT_TILES : 1;
+    const int64_t wide = several ? (int64_t)GMM__VEC_TILES : 1;
     const int64_t items = strips * a->col_tiles;
     dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
-    if (a->swift) {
-        grid = gmm__swift_grid(a->col_tiles, strips, stream_most);
-        cast_grid = gmm__swift_grid((a->col_tiles + wide - 1) / wide, strips, stream_most);
+    if (a->vectorized) {
+        grid = gmm__vec_grid(a->col_tiles, strips, stream_most);
+        cast_grid = gmm__vec_grid((a->col_tiles + wide - 1) / wide, strips, stream_most);
     }
-    while (row->dtype != dtype || row->swift > a->swift ||
+    while (row->dtype != dtype || row->vectorized > a->vectorized ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
@@ -5423,7 +5431,7 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
         if (e == cudaSuccess)
             e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_room, stream);
     }
-    if (e == cudaSuccess && (!a->swift || !cast))
+    if (e == cudaSuccess && (!a->vectorized || !cast))
         e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(most < 64 ? most : 64)),
                              dim3(GMM__QUANT_BLOCK), params, 0, stream);
     params[0] = (void *)(uintptr_t)a;
@@ -5479,15 +5487,15 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
-    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w)) {
-        gmm__eight r[2];
-        gmm__quads q[2];
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+        gmm__raw8 r[2];
+        gmm__lane_cols q[2];
         float sum[2][8], v[8];
         int32_t i, j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
+            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
             if (a.start.data && q[j].n[0] > 0) {
                 r[j] = gmm__load8(GMM_NONE, &a.start, w.row, &q[j]);
                 gmm__decode8(GMM_F32, &a.start, &r[j], sum[j]);
@@ -5542,7 +5550,7 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
 }
 /* The same sum for one row of whole vectors, F32 or BF16 into F32, by few blocks: each takes a multiprocessor and has
    enough under way for it, so that a GEMM beside it keeps those that it has. */
-GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a) {
+GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
     const int quads = wide ? 1 : 2; /* of y that a thread has at a time */
     const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
     int64_t at;
@@ -5572,28 +5580,28 @@ GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a)
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_beside_f32(const __grid_constant__ gmm__accumulate_args a) {
+gmm_accumulate_few_sms_f32(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
-    gmm__accumulate_beside(1, &a);
+    gmm__accumulate_few_sms(1, &a);
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_beside_bf16(const __grid_constant__ gmm__accumulate_args a) {
+gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
-    gmm__accumulate_beside(0, &a);
+    gmm__accumulate_few_sms(0, &a);
 }
 
 /* dst = src in another float dtype. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
     gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
-    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w)) {
-        gmm__eight x[2];
-        gmm__quads q[2];
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+        gmm__raw8 x[2];
+        gmm__lane_cols q[2];
         int32_t j;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
+            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
             if (q[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, w.row, &q[j]);
         }
 #pragma unroll
@@ -5937,21 +5945,23 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
 
 /* .................................................................................................... Launchers ... */
 
-/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_pdl_wait.
-   */
-static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__room room, int32_t threads,
+/* Grids have limits.max_ctas blocks at most, and kernels loop. Results do not depend on it. Every kernel calls
+   gmm_pdl_wait. */
+static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
+                                             int32_t threads,
                                              size_t shared, const void *args, cudaStream_t stream) {
-    if (blocks > room.most) blocks = room.most;
+    if (blocks > limits.max_ctas) blocks = limits.max_ctas;
     if (blocks < 1) blocks = 1;
-    return gmm_launch_pdl(kernel, room.early, (unsigned)blocks, (unsigned)threads, shared, args, stream);
+    return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, args, stream);
 }
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */
-static GMM__UNUSED cudaError_t gmm__k_launch_walk(const void *kernel, int64_t rows, int64_t parts, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t rows, int64_t parts,
+                                                  gmm__launch_limits limits,
                                                   const void *args, cudaStream_t stream) {
     if (rows <= 0 || parts <= 0) return cudaSuccess;
     if (rows > INT32_MAX || parts > INT32_MAX) return cudaErrorInvalidValue;
-    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, room, GMM__ELEM_BLOCK, 0, args, stream);
+    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, limits, GMM__ELEM_BLOCK, 0, args, stream);
 }
 
 /* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
@@ -6019,7 +6029,7 @@ static GMM__UNUSED uintptr_t gmm__k_bits(const gmm__view *m) {
     return (uintptr_t)m->data | (uintptr_t)(m->ld * gmm__k_bytes(m->dtype));
 }
 static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
-static GMM__UNUSED int64_t gmm__k_runs(int64_t units) { return (units + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN; }
+static GMM__UNUSED int64_t gmm__k_copy_spans(int64_t units) { return (units + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN; }
 
 static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
     a->layout = !a->gated || a->interleave % 8 == 0 ? GMM__GLU_SPLIT
@@ -6027,7 +6037,8 @@ static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
                                                     : GMM__GLU_ELEMENT;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* of a warp */
@@ -6036,11 +6047,12 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__ro
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
-    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), room, &a,
+    return gmm__k_launch_rows(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), limits, &a,
                               stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     gmm__k_act_layout(&a);
@@ -6048,8 +6060,9 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__ro
     dtype = gmm__k_common(gmm__k_common(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
-    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows,
-                              a.dprob ? (int64_t)gmm__act_team(a.ffn) : gmm__k_parts(a.ffn), room, &a, stream);
+    return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
+                              a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
+                                  stream);
 }
 
 /* Warps per block and blocks of the routing kernels; *shared is 0 where the arrays need `scratch`. */
@@ -6081,7 +6094,8 @@ static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts)
     return (size_t)all * (size_t)(experts + (int64_t)1) * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
@@ -6091,8 +6105,8 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm_
     if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
     if (status == cudaSuccess && a.tokens > 0) {
         const int64_t tasks = a.sums ? rows : a.tokens;
-        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, room.most),
-                               room, warps * 32, shared, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, limits.max_ctas),
+                               limits, warps * 32, shared, &a, stream);
     }
     if (a.tokens == 0) a.sums = NULL;
     while (status == cudaSuccess && a.sums && rows > 1) {
@@ -6102,22 +6116,24 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm_
         fold.rows = rows;
         fold.cols = a.experts + (int64_t)1;
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), room,
+        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), limits,
                                GMM__ELEM_BLOCK, 0, &fold, stream);
         a.sums = fold.out;
     }
     if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss))
-        status = gmm__k_launch((const void *)gmm_route_finish, 1, room, 32, 0, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_finish, 1, limits, 32, 0, &a, stream);
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
     if (a.tokens == 0) return cudaSuccess;
     if (shared) a.scratch = NULL;
-    return gmm__k_launch((const void *)gmm_route_gradient, gmm__route_blocks(a.tokens, warps, shared, room.most), room,
+    return gmm__k_launch((const void *)gmm_route_gradient,
+                         gmm__route_blocks(a.tokens, warps, shared, limits.max_ctas), limits,
                          warps * 32, shared, &a, stream);
 }
 
@@ -6125,7 +6141,8 @@ static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) 
     return (size_t)((slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK) * (size_t)experts * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
     const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
     const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     cudaError_t status = cudaSuccess;
@@ -6133,15 +6150,15 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__r
     if (status == cudaSuccess && !shared && chunks > 0)
         status = cudaMemsetAsync(a->counts, 0, gmm__map_counts_bytes(a->slots, a->experts), stream);
     if (status == cudaSuccess && chunks > 0)
-        status = gmm__k_launch((const void *)gmm_permute_count, chunks, room, GMM__ELEM_BLOCK, shared, a,
+        status = gmm__k_launch((const void *)gmm_permute_count, chunks, limits, GMM__ELEM_BLOCK, shared, a,
                                stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, room,
+        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, limits,
                                GMM__ELEM_BLOCK, 0, a, stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_starts, 1, room, 32, 0, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_starts, 1, limits, 32, 0, a, stream);
     if (status == cudaSuccess && chunks > 0 && (a->row_of || a->slot_of))
-        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, room, 32, shared, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, limits, 32, shared, a, stream);
     return status;
 }
 
@@ -6157,16 +6174,17 @@ static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t 
 }
 
 /* dst[r] = src[token of r]; row_probs. With row_of, tokens are read once; with one expert per token they are anyway. */
-static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__launch_limits limits,
+                                                   cudaStream_t stream) {
     gmm__permute_args a = *args;
     const uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.hidden);
     const int tokens = a.row_of && a.topk > 1;
     int64_t bytes, rows = a.capacity, runs;
     const void *kernel = tokens ? gmm__k_pick_permute_tokens(bits, &bytes) : gmm__k_pick_permute_rows(bits, &bytes);
     gmm__k_in_units(&a.src, &a.dst, &a.hidden, bytes);
-    runs = gmm__k_runs(a.hidden);
+    runs = gmm__k_copy_spans(a.hidden);
     if (tokens) rows = a.tokens > a.capacity / 32 / runs ? a.tokens : a.capacity / 32 / runs + 1;
-    return gmm__k_launch_walk(kernel, a.capacity > 0 ? rows : 0, runs, room, &a, stream);
+    return gmm__k_launch_rows(kernel, a.capacity > 0 ? rows : 0, runs, limits, &a, stream);
 }
 
 /* Row of the precision table, and which columns a lane takes. */
@@ -6176,49 +6194,52 @@ static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
 }
 
 /* dst[t] = sum over slots of (probs) src[row]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, gmm__launch_limits limits,
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), room, &a, stream);
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), limits, &a, stream);
 }
 
 /* dst[r] = (probs) src[token of r]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, gmm__launch_limits limits,
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, room, &a,
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, limits,
+                              &a,
                               stream);
 }
 
 /* dprobs[slot] = src[token] . dst[row]; both are read. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, gmm__launch_limits limits,
                                                      cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, room, &a, stream);
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, limits, &a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__launch_limits limits,
+                                                   cudaStream_t stream) {
     const int64_t slots = a->tokens * a->topk;
     if (slots == 0) return cudaSuccess;
     return gmm__k_launch((const void *)gmm_gather_probs, (slots + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK,
-                         room, GMM__ELEM_BLOCK, 0, a, stream);
+                         limits, GMM__ELEM_BLOCK, 0, a, stream);
 }
 
 /* Row j of group g of dst is row j of group g of src, or zeros where src has no such row. */
-static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch_limits limits, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
     const void *kernel = gmm__k_pick_pad(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
     gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
     /* without rows there still are sizes and faults */
-    return gmm__k_launch_walk(kernel, a.rows > 0 ? a.rows : 1, gmm__k_runs(a.cols), room, &a, stream);
+    return gmm__k_launch_rows(kernel, a.rows > 0 ? a.rows : 1, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
 /* The 2 ffn rows of each of `count` matrices move. Tables: elements of device tables are aligned to the dtype only. */
-static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.cols);
@@ -6232,11 +6253,12 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__r
     gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
     a.src_stride = a.src_stride * size / bytes;
     a.dst_stride = a.dst_stride * size / bytes;
-    return gmm__k_launch_walk(kernel, a.count * 2 * a.ffn, gmm__k_runs(a.cols), room, &a, stream);
+    return gmm__k_launch_rows(kernel, a.count * 2 * a.ffn, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
 /* The 2 ffn columns of one matrix of `count` rows move. */
-static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
@@ -6244,7 +6266,7 @@ static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm
     if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
     a.ffn = a.ffn * size / bytes;
     gmm__k_in_units(&a.src, &a.dst, &a.block, bytes);
-    return gmm__k_launch_walk(kernel, a.count, gmm__k_runs(2 * a.ffn), room, &a, stream);
+    return gmm__k_launch_rows(kernel, a.count, gmm__k_copy_spans(2 * a.ffn), limits, &a, stream);
 }
 
 /* A matrix without gaps is one long row. */
@@ -6262,25 +6284,26 @@ static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {
     return (char *)m->data + col * gmm__k_bytes(m->dtype);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, gmm__launch_limits limits,
                                                  cudaStream_t stream) {
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t left;
     int32_t j, beside;
     gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
-    beside = room.limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
+    beside = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
              a.y.dtype == GMM_F32 && (a.x.dtype == GMM_F32 || a.x.dtype == GMM_BF16);
-    if (beside && room.most > room.limit) room.most = room.limit;
+    if (beside && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
     for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
         if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
         if (a.cols > left) a.cols = left;
         if (beside)
-            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_beside_f32
-                                                        : (const void *)gmm_accumulate_beside_bf16,
-                                   (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, room, GMM__SUM_BLOCK, 0, &a, stream);
+            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_few_sms_f32
+                                                        : (const void *)gmm_accumulate_few_sms_bf16,
+                                   (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, limits, GMM__SUM_BLOCK, 0, &a, stream);
         else
-            status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room,
+            status = gmm__k_launch_rows((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2,
+                                        limits,
                                         &a, stream);
         for (j = 0; j < a.count; j++) a.addends[j] += a.cols * gmm__k_bytes(a.x.dtype);
         a.y.data = gmm__k_column(&a.y, a.cols);
@@ -6289,7 +6312,8 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__convert_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t left;
@@ -6305,12 +6329,12 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
         copy.cols = a.cols;
         copy.src_ld = a.src.ld;
         copy.dst_ld = a.dst.ld;
-        return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), room, &copy, stream);
+        return gmm__k_launch_rows(kernel, a.rows, gmm__k_copy_spans(a.cols), limits, &copy, stream);
     }
     for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
         if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
         if (a.cols > left) a.cols = left;
-        status = gmm__k_launch_walk((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room, &a,
+        status = gmm__k_launch_rows((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, limits, &a,
                                     stream);
         a.src.data = gmm__k_column(&a.src, a.cols);
         a.dst.data = gmm__k_column(&a.dst, a.cols);
@@ -6348,7 +6372,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
     float *out = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * OUT_LD;
     uint32_t a_at, b_at; /* where this lane reads its row of the first block of a stage */
     gmm_gemm_tile tile, now; /* on its way in; on its way out */
-    gmm_feed fa, fb;
+    gmm_stage_feed fa, fb;
     float acc[MT][NT][4];
     uint32_t a[2][MT][4], b[2][NT / 2][4];
     int64_t at = blockIdx.x;
@@ -6364,8 +6388,8 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
 
 /* Stage number q of the tile, to byte `at`. */
 #define GMM__LOAD_STAGE(q, at) \
-    gmm_feed_stage(&fa, gmm_shared + (at), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
-    gmm_feed_stage(&fb, gmm_shared + (at) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
+    gmm_stage_load(&fa, gmm_shared + (at), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
+    gmm_stage_load(&fb, gmm_shared + (at) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
     gmm_cp_async_commit_group()
 /* Fragments of step s of the stage at `base`. */
 #define GMM__LOAD_A(to, base, s) \
@@ -6380,12 +6404,13 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
     tile.g = now.g = 0;
     for (first = 1;; first = 0, at += gridDim.x) {
         /* every stage has been read: the next tile's first ones travel while the sums of the last one are stored */
-        const int more = gmm_gemm_next(&args, RAGGED_K, BM, BN, &at, &tile);
+        const int more = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &at, &tile);
         if (more) {
-            fa = gmm_feed_open(&args.a, 0, RAGGED_K ? tile.row : tile.row + tile.m0, RAGGED_K ? tile.m0 : 0,
+            fa = gmm_stage_open(&args.a, 0, RAGGED_K ? tile.row : tile.row + tile.m0, RAGGED_K ? tile.m0 : 0,
                                TA ? tile.k : tile.m - tile.m0, TA ? tile.m - tile.m0 : tile.k, A_LINE / 16, THREADS,
                                BM, TA ? BK : 0, TA ? 0 : BK);
-            fb = gmm_feed_open(&args.b, RAGGED_K ? 0 : tile.g, RAGGED_K ? tile.row : TB ? 0 : tile.n0, TB ? tile.n0 : 0,
+            fb = gmm_stage_open(&args.b, RAGGED_K ? 0 : tile.g, RAGGED_K ? tile.row : TB ? 0 : tile.n0,
+                                TB ? tile.n0 : 0,
                                TB ? tile.k : args.n - tile.n0, TB ? args.n - tile.n0 : tile.k, B_LINE / 16, THREADS,
                                BN, TB ? BK : 0, TB ? 0 : BK);
             depth = tile.k > 0 ? (tile.k + BK - 1) / BK : 1; /* an empty group multiplies one stage of zeros */
@@ -6397,7 +6422,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
             }
         }
         if (!first) {
-            const gmm_gemm_out o = gmm_gemm_open(&args, RAGGED_K, &now);
+            const gmm_gemm_out o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &now);
             const int32_t col = now.n0 + warp_n + lane % OUT_LANES * 4;
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
             if (o.bias) {
@@ -6513,7 +6538,7 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
     int64_t at;
 
     tile.g = 0;
-    for (at = blockIdx.x; gmm_gemm_next(&args, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
+    for (at = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
         const char *a = gmm_kmat_at(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
         const char *b = gmm_kmat_at(&args.b, RAGGED_K ? 0 : tile.g) +
                         4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
@@ -6558,7 +6583,7 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
         }
         __syncthreads(); /* the next tile overwrites the first buffer */
         {
-            const gmm_gemm_out o = gmm_gemm_open(&args, RAGGED_K, &tile);
+            const gmm_gemm_out o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
 #pragma unroll
             for (j = 0; j < 8; j += 4) {
                 const int32_t col = tile.n0 + tx + (j ? 64 : 0);
@@ -6658,7 +6683,7 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                  LINES); \
     r##x[i] = gmm_q_fetch(&q##x, &args.x, apart, wide, i)
 
-    for (tile.g = 0; gmm_gemm_next(&args.p, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
+    for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
         const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
         const int blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
         {
@@ -6775,7 +6800,7 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
             const int32_t col = tile.n0 + warp_n + lane % OUT_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2], alpha;
-            o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
+            o = gmm_gemm_epilogue_begin(&args.p, RAGGED_K, &tile);
             alpha = o.alpha;
             o.alpha = 1.0f;
 #pragma unroll
@@ -6934,53 +6959,54 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 #define GMM__WIDE(at_run_time) (GMM__FIXED == GMM_NONE ? (at_run_time) : GMM__FIXED == GMM_F32)
 
 /* Reads the gate and the linear part of the quads q, and dy if there is one. */
-GMM__DEVICE gmm__act_in GMM__NAME(gmm__act_fetch)(const gmm__act_args *a, int64_t row, const gmm__quads *q) {
+GMM__DEVICE gmm__act_in GMM__NAME(gmm__act_fetch)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q) {
     gmm__act_in in = GMM_ZERO;
-    gmm__quads at = *q;
+    gmm__lane_cols at = *q;
     int32_t i;
     if (a->dy.data) in.dy = gmm__load8(GMM__FIXED, &a->dy, row, q);
     if (a->layout == GMM__GLU_SPLIT) {
-        at.col[0] = gmm__act_column(q->col[0], a->interleave);
-        at.col[1] = gmm__act_column(q->col[1], a->interleave);
+        at.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
+        at.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
         in.a = gmm__load8(GMM__FIXED, &a->x, row, &at);
         if (!a->gated) return in;
-        at.col[0] += gmm__act_apart(a);
-        at.col[1] += gmm__act_apart(a);
+        at.col[0] += gmm__act_linear_offset(a);
+        at.col[1] += gmm__act_linear_offset(a);
         in.b = gmm__load8(GMM__FIXED, &a->x, row, &at);
     } else if (a->layout == GMM__GLU_PAIRS) {
-        at = gmm__quads_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
+        at = gmm__lane_cols_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
         in.a = gmm__load8(GMM__FIXED, &a->x, row, &at);
-        at = gmm__quads_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
+        at = gmm__lane_cols_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
         in.b = gmm__load8(GMM__FIXED, &a->x, row, &at);
     } else if (GMM__FIXED == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++) {
-            const int32_t col = gmm__act_column(q->col[i / 4] + i % 4, a->interleave);
-            if (i % 4 < q->n[i / 4]) gmm__gather(&a->x, row, col, i, &in.a);
-            if (i % 4 < q->n[i / 4]) gmm__gather(&a->x, row, col + gmm__act_apart(a), i, &in.b);
+            const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
+            if (i % 4 < q->n[i / 4]) gmm__load_element(&a->x, row, col, i, &in.a);
+            if (i % 4 < q->n[i / 4]) gmm__load_element(&a->x, row, col + gmm__act_linear_offset(a), i, &in.b);
         }
     }
     return in;
 }
 
 GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_in *in, float va[8], float vb[8]) {
-    if (a->layout == GMM__GLU_PAIRS) gmm__unpair(GMM__FIXED != GMM_NONE ? GMM__FIXED : a->x.dtype, &in->a, &in->b);
+    if (a->layout == GMM__GLU_PAIRS) gmm__deinterleave(GMM__FIXED != GMM_NONE ? GMM__FIXED : a->x.dtype, &in->a,
+                                                       &in->b);
     gmm__decode8(GMM__FIXED, &a->x, &in->a, va);
     gmm__decode8(GMM__FIXED, &a->x, &in->b, vb);
 }
 
 /* Writes the gradients of both inputs. */
-GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__quads *q,
+GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q,
                                                const float va[8], const float vb[8]) {
-    gmm__quads at = *q;
+    gmm__lane_cols at = *q;
     int32_t i, j;
     if (a->layout == GMM__GLU_SPLIT) {
-        at.col[0] = gmm__act_column(q->col[0], a->interleave);
-        at.col[1] = gmm__act_column(q->col[1], a->interleave);
+        at.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
+        at.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
         gmm__store8(GMM__FIXED, &a->dx, row, &at, va);
         if (!a->gated) return;
-        at.col[0] += gmm__act_apart(a);
-        at.col[1] += gmm__act_apart(a);
+        at.col[0] += gmm__act_linear_offset(a);
+        at.col[1] += gmm__act_linear_offset(a);
         gmm__store8(GMM__FIXED, &a->dx, row, &at, vb);
     } else if (a->layout == GMM__GLU_PAIRS) {
 #pragma unroll
@@ -6988,16 +7014,16 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
             float u[8];
 #pragma unroll
             for (i = 0; i < 8; i++) u[i] = i & 1 ? vb[4 * j + i / 2] : va[4 * j + i / 2];
-            at = gmm__quads_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
+            at = gmm__lane_cols_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
             if (q->n[j] > 0) gmm__store8(GMM__FIXED, &a->dx, row, &at, u);
         }
     } else if (GMM__FIXED == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++)
             if (i % 4 < q->n[i / 4]) {
-                const int32_t col = gmm__act_column(q->col[i / 4] + i % 4, a->interleave);
+                const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
                 gmm__put(&a->dx, row, col, va[i]);
-                gmm__put(&a->dx, row, col + gmm__act_apart(a), vb[i]);
+                gmm__put(&a->dx, row, col + gmm__act_linear_offset(a), vb[i]);
             }
     }
 }
@@ -7010,18 +7036,18 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
-    gmm__walk w = gmm__walk_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
-    for (; w.row < rows; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
         gmm__act_in in[2];
-        gmm__quads q[2];
-        gmm__walk at[2];
+        gmm__lane_cols q[2];
+        gmm__grid_loop at[2];
         float p[2];
         int32_t i, j;
         at[0] = w;
-        at[1] = gmm__walk_behind(w);
+        at[1] = gmm__grid_loop_following(w);
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++) {
-            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)at[j].part, at[j].row < rows ? a.ffn : 0);
+            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)at[j].part, at[j].row < rows ? a.ffn : 0);
             p[j] = 1.0f;
             if (q[j].n[0] > 0 && at[j].row < live) {
                 if (a.prob) p[j] = a.prob[at[j].row];
@@ -7051,15 +7077,15 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    const uint32_t team = a.dprob ? (uint32_t)gmm__act_team(a.ffn) : parts; /* warps of a row */
+    const uint32_t team = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps of a row */
     __shared__ float sums[GMM__ELEM_WARPS];
-    gmm__walk w = gmm__walk_begin(team, 1);
-    for (; w.row < rows; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin(team, 1);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
         const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
         float sum = 0.0f;
         uint32_t part;
         for (part = w.part; part < parts; part += team) {
-            const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
+            const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
             if (q.n[0] <= 0) continue;
@@ -7102,7 +7128,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    gmm__walk w = gmm__walk_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
+    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
     float sum[8], p[4], next_p[4];
     int32_t row[4], next_row[4], i = 0, j, k;
 #pragma unroll
@@ -7111,9 +7137,9 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
     for (j = 0; j < GMM__BATCH; j++)
         next_row[j] = w.row < a.tokens ? gmm__slot_row(&a, w.row, j, &next_p[j]) : -1;
     while (w.row < a.tokens) {
-        const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)w.part, (int32_t)a.hidden);
+        const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)w.part, (int32_t)a.hidden);
         const uint32_t token = w.row;
-        gmm__eight r[4];
+        gmm__raw8 r[4];
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++) {
             row[j] = next_row[j];
@@ -7123,7 +7149,7 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
         i += GMM__BATCH;
         if (i >= a.topk) {
             i = 0;
-            gmm__walk_next(&w);
+            gmm__grid_loop_next(&w);
         }
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++)
@@ -7149,18 +7175,18 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
-    gmm__walk w = gmm__walk_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < rows; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
         const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const float p = slot >= 0 && a.probs ? a.probs[slot] : 1.0f;
-        gmm__eight r[2];
-        gmm__quads q[2];
+        gmm__raw8 r[2];
+        gmm__lane_cols q[2];
         int32_t j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)(2 * w.part) + j, (int32_t)a.hidden);
+            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)(2 * w.part) + j, (int32_t)a.hidden);
             if (slot >= 0 && q[j].n[0] > 0)
                 r[j] = gmm__load8(GMM__FIXED, &a.src, (uint32_t)slot / (uint32_t)a.topk, &q[j]);
         }
@@ -7180,19 +7206,19 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    gmm__walk w = gmm__walk_begin(a.topk, 1);
-    for (; w.row < a.tokens; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin(a.topk, 1);
+    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
         const int64_t slot = (int64_t)w.row * a.topk + w.part;
         const int32_t row = gmm__map_entry(a.row_of, slot, a.capacity, a.fault);
         float sum = 0.0f;
         int32_t part;
         for (part = 0; row >= 0; part += 2) {
-            gmm__eight r[2], s[2];
-            gmm__quads q[2];
+            gmm__raw8 r[2], s[2];
+            gmm__lane_cols q[2];
             int32_t j, k;
 #pragma unroll
             for (j = 0; j < 2; j++) {
-                q[j] = gmm__lane_quads(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
+                q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
                 if (q[j].n[0] > 0) r[j] = gmm__load8(GMM__FIXED, &a.src, w.row, &q[j]);
                 if (q[j].n[0] > 0) s[j] = gmm__load8(GMM__FIXED, &a.dst, row, &q[j]);
             }
@@ -7227,46 +7253,46 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
 /* Four units per lane of one row, so that all loads come before the first store; src NULL gives zeros. */
-GMM__DEVICE void GMM__NAME(gmm__load_run)(const GMM__UNIT *src, int64_t run, int64_t units, GMM__UNIT v[4]) {
-    const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
+GMM__DEVICE void GMM__NAME(gmm__load_segment)(const GMM__UNIT *src, int64_t run, int64_t units, GMM__UNIT v[4]) {
+    const int64_t first = run * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
     memset(v, 0, 4 * sizeof *v);
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (src && first + 32 * j < units) v[j] = src[first + 32 * j];
 }
-GMM__DEVICE void GMM__NAME(gmm__store_run)(GMM__UNIT *dst, int64_t run, int64_t units, const GMM__UNIT v[4]) {
-    const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
+GMM__DEVICE void GMM__NAME(gmm__store_segment)(GMM__UNIT *dst, int64_t run, int64_t units, const GMM__UNIT v[4]) {
+    const int64_t first = run * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (first + 32 * j < units) __stcs(dst + first + 32 * j, v[j]);
 }
-GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t run, int64_t units) {
+GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t run, int64_t units) {
     GMM__UNIT v[4];
-    GMM__NAME(gmm__load_run)(src, run, units, v);
-    GMM__NAME(gmm__store_run)(dst, run, units, v);
+    GMM__NAME(gmm__load_segment)(src, run, units, v);
+    GMM__NAME(gmm__store_segment)(dst, run, units, v);
 }
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
     gmm_pdl_wait();
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w))
-        GMM__NAME(gmm__copy_run)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w))
+        GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
                                     w.part, a.cols);
 }
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
-    gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < rows; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
         const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
-        GMM__NAME(gmm__copy_run)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
+        GMM__NAME(gmm__copy_segment)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
         if (a.row_probs && w.part == 0 && gmm__lane() == 0) a.row_probs[w.row] = slot >= 0 ? a.probs[slot] : 0.0f;
     }
@@ -7278,26 +7304,27 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t runs = (a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
+    const int64_t runs = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN,
+        stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
     const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits, as maps are int32 */
     int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, live = -1;
-    gmm__walk w = gmm__walk_begin(runs, 1);
-    for (; w.row < a.tokens; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin(runs, 1);
+    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
         GMM__UNIT v[4];
         int32_t i;
-        GMM__NAME(gmm__load_run)(src + w.row * a.src.ld, w.part, a.hidden, v);
+        GMM__NAME(gmm__load_segment)(src + w.row * a.src.ld, w.part, a.hidden, v);
         for (i = 0; i < a.topk; i += 32) {
             const int32_t nth = i + gmm__lane(), slot = (int32_t)w.row * a.topk + nth;
             int32_t row = nth < a.topk ? a.row_of[slot] : -1;
             uint32_t rest;
-            if (live < 0) live = gmm__live(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
+            if (live < 0) live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
             if (row < 0 || row >= live || a.slot_of[row] != slot) row = -1;
             if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
             for (rest = __ballot_sync(0xFFFFFFFFu, row >= 0); rest; rest &= rest - 1) {
                 const int64_t to = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)rest) - 1);
-                GMM__NAME(gmm__store_run)(dst + to * a.dst.ld, w.part, a.hidden, v);
+                GMM__NAME(gmm__store_segment)(dst + to * a.dst.ld, w.part, a.hidden, v);
             }
         }
     }
@@ -7305,7 +7332,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
         const int64_t row = base + gmm__lane();
         int32_t slot, alone;
         uint32_t rest;
-        if (live < 0) live = gmm__live(a.sizes, a.experts, a.capacity, a.fault);
+        if (live < 0) live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault);
         slot = row < live ? gmm__map_entry(a.slot_of, row, slots, a.fault) : -1;
         alone = row < (a.tail_zero ? a.capacity : live) && (slot < 0 || a.row_of[slot] != row);
         if (alone && a.row_probs) a.row_probs[row] = slot >= 0 ? a.probs[slot] : 0.0f;
@@ -7314,7 +7341,8 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
             const int64_t token = (uint32_t)from / (uint32_t)a.topk;
             int64_t run;
             for (run = 0; run < runs; run++)
-                GMM__NAME(gmm__copy_run)(from >= 0 ? src + token * a.src.ld : NULL, dst + (base + lane) * a.dst.ld, run,
+                GMM__NAME(gmm__copy_segment)(from >= 0 ? src + token * a.src.ld : NULL,
+                                             dst + (base + lane) * a.dst.ld, run,
                                          a.hidden);
         }
     }
@@ -7324,7 +7352,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
     gmm_pdl_wait();
     const int64_t live = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : live;
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     if (blockIdx.x == 0) {
         int64_t g;
         for (g = threadIdx.x; a.sizes && g < a.groups; g += GMM__ELEM_BLOCK)
@@ -7332,14 +7360,14 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
         if (threadIdx.x == 0 && a.blocks[a.groups] * a.align > a.capacity)
             gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
     }
-    for (; w.row < rows; gmm__walk_next(&w)) {
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
         int64_t from = -1;
         if (w.row < live) {
             const int64_t g = gmm__pad_group(&a, w.row);
             from = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
             if (from >= gmm__pad_start(&a, g + 1, !a.pad)) from = -1;
         }
-        GMM__NAME(gmm__copy_run)(from >= 0 ? (const GMM__UNIT *)a.src.data + from * a.src.ld : NULL,
+        GMM__NAME(gmm__copy_segment)(from >= 0 ? (const GMM__UNIT *)a.src.data + from * a.src.ld : NULL,
                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
         if (a.dst_prob && w.part == 0 && gmm__lane() == 0) a.dst_prob[w.row] = from >= 0 ? a.src_prob[from] : 0.0f;
     }
@@ -7348,32 +7376,32 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.count * 2 * a.ffn; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&w)) {
         const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
-        const int64_t from = gmm__glu_from(to, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
+        const int64_t from = gmm__glu_source(to, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
         const GMM__UNIT *src = a.src_table ? (const GMM__UNIT *)a.src_table[g]
                                            : (const GMM__UNIT *)a.src.data + g * a.src_stride;
         GMM__UNIT *dst = a.dst_table ? (GMM__UNIT *)a.dst_table[g] : (GMM__UNIT *)a.dst.data + g * a.dst_stride;
-        GMM__NAME(gmm__copy_run)(src + from * a.src.ld, dst + to * a.dst.ld, w.part, a.cols);
+        GMM__NAME(gmm__copy_segment)(src + from * a.src.ld, dst + to * a.dst.ld, w.part, a.cols);
     }
 }
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
-    gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.count; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin((2 * a.ffn + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.count; gmm__grid_loop_next(&w)) {
         const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
         GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + w.row * a.dst.ld;
-        const int64_t first = w.part * GMM__ELEM_RUN + gmm__lane();
+        const int64_t first = w.part * GMM__COPY_SPAN + gmm__lane();
         GMM__UNIT v[4];
         int32_t j;
         memset(v, 0, sizeof v);
 #pragma unroll
         for (j = 0; j < 4; j++)
             if (first + 32 * j < 2 * a.ffn)
-                v[j] = src[gmm__glu_from((uint32_t)first + 32u * j, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse)];
+                v[j] = src[gmm__glu_source((uint32_t)first + 32u * j, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse)];
 #pragma unroll
         for (j = 0; j < 4; j++)
             if (first + 32 * j < 2 * a.ffn) dst[first + 32 * j] = v[j];
@@ -8753,7 +8781,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 
 /* A tile of a strip into shared memory (if x is not NULL), zeros where rows or columns end; and the lane's amax of it.
    A quantized source comes as F32. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_place *p, int64_t c0,
+GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_strip *p, int64_t c0,
                                                 int32_t n, int32_t lines, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
     const int64_t size = GMM__FIXED == GMM_F32 ? 4 : 2;
@@ -8802,7 +8830,8 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
     int64_t item;
     if (a.skip && *a.skip) return;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         uint32_t all[2] = { 0, 0 };
@@ -8852,10 +8881,11 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     int64_t item;
     if (a.skip && *a.skip) return;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
-        gmm__quant_side s;
+        gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
         __syncthreads();
         s.scale = a.format.delayed && a.scale ? a.scale[p.unit] : 1.0f;
@@ -8870,7 +8900,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
             s.amax = a.lines ? a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
-            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
+            gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
             __syncthreads();
         }
         if (a.columnwise.dtype != GMM_NONE) {
@@ -8883,7 +8913,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
             s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
             s.first_block = c0 * s.blocks_per_line + (width ? p.row / width : 0);
-            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
+            gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
             __syncthreads();
         }
     }
@@ -8903,11 +8933,11 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 
 #if !GMM__TURNED
 /* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
-GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
+GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                             int32_t col0, int32_t c0, int32_t n,
                                             uint32_t x[8][GMM__NAME(gmm__words)]) {
     const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *from = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
     const int32_t rows = col0 < n ? p->m - row0 : 0;
     int32_t i, k;
@@ -8925,10 +8955,10 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm_
 }
 
 /* The same of sixteen rows of sixteen bytes, from column `col` of the matrix on. */
-GMM__DEVICE void GMM__NAME(gmm__swift_load16)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
+GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                               int32_t col, uint32_t x[16][4]) {
     const int64_t size = 16 / GMM__NAME(gmm__wide), pitch = a->src.ld * size;
-    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *from = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           col * size;
     const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
     int32_t i;
@@ -8944,15 +8974,15 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load16)(const gmm__quant_args *a, const gm
 }
 
 /* A word of the maxima of sixteen rows where all have the same; zero of those that are not there. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__swift_rows_of)(uint32_t most, int32_t word, int32_t rows) {
+GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t most, int32_t word, int32_t rows) {
     if (GMM__NAME(gmm__wide) == 4) return word < rows ? most : 0;
     return 2 * word + 1 < rows ? most : 2 * word < rows ? most & 0xFFFFu : 0;
 }
 
 /* An element of a tile from memory. */
-GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row,
+GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
                                               int32_t col) {
-    return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__swift_base(&a->src, a->step[2], p->unit),
+    return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__vec_data(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
 }
 #endif
@@ -8965,16 +8995,16 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t parts[2][4][GMM_TILE]; /* of two halves of rows, of four quarters of columns */
 #endif
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS;
-    const gmm_warp_split split = gmm__swift_split(&a);
+    const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
+    const gmm_warp_split split = gmm__vec_split(&a);
     int32_t at;
     if (a.skip && *a.skip) return;
     for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__CFG(gmm__words)], all = 0;
         int32_t c0, i, k;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, at, 1, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, at, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__CFG(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
 #if !GMM__TURNED
         if (a.lines) {
             uint32_t row[8];
@@ -9033,8 +9063,8 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
         if (lane == 0) most[0][warp] = all;
 #if GMM__TURNED
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
-            gmm__swift_signed(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
-            all = __reduce_max_sync(0xFFFFFFFFu, gmm__swift_hadamard_amax(x, q & 1));
+            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
+            all = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, q & 1));
         }
         if (lane == 0) most[1][warp] = all;
 #endif
@@ -9071,14 +9101,14 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float factors[2][GMM__COL_STEP * GMM_TILE];
-    __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
+    __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
     const float qmax = e5m2 ? 57344.0f : 448.0f;
-    const gmm_warp_split split = gmm__swift_split(&a);
+    const gmm_warp_split split = gmm__vec_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     if (!GMM__WIDE)
@@ -9088,11 +9118,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[8][GMM__CFG(gmm__words)], odd = 0;
         float whole = 1.0f;
         int32_t c0, i, j, k;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, 1, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
         const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t live = p.m - row0;
-        GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
+        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, n, x);
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             whole = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
@@ -9113,7 +9143,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             factors[0][thread * GMM__ROW_STEP] = scale;
             if (c0 == 0 && thread < p.m) {
-                uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit);
+                uint8_t *to = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit);
                 ((float *)(void *)to)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
             }
         }
@@ -9181,7 +9211,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
                 const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
-                uint8_t *to = gmm__swift_scales(m, a.scale_step[k], p.unit);
+                uint8_t *to = gmm__vec_scales(m, a.scale_step[k], p.unit);
                 if (m->dtype != GMM_NONE && (thread == 0 || (block == used - 1 && block + thread < end)))
                     ((float *)(void *)to)[(int64_t)line * end + block + thread] =
                         thread == 0 ? gmm_scale_inverse(whole) : 0.0f;
@@ -9193,7 +9223,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (m->dtype != GMM_NONE) {
                 const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((reach + 3) & ~3);
                 const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
-                uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
+                uint8_t *to = gmm__vec_scales(m, a.scale_step[side], p.unit);
                 float *at = factors[side] + l * (side ? GMM__COL_STEP : GMM__ROW_STEP), scale;
                 uint32_t most = 0;
                 for (i = 0; i < (side ? 4 : 2); i++)
@@ -9209,7 +9239,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         }
         if (rowwise && col0 < n) {
             const int64_t pitch = a.rowwise.ld;
-            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
+            uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
             const float *by = factors[0] + row0 * GMM__ROW_STEP;
 #pragma unroll
             for (i = 0; i < 8; i++, to += pitch) {
@@ -9222,12 +9252,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (columnwise) { /* turned */
-            const int32_t bytes = GMM__SWIFT_COLUMN, chunks = bytes / 16;
+            const int32_t bytes = GMM__VEC_COLUMN, chunks = bytes / 16;
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = a.columnwise.ld;
             const int64_t begin = (a.grouped ? p.start : 0) + p.row;
             uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
+            uint8_t *to = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
             const float *by = factors[1] + col0 * GMM__COL_STEP;
 #pragma unroll
             for (j = 0; j < 8; j++) {
@@ -9287,7 +9317,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* of columns */
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
     const int32_t right = c & 1, below = q & 1; /* the second lane of a block */
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t apart = columnwise && a.amax[1] != a.amax[0];
@@ -9297,16 +9327,16 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
+        const gmm_warp_split split = gmm__vec_split(&a); /* again, so that registers are free in between */
         uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__SWIFT_TILES, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
         const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows, live = p.m - row0, cols = (int32_t)a.cols;
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((reach + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
-        const int32_t end = cols - c0 < GMM__SWIFT_TILES * GMM_TILE ? cols : c0 + GMM__SWIFT_TILES * GMM_TILE;
-        GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
+        const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
+        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, cols - c0, x);
         for (k = 0; k <= apart; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
             const int32_t thread = gmm_tid_x();
@@ -9340,7 +9370,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         for (k = 0; k < GMM__CFG(gmm__words); k++) {
                             row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
 #if GMM__TURNED
-                            x[i][k] = gmm__swift_unsigned_nan(x[i][k]);
+                            x[i][k] = gmm__vec_positive_nan(x[i][k]);
 #endif
                         }
                         row[i] = GMM__CFG(gmm__word_fold)(row[i]);
@@ -9362,36 +9392,36 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
                     amax[i] = gmm_f32_from_bits(keep > other ? keep : other);
                 }
-                mine = gmm__swift_nv4(amax, encodes[0], !GMM__TURNED);
+                mine = gmm__vec_nv_scale4(amax, encodes[0], !GMM__TURNED);
                 other = __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
                 four[0] = right ? other : mine;
                 four[1] = right ? mine : other;
 #if !GMM__TURNED
                 if (f->square) { /* both copies hold the same codes */
-                    const float by = gmm__swift_encode(encodes[0], four, 0);
+                    const float by = gmm__vec_nv_encode(encodes[0], four, 0);
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        nibbles[i] = gmm__swift_e2m1x8(v, by, 0);
+                        nibbles[i] = gmm__vec_e2m1x8(v, by, 0);
                     }
                 }
 #endif
                 if (rowwise) { /* bytes of four blocks of a row come together */
-                    uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                    uint8_t *to = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                                   (a.grouped ? (int64_t)p.start * row_along : 0);
                     mine &= 0x7F7F7F7Fu;
                     other = __shfl_xor_sync(0xFFFFFFFFu, mine, 2);
                     mine = __byte_perm(mine, other, c & 2 ? 0x3715 : 0x6240);
                     other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
                     mine = __byte_perm(mine, other, c & 4 ? 0x3276 : 0x5410);
-                    gmm__swift_scale4(to, a.rowwise.scale_order, p.row, c0 / 16, row_along,
+                    gmm__vec_store_scales4(to, a.rowwise.scale_order, p.row, c0 / 16, row_along,
                                       row0 + 4 * right + (c >> 1), col0 >> 6 << 2, mine);
                 }
 #if GMM__TURNED
                 if (rowwise) { /* rows i and i + 4 at once: a lane draws for one of them, for both lanes of the block */
-                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+                    uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
                     const int64_t per = (cols + 15) >> 4;
                     const int64_t block = (p.row + row0 + 4 * right) * per + ((c0 + col0) >> 4);
@@ -9410,24 +9440,24 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         }
 #pragma unroll
                         for (k = 0; k < 2; k++) {
-                            const float by = gmm__swift_encode(encodes[0], four, i + 4 * k);
+                            const float by = gmm__vec_nv_encode(encodes[0], four, i + 4 * k);
                             uint32_t code;
                             float v[8];
 #pragma unroll
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
-                            code = f->stochastic ? gmm__swift_e2m1x8_random(v, by, random[k])
-                                                 : gmm__swift_e2m1x8(v, by, 1);
+                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, by, random[k])
+                                                 : gmm__vec_e2m1x8(v, by, 1);
                             if (inside && i + 4 * k < live) gmm_st_global_b32(to + 4 * k * row_pitch, code);
                         }
                     }
                 }
 #else
                 if (rowwise && inside) {
-                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+                    uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
 #pragma unroll
                     for (i = 0; i < 8; i++, to += row_pitch) {
-                        const float by = gmm__swift_encode(encodes[0], four, i);
+                        const float by = gmm__vec_nv_encode(encodes[0], four, i);
                         float v[8];
                         if (f->square) {
                             if (i < live) gmm_st_global_b32(to, nibbles[i]);
@@ -9435,17 +9465,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         }
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        if (i < live) gmm_st_global_b32(to, gmm__swift_e2m1x8(v, by, 0));
+                        if (i < live) gmm_st_global_b32(to, gmm__vec_e2m1x8(v, by, 0));
                     }
                     if (odd | ((four[0] | four[1]) & 0x80u)) { /* once more by the codec, from memory */
                         to -= 8 * row_pitch;
 #pragma unroll 1
                         for (k = 0; k < 64 && k >> 3 < live; k += 2) {
-                            const float by = gmm__swift_encode(encodes[0], four, k >> 3);
+                            const float by = gmm__vec_nv_encode(encodes[0], four, k >> 3);
                             uint32_t pair = 0;
 #pragma unroll 1
                             for (j = 0; j < 2; j++)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__swift_again)(
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
                                             &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), by)) << 4 * j;
                             to[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
                         }
@@ -9459,20 +9489,20 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 float amax[4];
 #if GMM__TURNED
                 uint32_t y[16][2];
-                if (f->hadamard) gmm__swift_signed(x, (uint32_t)f->hadamard >> 8 * below);
-                gmm__swift_take16(x, below, y);
+                if (f->hadamard) gmm__vec_flip_signs(x, (uint32_t)f->hadamard >> 8 * below);
+                gmm__vec_gather16(x, below, y);
                 at += 4 * below * GMM__NV_COLUMN + (row0 & ~15) / 2;
                 mine = 0;
 #pragma unroll
                 for (j = 0; j < 4; j++) {
                     uint32_t column[8], draw[4], to[2], most = 0;
                     float by;
-                    gmm__swift_column16(y, j, f->hadamard, column);
+                    gmm__vec_column16(y, j, f->hadamard, column);
 #pragma unroll
                     for (i = 0; i < 8; i++) most = gmm__word_max_bf16(most, column[i]);
                     amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(most));
                     amax[1] = amax[2] = amax[3] = 0.0f;
-                    k = (int32_t)gmm__swift_nv4(amax, col_encodes, 0);
+                    k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
                     by = col_encodes[k];
                     mine |= (uint32_t)k << 8 * j;
                     if (f->stochastic)
@@ -9484,8 +9514,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         float v[8];
 #pragma unroll
                         for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
-                        to[k] = f->stochastic ? gmm__swift_e2m1x8_random(v, by, draw + 2 * k)
-                                              : gmm__swift_e2m1x8(v, by, 1);
+                        to[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, by, draw + 2 * k)
+                                              : gmm__vec_e2m1x8(v, by, 1);
                     }
                     *(uint2 *)(void *)(at + j * GMM__NV_COLUMN) = make_uint2(to[0], to[1]);
                 }
@@ -9506,15 +9536,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (j = 0; j < 4; j++)
                     amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__CFG(gmm__word_value)(col, j);
-                mine = gmm__swift_nv4(amax, col_encodes, 1);
+                mine = gmm__vec_nv_scale4(amax, col_encodes, 1);
                 other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
                 four[0] = below ? other : mine;
                 four[1] = below ? mine : other;
                 at += row0 / 2;
-                if (f->square) gmm__swift_turn(nibbles);
+                if (f->square) gmm__vec_transpose_nibbles(nibbles);
 #pragma unroll
                 for (j = 0; j < 8; j++) {
-                    const float by = gmm__swift_encode(col_encodes, four, j);
+                    const float by = gmm__vec_nv_encode(col_encodes, four, j);
                     float v[8];
                     if (f->square) {
                         *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = nibbles[j];
@@ -9522,17 +9552,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     }
 #pragma unroll
                     for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
-                    *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__swift_e2m1x8(v, by, 0);
+                    *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, by, 0);
                 }
                 if (odd | ((four[0] | four[1]) & 0x80u))
 #pragma unroll 1
                     for (k = 0; k < 64; k += 2) {
-                        const float by = gmm__swift_encode(col_encodes, four, k >> 3);
+                        const float by = gmm__vec_nv_encode(col_encodes, four, k >> 3);
                         uint32_t pair = 0;
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
                             if ((k & 7) + j < live && inside)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__swift_again)(
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
                                             &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), by)) << 4 * j;
                         at[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
                     }
@@ -9543,19 +9573,19 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     scales[(col0 + 4 * below + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(mine >> 8 * j);
             }
             if (c0 + GMM_TILE < end) /* comes while codes leave */
-                GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
+                GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
                 const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
                 const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
                 const int32_t quad = 4 * (thread & 1);
                 const int64_t begin = (a.grouped ? p.start : 0) + p.row;
                 const int64_t lines = (cols + 127) & ~127;
-                uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
+                uint8_t *to = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
                               (c0 + first) * col_pitch;
-                uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                                  (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
                 __syncthreads();
-                gmm__swift_scale4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
+                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
                                   *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
@@ -9601,15 +9631,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
+        const gmm_warp_split split = gmm__vec_split(&a); /* again, so that registers are free in between */
         uint32_t x[16][4], most = 0, mine, other, four[4];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__WIDE / 4, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__WIDE / 4, &c0);
         const int32_t cols = (int32_t)a.cols, live = p.m - row0, reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (reach + 127) / 128 * 4;
         const int32_t lines = (cols + 127) & ~127, left = c0 + warp / 4 * 16 * GMM__WIDE, col = left + GMM__WIDE * c;
-        GMM__CFG(gmm__swift_load16)(&a, &p, row0, col, x);
+        GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
@@ -9635,7 +9665,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     most = GMM__CFG(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
                 most = GMM__CFG(gmm__word_max)(0, most);
 #pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__swift_rows_of)(most, i, p.m - row0);
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(most, i, p.m - row0);
             }
             /* lanes keep halves until they have two words */
 #pragma unroll
@@ -9650,13 +9680,13 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     }
             row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
             row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
-            mine = gmm__swift_mx2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1), inverse);
+            mine = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1), inverse);
             if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
+                mine |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
                                        inverse) << 16;
         }
         if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
-            uint8_t *scale = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+            uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                              (a.grouped ? (int64_t)p.start * row_along : 0);
             const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
             uint32_t next;
@@ -9668,7 +9698,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (GMM__WIDE == 8)
                 mine = __byte_perm(mine, other, c & 8 ? 0x3276 : 0x5410);
             if (GMM__WIDE == 8)
-                gmm__swift_scale4(scale, a.rowwise.scale_order, p.row, left / 32, row_along, l, 0, mine);
+                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, left / 32, row_along, l, 0, mine);
             else if (left / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
                                                    ? gmm_swizzle_offset(p.row + l, left / 32, row_along)
@@ -9685,20 +9715,20 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             four[1] = c & 1 ? next : four[1];
         }
         if (rowwise && col < cols) {
-            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
+            uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) +
                           (p.first + p.row + row0) * a.rowwise.ld + col;
 #pragma unroll
             for (i = 0; i < 16; i++, to += a.rowwise.ld) {
-                const float by = gmm__swift_mx_factor(four, i);
+                const float by = gmm__vec_mx_reciprocal(four, i);
                 float v[GMM__WIDE];
 #pragma unroll
                 for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), by);
-                if (i < live) GMM__CFG(gmm__swift_put)(to, e5m2, v);
+                if (i < live) GMM__CFG(gmm__vec_store_codes)(to, e5m2, v);
             }
         }
         if (columnwise) {
             const int32_t line = col + GMM__WIDE / 2 * q, block = (p.row + top) / 32; /* of the lane's half */
-            uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+            uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                              (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
             uint32_t far[4];
 #pragma unroll
@@ -9714,9 +9744,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_far)(keep, other));
                 far[k] = square ? col < cols ? most : 0 : other;
             }
-            mine = gmm__swift_mx2(GMM__CFG(gmm__word_value)(far, 0), GMM__CFG(gmm__word_value)(far, 1), inverse);
+            mine = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(far, 0), GMM__CFG(gmm__word_value)(far, 1), inverse);
             if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__CFG(gmm__word_value)(far, 2), GMM__CFG(gmm__word_value)(far, 3),
+                mine |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(far, 2), GMM__CFG(gmm__word_value)(far, 3),
                                        inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);
@@ -9733,17 +9763,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (GMM__WIDE == 4) four[0] |= four[1] << 16;
         }
         if (columnwise && col < cols) { /* in the order of the source */
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
+            uint8_t *to = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
                           (p.first + p.row + row0) * a.columnwise.ld + col;
             float by[GMM__WIDE];
 #pragma unroll
-            for (j = 0; j < GMM__WIDE; j++) by[j] = gmm__swift_mx_factor(four, j);
+            for (j = 0; j < GMM__WIDE; j++) by[j] = gmm__vec_mx_reciprocal(four, j);
 #pragma unroll
             for (i = 0; i < 16; i++, to += a.columnwise.ld) {
                 float v[GMM__WIDE];
 #pragma unroll
                 for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), by[j]);
-                if (i < live) GMM__CFG(gmm__swift_put)(to, e5m2, v);
+                if (i < live) GMM__CFG(gmm__vec_store_codes)(to, e5m2, v);
             }
         }
     }

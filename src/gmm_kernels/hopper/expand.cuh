@@ -54,10 +54,10 @@ GMM__DEVICE uint2 gmm_expand_codes(int fp4, const uint8_t *from, int whole) {
 }
 
 GMM__DEVICE void gmm_expand_eight(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t to[4]) {
-    if (fp4) gmm_q_fp4(dtype, codes.x, to);
+    if (fp4) gmm_fp4_to_16bit_x8(dtype, codes.x, to);
     else {
-        gmm_q_fp8(dtype, format, codes.x, to);
-        gmm_q_fp8(dtype, format, codes.y, to + 2);
+        gmm_fp8_to_16bit_x4(dtype, format, codes.x, to);
+        gmm_fp8_to_16bit_x4(dtype, format, codes.y, to + 2);
     }
 }
 
@@ -68,7 +68,7 @@ GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_
     const uint32_t nan = (low + 0x01010101u) & bytes & 0x80808080u;
     int i;
     if (scaling == GMM_SCALING_NV16) {
-        gmm_q_fp8(dtype, GMM_E4M3, bytes, to);
+        gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bytes, to);
         return;
     }
     to[0] = gmm_prmt(bytes, 0u, 0x4140u) << 7;
@@ -176,7 +176,7 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
             if (i >= p.count) break;
             gmm_expand_eight(dtype, from.dtype, fp4, now.codes[i], e);
 #pragma unroll
-            for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], by[apart ? j : i]);
+            for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], by[apart ? j : i]);
             *(uint4 *)(void *)(to + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
         }
     }
@@ -266,9 +266,9 @@ GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand
                 const uint32_t scale = gmm_prmt(by[h], 0u, i < 2 ? 0x1010u : 0x3232u);
                 const uint4 codes = now.codes[h];
                 uint32_t e[4];
-                gmm_q_fp4(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
+                gmm_fp4_to_16bit_x8(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
 #pragma unroll
-                for (j = 0; j < 4; j++) e[j] = gmm_q_times(dtype, e[j], scale);
+                for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scale);
                 gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
                                (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
             }

@@ -12,7 +12,7 @@ GMM__DEVICE int gmm_sm90_packed_scales(const int b_format, uint32_t smem_at, int
     for (r = 0; r < 2; r++) {
         uint32_t word = gmm_ld_shared_u32(smem_at + 4 * (lane / 4) + 32 * r), v[2];
         if (b_format == gmm_sm90_b_format_nv4) {
-            gmm_q_fp8(GMM_BF16, GMM_E4M3, word, v);
+            gmm_fp8_to_16bit_x4(GMM_BF16, GMM_E4M3, word, v);
 #pragma unroll
             for (j = 0; j < 4; j++) scales[r][j] = gmm_prmt(v[j / 2], 0u, j % 2 ? 0x3232u : 0x1010u);
             continue;
@@ -78,8 +78,8 @@ GMM__DEVICE void gmm_sm90_packed_fragment(const int b_format, const uint32_t cod
             x = gmm_prmt(low, high, 0x5140u) | (gmm_prmt(up, u, 0x4000u) & 0x80008000u);
             y = gmm_prmt(low, high, 0x7362u) | (gmm_prmt(up, u, 0x5111u) & 0x80008000u);
         }
-        fragment[r] = gmm_q_times(GMM_BF16, x, scale);
-        fragment[r + 2] = gmm_q_times(GMM_BF16, y, scale);
+        fragment[r] = gmm_mul_16bit_x2(GMM_BF16, x, scale);
+        fragment[r + 2] = gmm_mul_16bit_x2(GMM_BF16, y, scale);
     }
 }
 /* The same for FP8 codes with NaN or scales above 2^7, where the factor 2^120 would overflow. */
@@ -91,9 +91,9 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
         const uint32_t v = ((r ? scales1 : scales0) - 0x3C00u) >> 7 & 0xFFu; /* the E8M0 byte again */
         const uint32_t scale = (v == 0 ? 0x0040u : v == 255 ? 0x7FFFu : v << 7) * 0x00010001u;
         uint32_t pair[2];
-        gmm_q_fp8(GMM_BF16, GMM_E4M3, codes[r], pair);
-        fragment[r] = gmm_q_times(GMM_BF16, pair[0], scale);
-        fragment[r + 2] = gmm_q_times(GMM_BF16, pair[1], scale);
+        gmm_fp8_to_16bit_x4(GMM_BF16, GMM_E4M3, codes[r], pair);
+        fragment[r] = gmm_mul_16bit_x2(GMM_BF16, pair[0], scale);
+        fragment[r + 2] = gmm_mul_16bit_x2(GMM_BF16, pair[1], scale);
     }
 }
 

@@ -17,7 +17,7 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
     int64_t at;
 
     tile.g = 0;
-    for (at = blockIdx.x; gmm_gemm_next(&args, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
+    for (at = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
         const char *a = gmm_kmat_at(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
         const char *b = gmm_kmat_at(&args.b, RAGGED_K ? 0 : tile.g) +
                         4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
@@ -62,7 +62,7 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
         }
         __syncthreads(); /* the next tile overwrites the first buffer */
         {
-            const gmm_gemm_out o = gmm_gemm_open(&args, RAGGED_K, &tile);
+            const gmm_gemm_out o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
 #pragma unroll
             for (j = 0; j < 8; j += 4) {
                 const int32_t col = tile.n0 + tx + (j ? 64 : 0);

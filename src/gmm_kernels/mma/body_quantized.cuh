@@ -77,7 +77,7 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                  LINES); \
     r##x[i] = gmm_q_fetch(&q##x, &args.x, apart, wide, i)
 
-    for (tile.g = 0; gmm_gemm_next(&args.p, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
+    for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
         const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
         const int blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
         {
@@ -194,7 +194,7 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
             const int32_t col = tile.n0 + warp_n + lane % OUT_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2], alpha;
-            o = gmm_gemm_open(&args.p, RAGGED_K, &tile);
+            o = gmm_gemm_epilogue_begin(&args.p, RAGGED_K, &tile);
             alpha = o.alpha;
             o.alpha = 1.0f;
 #pragma unroll

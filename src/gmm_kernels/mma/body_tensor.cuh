@@ -26,7 +26,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
     float *out = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * OUT_LD;
     uint32_t a_at, b_at; /* where this lane reads its row of the first block of a stage */
     gmm_gemm_tile tile, now; /* on its way in; on its way out */
-    gmm_feed fa, fb;
+    gmm_stage_feed fa, fb;
     float acc[MT][NT][4];
     uint32_t a[2][MT][4], b[2][NT / 2][4];
     int64_t at = blockIdx.x;
@@ -42,8 +42,8 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
 
 /* Stage number q of the tile, to byte `at`. */
 #define GMM__LOAD_STAGE(q, at) \
-    gmm_feed_stage(&fa, gmm_shared + (at), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
-    gmm_feed_stage(&fb, gmm_shared + (at) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
+    gmm_stage_load(&fa, gmm_shared + (at), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
+    gmm_stage_load(&fb, gmm_shared + (at) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
     gmm_cp_async_commit_group()
 /* Fragments of step s of the stage at `base`. */
 #define GMM__LOAD_A(to, base, s) \
@@ -58,12 +58,13 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
     tile.g = now.g = 0;
     for (first = 1;; first = 0, at += gridDim.x) {
         /* every stage has been read: the next tile's first ones travel while the sums of the last one are stored */
-        const int more = gmm_gemm_next(&args, RAGGED_K, BM, BN, &at, &tile);
+        const int more = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &at, &tile);
         if (more) {
-            fa = gmm_feed_open(&args.a, 0, RAGGED_K ? tile.row : tile.row + tile.m0, RAGGED_K ? tile.m0 : 0,
+            fa = gmm_stage_open(&args.a, 0, RAGGED_K ? tile.row : tile.row + tile.m0, RAGGED_K ? tile.m0 : 0,
                                TA ? tile.k : tile.m - tile.m0, TA ? tile.m - tile.m0 : tile.k, A_LINE / 16, THREADS,
                                BM, TA ? BK : 0, TA ? 0 : BK);
-            fb = gmm_feed_open(&args.b, RAGGED_K ? 0 : tile.g, RAGGED_K ? tile.row : TB ? 0 : tile.n0, TB ? tile.n0 : 0,
+            fb = gmm_stage_open(&args.b, RAGGED_K ? 0 : tile.g, RAGGED_K ? tile.row : TB ? 0 : tile.n0,
+                                TB ? tile.n0 : 0,
                                TB ? tile.k : args.n - tile.n0, TB ? args.n - tile.n0 : tile.k, B_LINE / 16, THREADS,
                                BN, TB ? BK : 0, TB ? 0 : BK);
             depth = tile.k > 0 ? (tile.k + BK - 1) / BK : 1; /* an empty group multiplies one stage of zeros */
@@ -75,7 +76,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
             }
         }
         if (!first) {
-            const gmm_gemm_out o = gmm_gemm_open(&args, RAGGED_K, &now);
+            const gmm_gemm_out o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &now);
             const int32_t col = now.n0 + warp_n + lane % OUT_LANES * 4;
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
             if (o.bias) {

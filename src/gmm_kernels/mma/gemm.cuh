@@ -74,7 +74,7 @@ typedef struct gmm_gemm_tile {
 } gmm_gemm_tile;
 
 /* Places a tile of a group: along the rows first, in bands of 8 tiles, so that the tiles in flight share operands. */
-GMM__DEVICE void gmm_tile_place(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
+GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
     const uint32_t band = i / (8 * tiles_n), first = band * 8, left = tiles_m - first, height = left < 8 ? left : 8;
     i -= first * tiles_n;
     t->m0 = (int32_t)(first + i % height) * bm;
@@ -87,7 +87,8 @@ GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
 }
 
 /* The first tile at or behind *at in this block's list that has work; 0 at the end. Tile numbers fit 32 bits. */
-GMM__DEVICE int gmm_gemm_next(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *at, gmm_gemm_tile *t) {
+GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *at,
+                                   gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
     if (!ragged_k) {
@@ -99,7 +100,7 @@ GMM__DEVICE int gmm_gemm_next(const gmm_gemm_args *args, int ragged_k, int bm, i
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
         q = (uint32_t)args->tiles[t->g];
-        gmm_tile_place((uint32_t)*at - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*at - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
     } else {
         const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, each = tiles_m * tiles_n;
         int32_t rows;
@@ -116,7 +117,7 @@ GMM__DEVICE int gmm_gemm_next(const gmm_gemm_args *args, int ragged_k, int bm, i
         }
         t->m = args->m;
         t->k = rows;
-        gmm_tile_place((uint32_t)*at - (uint32_t)t->g * each, tiles_m, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*at - (uint32_t)t->g * each, tiles_m, tiles_n, bm, bn, t);
     }
     return 1;
 }
@@ -130,7 +131,7 @@ typedef struct gmm_gemm_out {
     int whole, bias_whole;
 } gmm_gemm_out;
 
-GMM__DEVICE gmm_gemm_out gmm_gemm_open(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
+GMM__DEVICE gmm_gemm_out gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
     gmm_gemm_out o;
     o.d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
     o.whole = gmm_whole4(args->d.dtype, o.d, args->d.ld);

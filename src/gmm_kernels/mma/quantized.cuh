@@ -49,12 +49,12 @@ enum {
 };
 
 /* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
-GMM__DEVICE uint32_t gmm_q_times(gmm_dtype dtype, uint32_t a, uint32_t b) {
+GMM__DEVICE uint32_t gmm_mul_16bit_x2(gmm_dtype dtype, uint32_t a, uint32_t b) {
     return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
 
 /* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
-GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
+GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
     const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
     const uint32_t a = gmm_prmt(codes, 0u, 0x1404u), b = gmm_prmt(codes, 0u, 0x3424u);
     const int shift = half ? 1 : e4m3 ? 4 : 3;
@@ -79,18 +79,18 @@ GMM__DEVICE void gmm_q_fp8(gmm_dtype dtype, gmm_dtype format, uint32_t codes, ui
         to[0] |= gmm_prmt(odd, 0u, 0x9988u) & bits;
         to[1] |= gmm_prmt(odd, 0u, 0xBBAAu) & bits;
     }
-    to[0] = gmm_q_times(dtype, to[0], lift);
-    to[1] = gmm_q_times(dtype, to[1], lift);
+    to[0] = gmm_mul_16bit_x2(dtype, to[0], lift);
+    to[1] = gmm_mul_16bit_x2(dtype, to[1], lift);
 }
 /* Eight E2M1 codes; sign and fields go to the upper byte of each element first. */
-GMM__DEVICE void gmm_q_fp4(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
+GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
     const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
     const uint32_t even = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
     uint32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
         const uint32_t z = gmm_prmt(even, codes, 0x4400u + 0x1111u * i);
-        to[i] = gmm_q_times(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), lift);
+        to[i] = gmm_mul_16bit_x2(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), lift);
     }
 }
 
@@ -186,20 +186,20 @@ GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_mat *m, int apart, int 
         const uint32_t at = chunk * (fp4 ? 4 : 2) + e;
         uint32_t v[4];
         if (!fp4 && e >= 2) break;
-        if (fp4) gmm_q_fp4(dtype, w[e], v);
+        if (fp4) gmm_fp4_to_16bit_x8(dtype, w[e], v);
         else {
-            gmm_q_fp8(dtype, m->dtype, w[2 * e & 3], v);
-            gmm_q_fp8(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
+            gmm_fp8_to_16bit_x4(dtype, m->dtype, w[2 * e & 3], v);
+            gmm_fp8_to_16bit_x4(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
         if (scales && apart) {
             const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * at];
-            v[0] = gmm_q_times(dtype, v[0], x.x);
-            v[1] = gmm_q_times(dtype, v[1], x.y);
-            v[2] = gmm_q_times(dtype, v[2], x.z);
-            v[3] = gmm_q_times(dtype, v[3], x.w);
+            v[0] = gmm_mul_16bit_x2(dtype, v[0], x.x);
+            v[1] = gmm_mul_16bit_x2(dtype, v[1], x.y);
+            v[2] = gmm_mul_16bit_x2(dtype, v[2], x.z);
+            v[3] = gmm_mul_16bit_x2(dtype, v[3], x.w);
         } else if (scales)
 #pragma unroll
-            for (j = 0; j < 4; j++) v[j] = gmm_q_times(dtype, v[j], f[e / 2]);
+            for (j = 0; j < 4; j++) v[j] = gmm_mul_16bit_x2(dtype, v[j], f[e / 2]);
         *(uint4 *)(void *)(to + gmm_swizzle(row, at, apart ? 128u << wide : 2 * GMM_Q_DEPTH)) =
             make_uint4(v[0], v[1], v[2], v[3]);
     }
@@ -256,7 +256,7 @@ GMM__DEVICE void gmm_q_keep(gmm_dtype dtype, int parts, gmm_scaling scaling, uin
             to[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
             to[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
         } else {
-            gmm_q_fp8(dtype, GMM_E4M3, r, v);
+            gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, r, v);
             to[0] = (uint16_t)v[0];
             to[lines] = (uint16_t)(v[0] >> 16);
             to[2 * lines] = (uint16_t)v[1];

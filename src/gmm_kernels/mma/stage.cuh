@@ -1,23 +1,24 @@
 /* One operand of 16-bit elements on its way into a stage. A stage holds lines of contiguous elements: rows of an
    operand that stands as [row][k], or values of k of one that stands as [k][row]. A thread moves the 16-byte chunk at
    `from` and those `step` lines further on; `lines` and `cols` say how many lines and elements are left from there. */
-typedef struct gmm_feed {
+typedef struct gmm_stage_feed {
     const char *from;
     int64_t hop, advance; /* bytes to the next chunk of the stage, and to the next stage */
     int32_t lines, cols;  /* of stage 0 */
     int32_t whole;        /* chunks are aligned to 16 bytes */
     int32_t full;         /* stages that are whole, and exist to the last element */
     uint32_t to;          /* byte in the stage */
-} gmm_feed;
+} gmm_stage_feed;
 
 /* Chunks are permuted inside a line so that 8 neighbouring lines fall into different banks. */
 GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
     return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
 }
 
-GMM__DEVICE gmm_feed gmm_feed_open(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines, int32_t cols,
+GMM__DEVICE gmm_stage_feed gmm_stage_open(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines,
+                                          int32_t cols,
                                    int line_chunks, int threads, int span, int depth_lines, int depth_cols) {
-    gmm_feed f;
+    gmm_stage_feed f;
     const int64_t pitch = m->ld * 2;
     const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
     const char *base = gmm_kmat_at(m, g);
@@ -34,7 +35,8 @@ GMM__DEVICE gmm_feed gmm_feed_open(const gmm_kmat *m, int32_t g, int64_t row, in
 }
 
 /* Moves stage number `q` and steps on. */
-GMM__DEVICE void gmm_feed_stage(gmm_feed *f, char *stage, int q, int chunks, int step, int line_bytes, int depth_lines,
+GMM__DEVICE void gmm_stage_load(gmm_stage_feed *f, char *stage, int q, int chunks, int step, int line_bytes,
+                                int depth_lines,
                                 int depth_cols) {
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(stage) + f->to;
     const char *from = f->from;

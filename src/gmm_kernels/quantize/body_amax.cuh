@@ -9,11 +9,11 @@
 
 #if !GMM__TURNED
 /* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
-GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
+GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                             int32_t col0, int32_t c0, int32_t n,
                                             uint32_t x[8][GMM__NAME(gmm__words)]) {
     const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *from = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
     const int32_t rows = col0 < n ? p->m - row0 : 0;
     int32_t i, k;
@@ -31,10 +31,10 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load)(const gmm__quant_args *a, const gmm_
 }
 
 /* The same of sixteen rows of sixteen bytes, from column `col` of the matrix on. */
-GMM__DEVICE void GMM__NAME(gmm__swift_load16)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row0,
+GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                               int32_t col, uint32_t x[16][4]) {
     const int64_t size = 16 / GMM__NAME(gmm__wide), pitch = a->src.ld * size;
-    const uint8_t *from = gmm__swift_base(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *from = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           col * size;
     const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
     int32_t i;
@@ -50,15 +50,15 @@ GMM__DEVICE void GMM__NAME(gmm__swift_load16)(const gmm__quant_args *a, const gm
 }
 
 /* A word of the maxima of sixteen rows where all have the same; zero of those that are not there. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__swift_rows_of)(uint32_t most, int32_t word, int32_t rows) {
+GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t most, int32_t word, int32_t rows) {
     if (GMM__NAME(gmm__wide) == 4) return word < rows ? most : 0;
     return 2 * word + 1 < rows ? most : 2 * word < rows ? most & 0xFFFFu : 0;
 }
 
 /* An element of a tile from memory. */
-GMM__DEVICE float GMM__NAME(gmm__swift_again)(const gmm__quant_args *a, const gmm__swift_place *p, int32_t row,
+GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
                                               int32_t col) {
-    return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__swift_base(&a->src, a->step[2], p->unit),
+    return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__vec_data(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
 }
 #endif
@@ -71,16 +71,16 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t parts[2][4][GMM_TILE]; /* of two halves of rows, of four quarters of columns */
 #endif
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = (warp & 3) * GMM__SWIFT_WARP_ROWS, col0 = (warp >> 2) * GMM__SWIFT_WARP_COLS;
-    const gmm_warp_split split = gmm__swift_split(&a);
+    const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
+    const gmm_warp_split split = gmm__vec_split(&a);
     int32_t at;
     if (a.skip && *a.skip) return;
     for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
         uint32_t x[8][GMM__CFG(gmm__words)], all = 0;
         int32_t c0, i, k;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, at, 1, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, at, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        GMM__CFG(gmm__swift_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
+        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
 #if !GMM__TURNED
         if (a.lines) {
             uint32_t row[8];
@@ -139,8 +139,8 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
         if (lane == 0) most[0][warp] = all;
 #if GMM__TURNED
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
-            gmm__swift_signed(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
-            all = __reduce_max_sync(0xFFFFFFFFu, gmm__swift_hadamard_amax(x, q & 1));
+            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
+            all = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, q & 1));
         }
         if (lane == 0) most[1][warp] = all;
 #endif

@@ -22,15 +22,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
+        const gmm_warp_split split = gmm__vec_split(&a); /* again, so that registers are free in between */
         uint32_t x[16][4], most = 0, mine, other, four[4];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__WIDE / 4, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__WIDE / 4, &c0);
         const int32_t cols = (int32_t)a.cols, live = p.m - row0, reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (reach + 127) / 128 * 4;
         const int32_t lines = (cols + 127) & ~127, left = c0 + warp / 4 * 16 * GMM__WIDE, col = left + GMM__WIDE * c;
-        GMM__CFG(gmm__swift_load16)(&a, &p, row0, col, x);
+        GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
@@ -56,7 +56,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     most = GMM__CFG(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
                 most = GMM__CFG(gmm__word_max)(0, most);
 #pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__swift_rows_of)(most, i, p.m - row0);
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(most, i, p.m - row0);
             }
             /* lanes keep halves until they have two words */
 #pragma unroll
@@ -71,13 +71,13 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     }
             row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
             row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
-            mine = gmm__swift_mx2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1), inverse);
+            mine = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1), inverse);
             if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
+                mine |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
                                        inverse) << 16;
         }
         if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
-            uint8_t *scale = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+            uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                              (a.grouped ? (int64_t)p.start * row_along : 0);
             const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
             uint32_t next;
@@ -89,7 +89,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (GMM__WIDE == 8)
                 mine = __byte_perm(mine, other, c & 8 ? 0x3276 : 0x5410);
             if (GMM__WIDE == 8)
-                gmm__swift_scale4(scale, a.rowwise.scale_order, p.row, left / 32, row_along, l, 0, mine);
+                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, left / 32, row_along, l, 0, mine);
             else if (left / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
                                                    ? gmm_swizzle_offset(p.row + l, left / 32, row_along)
@@ -106,20 +106,20 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             four[1] = c & 1 ? next : four[1];
         }
         if (rowwise && col < cols) {
-            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) +
+            uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) +
                           (p.first + p.row + row0) * a.rowwise.ld + col;
 #pragma unroll
             for (i = 0; i < 16; i++, to += a.rowwise.ld) {
-                const float by = gmm__swift_mx_factor(four, i);
+                const float by = gmm__vec_mx_reciprocal(four, i);
                 float v[GMM__WIDE];
 #pragma unroll
                 for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), by);
-                if (i < live) GMM__CFG(gmm__swift_put)(to, e5m2, v);
+                if (i < live) GMM__CFG(gmm__vec_store_codes)(to, e5m2, v);
             }
         }
         if (columnwise) {
             const int32_t line = col + GMM__WIDE / 2 * q, block = (p.row + top) / 32; /* of the lane's half */
-            uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+            uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                              (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
             uint32_t far[4];
 #pragma unroll
@@ -135,9 +135,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_far)(keep, other));
                 far[k] = square ? col < cols ? most : 0 : other;
             }
-            mine = gmm__swift_mx2(GMM__CFG(gmm__word_value)(far, 0), GMM__CFG(gmm__word_value)(far, 1), inverse);
+            mine = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(far, 0), GMM__CFG(gmm__word_value)(far, 1), inverse);
             if (GMM__WIDE == 8)
-                mine |= gmm__swift_mx2(GMM__CFG(gmm__word_value)(far, 2), GMM__CFG(gmm__word_value)(far, 3),
+                mine |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(far, 2), GMM__CFG(gmm__word_value)(far, 3),
                                        inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);
@@ -154,17 +154,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (GMM__WIDE == 4) four[0] |= four[1] << 16;
         }
         if (columnwise && col < cols) { /* in the order of the source */
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) +
+            uint8_t *to = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
                           (p.first + p.row + row0) * a.columnwise.ld + col;
             float by[GMM__WIDE];
 #pragma unroll
-            for (j = 0; j < GMM__WIDE; j++) by[j] = gmm__swift_mx_factor(four, j);
+            for (j = 0; j < GMM__WIDE; j++) by[j] = gmm__vec_mx_reciprocal(four, j);
 #pragma unroll
             for (i = 0; i < 16; i++, to += a.columnwise.ld) {
                 float v[GMM__WIDE];
 #pragma unroll
                 for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), by[j]);
-                if (i < live) GMM__CFG(gmm__swift_put)(to, e5m2, v);
+                if (i < live) GMM__CFG(gmm__vec_store_codes)(to, e5m2, v);
             }
         }
     }

@@ -16,7 +16,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* of columns */
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
     const int32_t right = c & 1, below = q & 1; /* the second lane of a block */
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t apart = columnwise && a.amax[1] != a.amax[0];
@@ -26,16 +26,16 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__swift_split(&a); /* again, so that registers are free in between */
+        const gmm_warp_split split = gmm__vec_split(&a); /* again, so that registers are free in between */
         uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, GMM__SWIFT_TILES, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
         const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows, live = p.m - row0, cols = (int32_t)a.cols;
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((reach + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
-        const int32_t end = cols - c0 < GMM__SWIFT_TILES * GMM_TILE ? cols : c0 + GMM__SWIFT_TILES * GMM_TILE;
-        GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0, cols - c0, x);
+        const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
+        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, cols - c0, x);
         for (k = 0; k <= apart; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
             const int32_t thread = gmm_tid_x();
@@ -69,7 +69,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         for (k = 0; k < GMM__CFG(gmm__words); k++) {
                             row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
 #if GMM__TURNED
-                            x[i][k] = gmm__swift_unsigned_nan(x[i][k]);
+                            x[i][k] = gmm__vec_positive_nan(x[i][k]);
 #endif
                         }
                         row[i] = GMM__CFG(gmm__word_fold)(row[i]);
@@ -91,36 +91,36 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
                     amax[i] = gmm_f32_from_bits(keep > other ? keep : other);
                 }
-                mine = gmm__swift_nv4(amax, encodes[0], !GMM__TURNED);
+                mine = gmm__vec_nv_scale4(amax, encodes[0], !GMM__TURNED);
                 other = __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
                 four[0] = right ? other : mine;
                 four[1] = right ? mine : other;
 #if !GMM__TURNED
                 if (f->square) { /* both copies hold the same codes */
-                    const float by = gmm__swift_encode(encodes[0], four, 0);
+                    const float by = gmm__vec_nv_encode(encodes[0], four, 0);
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        nibbles[i] = gmm__swift_e2m1x8(v, by, 0);
+                        nibbles[i] = gmm__vec_e2m1x8(v, by, 0);
                     }
                 }
 #endif
                 if (rowwise) { /* bytes of four blocks of a row come together */
-                    uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                    uint8_t *to = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                                   (a.grouped ? (int64_t)p.start * row_along : 0);
                     mine &= 0x7F7F7F7Fu;
                     other = __shfl_xor_sync(0xFFFFFFFFu, mine, 2);
                     mine = __byte_perm(mine, other, c & 2 ? 0x3715 : 0x6240);
                     other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
                     mine = __byte_perm(mine, other, c & 4 ? 0x3276 : 0x5410);
-                    gmm__swift_scale4(to, a.rowwise.scale_order, p.row, c0 / 16, row_along,
+                    gmm__vec_store_scales4(to, a.rowwise.scale_order, p.row, c0 / 16, row_along,
                                       row0 + 4 * right + (c >> 1), col0 >> 6 << 2, mine);
                 }
 #if GMM__TURNED
                 if (rowwise) { /* rows i and i + 4 at once: a lane draws for one of them, for both lanes of the block */
-                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+                    uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
                     const int64_t per = (cols + 15) >> 4;
                     const int64_t block = (p.row + row0 + 4 * right) * per + ((c0 + col0) >> 4);
@@ -139,24 +139,24 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         }
 #pragma unroll
                         for (k = 0; k < 2; k++) {
-                            const float by = gmm__swift_encode(encodes[0], four, i + 4 * k);
+                            const float by = gmm__vec_nv_encode(encodes[0], four, i + 4 * k);
                             uint32_t code;
                             float v[8];
 #pragma unroll
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
-                            code = f->stochastic ? gmm__swift_e2m1x8_random(v, by, random[k])
-                                                 : gmm__swift_e2m1x8(v, by, 1);
+                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, by, random[k])
+                                                 : gmm__vec_e2m1x8(v, by, 1);
                             if (inside && i + 4 * k < live) gmm_st_global_b32(to + 4 * k * row_pitch, code);
                         }
                     }
                 }
 #else
                 if (rowwise && inside) {
-                    uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+                    uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
 #pragma unroll
                     for (i = 0; i < 8; i++, to += row_pitch) {
-                        const float by = gmm__swift_encode(encodes[0], four, i);
+                        const float by = gmm__vec_nv_encode(encodes[0], four, i);
                         float v[8];
                         if (f->square) {
                             if (i < live) gmm_st_global_b32(to, nibbles[i]);
@@ -164,17 +164,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         }
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        if (i < live) gmm_st_global_b32(to, gmm__swift_e2m1x8(v, by, 0));
+                        if (i < live) gmm_st_global_b32(to, gmm__vec_e2m1x8(v, by, 0));
                     }
                     if (odd | ((four[0] | four[1]) & 0x80u)) { /* once more by the codec, from memory */
                         to -= 8 * row_pitch;
 #pragma unroll 1
                         for (k = 0; k < 64 && k >> 3 < live; k += 2) {
-                            const float by = gmm__swift_encode(encodes[0], four, k >> 3);
+                            const float by = gmm__vec_nv_encode(encodes[0], four, k >> 3);
                             uint32_t pair = 0;
 #pragma unroll 1
                             for (j = 0; j < 2; j++)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__swift_again)(
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
                                             &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), by)) << 4 * j;
                             to[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
                         }
@@ -188,20 +188,20 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 float amax[4];
 #if GMM__TURNED
                 uint32_t y[16][2];
-                if (f->hadamard) gmm__swift_signed(x, (uint32_t)f->hadamard >> 8 * below);
-                gmm__swift_take16(x, below, y);
+                if (f->hadamard) gmm__vec_flip_signs(x, (uint32_t)f->hadamard >> 8 * below);
+                gmm__vec_gather16(x, below, y);
                 at += 4 * below * GMM__NV_COLUMN + (row0 & ~15) / 2;
                 mine = 0;
 #pragma unroll
                 for (j = 0; j < 4; j++) {
                     uint32_t column[8], draw[4], to[2], most = 0;
                     float by;
-                    gmm__swift_column16(y, j, f->hadamard, column);
+                    gmm__vec_column16(y, j, f->hadamard, column);
 #pragma unroll
                     for (i = 0; i < 8; i++) most = gmm__word_max_bf16(most, column[i]);
                     amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(most));
                     amax[1] = amax[2] = amax[3] = 0.0f;
-                    k = (int32_t)gmm__swift_nv4(amax, col_encodes, 0);
+                    k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
                     by = col_encodes[k];
                     mine |= (uint32_t)k << 8 * j;
                     if (f->stochastic)
@@ -213,8 +213,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         float v[8];
 #pragma unroll
                         for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
-                        to[k] = f->stochastic ? gmm__swift_e2m1x8_random(v, by, draw + 2 * k)
-                                              : gmm__swift_e2m1x8(v, by, 1);
+                        to[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, by, draw + 2 * k)
+                                              : gmm__vec_e2m1x8(v, by, 1);
                     }
                     *(uint2 *)(void *)(at + j * GMM__NV_COLUMN) = make_uint2(to[0], to[1]);
                 }
@@ -235,15 +235,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (j = 0; j < 4; j++)
                     amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__CFG(gmm__word_value)(col, j);
-                mine = gmm__swift_nv4(amax, col_encodes, 1);
+                mine = gmm__vec_nv_scale4(amax, col_encodes, 1);
                 other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
                 four[0] = below ? other : mine;
                 four[1] = below ? mine : other;
                 at += row0 / 2;
-                if (f->square) gmm__swift_turn(nibbles);
+                if (f->square) gmm__vec_transpose_nibbles(nibbles);
 #pragma unroll
                 for (j = 0; j < 8; j++) {
-                    const float by = gmm__swift_encode(col_encodes, four, j);
+                    const float by = gmm__vec_nv_encode(col_encodes, four, j);
                     float v[8];
                     if (f->square) {
                         *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = nibbles[j];
@@ -251,17 +251,17 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     }
 #pragma unroll
                     for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
-                    *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__swift_e2m1x8(v, by, 0);
+                    *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, by, 0);
                 }
                 if (odd | ((four[0] | four[1]) & 0x80u))
 #pragma unroll 1
                     for (k = 0; k < 64; k += 2) {
-                        const float by = gmm__swift_encode(col_encodes, four, k >> 3);
+                        const float by = gmm__vec_nv_encode(col_encodes, four, k >> 3);
                         uint32_t pair = 0;
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
                             if ((k & 7) + j < live && inside)
-                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__swift_again)(
+                                pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
                                             &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), by)) << 4 * j;
                         at[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
                     }
@@ -272,19 +272,19 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     scales[(col0 + 4 * below + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(mine >> 8 * j);
             }
             if (c0 + GMM_TILE < end) /* comes while codes leave */
-                GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
+                GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
                 const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
                 const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
                 const int32_t quad = 4 * (thread & 1);
                 const int64_t begin = (a.grouped ? p.start : 0) + p.row;
                 const int64_t lines = (cols + 127) & ~127;
-                uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
+                uint8_t *to = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
                               (c0 + first) * col_pitch;
-                uint8_t *scale = gmm__swift_scales(&a.columnwise, a.scale_step[1], p.unit) +
+                uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                                  (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
                 __syncthreads();
-                gmm__swift_scale4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
+                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
                                   *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll

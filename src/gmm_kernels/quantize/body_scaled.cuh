@@ -14,14 +14,14 @@
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float factors[2][GMM__COL_STEP * GMM_TILE];
-    __shared__ __align__(16) uint8_t codes[GMM__SWIFT_CODES];
+    __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__SWIFT_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__SWIFT_WARP_COLS + 8 * c;
+    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_format *f = &a.format;
     const float qmax = e5m2 ? 57344.0f : 448.0f;
-    const gmm_warp_split split = gmm__swift_split(&a);
+    const gmm_warp_split split = gmm__vec_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     if (!GMM__WIDE)
@@ -31,11 +31,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[8][GMM__CFG(gmm__words)], odd = 0;
         float whole = 1.0f;
         int32_t c0, i, j, k;
-        const gmm__swift_place p = gmm__swift_where(&a, &split, strip, 1, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
         const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t live = p.m - row0;
-        GMM__CFG(gmm__swift_load)(&a, &p, row0, col0, c0, n, x);
+        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, n, x);
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             whole = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
@@ -56,7 +56,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
             factors[0][thread * GMM__ROW_STEP] = scale;
             if (c0 == 0 && thread < p.m) {
-                uint8_t *to = gmm__swift_scales(&a.rowwise, a.scale_step[0], p.unit);
+                uint8_t *to = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit);
                 ((float *)(void *)to)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
             }
         }
@@ -124,7 +124,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
                 const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
-                uint8_t *to = gmm__swift_scales(m, a.scale_step[k], p.unit);
+                uint8_t *to = gmm__vec_scales(m, a.scale_step[k], p.unit);
                 if (m->dtype != GMM_NONE && (thread == 0 || (block == used - 1 && block + thread < end)))
                     ((float *)(void *)to)[(int64_t)line * end + block + thread] =
                         thread == 0 ? gmm_scale_inverse(whole) : 0.0f;
@@ -136,7 +136,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (m->dtype != GMM_NONE) {
                 const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((reach + 3) & ~3);
                 const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
-                uint8_t *to = gmm__swift_scales(m, a.scale_step[side], p.unit);
+                uint8_t *to = gmm__vec_scales(m, a.scale_step[side], p.unit);
                 float *at = factors[side] + l * (side ? GMM__COL_STEP : GMM__ROW_STEP), scale;
                 uint32_t most = 0;
                 for (i = 0; i < (side ? 4 : 2); i++)
@@ -152,7 +152,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         }
         if (rowwise && col0 < n) {
             const int64_t pitch = a.rowwise.ld;
-            uint8_t *to = gmm__swift_base(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
+            uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
             const float *by = factors[0] + row0 * GMM__ROW_STEP;
 #pragma unroll
             for (i = 0; i < 8; i++, to += pitch) {
@@ -165,12 +165,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (columnwise) { /* turned */
-            const int32_t bytes = GMM__SWIFT_COLUMN, chunks = bytes / 16;
+            const int32_t bytes = GMM__VEC_COLUMN, chunks = bytes / 16;
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = a.columnwise.ld;
             const int64_t begin = (a.grouped ? p.start : 0) + p.row;
             uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
-            uint8_t *to = gmm__swift_base(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
+            uint8_t *to = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
             const float *by = factors[1] + col0 * GMM__COL_STEP;
 #pragma unroll
             for (j = 0; j < 8; j++) {

@@ -9,7 +9,7 @@
 
 /* A tile of a strip into shared memory (if x is not NULL), zeros where rows or columns end; and the lane's amax of it.
    A quantized source comes as F32. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_place *p, int64_t c0,
+GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_strip *p, int64_t c0,
                                                 int32_t n, int32_t lines, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
     const int64_t size = GMM__FIXED == GMM_F32 ? 4 : 2;
@@ -58,7 +58,8 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
     int64_t item;
     if (a.skip && *a.skip) return;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
         uint32_t all[2] = { 0, 0 };
@@ -108,10 +109,11 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     int64_t item;
     if (a.skip && *a.skip) return;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
-        gmm__quant_side s;
+        gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
         __syncthreads();
         s.scale = a.format.delayed && a.scale ? a.scale[p.unit] : 1.0f;
@@ -126,7 +128,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
             s.amax = a.lines ? a.lines + (a.grouped ? p.first : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
-            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
+            gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
             __syncthreads();
         }
         if (a.columnwise.dtype != GMM_NONE) {
@@ -139,7 +141,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
             s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
             s.first_block = c0 * s.blocks_per_line + (width ? p.row / width : 0);
-            gmm__quant_side_all(&a, &s, gmm__quant_shared, square, codes);
+            gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
             __syncthreads();
         }
     }

@@ -6,7 +6,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
     const int64_t size = a.dst.dtype == GMM_F32 ? 4 : 2;
     int64_t item;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
-        const gmm__quant_place p = gmm__quant_where(a.grouped, a.tiles, a.offsets, a.units, a.rows, item / a.col_tiles);
+        const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
+                                                       item / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
@@ -21,7 +22,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
                 const float factor = gmm__qview_factor(&v, l0 + l, width ? (a0 + i) / width : 0, 1);
                 const float value = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l0 + l, a0 + i)),
                                                      factor);
-                gmm__dequant_shared[columnwise ? gmm__quant_at(i, l) : gmm__quant_at(l, i)] = value;
+                gmm__dequant_shared[columnwise ? gmm__quant_smem_index(i, l) : gmm__quant_smem_index(l, i)] = value;
             }
         __syncthreads();
         for (l = gmm__warp(); l < p.m; l += GMM__QUANT_WARPS) {
@@ -185,7 +186,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #undef GMM__BODY
 
 /* X(name, scaling): the kernels of body 13. */
-#define GMM__SWIFT_LIST(X) \
+#define GMM__VEC_CAST_LIST(X) \
     X(tensor, GMM_SCALING_TENSOR) \
     X(row, GMM_SCALING_ROW) \
     X(1x128, GMM_SCALING_1X128) \

@@ -2,7 +2,7 @@
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
-    int32_t swift;      /* at most that of the arguments */
+    int32_t vectorized;  /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 #define GMM__X(tag, scaling) \
@@ -11,7 +11,7 @@ typedef struct gmm_quantize_kernel {
     { GMM_F32, scaling, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_turned_bf16, (const void *)gmm_cast_nv16_turned_bf16 },
-    GMM__SWIFT_LIST(GMM__X)
+    GMM__VEC_CAST_LIST(GMM__X)
     GMM__X(mx32, GMM_SCALING_MX32)
     GMM__X(nv16, GMM_SCALING_NV16)
     { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
@@ -20,7 +20,7 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
 };
 #undef GMM__X
 
-static GMM__UNUSED dim3 gmm__swift_grid(int64_t across, int64_t down, int64_t most) {
+static GMM__UNUSED dim3 gmm__vec_grid(int64_t across, int64_t down, int64_t most) {
     const int64_t high = most / across < 65535 ? most / across : 65535, y = down < high ? down : high;
     return dim3((unsigned)across, (unsigned)(y < 1 ? 1 : y));
 }
@@ -32,21 +32,21 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
     const int apart = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
-    const int32_t cast_room = a->swift ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int32_t amax_room = a->swift ? 0 : GMM__QUANT_TILE;
+    const int32_t cast_room = a->vectorized ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t amax_room = a->vectorized ? 0 : GMM__QUANT_TILE;
     const int several = a->format.scaling == GMM_SCALING_NV16 ||
                         (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
-    const int64_t wide = several ? (int64_t)GMM__SWIFT_TILES : 1;
+    const int64_t wide = several ? (int64_t)GMM__VEC_TILES : 1;
     const int64_t items = strips * a->col_tiles;
     dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
-    if (a->swift) {
-        grid = gmm__swift_grid(a->col_tiles, strips, stream_most);
-        cast_grid = gmm__swift_grid((a->col_tiles + wide - 1) / wide, strips, stream_most);
+    if (a->vectorized) {
+        grid = gmm__vec_grid(a->col_tiles, strips, stream_most);
+        cast_grid = gmm__vec_grid((a->col_tiles + wide - 1) / wide, strips, stream_most);
     }
-    while (row->dtype != dtype || row->swift > a->swift ||
+    while (row->dtype != dtype || row->vectorized > a->vectorized ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
@@ -56,7 +56,7 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
         if (e == cudaSuccess)
             e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_room, stream);
     }
-    if (e == cudaSuccess && (!a->swift || !cast))
+    if (e == cudaSuccess && (!a->vectorized || !cast))
         e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(most < 64 ? most : 64)),
                              dim3(GMM__QUANT_BLOCK), params, 0, stream);
     params[0] = (void *)(uintptr_t)a;

@@ -10,7 +10,7 @@ enum {
     GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
-    GMM__TURN_PER_SM = 4
+    GMM__TRANSPOSE_PER_SM = 4
 };
 
 typedef struct gmm__quant_args {
@@ -23,16 +23,16 @@ typedef struct gmm__quant_args {
     const int64_t *offsets;           /* grouped: [units + 1] rows */
     const int32_t *tiles;             /* grouped: [units + 1] strips */
     gmm_groups groups;                /* read by the kernels themselves if `few` */
-    int32_t few;                      /* swift, at most 32 groups: offsets and tiles are not set */
+    int32_t warp_split;                 /* vectorized, at most 32 groups: offsets and tiles are not set */
     float *amax[2];                   /* [units]: of the rowwise and of the columnwise copy */
     float *lines, *columns;           /* amax by row and by column; NULL = not needed */
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    int32_t swift;                    /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 those turned, too */
-    int32_t record;                   /* swift and delayed: the casts raise the amaxes of the copies */
-    int32_t backward;                 /* swift: tiles from the last to the first, which the caches still hold */
-    int64_t step[3], scale_step[2];   /* swift: bytes from matrix to matrix of copies and source; of their scales */
+    int32_t vectorized;                /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 those turned, too */
+    int32_t record;                   /* vectorized and delayed: the casts raise the amaxes of the copies */
+    int32_t backward;                 /* vectorized: tiles from the last to the first, which the caches still hold */
+    int64_t step[3], scale_step[2];   /* vectorized: bytes from matrix to matrix of copies and source; of their scales */
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -58,14 +58,14 @@ typedef struct gmm__quant_tail_args {
 } gmm__quant_tail_args;
 
 /* A strip: its unit, first row within it, rows, and where the unit stands in the source and among padded rows. */
-typedef struct gmm__quant_place { int64_t unit, row, m, rows, first, start; } gmm__quant_place;
+typedef struct gmm__quant_strip { int64_t unit, row, m, rows, first, start; } gmm__quant_strip;
 
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
 }
-GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *tiles, const int64_t *offsets,
+GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t *tiles, const int64_t *offsets,
                                               int64_t units, int64_t rows, int64_t strip) {
-    gmm__quant_place p;
+    gmm__quant_strip p;
     if (grouped) {
         int32_t g = 0;
         gmm_find_group32(tiles, (int32_t)units, strip, &g);
@@ -85,14 +85,14 @@ GMM__DEVICE gmm__quant_place gmm__quant_where(int32_t grouped, const int32_t *ti
     return p;
 }
 GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction, int32_t grouped,
-                                       const gmm__quant_place *p, int64_t cols) {
+                                       const gmm__quant_strip *p, int64_t cols) {
     return gmm__qview_of(m, direction, grouped, p->unit, p->first, p->start, p->rows, cols);
 }
 
 /* Element (r, c) of a tile in shared memory. Columns are exchanged so that neither rows nor columns, four elements per
    lane, meet in a bank: lanes of a row begin with different ones of their four. */
-GMM__DEVICE int32_t gmm__quant_at(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
-GMM__DEVICE void gmm__quant_turn4(float v[4], int32_t by) {
+GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
+GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t by) {
     const float a = v[0], b = v[1];
     if (by & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
     if (by & 2) {
@@ -105,23 +105,23 @@ GMM__DEVICE void gmm__quant_put_row(float *x, int32_t r, const float from[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
     float v[4] = { from[0], from[1], from[2], from[3] };
     int32_t t;
-    gmm__quant_turn4(v, q);
+    gmm__quant_rotate4(v, q);
 #pragma unroll
-    for (t = 0; t < 4; t++) x[gmm__quant_at(r, 4 * lane + ((t + q) & 3))] = v[t];
+    for (t = 0; t < 4; t++) x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))] = v[t];
 }
 GMM__DEVICE void gmm__quant_get_row(const float *x, int32_t r, float v[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
     int32_t t;
 #pragma unroll
-    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_at(r, 4 * lane + ((t + q) & 3))];
-    gmm__quant_turn4(v, (4 - q) & 3);
+    for (t = 0; t < 4; t++) v[t] = x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))];
+    gmm__quant_rotate4(v, (4 - q) & 3);
 }
 /* Four rows of column c, transformed in runs of 16 if `hadamard`. */
 GMM__DEVICE void gmm__quant_get_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
 #pragma unroll
-    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_at(4 * lane + j, c)];
+    for (j = 0; j < 4; j++) v[j] = x[gmm__quant_smem_index(4 * lane + j, c)];
     if (!hadamard) return;
 #pragma unroll
     for (j = 0; j < 4; j++)
@@ -230,7 +230,7 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
 }
 
 /* One copy of one tile. */
-typedef struct gmm__quant_side {
+typedef struct gmm__quant_copy_tile {
     gmm__qview view;
     int64_t l0, a0;           /* of the tile, in lines and along them */
     int32_t lines, data;      /* lines that have values; elements along a line that are stored */
@@ -243,10 +243,10 @@ typedef struct gmm__quant_side {
     int64_t line_step, block_step; /* scales from line to line and from block to block, but for SWIZZLED */
     int64_t scale_lines;      /* with padding */
     int32_t used, end;        /* blocks of the tile that hold values, and with padding */
-} gmm__quant_side;
+} gmm__quant_copy_tile;
 
 /* What all lines of a side share. */
-GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling scaling, gmm__quant_side *s) {
+GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scaling scaling, gmm__quant_copy_tile *s) {
     const gmm_format *f = &a->format;
     const gmm__qview *v = &s->view;
     const int32_t width = gmm_block_along(scaling);
@@ -271,7 +271,7 @@ GMM__DEVICE void gmm__quant_side_begin(const gmm__quant_args *a, gmm_scaling sca
 
 /* Scale and codes of the four values of line l. `shared_amax` is that of a square tile's block; codes of copies in the
    source's order wait in `codes`. */
-GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side *s, int32_t l, const float v[4],
+GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy_tile *s, int32_t l, const float v[4],
                                  const uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
     const gmm_scaling scaling = f->scaling;
@@ -360,7 +360,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_side
 }
 
 /* All lines of one copy of a tile whose values stand in x. For all threads of a block at once. */
-GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *s, const float *x,
+GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant_copy_tile *s, const float *x,
                                      uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
     const gmm_scaling scaling = f->scaling;
@@ -368,7 +368,7 @@ GMM__DEVICE void gmm__quant_side_all(const gmm__quant_args *a, gmm__quant_side *
     const int32_t width = gmm_block_along(scaling), lane = gmm__lane();
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
     int32_t l, i;
-    gmm__quant_side_begin(a, scaling, s);
+    gmm__quant_copy_tile_begin(a, scaling, s);
     if (height > 1) {
         for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
         __syncthreads();

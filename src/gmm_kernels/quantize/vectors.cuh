@@ -6,10 +6,10 @@
    keep the order of the source, a lane has sixteen rows of sixteen bytes, so that sixteen lanes write whole lines of
    memory: half lines cost a fifth. */
 enum {
-    GMM__SWIFT_WARP_ROWS = 32, GMM__SWIFT_WARP_COLS = 64,
-    GMM__SWIFT_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
-    GMM__SWIFT_CODES = GMM_TILE * GMM__SWIFT_COLUMN + GMM_TILE / 8 * 16,
-    GMM__SWIFT_TILES = 2,                    /* of a strip, that a block of NV16 takes, or of MX32 from 16 bits */
+    GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
+    GMM__VEC_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
+    GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
+    GMM__VEC_TILES = 2,                    /* of a strip, that a block of NV16 takes, or of MX32 from 16 bits */
     GMM__NV_COLUMN = GMM_TILE / 2,
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
@@ -46,40 +46,40 @@ GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
 }
 GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
 /* The same where a NaN counts as more than all others. */
-GMM__DEVICE uint32_t gmm__word_top_bf16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t most, uint32_t w) {
     return gmm_max_nan_bf16x2(most, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_top_f16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t most, uint32_t w) {
     return gmm_max_nan_f16x2(most, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_top_f32(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t most, uint32_t w) {
     return gmm_max_nan_abs_f32(most, w);
 }
 
 /* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
    NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
-GMM__DEVICE uint32_t gmm__word_far_bf16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t most, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
     return gmm_max_xorsign_abs_bf16x2(most, w);
 #else
     return gmm__word_max_bf16(most & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_far_f16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t most, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
     return gmm_max_xorsign_abs_f16x2(most, w);
 #else
     return gmm__word_max_f16(most & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_far_f32(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t most, uint32_t w) {
     return gmm_max_abs_abs_f32(most, w);
 }
 
 /* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
    each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. Products are
    `capped` at 6, or none of them may be a NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__swift_signs(const float v[8]) {
+GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
                                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
     const uint32_t even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
@@ -87,40 +87,40 @@ GMM__DEVICE uint32_t gmm__swift_signs(const float v[8]) {
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
 /* |v by|; capped: 6 if it is more, or a NaN. */
-GMM__DEVICE float gmm__swift_product(float v, float by, int capped) {
+GMM__DEVICE float gmm__vec_product(float v, float by, int capped) {
     const float m = gmm_mul_abs_f32(v, by);
     return capped ? gmm_min_6_f32(m) : m;
 }
-GMM__DEVICE uint32_t gmm__swift_e2m1x8(const float v[8], float by, int capped) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float by, int capped) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        gmm_e2m1_candidates(gmm__swift_product(v[j], by, capped), &low, &middle, &high);
+        gmm_e2m1_candidates(gmm__vec_product(v[j], by, capped), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
     codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
-    return codes | gmm__swift_signs(v);
+    return codes | gmm__vec_signs(v);
 }
 /* The same by gmm_f32_to_e2m1_random, element j with byte j % 4 of word j / 4. A product rises by its share of a step
    and is cut: at 2^-126 times it, bits 22 and up are the code. */
-GMM__DEVICE uint32_t gmm__swift_e2m1x8_random(const float v[8], float by, const uint32_t random[2]) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float by, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
-        const float m = gmm__swift_product(v[j], by, 1);
+        const float m = gmm__vec_product(v[j], by, 1);
         /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
         const uint32_t bits = gmm_e2m1_add_share(m, share);
         codes = codes * 16 + (bits >> 22);
     }
-    return codes | gmm__swift_signs(v);
+    return codes | gmm__vec_signs(v);
 }
 /* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
-GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
+GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
     int32_t i;
 #pragma unroll
     for (i = 0; i < 8; i += 2) {
@@ -144,21 +144,22 @@ GMM__DEVICE void gmm__swift_turn(uint32_t w[8]) {
 }
 
 /* The strips of a call. All threads. */
-GMM__DEVICE gmm_warp_split gmm__swift_split(const gmm__quant_args *a) {
+GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
-    if (a->few) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 && blockIdx.y == 0);
+    if (a->warp_split) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
+                                                blockIdx.y == 0);
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
 /* Where strip `at` is, and the first column of the `tiles` that the block takes of it. */
-typedef struct gmm__swift_place { int32_t unit, row, m, rows, first, start; } gmm__swift_place;
-GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
+typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
+GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
                                               int32_t tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
     const int32_t strip = a->backward ? w->total - 1 - at : at;
-    gmm__swift_place p;
+    gmm__vec_strip p;
     *c0 = tile * tiles * GMM_TILE;
-    if (a->few) {
+    if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
         const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
@@ -169,7 +170,7 @@ GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gm
         p.row = (strip - before) * GMM_TILE;
         p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
     } else {
-        const gmm__quant_place w64 = gmm__quant_where(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        const gmm__quant_strip w64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
         p.unit = (int32_t)w64.unit;
         p.row = (int32_t)w64.row;
         p.m = (int32_t)w64.m;
@@ -179,22 +180,23 @@ GMM__DEVICE gmm__swift_place gmm__swift_where(const gmm__quant_args *a, const gm
     }
     return p;
 }
-GMM__DEVICE uint8_t *gmm__swift_base(const gmm_mat *m, int64_t step, int64_t unit) {
+GMM__DEVICE uint8_t *gmm__vec_data(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
 }
-GMM__DEVICE uint8_t *gmm__swift_scales(const gmm_mat *m, int64_t step, int64_t unit) {
+GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
 /* Codes of a row of a lane. */
-GMM__DEVICE void gmm__swift_put_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
+GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
     gmm_st_global_v2_b32(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
-GMM__DEVICE void gmm__swift_put_f16(uint8_t *to, int32_t e5m2, const float v[8]) { gmm__swift_put_bf16(to, e5m2, v); }
-GMM__DEVICE void gmm__swift_put_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
+GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *to, int32_t e5m2,
+                                          const float v[8]) { gmm__vec_store_codes_bf16(to, e5m2, v); }
+GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
     gmm_st_global_b32(to, gmm__quant_codes8(e5m2, v));
 }
 /* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
-GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
+GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse) {
     const float amax[2] = { first, second };
     uint32_t bytes = 0;
     int32_t i;
@@ -206,14 +208,14 @@ GMM__DEVICE uint32_t gmm__swift_mx2(float first, float second, float inverse) {
     return bytes;
 }
 /* gmm_e8m0_reciprocal of scale byte i of words. */
-GMM__DEVICE float gmm__swift_mx_factor(const uint32_t *four, int32_t i) {
+GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *four, int32_t i) {
     const uint32_t by = (254u - ((four[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
     return gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
 }
 
 /* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
    the tile begins with line `line` and block `block`, and a line has `along` scales. */
-GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+GMM__DEVICE void gmm__vec_store_scales4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
                                    int32_t l, int32_t quad, uint32_t four) {
     if (order == GMM_SCALES_SWIZZLED)
         to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
@@ -222,7 +224,7 @@ GMM__DEVICE void gmm__swift_scale4(uint8_t *to, gmm_scale_order order, int32_t l
 }
 
 /* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
-GMM__DEVICE uint32_t gmm__swift_nv4(const float amax[4], const float *encodes, int check) {
+GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encodes, int check) {
     float v[4], most = 0.0f;
     uint32_t four;
     int32_t i;
@@ -237,19 +239,19 @@ GMM__DEVICE uint32_t gmm__swift_nv4(const float amax[4], const float *encodes, i
     return check && !(most < 6.75f) ? four | 0x80u : four;
 }
 /* What the elements of block i of eight multiply by; words of four scale bytes. */
-GMM__DEVICE float gmm__swift_encode(const float *encodes, const uint32_t four[2], int32_t i) {
+GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t four[2], int32_t i) {
     return encodes[((i & 4 ? four[1] : four[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
 
 /* BF16: NaNs lose their signs. */
-GMM__DEVICE uint32_t gmm__swift_unsigned_nan(uint32_t w) {
+GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
     if ((w & 0x7FFFu) > 0x7F80u) w &= 0xFFFF7FFFu;
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
 /* BF16: signs of rows flipped by bits of `signs`. Then the words of a lane's 8 rows by 8 columns become 16 rows by 4
    columns: of the lanes of 16 rows the one above keeps its left columns, the one below its right ones. */
-GMM__DEVICE void gmm__swift_signed(uint32_t x[8][4], uint32_t signs) {
+GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++) {
@@ -258,7 +260,7 @@ GMM__DEVICE void gmm__swift_signed(uint32_t x[8][4], uint32_t signs) {
         for (k = 0; k < 4; k++) x[i][k] ^= flip;
     }
 }
-GMM__DEVICE void gmm__swift_take16(const uint32_t x[8][4], int32_t below, uint32_t to[16][2]) {
+GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t below, uint32_t to[16][2]) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++)
@@ -270,7 +272,7 @@ GMM__DEVICE void gmm__swift_take16(const uint32_t x[8][4], int32_t below, uint32
         }
 }
 /* Stages of strides 1 to `last` of a Hadamard transform of runs of 2 last values. */
-GMM__DEVICE void gmm__swift_stages(float *v, int32_t count, int32_t last) {
+GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last) {
     int32_t i, stride;
 #pragma unroll
     for (stride = 1; stride <= last; stride *= 2)
@@ -283,13 +285,13 @@ GMM__DEVICE void gmm__swift_stages(float *v, int32_t count, int32_t last) {
             }
 }
 /* Column j of four, transformed but for the signs, as words of two rows. NaNs lose their signs. */
-GMM__DEVICE void gmm__swift_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t to[8]) {
+GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t to[8]) {
     float v[16];
     int32_t i;
 #pragma unroll
     for (i = 0; i < 16; i++) v[i] = gmm__word_value_bf16(x[i], j);
     if (hadamard) {
-        gmm__swift_stages(v, 16, 8);
+        gmm__vec_hadamard_stages(v, 16, 8);
 #pragma unroll
         for (i = 0; i < 16; i++) v[i] = gmm__fmul(v[i], 0.25f);
     }
@@ -299,7 +301,7 @@ GMM__DEVICE void gmm__swift_column16(const uint32_t x[16][2], int32_t j, int32_t
 }
 /* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
    an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
-GMM__DEVICE uint32_t gmm__swift_hadamard_amax(const uint32_t x[8][4], int32_t below) {
+GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t below) {
     float most = 0.0f;
     uint32_t bits;
     int32_t i, k, half;
@@ -319,8 +321,8 @@ GMM__DEVICE uint32_t gmm__swift_hadamard_amax(const uint32_t x[8][4], int32_t be
                 a[i] = gmm__word_value_bf16(&mine[i], half);
                 b[i] = gmm__word_value_bf16(&got[i], half);
             }
-            gmm__swift_stages(a, 8, 4);
-            gmm__swift_stages(b, 8, 4);
+            gmm__vec_hadamard_stages(a, 8, 4);
+            gmm__vec_hadamard_stages(b, 8, 4);
 #pragma unroll
             for (i = 0; i < 8; i++)
                 most = gmm_max_sum_abs_f32(most, a[i], b[i]);

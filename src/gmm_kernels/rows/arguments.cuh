@@ -19,10 +19,11 @@ enum {
     GMM__ELEM_BLOCK = 128,   /* threads of a block */
     GMM__ELEM_WARPS = 4,     /* of them */
     GMM__ELEM_PER_SM = 16,   /* blocks that callers let launchers start per multiprocessor */
-    GMM__ELEM_STREAM = 128,  /* the same for kernels that stream rows: a grid in the order of addresses is faster than
+    GMM__ELEM_STREAM_PER_SM = 128,
+        /* the same for kernels that stream rows: a grid in the order of addresses is faster than
                                 one that stays, but blocks that find no row cost time as well */
     GMM__ELEM_SPAN = 256,    /* columns a warp handles at a time: 8 per lane */
-    GMM__ELEM_RUN = 128,     /* units a warp copies at a time: 4 per lane */
+    GMM__COPY_SPAN = 128,     /* units a warp copies at a time: 4 per lane */
     GMM__SUM_BLOCK = 1024,   /* threads of a block that has a multiprocessor for its sums */
     GMM__ELEM_ADDENDS = 256, /* matrices that one launch adds up: their addresses are kernel parameters */
     GMM__MAP_CHUNK = 1024,   /* slots whose ranks one warp counts */
@@ -142,8 +143,8 @@ typedef struct gmm__copy_args {
 
 /* What a call leaves its kernels: blocks of a grid at most, whether they may be launched early, and how many
    multiprocessors; 0 = all. */
-typedef struct gmm__room {
-    int64_t most;
-    int32_t early, limit;
-} gmm__room;
+typedef struct gmm__launch_limits {
+    int64_t max_ctas;
+    int32_t pdl, sm_limit;
+} gmm__launch_limits;
 

@@ -10,53 +10,54 @@
 #define GMM__WIDE(at_run_time) (GMM__FIXED == GMM_NONE ? (at_run_time) : GMM__FIXED == GMM_F32)
 
 /* Reads the gate and the linear part of the quads q, and dy if there is one. */
-GMM__DEVICE gmm__act_in GMM__NAME(gmm__act_fetch)(const gmm__act_args *a, int64_t row, const gmm__quads *q) {
+GMM__DEVICE gmm__act_in GMM__NAME(gmm__act_fetch)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q) {
     gmm__act_in in = GMM_ZERO;
-    gmm__quads at = *q;
+    gmm__lane_cols at = *q;
     int32_t i;
     if (a->dy.data) in.dy = gmm__load8(GMM__FIXED, &a->dy, row, q);
     if (a->layout == GMM__GLU_SPLIT) {
-        at.col[0] = gmm__act_column(q->col[0], a->interleave);
-        at.col[1] = gmm__act_column(q->col[1], a->interleave);
+        at.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
+        at.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
         in.a = gmm__load8(GMM__FIXED, &a->x, row, &at);
         if (!a->gated) return in;
-        at.col[0] += gmm__act_apart(a);
-        at.col[1] += gmm__act_apart(a);
+        at.col[0] += gmm__act_linear_offset(a);
+        at.col[1] += gmm__act_linear_offset(a);
         in.b = gmm__load8(GMM__FIXED, &a->x, row, &at);
     } else if (a->layout == GMM__GLU_PAIRS) {
-        at = gmm__quads_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
+        at = gmm__lane_cols_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
         in.a = gmm__load8(GMM__FIXED, &a->x, row, &at);
-        at = gmm__quads_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
+        at = gmm__lane_cols_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
         in.b = gmm__load8(GMM__FIXED, &a->x, row, &at);
     } else if (GMM__FIXED == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++) {
-            const int32_t col = gmm__act_column(q->col[i / 4] + i % 4, a->interleave);
-            if (i % 4 < q->n[i / 4]) gmm__gather(&a->x, row, col, i, &in.a);
-            if (i % 4 < q->n[i / 4]) gmm__gather(&a->x, row, col + gmm__act_apart(a), i, &in.b);
+            const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
+            if (i % 4 < q->n[i / 4]) gmm__load_element(&a->x, row, col, i, &in.a);
+            if (i % 4 < q->n[i / 4]) gmm__load_element(&a->x, row, col + gmm__act_linear_offset(a), i, &in.b);
         }
     }
     return in;
 }
 
 GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_in *in, float va[8], float vb[8]) {
-    if (a->layout == GMM__GLU_PAIRS) gmm__unpair(GMM__FIXED != GMM_NONE ? GMM__FIXED : a->x.dtype, &in->a, &in->b);
+    if (a->layout == GMM__GLU_PAIRS) gmm__deinterleave(GMM__FIXED != GMM_NONE ? GMM__FIXED : a->x.dtype, &in->a,
+                                                       &in->b);
     gmm__decode8(GMM__FIXED, &a->x, &in->a, va);
     gmm__decode8(GMM__FIXED, &a->x, &in->b, vb);
 }
 
 /* Writes the gradients of both inputs. */
-GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__quads *q,
+GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q,
                                                const float va[8], const float vb[8]) {
-    gmm__quads at = *q;
+    gmm__lane_cols at = *q;
     int32_t i, j;
     if (a->layout == GMM__GLU_SPLIT) {
-        at.col[0] = gmm__act_column(q->col[0], a->interleave);
-        at.col[1] = gmm__act_column(q->col[1], a->interleave);
+        at.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
+        at.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
         gmm__store8(GMM__FIXED, &a->dx, row, &at, va);
         if (!a->gated) return;
-        at.col[0] += gmm__act_apart(a);
-        at.col[1] += gmm__act_apart(a);
+        at.col[0] += gmm__act_linear_offset(a);
+        at.col[1] += gmm__act_linear_offset(a);
         gmm__store8(GMM__FIXED, &a->dx, row, &at, vb);
     } else if (a->layout == GMM__GLU_PAIRS) {
 #pragma unroll
@@ -64,16 +65,16 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
             float u[8];
 #pragma unroll
             for (i = 0; i < 8; i++) u[i] = i & 1 ? vb[4 * j + i / 2] : va[4 * j + i / 2];
-            at = gmm__quads_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
+            at = gmm__lane_cols_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
             if (q->n[j] > 0) gmm__store8(GMM__FIXED, &a->dx, row, &at, u);
         }
     } else if (GMM__FIXED == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++)
             if (i % 4 < q->n[i / 4]) {
-                const int32_t col = gmm__act_column(q->col[i / 4] + i % 4, a->interleave);
+                const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
                 gmm__put(&a->dx, row, col, va[i]);
-                gmm__put(&a->dx, row, col + gmm__act_apart(a), vb[i]);
+                gmm__put(&a->dx, row, col + gmm__act_linear_offset(a), vb[i]);
             }
     }
 }
@@ -86,18 +87,18 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
-    gmm__walk w = gmm__walk_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
-    for (; w.row < rows; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
         gmm__act_in in[2];
-        gmm__quads q[2];
-        gmm__walk at[2];
+        gmm__lane_cols q[2];
+        gmm__grid_loop at[2];
         float p[2];
         int32_t i, j;
         at[0] = w;
-        at[1] = gmm__walk_behind(w);
+        at[1] = gmm__grid_loop_following(w);
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++) {
-            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)at[j].part, at[j].row < rows ? a.ffn : 0);
+            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)at[j].part, at[j].row < rows ? a.ffn : 0);
             p[j] = 1.0f;
             if (q[j].n[0] > 0 && at[j].row < live) {
                 if (a.prob) p[j] = a.prob[at[j].row];
@@ -127,15 +128,15 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
     const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    const uint32_t team = a.dprob ? (uint32_t)gmm__act_team(a.ffn) : parts; /* warps of a row */
+    const uint32_t team = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps of a row */
     __shared__ float sums[GMM__ELEM_WARPS];
-    gmm__walk w = gmm__walk_begin(team, 1);
-    for (; w.row < rows; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin(team, 1);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
         const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
         float sum = 0.0f;
         uint32_t part;
         for (part = w.part; part < parts; part += team) {
-            const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
+            const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
             if (q.n[0] <= 0) continue;
@@ -178,7 +179,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    gmm__walk w = gmm__walk_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
+    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / GMM__ELEM_SPAN + 1, 1);
     float sum[8], p[4], next_p[4];
     int32_t row[4], next_row[4], i = 0, j, k;
 #pragma unroll
@@ -187,9 +188,9 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
     for (j = 0; j < GMM__BATCH; j++)
         next_row[j] = w.row < a.tokens ? gmm__slot_row(&a, w.row, j, &next_p[j]) : -1;
     while (w.row < a.tokens) {
-        const gmm__quads q = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)w.part, (int32_t)a.hidden);
+        const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)w.part, (int32_t)a.hidden);
         const uint32_t token = w.row;
-        gmm__eight r[4];
+        gmm__raw8 r[4];
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++) {
             row[j] = next_row[j];
@@ -199,7 +200,7 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
         i += GMM__BATCH;
         if (i >= a.topk) {
             i = 0;
-            gmm__walk_next(&w);
+            gmm__grid_loop_next(&w);
         }
 #pragma unroll
         for (j = 0; j < GMM__BATCH; j++)
@@ -225,18 +226,18 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
-    gmm__walk w = gmm__walk_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < rows; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
         const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const float p = slot >= 0 && a.probs ? a.probs[slot] : 1.0f;
-        gmm__eight r[2];
-        gmm__quads q[2];
+        gmm__raw8 r[2];
+        gmm__lane_cols q[2];
         int32_t j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(GMM__WIDE(a.wide), (int32_t)(2 * w.part) + j, (int32_t)a.hidden);
+            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)(2 * w.part) + j, (int32_t)a.hidden);
             if (slot >= 0 && q[j].n[0] > 0)
                 r[j] = gmm__load8(GMM__FIXED, &a.src, (uint32_t)slot / (uint32_t)a.topk, &q[j]);
         }
@@ -256,19 +257,19 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    gmm__walk w = gmm__walk_begin(a.topk, 1);
-    for (; w.row < a.tokens; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin(a.topk, 1);
+    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
         const int64_t slot = (int64_t)w.row * a.topk + w.part;
         const int32_t row = gmm__map_entry(a.row_of, slot, a.capacity, a.fault);
         float sum = 0.0f;
         int32_t part;
         for (part = 0; row >= 0; part += 2) {
-            gmm__eight r[2], s[2];
-            gmm__quads q[2];
+            gmm__raw8 r[2], s[2];
+            gmm__lane_cols q[2];
             int32_t j, k;
 #pragma unroll
             for (j = 0; j < 2; j++) {
-                q[j] = gmm__lane_quads(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
+                q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
                 if (q[j].n[0] > 0) r[j] = gmm__load8(GMM__FIXED, &a.src, w.row, &q[j]);
                 if (q[j].n[0] > 0) s[j] = gmm__load8(GMM__FIXED, &a.dst, row, &q[j]);
             }

@@ -8,46 +8,46 @@
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
 /* Four units per lane of one row, so that all loads come before the first store; src NULL gives zeros. */
-GMM__DEVICE void GMM__NAME(gmm__load_run)(const GMM__UNIT *src, int64_t run, int64_t units, GMM__UNIT v[4]) {
-    const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
+GMM__DEVICE void GMM__NAME(gmm__load_segment)(const GMM__UNIT *src, int64_t run, int64_t units, GMM__UNIT v[4]) {
+    const int64_t first = run * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
     memset(v, 0, 4 * sizeof *v);
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (src && first + 32 * j < units) v[j] = src[first + 32 * j];
 }
-GMM__DEVICE void GMM__NAME(gmm__store_run)(GMM__UNIT *dst, int64_t run, int64_t units, const GMM__UNIT v[4]) {
-    const int64_t first = run * GMM__ELEM_RUN + gmm__lane();
+GMM__DEVICE void GMM__NAME(gmm__store_segment)(GMM__UNIT *dst, int64_t run, int64_t units, const GMM__UNIT v[4]) {
+    const int64_t first = run * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (first + 32 * j < units) __stcs(dst + first + 32 * j, v[j]);
 }
-GMM__DEVICE void GMM__NAME(gmm__copy_run)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t run, int64_t units) {
+GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t run, int64_t units) {
     GMM__UNIT v[4];
-    GMM__NAME(gmm__load_run)(src, run, units, v);
-    GMM__NAME(gmm__store_run)(dst, run, units, v);
+    GMM__NAME(gmm__load_segment)(src, run, units, v);
+    GMM__NAME(gmm__store_segment)(dst, run, units, v);
 }
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
     gmm_pdl_wait();
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w))
-        GMM__NAME(gmm__copy_run)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w))
+        GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
                                     w.part, a.cols);
 }
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t live = gmm__live(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
     const int64_t rows = a.tail_zero ? a.capacity : live;
-    gmm__walk w = gmm__walk_begin((a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < rows; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
         const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
-        GMM__NAME(gmm__copy_run)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
+        GMM__NAME(gmm__copy_segment)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
         if (a.row_probs && w.part == 0 && gmm__lane() == 0) a.row_probs[w.row] = slot >= 0 ? a.probs[slot] : 0.0f;
     }
@@ -59,26 +59,27 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t runs = (a.hidden + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
+    const int64_t runs = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN,
+        stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
     const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits, as maps are int32 */
     int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, live = -1;
-    gmm__walk w = gmm__walk_begin(runs, 1);
-    for (; w.row < a.tokens; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin(runs, 1);
+    for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
         GMM__UNIT v[4];
         int32_t i;
-        GMM__NAME(gmm__load_run)(src + w.row * a.src.ld, w.part, a.hidden, v);
+        GMM__NAME(gmm__load_segment)(src + w.row * a.src.ld, w.part, a.hidden, v);
         for (i = 0; i < a.topk; i += 32) {
             const int32_t nth = i + gmm__lane(), slot = (int32_t)w.row * a.topk + nth;
             int32_t row = nth < a.topk ? a.row_of[slot] : -1;
             uint32_t rest;
-            if (live < 0) live = gmm__live(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
+            if (live < 0) live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
             if (row < 0 || row >= live || a.slot_of[row] != slot) row = -1;
             if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
             for (rest = __ballot_sync(0xFFFFFFFFu, row >= 0); rest; rest &= rest - 1) {
                 const int64_t to = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)rest) - 1);
-                GMM__NAME(gmm__store_run)(dst + to * a.dst.ld, w.part, a.hidden, v);
+                GMM__NAME(gmm__store_segment)(dst + to * a.dst.ld, w.part, a.hidden, v);
             }
         }
     }
@@ -86,7 +87,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
         const int64_t row = base + gmm__lane();
         int32_t slot, alone;
         uint32_t rest;
-        if (live < 0) live = gmm__live(a.sizes, a.experts, a.capacity, a.fault);
+        if (live < 0) live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault);
         slot = row < live ? gmm__map_entry(a.slot_of, row, slots, a.fault) : -1;
         alone = row < (a.tail_zero ? a.capacity : live) && (slot < 0 || a.row_of[slot] != row);
         if (alone && a.row_probs) a.row_probs[row] = slot >= 0 ? a.probs[slot] : 0.0f;
@@ -95,7 +96,8 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
             const int64_t token = (uint32_t)from / (uint32_t)a.topk;
             int64_t run;
             for (run = 0; run < runs; run++)
-                GMM__NAME(gmm__copy_run)(from >= 0 ? src + token * a.src.ld : NULL, dst + (base + lane) * a.dst.ld, run,
+                GMM__NAME(gmm__copy_segment)(from >= 0 ? src + token * a.src.ld : NULL,
+                                             dst + (base + lane) * a.dst.ld, run,
                                          a.hidden);
         }
     }
@@ -105,7 +107,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
     gmm_pdl_wait();
     const int64_t live = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : live;
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     if (blockIdx.x == 0) {
         int64_t g;
         for (g = threadIdx.x; a.sizes && g < a.groups; g += GMM__ELEM_BLOCK)
@@ -113,14 +115,14 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
         if (threadIdx.x == 0 && a.blocks[a.groups] * a.align > a.capacity)
             gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
     }
-    for (; w.row < rows; gmm__walk_next(&w)) {
+    for (; w.row < rows; gmm__grid_loop_next(&w)) {
         int64_t from = -1;
         if (w.row < live) {
             const int64_t g = gmm__pad_group(&a, w.row);
             from = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
             if (from >= gmm__pad_start(&a, g + 1, !a.pad)) from = -1;
         }
-        GMM__NAME(gmm__copy_run)(from >= 0 ? (const GMM__UNIT *)a.src.data + from * a.src.ld : NULL,
+        GMM__NAME(gmm__copy_segment)(from >= 0 ? (const GMM__UNIT *)a.src.data + from * a.src.ld : NULL,
                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
         if (a.dst_prob && w.part == 0 && gmm__lane() == 0) a.dst_prob[w.row] = from >= 0 ? a.src_prob[from] : 0.0f;
     }
@@ -129,32 +131,32 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
-    gmm__walk w = gmm__walk_begin((a.cols + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.count * 2 * a.ffn; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&w)) {
         const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
-        const int64_t from = gmm__glu_from(to, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
+        const int64_t from = gmm__glu_source(to, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
         const GMM__UNIT *src = a.src_table ? (const GMM__UNIT *)a.src_table[g]
                                            : (const GMM__UNIT *)a.src.data + g * a.src_stride;
         GMM__UNIT *dst = a.dst_table ? (GMM__UNIT *)a.dst_table[g] : (GMM__UNIT *)a.dst.data + g * a.dst_stride;
-        GMM__NAME(gmm__copy_run)(src + from * a.src.ld, dst + to * a.dst.ld, w.part, a.cols);
+        GMM__NAME(gmm__copy_segment)(src + from * a.src.ld, dst + to * a.dst.ld, w.part, a.cols);
     }
 }
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
-    gmm__walk w = gmm__walk_begin((2 * a.ffn + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN, 1);
-    for (; w.row < a.count; gmm__walk_next(&w)) {
+    gmm__grid_loop w = gmm__grid_loop_begin((2 * a.ffn + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
+    for (; w.row < a.count; gmm__grid_loop_next(&w)) {
         const GMM__UNIT *src = (const GMM__UNIT *)a.src.data + w.row * a.src.ld;
         GMM__UNIT *dst = (GMM__UNIT *)a.dst.data + w.row * a.dst.ld;
-        const int64_t first = w.part * GMM__ELEM_RUN + gmm__lane();
+        const int64_t first = w.part * GMM__COPY_SPAN + gmm__lane();
         GMM__UNIT v[4];
         int32_t j;
         memset(v, 0, sizeof v);
 #pragma unroll
         for (j = 0; j < 4; j++)
             if (first + 32 * j < 2 * a.ffn)
-                v[j] = src[gmm__glu_from((uint32_t)first + 32u * j, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse)];
+                v[j] = src[gmm__glu_source((uint32_t)first + 32u * j, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse)];
 #pragma unroll
         for (j = 0; j < 4; j++)
             if (first + 32 * j < 2 * a.ffn) dst[first + 32 * j] = v[j];

@@ -18,10 +18,10 @@ GMM__DEVICE void gmm__put(const gmm__view *m, int64_t row, int64_t col, float v)
 /* The eight columns of a lane: two quads of neighbours, of which n count (which may be below 0). In 16-bit rows the
    quads are neighbours too, so that one access takes both. In fp32 rows each quad follows the one of the lane before,
    so that the accesses of a warp leave no gaps: memory is slow to write half a sector. */
-typedef struct gmm__quads { int32_t col[2], n[2]; } gmm__quads;
+typedef struct gmm__lane_cols { int32_t col[2], n[2]; } gmm__lane_cols;
 
-GMM__DEVICE gmm__quads gmm__quads_at(int32_t first, int32_t second, int32_t cols) {
-    gmm__quads q;
+GMM__DEVICE gmm__lane_cols gmm__lane_cols_at(int32_t first, int32_t second, int32_t cols) {
+    gmm__lane_cols q;
     q.col[0] = first;
     q.col[1] = second;
     q.n[0] = min(cols - first, 4);
@@ -29,28 +29,28 @@ GMM__DEVICE gmm__quads gmm__quads_at(int32_t first, int32_t second, int32_t cols
     return q;
 }
 /* Those of this lane in part `part` of a row of `cols` columns; wide: as in fp32 rows. */
-GMM__DEVICE gmm__quads gmm__lane_quads(int wide, int32_t part, int32_t cols) {
+GMM__DEVICE gmm__lane_cols gmm__lane_cols_of(int wide, int32_t part, int32_t cols) {
     const int32_t first = part * GMM__ELEM_SPAN + gmm__lane() * (wide ? 4 : 8);
-    return gmm__quads_at(first, first + (wide ? 128 : 4), cols);
+    return gmm__lane_cols_at(first, first + (wide ? 128 : 4), cols);
 }
 
 /* Eight elements as they stand in memory; 16-bit elements fill the first four words. Loading and decoding are apart so
    that a kernel can have several loads under way. Elements that do not count read as 0 and are not written. `fixed` is
    the dtype of the table's row. */
-typedef struct gmm__eight { uint32_t w[8]; } gmm__eight;
+typedef struct gmm__raw8 { uint32_t w[8]; } gmm__raw8;
 
 /* How the quads of a matrix are accessed: 2 both at once, 1 one by one, of which the second may be absent, 0 element by
    element. */
-GMM__DEVICE int gmm__access(gmm_dtype fixed, const gmm__view *m, const gmm__quads *q) {
+GMM__DEVICE int gmm__vector_access(gmm_dtype fixed, const gmm__view *m, const gmm__lane_cols *q) {
     if (fixed != GMM_NONE) return fixed == GMM_F32 ? 1 : 2;
     if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
     return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
 }
 
-GMM__DEVICE gmm__eight gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q) {
+GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__lane_cols *q) {
     const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__access(fixed, m, q);
-    gmm__eight r = GMM_ZERO;
+    const int access = gmm__vector_access(fixed, m, q);
+    gmm__raw8 r = GMM_ZERO;
     int32_t i, j;
     if (dtype == GMM_F32) {
         const uint32_t *p = (const uint32_t *)m->data + row * m->ld;
@@ -84,7 +84,7 @@ GMM__DEVICE gmm__eight gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t r
     return r;
 }
 
-GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__eight *r, float v[8]) {
+GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__raw8 *r, float v[8]) {
     const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
     int32_t i;
     if (dtype == GMM_F32) {
@@ -99,9 +99,10 @@ GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__ei
     }
 }
 
-GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__quads *q, const float v[8]) {
+GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__lane_cols *q,
+                             const float v[8]) {
     const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__access(fixed, m, q);
+    const int access = gmm__vector_access(fixed, m, q);
     int32_t i, j;
     if (dtype == GMM_F32) {
         float *p = (float *)m->data + row * m->ld;

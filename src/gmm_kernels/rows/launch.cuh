@@ -1,20 +1,22 @@
 /* .................................................................................................... Launchers ... */
 
-/* Grids have room.most blocks at most, and kernels loop. Results do not depend on it. Every kernel calls gmm_pdl_wait.
-   */
-static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__room room, int32_t threads,
+/* Grids have limits.max_ctas blocks at most, and kernels loop. Results do not depend on it. Every kernel calls
+   gmm_pdl_wait. */
+static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
+                                             int32_t threads,
                                              size_t shared, const void *args, cudaStream_t stream) {
-    if (blocks > room.most) blocks = room.most;
+    if (blocks > limits.max_ctas) blocks = limits.max_ctas;
     if (blocks < 1) blocks = 1;
-    return gmm_launch_pdl(kernel, room.early, (unsigned)blocks, (unsigned)threads, shared, args, stream);
+    return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, args, stream);
 }
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */
-static GMM__UNUSED cudaError_t gmm__k_launch_walk(const void *kernel, int64_t rows, int64_t parts, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t rows, int64_t parts,
+                                                  gmm__launch_limits limits,
                                                   const void *args, cudaStream_t stream) {
     if (rows <= 0 || parts <= 0) return cudaSuccess;
     if (rows > INT32_MAX || parts > INT32_MAX) return cudaErrorInvalidValue;
-    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, room, GMM__ELEM_BLOCK, 0, args, stream);
+    return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, limits, GMM__ELEM_BLOCK, 0, args, stream);
 }
 
 /* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
@@ -82,7 +84,7 @@ static GMM__UNUSED uintptr_t gmm__k_bits(const gmm__view *m) {
     return (uintptr_t)m->data | (uintptr_t)(m->ld * gmm__k_bytes(m->dtype));
 }
 static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
-static GMM__UNUSED int64_t gmm__k_runs(int64_t units) { return (units + GMM__ELEM_RUN - 1) / GMM__ELEM_RUN; }
+static GMM__UNUSED int64_t gmm__k_copy_spans(int64_t units) { return (units + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN; }
 
 static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
     a->layout = !a->gated || a->interleave % 8 == 0 ? GMM__GLU_SPLIT
@@ -90,7 +92,8 @@ static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
                                                     : GMM__GLU_ELEMENT;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* of a warp */
@@ -99,11 +102,12 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__ro
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
-    return gmm__k_launch_walk(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), room, &a,
+    return gmm__k_launch_rows(gmm__k_pick_act_fwd(dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn), limits, &a,
                               stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     gmm__k_act_layout(&a);
@@ -111,8 +115,9 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__ro
     dtype = gmm__k_common(gmm__k_common(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
-    return gmm__k_launch_walk(gmm__k_pick_act_bwd(dtype), a.rows,
-                              a.dprob ? (int64_t)gmm__act_team(a.ffn) : gmm__k_parts(a.ffn), room, &a, stream);
+    return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
+                              a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
+                                  stream);
 }
 
 /* Warps per block and blocks of the routing kernels; *shared is 0 where the arrays need `scratch`. */
@@ -144,7 +149,8 @@ static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts)
     return (size_t)all * (size_t)(experts + (int64_t)1) * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
@@ -154,8 +160,8 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm_
     if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
     if (status == cudaSuccess && a.tokens > 0) {
         const int64_t tasks = a.sums ? rows : a.tokens;
-        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, room.most),
-                               room, warps * 32, shared, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, limits.max_ctas),
+                               limits, warps * 32, shared, &a, stream);
     }
     if (a.tokens == 0) a.sums = NULL;
     while (status == cudaSuccess && a.sums && rows > 1) {
@@ -165,22 +171,24 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm_
         fold.rows = rows;
         fold.cols = a.experts + (int64_t)1;
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), room,
+        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), limits,
                                GMM__ELEM_BLOCK, 0, &fold, stream);
         a.sums = fold.out;
     }
     if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss))
-        status = gmm__k_launch((const void *)gmm_route_finish, 1, room, 32, 0, &a, stream);
+        status = gmm__k_launch((const void *)gmm_route_finish, 1, limits, 32, 0, &a, stream);
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
     const int32_t warps = gmm__route_warps(a.experts, &shared);
     if (a.tokens == 0) return cudaSuccess;
     if (shared) a.scratch = NULL;
-    return gmm__k_launch((const void *)gmm_route_gradient, gmm__route_blocks(a.tokens, warps, shared, room.most), room,
+    return gmm__k_launch((const void *)gmm_route_gradient,
+                         gmm__route_blocks(a.tokens, warps, shared, limits.max_ctas), limits,
                          warps * 32, shared, &a, stream);
 }
 
@@ -188,7 +196,8 @@ static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) 
     return (size_t)((slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK) * (size_t)experts * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
     const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
     const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     cudaError_t status = cudaSuccess;
@@ -196,15 +205,15 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__r
     if (status == cudaSuccess && !shared && chunks > 0)
         status = cudaMemsetAsync(a->counts, 0, gmm__map_counts_bytes(a->slots, a->experts), stream);
     if (status == cudaSuccess && chunks > 0)
-        status = gmm__k_launch((const void *)gmm_permute_count, chunks, room, GMM__ELEM_BLOCK, shared, a,
+        status = gmm__k_launch((const void *)gmm_permute_count, chunks, limits, GMM__ELEM_BLOCK, shared, a,
                                stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, room,
+        status = gmm__k_launch((const void *)gmm_permute_scan, (a->experts - 1) / GMM__ELEM_WARPS + 1, limits,
                                GMM__ELEM_BLOCK, 0, a, stream);
     if (status == cudaSuccess)
-        status = gmm__k_launch((const void *)gmm_permute_starts, 1, room, 32, 0, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_starts, 1, limits, 32, 0, a, stream);
     if (status == cudaSuccess && chunks > 0 && (a->row_of || a->slot_of))
-        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, room, 32, shared, a, stream);
+        status = gmm__k_launch((const void *)gmm_permute_assign, chunks, limits, 32, shared, a, stream);
     return status;
 }
 
@@ -220,16 +229,17 @@ static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t 
 }
 
 /* dst[r] = src[token of r]; row_probs. With row_of, tokens are read once; with one expert per token they are anyway. */
-static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__launch_limits limits,
+                                                   cudaStream_t stream) {
     gmm__permute_args a = *args;
     const uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.hidden);
     const int tokens = a.row_of && a.topk > 1;
     int64_t bytes, rows = a.capacity, runs;
     const void *kernel = tokens ? gmm__k_pick_permute_tokens(bits, &bytes) : gmm__k_pick_permute_rows(bits, &bytes);
     gmm__k_in_units(&a.src, &a.dst, &a.hidden, bytes);
-    runs = gmm__k_runs(a.hidden);
+    runs = gmm__k_copy_spans(a.hidden);
     if (tokens) rows = a.tokens > a.capacity / 32 / runs ? a.tokens : a.capacity / 32 / runs + 1;
-    return gmm__k_launch_walk(kernel, a.capacity > 0 ? rows : 0, runs, room, &a, stream);
+    return gmm__k_launch_rows(kernel, a.capacity > 0 ? rows : 0, runs, limits, &a, stream);
 }
 
 /* Row of the precision table, and which columns a lane takes. */
@@ -239,49 +249,52 @@ static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
 }
 
 /* dst[t] = sum over slots of (probs) src[row]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_fwd(const gmm__permute_args *args, gmm__launch_limits limits,
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), room, &a, stream);
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_fwd(dtype), a.tokens, gmm__k_parts(a.hidden), limits, &a, stream);
 }
 
 /* dst[r] = (probs) src[token of r]. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_bwd(const gmm__permute_args *args, gmm__launch_limits limits,
                                                     cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, room, &a,
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_bwd(dtype), a.capacity, (gmm__k_parts(a.hidden) + 1) / 2, limits,
+                              &a,
                               stream);
 }
 
 /* dprobs[slot] = src[token] . dst[row]; both are read. */
-static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_unpermute_dots(const gmm__permute_args *args, gmm__launch_limits limits,
                                                      cudaStream_t stream) {
     gmm__permute_args a = *args;
     const gmm_dtype dtype = gmm__k_precision(&a);
-    return gmm__k_launch_walk(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, room, &a, stream);
+    return gmm__k_launch_rows(gmm__k_pick_unpermute_dots(dtype), a.tokens, a.topk, limits, &a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, gmm__launch_limits limits,
+                                                   cudaStream_t stream) {
     const int64_t slots = a->tokens * a->topk;
     if (slots == 0) return cudaSuccess;
     return gmm__k_launch((const void *)gmm_gather_probs, (slots + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK,
-                         room, GMM__ELEM_BLOCK, 0, a, stream);
+                         limits, GMM__ELEM_BLOCK, 0, a, stream);
 }
 
 /* Row j of group g of dst is row j of group g of src, or zeros where src has no such row. */
-static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch_limits limits, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
     const void *kernel = gmm__k_pick_pad(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
     gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
     /* without rows there still are sizes and faults */
-    return gmm__k_launch_walk(kernel, a.rows > 0 ? a.rows : 1, gmm__k_runs(a.cols), room, &a, stream);
+    return gmm__k_launch_rows(kernel, a.rows > 0 ? a.rows : 1, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
 /* The 2 ffn rows of each of `count` matrices move. Tables: elements of device tables are aligned to the dtype only. */
-static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.cols);
@@ -295,11 +308,12 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__r
     gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
     a.src_stride = a.src_stride * size / bytes;
     a.dst_stride = a.dst_stride * size / bytes;
-    return gmm__k_launch_walk(kernel, a.count * 2 * a.ffn, gmm__k_runs(a.cols), room, &a, stream);
+    return gmm__k_launch_rows(kernel, a.count * 2 * a.ffn, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
 /* The 2 ffn columns of one matrix of `count` rows move. */
-static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
@@ -307,7 +321,7 @@ static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm
     if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
     a.ffn = a.ffn * size / bytes;
     gmm__k_in_units(&a.src, &a.dst, &a.block, bytes);
-    return gmm__k_launch_walk(kernel, a.count, gmm__k_runs(2 * a.ffn), room, &a, stream);
+    return gmm__k_launch_rows(kernel, a.count, gmm__k_copy_spans(2 * a.ffn), limits, &a, stream);
 }
 
 /* A matrix without gaps is one long row. */
@@ -325,25 +339,26 @@ static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {
     return (char *)m->data + col * gmm__k_bytes(m->dtype);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, gmm__room room,
+static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *args, gmm__launch_limits limits,
                                                  cudaStream_t stream) {
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t left;
     int32_t j, beside;
     gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
-    beside = room.limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
+    beside = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
              a.y.dtype == GMM_F32 && (a.x.dtype == GMM_F32 || a.x.dtype == GMM_BF16);
-    if (beside && room.most > room.limit) room.most = room.limit;
+    if (beside && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
     for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
         if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
         if (a.cols > left) a.cols = left;
         if (beside)
-            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_beside_f32
-                                                        : (const void *)gmm_accumulate_beside_bf16,
-                                   (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, room, GMM__SUM_BLOCK, 0, &a, stream);
+            status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_few_sms_f32
+                                                        : (const void *)gmm_accumulate_few_sms_bf16,
+                                   (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, limits, GMM__SUM_BLOCK, 0, &a, stream);
         else
-            status = gmm__k_launch_walk((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room,
+            status = gmm__k_launch_rows((const void *)gmm_accumulate_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2,
+                                        limits,
                                         &a, stream);
         for (j = 0; j < a.count; j++) a.addends[j] += a.cols * gmm__k_bytes(a.x.dtype);
         a.y.data = gmm__k_column(&a.y, a.cols);
@@ -352,7 +367,8 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
     return status;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm__room room, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm__launch_limits limits,
+                                              cudaStream_t stream) {
     gmm__convert_args a = *args;
     cudaError_t status = cudaSuccess;
     int64_t left;
@@ -368,12 +384,12 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
         copy.cols = a.cols;
         copy.src_ld = a.src.ld;
         copy.dst_ld = a.dst.ld;
-        return gmm__k_launch_walk(kernel, a.rows, gmm__k_runs(a.cols), room, &copy, stream);
+        return gmm__k_launch_rows(kernel, a.rows, gmm__k_copy_spans(a.cols), limits, &copy, stream);
     }
     for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
         if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
         if (a.cols > left) a.cols = left;
-        status = gmm__k_launch_walk((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, room, &a,
+        status = gmm__k_launch_rows((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, limits, &a,
                                     stream);
         a.src.data = gmm__k_column(&a.src, a.cols);
         a.dst.data = gmm__k_column(&a.dst, a.cols);

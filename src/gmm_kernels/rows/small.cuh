@@ -4,15 +4,15 @@
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
-    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w)) {
-        gmm__eight r[2];
-        gmm__quads q[2];
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+        gmm__raw8 r[2];
+        gmm__lane_cols q[2];
         float sum[2][8], v[8];
         int32_t i, j, k;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
+            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
             if (a.start.data && q[j].n[0] > 0) {
                 r[j] = gmm__load8(GMM_NONE, &a.start, w.row, &q[j]);
                 gmm__decode8(GMM_F32, &a.start, &r[j], sum[j]);
@@ -67,7 +67,7 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
 }
 /* The same sum for one row of whole vectors, F32 or BF16 into F32, by few blocks: each takes a multiprocessor and has
    enough under way for it, so that a GEMM beside it keeps those that it has. */
-GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a) {
+GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
     const int quads = wide ? 1 : 2; /* of y that a thread has at a time */
     const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
     int64_t at;
@@ -97,28 +97,28 @@ GMM__DEVICE void gmm__accumulate_beside(int wide, const gmm__accumulate_args *a)
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_beside_f32(const __grid_constant__ gmm__accumulate_args a) {
+gmm_accumulate_few_sms_f32(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
-    gmm__accumulate_beside(1, &a);
+    gmm__accumulate_few_sms(1, &a);
 }
 GMM__KERNEL __launch_bounds__(GMM__SUM_BLOCK, 1)
-gmm_accumulate_beside_bf16(const __grid_constant__ gmm__accumulate_args a) {
+gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
-    gmm__accumulate_beside(0, &a);
+    gmm__accumulate_few_sms(0, &a);
 }
 
 /* dst = src in another float dtype. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
     gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
-    gmm__walk w = gmm__walk_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
-    for (; w.row < a.rows; gmm__walk_next(&w)) {
-        gmm__eight x[2];
-        gmm__quads q[2];
+    gmm__grid_loop w = gmm__grid_loop_begin((a.cols - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
+    for (; w.row < a.rows; gmm__grid_loop_next(&w)) {
+        gmm__raw8 x[2];
+        gmm__lane_cols q[2];
         int32_t j;
 #pragma unroll
         for (j = 0; j < 2; j++) {
-            q[j] = gmm__lane_quads(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
+            q[j] = gmm__lane_cols_of(wide, (int32_t)(2 * w.part) + j, (int32_t)a.cols);
             if (q[j].n[0] > 0) x[j] = gmm__load8(GMM_NONE, &a.src, w.row, &q[j]);
         }
 #pragma unroll

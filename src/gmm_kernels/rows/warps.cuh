@@ -25,25 +25,25 @@ GMM__DEVICE int64_t gmm__warp_scan(int64_t v) { /* inclusive */
 
 /* The tasks of a warp: parts of rows, in their order dealt round robin to all warps of the grid. Rows and parts fit 31
    bits, and so do the tasks that a grid holds; launchers see to it. */
-typedef struct gmm__walk { uint32_t row, part, parts, step; } gmm__walk;
+typedef struct gmm__grid_loop { uint32_t row, part, parts, step; } gmm__grid_loop;
 
-GMM__DEVICE void gmm__walk_by(gmm__walk *w, uint32_t tasks) {
+GMM__DEVICE void gmm__grid_loop_advance(gmm__grid_loop *w, uint32_t tasks) {
     const uint32_t part = w->part + tasks, rows = part / w->parts;
     w->row += rows;
     w->part = part - rows * w->parts;
 }
 /* A warp takes `each` tasks after one another. */
-GMM__DEVICE gmm__walk gmm__walk_begin(int64_t parts, uint32_t each) {
-    gmm__walk w;
+GMM__DEVICE gmm__grid_loop gmm__grid_loop_begin(int64_t parts, uint32_t each) {
+    gmm__grid_loop w;
     w.row = w.part = 0;
     w.parts = (uint32_t)parts;
     w.step = gridDim.x * GMM__ELEM_WARPS * each;
-    gmm__walk_by(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * each);
+    gmm__grid_loop_advance(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * each);
     return w;
 }
-GMM__DEVICE void gmm__walk_next(gmm__walk *w) { gmm__walk_by(w, w->step); }
+GMM__DEVICE void gmm__grid_loop_next(gmm__grid_loop *w) { gmm__grid_loop_advance(w, w->step); }
 /* The task behind the present one. */
-GMM__DEVICE gmm__walk gmm__walk_behind(gmm__walk w) {
+GMM__DEVICE gmm__grid_loop gmm__grid_loop_following(gmm__grid_loop w) {
     if (++w.part < w.parts) return w;
     w.part = 0;
     w.row++;
@@ -55,7 +55,7 @@ GMM__DEVICE void gmm__fault(uint32_t *word, uint32_t bits) {
 }
 
 /* Rows in use according to expert sizes, by the rule of gmm_split_end; for a whole warp. */
-GMM__DEVICE int64_t gmm__live(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
+GMM__DEVICE int64_t gmm__live_rows(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
     const int first = blockIdx.x == 0 && gmm__warp() == 0; /* one warp tells the faults */
     int64_t sum = 0;
     int32_t e;

@@ -181,17 +181,17 @@ GMM__DEVICE void gmm_st_shared_v2_f32(uint32_t smem, float a, float b) {
 GMM__DEVICE void gmm_st_shared_u32(uint32_t smem, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem), "r"(v) : "memory");
 }
-GMM__DEVICE void gmm_st_global_b32(void *to, uint32_t a) {
-    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(to)), "r"(a) : "memory");
+GMM__DEVICE void gmm_st_global_b32(void *dst, uint32_t a) {
+    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(dst)), "r"(a) : "memory");
 }
-GMM__DEVICE void gmm_st_global_v2_b32(void *to, uint32_t a, uint32_t b) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
+GMM__DEVICE void gmm_st_global_v2_b32(void *dst, uint32_t a, uint32_t b) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(dst)), "r"(a), "r"(b) : "memory");
 }
-GMM__DEVICE void gmm_st_global_v4_b32(void *to, uint4 v) {
+GMM__DEVICE void gmm_st_global_v4_b32(void *dst, uint4 v) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                 : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+                 : : "l"(__cvta_generic_to_global(dst)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-GMM__DEVICE void gmm_prefetch_global_l2(const void *at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
+GMM__DEVICE void gmm_prefetch_global_l2(const void *address) { asm volatile("prefetch.global.L2 [%0];" : : "l"(address)); }
 
 /* --- four 8 x 8 blocks of 16-bit elements, one row address per lane; _trans transposes each block --- */
 GMM__DEVICE void gmm_ldmatrix_x4(uint32_t r[4], uint32_t smem) {
@@ -211,10 +211,10 @@ GMM__DEVICE void gmm_stmatrix_x4_trans(uint32_t smem, uint32_t a, uint32_t b, ui
                  : : "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 /* The same if `wanted`, which is equal in all lanes of the warp. */
-GMM__DEVICE void gmm_stmatrix_x4_trans_if(int wanted, uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+GMM__DEVICE void gmm_stmatrix_x4_trans_if(int enabled, uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %0, 0;\n"
                  " @p stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%1], {%2, %3, %4, %5};\n}"
-                 : : "r"(wanted), "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+                 : : "r"(enabled), "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 /* --- mma.sync: d += the product of a 16 x 16 and a 16 x 8 block, spread over the warp --- */
@@ -230,12 +230,12 @@ GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b)
 }
 
 /* --- cp.async: global to shared memory --- */
-GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(from));
+GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(src));
 }
 /* The first `bytes` of 16 or of 4 are read, the others become 0. `global`: an address of the global space. */
-GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(from), "r"(bytes));
+GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
 }
 GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(smem), "l"(global), "r"(bytes) : "memory");
@@ -331,9 +331,9 @@ GMM__DEVICE uint16_t gmm_cvt_e5m2x2(float high, float low) {
     return r;
 }
 /* Four E4M3 codes as two pairs of f16. */
-GMM__DEVICE void gmm_cvt_f16x2_e4m3x2(uint32_t codes, uint32_t to[2]) {
+GMM__DEVICE void gmm_cvt_f16x2_e4m3x2(uint32_t codes, uint32_t dst[2]) {
     asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
-        "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(to[0]), "=r"(to[1]) : "r"(codes));
+        "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(dst[0]), "=r"(dst[1]) : "r"(codes));
 }
 #endif
 
@@ -406,10 +406,10 @@ GMM__DEVICE uint32_t gmm_max_abs_abs_f32(uint32_t a, uint32_t b) {
     return a;
 }
 /* max(most, |a| + |b|) */
-GMM__DEVICE float gmm_max_sum_abs_f32(float most, float a, float b) {
+GMM__DEVICE float gmm_max_sum_abs_f32(float maximum, float a, float b) {
     asm("{\n.reg .f32 s, t;\nabs.f32 s, %1;\nabs.f32 t, %2;\nadd.rn.f32 s, s, t;\nmax.f32 %0, %0, s;\n}"
-        : "+f"(most) : "f"(a), "f"(b));
-    return most;
+        : "+f"(maximum) : "f"(a), "f"(b));
+    return maximum;
 }
 
 /* --- E2M1 codes from magnitudes --- */
@@ -432,12 +432,12 @@ GMM__DEVICE void gmm_e2m1_candidates(float m, uint32_t *low, uint32_t *middle, u
         : "=r"(*low), "=r"(*middle), "=r"(*high) : "f"(m));
 }
 /* m plus `share` of its step, times 2^-126 and cut: the code stands from bit 22 on */
-GMM__DEVICE uint32_t gmm_e2m1_add_share(float m, float share) {
+GMM__DEVICE uint32_t gmm_e2m1_add_fraction(float m, float fraction) {
     uint32_t bits;
     asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
         "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
         "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
-        : "=r"(bits) : "f"(m), "f"(share));
+        : "=r"(bits) : "f"(m), "f"(fraction));
     return bits;
 }
 /* A matrix per group as kernels address it: group g starts at table[g], or at data + g stride. */
@@ -449,7 +449,7 @@ typedef struct gmm_kmat {
     gmm_dtype dtype;    /* GMM_NONE = absent */
 } gmm_kmat;
 
-GMM__DEVICE char *gmm_kmat_at(const gmm_kmat *m, int64_t g) {
+GMM__DEVICE char *gmm_kmat_data(const gmm_kmat *m, int64_t g) {
     return m->table ? (char *)m->table[g] : (char *)m->data + g * m->stride;
 }
 GMM__DEVICE int gmm_kmat_size(const gmm_kmat *m) { return m->dtype == GMM_F32 ? 4 : 2; }
@@ -466,55 +466,55 @@ GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
 
 /* Up to 4 elements in a row; `count` may be more than 4, or 0 and less. Missing ones read as 0. `whole` says that 4
    elements may be moved at once. */
-GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *from, int count, int whole, float v[4]) {
+GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *src, int count, int vec4, float v[4]) {
     uint16_t h[4] = { 0, 0, 0, 0 };
     int i;
     if (dtype == GMM_F32) {
         float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (whole && count >= 4) f = *(const float4 *)from;
+        if (vec4 && count >= 4) f = *(const float4 *)src;
         else {
-            if (count > 0) f.x = ((const float *)from)[0];
-            if (count > 1) f.y = ((const float *)from)[1];
-            if (count > 2) f.z = ((const float *)from)[2];
-            if (count > 3) f.w = ((const float *)from)[3];
+            if (count > 0) f.x = ((const float *)src)[0];
+            if (count > 1) f.y = ((const float *)src)[1];
+            if (count > 2) f.z = ((const float *)src)[2];
+            if (count > 3) f.w = ((const float *)src)[3];
         }
         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
         return;
     }
-    if (whole && count >= 4) {
-        const uint2 u = *(const uint2 *)from;
+    if (vec4 && count >= 4) {
+        const uint2 u = *(const uint2 *)src;
         h[0] = (uint16_t)u.x; h[1] = (uint16_t)(u.x >> 16); h[2] = (uint16_t)u.y; h[3] = (uint16_t)(u.y >> 16);
     } else {
 #pragma unroll
         for (i = 0; i < 4; i++)
-            if (i < count) h[i] = ((const uint16_t *)from)[i];
+            if (i < count) h[i] = ((const uint16_t *)src)[i];
     }
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm_widen(dtype, h[i]);
 }
-GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *to, int count, int whole, const float v[4]) {
+GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, const float v[4]) {
     uint2 u;
     int i;
     if (dtype == GMM_F32) {
-        if (whole && count >= 4) *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
+        if (vec4 && count >= 4) *(float4 *)dst = make_float4(v[0], v[1], v[2], v[3]);
         else {
 #pragma unroll
             for (i = 0; i < 4; i++)
-                if (i < count) ((float *)to)[i] = v[i];
+                if (i < count) ((float *)dst)[i] = v[i];
         }
         return;
     }
     u = make_uint2(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]));
-    if (whole && count >= 4) *(uint2 *)to = u;
+    if (vec4 && count >= 4) *(uint2 *)dst = u;
     else {
-        if (count > 0) ((uint16_t *)to)[0] = (uint16_t)u.x;
-        if (count > 1) ((uint16_t *)to)[1] = (uint16_t)(u.x >> 16);
-        if (count > 2) ((uint16_t *)to)[2] = (uint16_t)u.y;
-        if (count > 3) ((uint16_t *)to)[3] = (uint16_t)(u.y >> 16);
+        if (count > 0) ((uint16_t *)dst)[0] = (uint16_t)u.x;
+        if (count > 1) ((uint16_t *)dst)[1] = (uint16_t)(u.x >> 16);
+        if (count > 2) ((uint16_t *)dst)[2] = (uint16_t)u.y;
+        if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(u.y >> 16);
     }
 }
 /* Whether every fourth element of a matrix's rows stands where 4 can be moved at once. */
-GMM__DEVICE int gmm_whole4(gmm_dtype dtype, const char *base, int64_t ld) {
+GMM__DEVICE int gmm_vec4_aligned(gmm_dtype dtype, const char *base, int64_t ld) {
     const uint64_t unit = dtype == GMM_F32 ? 16 : 8;
     return (((uint64_t)(uintptr_t)base | (uint64_t)ld * (unit / 4)) & (unit - 1)) == 0;
 }
@@ -524,16 +524,16 @@ GMM__DEVICE int gmm_whole4(gmm_dtype dtype, const char *base, int64_t ld) {
 GMM__DEVICE void gmm_find_group32(const int32_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
-        const int32_t at = *g + 1 + (int32_t)(threadIdx.x & 31);
-        passed = __popc(__ballot_sync(0xFFFFFFFFu, at <= groups && (int64_t)ends[at] <= i));
+        const int32_t next = *g + 1 + (int32_t)(threadIdx.x & 31);
+        passed = __popc(__ballot_sync(0xFFFFFFFFu, next <= groups && (int64_t)ends[next] <= i));
         *g += passed;
     } while (passed == 32);
 }
 GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
-        const int32_t at = *g + 1 + (int32_t)(threadIdx.x & 31);
-        passed = __popc(__ballot_sync(0xFFFFFFFFu, at <= groups && ends[at] <= i));
+        const int32_t next = *g + 1 + (int32_t)(threadIdx.x & 31);
+        passed = __popc(__ballot_sync(0xFFFFFFFFu, next <= groups && ends[next] <= i));
         *g += passed;
     } while (passed == 32);
 }
@@ -548,7 +548,7 @@ GMM__DEVICE void gmm_pdl_wait(void) {
 #endif
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int early, unsigned blocks, unsigned threads,
+static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
                                                 size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attribute;
@@ -561,7 +561,7 @@ static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int early, uns
     config.dynamicSmemBytes = shared;
     config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
+    config.numAttrs = pdl ? 1 : 0;
     params[0] = (void *)(uintptr_t)args;
     return cudaLaunchKernelExC(&config, kernel, params);
 }
@@ -572,14 +572,14 @@ static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int early, uns
    captured graph keeps what it was given. */
 enum { GMM_COPY_VALUES = 448 };
 typedef struct gmm_copy_args {
-    uint64_t *to;
+    uint64_t *dst;
     int32_t count;
     uint64_t values[GMM_COPY_VALUES];
 } gmm_copy_args;
 
 GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_constant__ gmm_copy_args args) {
     const int i = (int)threadIdx.x;
-    if (i < args.count) args.to[i] = args.values[i];
+    if (i < args.count) args.dst[i] = args.values[i];
 }
 
 /* ............................................................................................... Split offsets ... */
@@ -600,7 +600,7 @@ GMM__DEVICE int64_t gmm_split_value(const gmm_groups *s, int64_t i) {
 GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_t *warps, int64_t *total) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int step;
-    int64_t before;
+    int64_t prefix;
     for (step = 1; step < 32; step *= 2) {
         const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)v, (unsigned)step);
         if (lane >= step) v = maximum ? (v > other ? v : other) : (v > limit - other ? limit : v + other);
@@ -617,9 +617,9 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     }
     __syncthreads();
     *total = warps[31];
-    before = warp > 0 ? warps[warp - 1] : 0;
+    prefix = warp > 0 ? warps[warp - 1] : 0;
     __syncthreads();
-    return maximum ? (v > before ? v : before) : (v > limit - before ? limit : v + before);
+    return maximum ? (v > prefix ? v : prefix) : (v > limit - prefix ? limit : v + prefix);
 }
 
 /* Reads a split by the rule of gmm_split_end. What a group ends with is a scan, since the rule clamps to a range; the
@@ -628,7 +628,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     __shared__ int64_t warps[32], ends[GMM_OFFSETS_THREADS + 1];
     const gmm_groups *s = &args.groups;
     const int64_t capacity = s->capacity;
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
+    const int is_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
     int64_t rows = 0, tiles = 0, total;
     uint32_t fault = 0;
     int32_t first;
@@ -636,29 +636,29 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (tid == 0) {
         args.offsets[0] = 0;
         if (args.tiles) args.tiles[0] = 0;
-        if (by_offsets && gmm_split_value(s, 0) != 0)
+        if (is_offsets && gmm_split_value(s, 0) != 0)
             fault |= (uint32_t)GMM_FAULT_MONOTONIC;
     }
     for (first = 0; first < s->count; first += (int32_t)blockDim.x) {
         const int64_t g = (int64_t)first + tid;
-        const int live = g < s->count;
-        int64_t value = 0, end, i = g + by_offsets;
-        if (live) value = gmm_split_value(s, i);
+        const int valid = g < s->count;
+        int64_t value = 0, end, i = g + is_offsets;
+        if (valid) value = gmm_split_value(s, i);
         end = value < 0 ? 0 : value > capacity ? capacity : value;
         if (tid == 0) /* carries the chunk before on */
-            end = by_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
-        end = gmm_block_scan(end, by_offsets, capacity, warps, &total);
+            end = is_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
+        end = gmm_block_scan(end, is_offsets, capacity, warps, &total);
         ends[tid + 1] = end;
         if (tid == 0) ends[0] = rows;
         __syncthreads();
-        if (live) {
+        if (valid) {
             end = gmm_split_end(ends[tid], value, s->form, capacity, s->row_align, &fault);
             args.offsets[g + 1] = end;
         }
         if (args.tiles) {
-            int64_t count = live ? (end - ends[tid] + args.tile_rows - 1) / args.tile_rows : 0, sum;
+            int64_t count = valid ? (end - ends[tid] + args.tile_rows - 1) / args.tile_rows : 0, sum;
             count = gmm_block_scan(count, 0, INT64_MAX, warps, &sum);
-            if (live) args.tiles[g + 1] = (int32_t)(tiles + count);
+            if (valid) args.tiles[g + 1] = (int32_t)(tiles + count);
             tiles += sum;
         }
         rows = total;
@@ -670,7 +670,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
 /* The same for at most 32 groups, by a warp for itself, so that no kernel need run before: lane g gets where group g
    begins and its rows, and the tiles up to its end. `judge`: this warp reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
-GMM__DEVICE gmm_warp_split gmm_warp_split_of(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
+GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
     const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;
     const int32_t capacity = (int32_t)s->capacity, live = lane < s->count;
     const int64_t value = live ? gmm_split_value(s, lane + by_offsets) : 0;
@@ -763,7 +763,7 @@ typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_t
 /* Shared memory: the stages, then for each warp 8 rows of its results on their way out. The large tile just fits the
    163 KiB of compute capability 8.0. */
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) \
-    GMM__CAT(gmm_out_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
+    GMM__CAT(gmm_store_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
     GMM__CAT(gmm_shared_, tag) = 2 * (st) * (bk) * ((bm) + (bn)) + 4 * 8 * ((bn) / (wn) + 8) * (wm) * (wn),
 enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_shared_end };
 #undef GMM__X
@@ -776,7 +776,7 @@ typedef struct gmm_gemm_tile {
 
 /* Places a tile of a group: along the rows first, in bands of 8 tiles, so that the tiles in flight share operands. */
 GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
-    const uint32_t band = i / (8 * tiles_n), first = band * 8, left = tiles_m - first, height = left < 8 ? left : 8;
+    const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first, height = remaining < 8 ? remaining : 8;
     i -= first * tiles_n;
     t->m0 = (int32_t)(first + i % height) * bm;
     t->n0 = (int32_t)(i / height) * bn;
@@ -788,56 +788,56 @@ GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
 }
 
 /* The first tile at or behind *at in this block's list that has work; 0 at the end. Tile numbers fit 32 bits. */
-GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *at,
+GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
                                    gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
     if (!ragged_k) {
         uint32_t q;
-        if (*at >= (int64_t)args->tiles[G] * tiles_n) return 0;
-        q = (uint32_t)*at / tiles_n;
+        if (*tile_index >= (int64_t)args->tiles[G] * tiles_n) return 0;
+        q = (uint32_t)*tile_index / tiles_n;
         gmm_find_group32(args->tiles, G, q, &t->g);
         t->row = args->offsets[t->g];
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
         q = (uint32_t)args->tiles[t->g];
-        gmm_tile_rasterize((uint32_t)*at - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
     } else {
-        const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, each = tiles_m * tiles_n;
+        const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, group_tiles = tiles_m * tiles_n;
         int32_t rows;
         for (;;) {
-            if (*at >= (int64_t)each * G) return 0;
-            t->g = (int32_t)((uint32_t)*at / each);
+            if (*tile_index >= (int64_t)group_tiles * G) return 0;
+            t->g = (int32_t)((uint32_t)*tile_index / group_tiles);
             t->row = args->offsets[t->g];
             rows = (int32_t)(args->offsets[t->g + 1] - t->row);
             if (!(args->frozen && args->frozen[t->g]) && !(rows == 0 && gmm_gemm_beta(args, t->g) == 1.0f)) break;
             { /* on to the first tile of this block in the next group */
-                const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * each - *at);
-                *at += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
+                const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * group_tiles - *tile_index);
+                *tile_index += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
             }
         }
         t->m = args->m;
         t->k = rows;
-        gmm_tile_rasterize((uint32_t)*at - (uint32_t)t->g * each, tiles_m, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*tile_index - (uint32_t)t->g * group_tiles, tiles_m, tiles_n, bm, bn, t);
     }
     return 1;
 }
 
 /* What the end of a tile needs beside the sums: read once per tile. */
-typedef struct gmm_gemm_out {
+typedef struct gmm_gemm_epilogue {
     char *d;      /* D of the group, at its first row */
     const char *bias;
     const float *row_scale;
     float alpha, beta;
-    int whole, bias_whole;
-} gmm_gemm_out;
+    int vec4, bias_vec4;
+} gmm_gemm_epilogue;
 
-GMM__DEVICE gmm_gemm_out gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
-    gmm_gemm_out o;
-    o.d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
-    o.whole = gmm_whole4(args->d.dtype, o.d, args->d.ld);
-    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_at(&args->bias, t->g) : NULL;
-    o.bias_whole = gmm_whole4(args->bias.dtype, o.bias, 4);
+GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
+    gmm_gemm_epilogue o;
+    o.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
+    o.vec4 = gmm_vec4_aligned(args->d.dtype, o.d, args->d.ld);
+    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
+    o.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, o.bias, 4);
     o.row_scale = !ragged_k && args->row_scale ? args->row_scale + t->row : NULL;
     o.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f; /* an empty sum is +0 */
     o.beta = gmm_gemm_beta(args, t->g);
@@ -846,9 +846,9 @@ GMM__DEVICE gmm_gemm_out gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int 
 
 /* Four sums of one row become elements of D: one rounding. `bias` holds the columns' biases. The steps are spelled out,
    so that the compiler fuses them alike wherever this is expanded. */
-GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_out *o, int32_t row, int32_t col,
+GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int32_t row, int32_t col,
                                 const float bias[4], float v[4]) {
-    char *to = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
+    char *dst = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
     const int count = args->n - col;
     int i;
 #pragma unroll
@@ -860,31 +860,31 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_out *o
     }
     if (o->beta != 0.0f) {
         float old[4];
-        gmm_read4(args->d.dtype, to, count, o->whole, old);
+        gmm_read4(args->d.dtype, dst, count, o->vec4, old);
 #pragma unroll
         for (i = 0; i < 4; i++) v[i] = __fmaf_rn(o->beta, old[i], v[i]);
     }
-    gmm_write4(args->d.dtype, to, count, o->whole, v);
+    gmm_write4(args->d.dtype, dst, count, o->vec4, v);
 }
 
 /* The same for up to 4 rows whose elements all exist and may be moved four at once: first all reads, then all writes.
    The sums stand in shared memory, the rows `hop` bytes apart in D and `out_hop` floats apart there. */
-GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_out *o, int rows, char *to, int64_t hop,
-                                     const float *row_scale, int rows_hop, const float *out, int out_hop,
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst, int64_t dst_stride,
+                                     const float *row_scale, int row_scale_step, const float *src, int src_stride,
                                      const float bias[4]) {
     float v[4][4];
-    uint4 old[4];
+    uint4 old_bits[4];
     const int f32 = args->d.dtype == GMM_F32;
     int r, i;
     if (o->beta != 0.0f) {
 #pragma unroll
         for (r = 0; r < rows; r++)
-            if (f32) old[r] = *(const uint4 *)(to + r * hop);
-            else *(uint2 *)&old[r] = *(const uint2 *)(to + r * hop);
+            if (f32) old_bits[r] = *(const uint4 *)(dst + r * dst_stride);
+            else *(uint2 *)&old_bits[r] = *(const uint2 *)(dst + r * dst_stride);
     }
 #pragma unroll
     for (r = 0; r < rows; r++) {
-        const float4 f = *(const float4 *)(out + r * out_hop);
+        const float4 f = *(const float4 *)(src + r * src_stride);
         v[r][0] = __fmul_rn(f.x, o->alpha);
         v[r][1] = __fmul_rn(f.y, o->alpha);
         v[r][2] = __fmul_rn(f.z, o->alpha);
@@ -893,7 +893,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_o
     if (o->bias) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            const float s = row_scale ? row_scale[r * rows_hop] : 1.0f;
+            const float s = row_scale ? row_scale[r * row_scale_step] : 1.0f;
 #pragma unroll
             for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
         }
@@ -901,24 +901,24 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_o
     if (o->beta != 0.0f) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            float was[4];
+            float old[4];
             if (f32) {
-                was[0] = __uint_as_float(old[r].x); was[1] = __uint_as_float(old[r].y);
-                was[2] = __uint_as_float(old[r].z); was[3] = __uint_as_float(old[r].w);
+                old[0] = __uint_as_float(old_bits[r].x); old[1] = __uint_as_float(old_bits[r].y);
+                old[2] = __uint_as_float(old_bits[r].z); old[3] = __uint_as_float(old_bits[r].w);
             } else {
-                was[0] = gmm_widen(args->d.dtype, (uint16_t)old[r].x);
-                was[1] = gmm_widen(args->d.dtype, (uint16_t)(old[r].x >> 16));
-                was[2] = gmm_widen(args->d.dtype, (uint16_t)old[r].y);
-                was[3] = gmm_widen(args->d.dtype, (uint16_t)(old[r].y >> 16));
+                old[0] = gmm_widen(args->d.dtype, (uint16_t)old_bits[r].x);
+                old[1] = gmm_widen(args->d.dtype, (uint16_t)(old_bits[r].x >> 16));
+                old[2] = gmm_widen(args->d.dtype, (uint16_t)old_bits[r].y);
+                old[3] = gmm_widen(args->d.dtype, (uint16_t)(old_bits[r].y >> 16));
             }
 #pragma unroll
-            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(o->beta, was[i], v[r][i]);
+            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(o->beta, old[i], v[r][i]);
         }
     }
 #pragma unroll
     for (r = 0; r < rows; r++)
-        if (f32) *(float4 *)(to + r * hop) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
-        else *(uint2 *)(to + r * hop) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
+        if (f32) *(float4 *)(dst + r * dst_stride) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
+        else *(uint2 *)(dst + r * dst_stride) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
                                                    gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
 }
 
@@ -928,7 +928,7 @@ GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, cons
     const char *d;
     int i;
     if (gmm_gemm_beta(args, t->g) == 0.0f) return;
-    d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
+    d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
     for (i = (int)threadIdx.x; i < bm * lines; i += (int)blockDim.x) {
         const int32_t row = t->m0 + i / lines, col = t->n0 + i % lines * (128 / size);
         if (row < t->m && col < args->n)
@@ -937,80 +937,80 @@ GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, cons
 }
 
 /* Zeroes rows [from, capacity) of D, one warp to a row. */
-GMM__DEVICE void gmm_gemm_tail(const gmm_kmat *d, int64_t from, int64_t capacity, int32_t n) {
+GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_t capacity, int32_t n) {
     const int64_t warps = (int64_t)gridDim.x * (blockDim.x >> 5);
     const int64_t warp = (int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     const float zero[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-    const int size = gmm_kmat_size(d), whole = gmm_whole4(d->dtype, (const char *)d->data, d->ld);
+    const int size = gmm_kmat_size(d), vec4 = gmm_vec4_aligned(d->dtype, (const char *)d->data, d->ld);
     int64_t r;
     int32_t c;
-    for (r = from + warp; r < capacity; r += warps)
+    for (r = first_row + warp; r < capacity; r += warps)
         for (c = 4 * (int32_t)(threadIdx.x & 31); c < n; c += 128)
-            gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, whole, zero);
+            gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
 
 /* One operand of 16-bit elements on its way into a stage. A stage holds lines of contiguous elements: rows of an
    operand that stands as [row][k], or values of k of one that stands as [k][row]. A thread moves the 16-byte chunk at
    `from` and those `step` lines further on; `lines` and `cols` say how many lines and elements are left from there. */
-typedef struct gmm_stage_feed {
-    const char *from;
-    int64_t hop, advance; /* bytes to the next chunk of the stage, and to the next stage */
+typedef struct gmm_stage_loader {
+    const char *src;
+    int64_t chunk_stride, stage_stride; /* bytes to the next chunk of the stage, and to the next stage */
     int32_t lines, cols;  /* of stage 0 */
-    int32_t whole;        /* chunks are aligned to 16 bytes */
-    int32_t full;         /* stages that are whole, and exist to the last element */
-    uint32_t to;          /* byte in the stage */
-} gmm_stage_feed;
+    int32_t aligned;        /* chunks are aligned to 16 bytes */
+    int32_t full_stages;         /* stages that are whole, and exist to the last element */
+    uint32_t offset;          /* byte in the stage */
+} gmm_stage_loader;
 
 /* Chunks are permuted inside a line so that 8 neighbouring lines fall into different banks. */
 GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
     return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
 }
 
-GMM__DEVICE gmm_stage_feed gmm_stage_open(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines,
+GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines,
                                           int32_t cols,
-                                   int line_chunks, int threads, int span, int depth_lines, int depth_cols) {
-    gmm_stage_feed f;
+                                   int line_chunks, int threads, int span, int k_lines, int k_cols) {
+    gmm_stage_loader loader;
     const int64_t pitch = m->ld * 2;
     const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
-    const char *base = gmm_kmat_at(m, g);
-    f.from = base + (row + line) * pitch + (col + chunk * 8) * 2;
-    f.hop = pitch * (threads / line_chunks);
-    f.advance = pitch * depth_lines + 2 * depth_cols;
-    f.lines = lines - line;
-    f.cols = cols - chunk * 8;
-    f.whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    f.full = depth_lines ? (cols >= span ? lines / depth_lines : 0) : (lines >= span ? cols / depth_cols : 0);
-    if (!f.whole) f.full = 0;
-    f.to = gmm_swizzle((uint32_t)line, (uint32_t)chunk, (uint32_t)line_chunks * 16);
-    return f;
+    const char *base = gmm_kmat_data(m, g);
+    loader.src = base + (row + line) * pitch + (col + chunk * 8) * 2;
+    loader.chunk_stride = pitch * (threads / line_chunks);
+    loader.stage_stride = pitch * k_lines + 2 * k_cols;
+    loader.lines = lines - line;
+    loader.cols = cols - chunk * 8;
+    loader.aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    loader.full_stages = k_lines ? (cols >= span ? lines / k_lines : 0) : (lines >= span ? cols / k_cols : 0);
+    if (!loader.aligned) loader.full_stages = 0;
+    loader.offset = gmm_swizzle((uint32_t)line, (uint32_t)chunk, (uint32_t)line_chunks * 16);
+    return loader;
 }
 
 /* Moves stage number `q` and steps on. */
-GMM__DEVICE void gmm_stage_load(gmm_stage_feed *f, char *stage, int q, int chunks, int step, int line_bytes,
-                                int depth_lines,
-                                int depth_cols) {
-    const uint32_t to = (uint32_t)__cvta_generic_to_shared(stage) + f->to;
-    const char *from = f->from;
+GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step, int line_bytes,
+                                int k_lines,
+                                int k_cols) {
+    const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
+    const char *src = loader->src;
     int i, e;
-    if (q < f->full) {
+    if (stage_index < loader->full_stages) {
 #pragma unroll
-        for (i = 0; i < chunks; i++, from += f->hop) gmm_cp_async_16(to + (uint32_t)(i * step * line_bytes), from);
+        for (i = 0; i < chunks; i++, src += loader->chunk_stride) gmm_cp_async_16(smem + (uint32_t)(i * step * line_bytes), src);
     } else {
-        const int lines = f->lines - q * depth_lines, cols = f->cols - q * depth_cols;
-        const int live = cols < 0 ? 0 : cols > 8 ? 8 : cols;
-        if (f->whole) {
+        const int lines = loader->lines - stage_index * k_lines, cols = loader->cols - stage_index * k_cols;
+        const int valid = cols < 0 ? 0 : cols > 8 ? 8 : cols;
+        if (loader->aligned) {
 #pragma unroll
-            for (i = 0; i < chunks; i++, from += f->hop)
-                gmm_cp_async_16_zfill(to + (uint32_t)(i * step * line_bytes), from, i * step < lines ? 2 * live : 0);
+            for (i = 0; i < chunks; i++, src += loader->chunk_stride)
+                gmm_cp_async_16_zfill(smem + (uint32_t)(i * step * line_bytes), src, i * step < lines ? 2 * valid : 0);
         } else {
-            uint16_t *h = (uint16_t *)(stage + f->to);
+            uint16_t *h = (uint16_t *)(stage + loader->offset);
 #pragma unroll 1
-            for (i = 0; i < chunks; i++, from += f->hop, h += step * line_bytes / 2)
+            for (i = 0; i < chunks; i++, src += loader->chunk_stride, h += step * line_bytes / 2)
 #pragma unroll 1
-                for (e = 0; e < 8; e++) h[e] = i * step < lines && e < live ? ((const uint16_t *)from)[e] : (uint16_t)0;
+                for (e = 0; e < 8; e++) h[e] = i * step < lines && e < valid ? ((const uint16_t *)src)[e] : (uint16_t)0;
         }
     }
-    f->from += f->advance;
+    loader->src += loader->stage_stride;
 }
 
 /* Tile of the fp32 product, which runs on the plain arithmetic units. */
@@ -1062,28 +1062,28 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 
 /* One depth of an operand of the fp32 product: 4 values of k of a row or, where the operand stands as [k][rows], 4 rows
    of a value of k, twice per thread; into registers, and from there to shared memory as [k][rows]. */
-GMM__DEVICE void gmm_f32_fetch(int transposed, const char *base, int whole, int64_t ld, int rows, int k0, int depth,
+GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, int64_t ld, int rows, int k0, int k,
                                float v[2][4]) {
     int i;
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
         const int line = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
-        const int count = line < (transposed ? depth : rows) ? (transposed ? rows : depth) - col : 0;
-        gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, whole, v[i]);
+        const int count = line < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
+        gmm_read4(GMM_F32, base + 4 * (line * ld + col), count, vec4, v[i]);
     }
 }
-GMM__DEVICE void gmm_f32_place(int transposed, float *to, const float v[2][4]) {
+GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[2][4]) {
     int i, j;
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
         if (transposed) {
-            *(float4 *)&to[c / 32 * gmm_ld_f32 + c % 32 * 4] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+            *(float4 *)&smem[c / 32 * gmm_ld_f32 + c % 32 * 4] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
             continue;
         }
 #pragma unroll
-        for (j = 0; j < 4; j++) to[(c % 4 * 4 + j) * gmm_ld_f32 + c / 4] = v[i][j];
+        for (j = 0; j < 4; j++) smem[(c % 4 * 4 + j) * gmm_ld_f32 + c / 4] = v[i][j];
     }
 }
 
@@ -1144,17 +1144,17 @@ typedef struct gmm_qgemm_args {
     X(bf16_nn, 0, 1, 0, GMM_BF16) \
     X(bf16_tn, 1, 1, 0, GMM_BF16) \
     X(f16, 0, 0, 0, GMM_F16) \
-    X(f16_parts, 0, 0, 1, GMM_F16) \
-    X(f16_parts_nn, 0, 1, 1, GMM_F16)
+    X(f16_block_scaled, 0, 0, 1, GMM_F16) \
+    X(f16_block_scaled_nn, 0, 1, 1, GMM_F16)
 
 /* Instances: X(op, kind); the includes below follow the same list. */
 #define GMM_QUANT_KERNEL_LIST(X) \
-    X(fwd, bf16) X(fwd, f16) X(fwd, f16_parts) \
-    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_parts) X(dgrad, f16_parts_nn) \
-    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_parts)
+    X(fwd, bf16) X(fwd, f16) X(fwd, f16_block_scaled) \
+    X(dgrad, bf16) X(dgrad, bf16_nn) X(dgrad, f16) X(dgrad, f16_block_scaled) X(dgrad, f16_block_scaled_nn) \
+    X(wgrad, bf16) X(wgrad, bf16_tn) X(wgrad, f16) X(wgrad, f16_block_scaled)
 
-#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qa_, tag) = ta, GMM__CAT(gmm_qb_, tag) = tb, \
-    GMM__CAT(gmm_qparts_, tag) = parts, GMM__CAT(gmm_qdtype_, tag) = dtype,
+#define GMM__X(tag, ta, tb, parts, dtype) GMM__CAT(gmm_qgemm_ta_, tag) = ta, GMM__CAT(gmm_qgemm_tb_, tag) = tb, \
+    GMM__CAT(gmm_qgemm_block_scaled_, tag) = parts, GMM__CAT(gmm_qgemm_dtype_, tag) = dtype,
 enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
 #undef GMM__X
 
@@ -1162,10 +1162,10 @@ enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
    stage is 64 deep. Shared memory: the elements of two stages, A's before B's, where results leave too; the scales of
    four; the tile. */
 enum {
-    GMM_Q_ROWS = 128, GMM_Q_DEPTH = 64, GMM_Q_THREADS = 256, gmm_q_cols_0 = 256, gmm_q_cols_1 = 128,
-    gmm_q_slot_0 = 8 * (GMM_Q_ROWS + gmm_q_cols_0), gmm_q_slot_1 = 8 * (GMM_Q_ROWS + gmm_q_cols_1),
-    gmm_q_shared_0 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_0) + 4 * gmm_q_slot_0 + (int)sizeof(gmm_gemm_tile),
-    gmm_q_shared_1 = 4 * GMM_Q_DEPTH * (GMM_Q_ROWS + gmm_q_cols_1) + 4 * gmm_q_slot_1 + (int)sizeof(gmm_gemm_tile)
+    GMM_QGEMM_TILE_M = 128, GMM_QGEMM_TILE_K = 64, GMM_QGEMM_THREADS = 256, gmm_qgemm_tile_n_0 = 256, gmm_qgemm_tile_n_1 = 128,
+    gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0), gmm_qgemm_slot_bytes_1 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1),
+    gmm_qgemm_smem_bytes_0 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0) + 4 * gmm_qgemm_slot_bytes_0 + (int)sizeof(gmm_gemm_tile),
+    gmm_qgemm_smem_bytes_1 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1) + 4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
 };
 
 /* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
@@ -1174,136 +1174,136 @@ GMM__DEVICE uint32_t gmm_mul_16bit_x2(gmm_dtype dtype, uint32_t a, uint32_t b) {
 }
 
 /* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
-GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t to[2]) {
-    const int e4m3 = format == GMM_E4M3, half = dtype == GMM_F16;
+GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t dst[2]) {
+    const int e4m3 = format == GMM_E4M3, is_f16 = dtype == GMM_F16;
     const uint32_t a = gmm_prmt(codes, 0u, 0x1404u), b = gmm_prmt(codes, 0u, 0x3424u);
-    const int shift = half ? 1 : e4m3 ? 4 : 3;
-    const uint32_t field = half ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
-    const uint32_t lift = half ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
-    const uint32_t odd = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
-    if (half && !e4m3) {
-        to[0] = a;
-        to[1] = b;
+    const int shift = is_f16 ? 1 : e4m3 ? 4 : 3;
+    const uint32_t field = is_f16 ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
+    const uint32_t exponent_scale = is_f16 ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
+    const uint32_t nonfinite = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
+    if (is_f16 && !e4m3) {
+        dst[0] = a;
+        dst[1] = b;
         return;
     }
 #if __CUDA_ARCH__ >= 890
-    if (half) {
-        gmm_cvt_f16x2_e4m3x2(codes, to);
+    if (is_f16) {
+        gmm_cvt_f16x2_e4m3x2(codes, dst);
         return;
     }
 #endif
-    to[0] = (a & 0x80008000u) | (a >> shift & field);
-    to[1] = (b & 0x80008000u) | (b >> shift & field);
-    if (odd) {
+    dst[0] = (a & 0x80008000u) | (a >> shift & field);
+    dst[1] = (b & 0x80008000u) | (b >> shift & field);
+    if (nonfinite) {
         const uint32_t bits = e4m3 ? 0x7FFF7FFFu : 0x7F807F80u;
-        to[0] |= gmm_prmt(odd, 0u, 0x9988u) & bits;
-        to[1] |= gmm_prmt(odd, 0u, 0xBBAAu) & bits;
+        dst[0] |= gmm_prmt(nonfinite, 0u, 0x9988u) & bits;
+        dst[1] |= gmm_prmt(nonfinite, 0u, 0xBBAAu) & bits;
     }
-    to[0] = gmm_mul_16bit_x2(dtype, to[0], lift);
-    to[1] = gmm_mul_16bit_x2(dtype, to[1], lift);
+    dst[0] = gmm_mul_16bit_x2(dtype, dst[0], exponent_scale);
+    dst[1] = gmm_mul_16bit_x2(dtype, dst[1], exponent_scale);
 }
 /* Eight E2M1 codes; sign and fields go to the upper byte of each element first. */
-GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t to[4]) {
-    const uint32_t lift = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
-    const uint32_t even = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
+GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t dst[4]) {
+    const uint32_t exponent_scale = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
+    const uint32_t low_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
     uint32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) {
-        const uint32_t z = gmm_prmt(even, codes, 0x4400u + 0x1111u * i);
-        to[i] = gmm_mul_16bit_x2(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), lift);
+        const uint32_t z = gmm_prmt(low_codes, codes, 0x4400u + 0x1111u * i);
+        dst[i] = gmm_mul_16bit_x2(dtype, (z & 0x80008000u) | (z >> (dtype == GMM_F16 ? 3 : 6) & field), exponent_scale);
     }
 }
 
 /* One operand of a tile as a thread moves it: chunks of 16 bytes, each some rows on. A stage holds 64 elements of each
    line; of an operand that stands as [k][lines], all lines of each of 64 values of k. */
-typedef struct gmm_qside {
-    const char *from;    /* the thread's first chunk of the stage that comes next */
+typedef struct gmm_qgemm_operand {
+    const char *src;    /* the thread's first chunk of the stage that comes next */
     int32_t rows, bytes; /* left from there: of what stands one below the other; along it */
-    int32_t whole;       /* chunks are aligned to 16 bytes */
-} gmm_qside;
+    int32_t aligned;       /* chunks are aligned to 16 bytes */
+} gmm_qgemm_operand;
 
 /* Chunks of a row of a stage, as power of two; `wide` is the lines of the tile over 64, as power of two. */
-GMM__DEVICE int gmm_q_shift(const gmm_mat *m, int apart, int wide) {
-    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (apart ? wide : 0);
+GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_n64) {
+    return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_n64 : 0);
 }
-GMM__DEVICE int gmm_q_bits(const gmm_mat *m) {
+GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
 
 /* Opens lines [line, lines) of an operand; k elements of each exist. `row` is the first one of the group in tokens. */
-GMM__DEVICE void gmm_q_open(gmm_qside *s, const gmm_mat *m, const gmm__qview *view, int apart, int wide, int64_t row,
+GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major, int log2_n64, int64_t row,
                             int32_t line, int32_t lines, int32_t k) {
-    const int bits = gmm_q_bits(m), shift = gmm_q_shift(m, apart, wide);
+    const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const int64_t pitch = m->ld * bits / 8;
     const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
     const int32_t first = (int32_t)threadIdx.x >> shift, chunk = (int32_t)threadIdx.x & ((1 << shift) - 1);
-    s->whole = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
-    s->from = base + 16 * chunk + (apart ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
-    s->rows = (apart ? k : lines - line) - first;
-    s->bytes = (int32_t)(((int64_t)(apart ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
+    s->aligned = (((uint64_t)(uintptr_t)base | (uint64_t)pitch) & 15) == 0;
+    s->src = base + 16 * chunk + (mn_major ? first * pitch + (int64_t)line * bits / 8 : (line + first) * pitch);
+    s->rows = (mn_major ? k : lines - line) - first;
+    s->bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
 }
 /* On to the next stage. */
-GMM__DEVICE void gmm_q_advance(gmm_qside *s, const gmm_mat *m, int apart) {
-    const int bits = gmm_q_bits(m);
-    if (apart) s->rows -= GMM_Q_DEPTH;
-    else s->bytes -= GMM_Q_DEPTH * bits / 8;
-    s->from += apart ? GMM_Q_DEPTH * (m->ld * bits / 8) : GMM_Q_DEPTH * bits / 8;
+GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *m, int mn_major) {
+    const int bits = gmm_qgemm_element_bits(m);
+    if (mn_major) s->rows -= GMM_QGEMM_TILE_K;
+    else s->bytes -= GMM_QGEMM_TILE_K * bits / 8;
+    s->src += mn_major ? GMM_QGEMM_TILE_K * (m->ld * bits / 8) : GMM_QGEMM_TILE_K * bits / 8;
 }
 /* Bytes of the thread's chunk i that exist, and where they stand. */
-GMM__DEVICE int gmm_q_chunk(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i, const char **from) {
-    const int32_t hop = i * (GMM_Q_THREADS >> gmm_q_shift(m, apart, wide));
-    *from = s->from + hop * (m->ld * gmm_q_bits(m) / 8);
-    return hop >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
+GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i, const char **src) {
+    const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_n64));
+    *src = s->src + row_offset * (m->ld * gmm_qgemm_element_bits(m) / 8);
+    return row_offset >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
 }
-GMM__DEVICE uint4 gmm_q_fetch(const gmm_qside *s, const gmm_mat *m, int apart, int wide, int i) {
-    const char *from;
-    const int count = gmm_q_chunk(s, m, apart, wide, i, &from);
+GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i) {
+    const char *src;
+    const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_n64, i, &src);
     uint4 v = make_uint4(0u, 0u, 0u, 0u);
     int e;
-    if (count == 16 && s->whole) return *(const uint4 *)(const void *)from;
+    if (count == 16 && s->aligned) return *(const uint4 *)(const void *)src;
 #pragma unroll 1
     for (e = count - 1; e >= 0; e--) {
         v.w = __funnelshift_l(v.z, v.w, 8);
         v.z = __funnelshift_l(v.y, v.z, 8);
         v.y = __funnelshift_l(v.x, v.y, 8);
-        v.x = v.x << 8 | (uint32_t)(uint8_t)from[e];
+        v.x = v.x << 8 | (uint32_t)(uint8_t)src[e];
     }
     return v;
 }
 /* Tokens go straight to their place. */
-GMM__DEVICE void gmm_q_bring(const gmm_qside *s, const gmm_mat *m, char *to) {
-    const char *from;
+GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat *m, char *dst) {
+    const char *src;
     int i, e;
 #pragma unroll 1
-    for (i = 0; i < GMM_Q_ROWS / 32; i++) {
-        const int count = gmm_q_chunk(s, m, 0, 1, i, &from);
-        char *at = to + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_Q_DEPTH);
-        if (s->whole) gmm_cp_async_16_zfill((uint32_t)__cvta_generic_to_shared(at), from, count);
+    for (i = 0; i < GMM_QGEMM_TILE_M / 32; i++) {
+        const int count = gmm_qgemm_chunk_bytes(s, m, 0, 1, i, &src);
+        char *smem = dst + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_QGEMM_TILE_K);
+        if (s->aligned) gmm_cp_async_16_zfill((uint32_t)__cvta_generic_to_shared(smem), src, count);
         else
 #pragma unroll 1
-            for (e = 0; e < 16; e++) at[e] = e < count ? from[e] : (char)0;
+            for (e = 0; e < 16; e++) smem[e] = e < count ? src[e] : (char)0;
     }
 }
 
 /* Turns chunk i into elements at `to`, times their scales if `scales` is given: for each block of a line, `lines` to a
    block, as elements. */
-GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_mat *m, int apart, int wide, int i, uint4 codes, char *to,
+GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i, uint4 codes, char *dst,
                               const uint16_t *scales, int lines) {
-    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_q_shift(m, apart, wide);
-    const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_Q_THREADS >> shift));
+    const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
+    const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
     const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
     const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* of blocks in a chunk; else it lies in one */
-    uint32_t f[2] = { 0u, 0u };
+    uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
-    if (scales && !apart) {
-        const uint16_t *at = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
-        f[0] = at[0] * 0x00010001u;
-        f[1] = pairs ? at[lines] * 0x00010001u : f[0];
+    if (scales && !mn_major) {
+        const uint16_t *scale = scales + (fp4 ? pairs ? 2 * chunk : chunk : chunk / 2) * lines + row;
+        scale_pair[0] = scale[0] * 0x00010001u;
+        scale_pair[1] = pairs ? scale[lines] * 0x00010001u : scale_pair[0];
     }
 #pragma unroll
     for (e = 0; e < 4; e++) { /* eighths of the row */
-        const uint32_t at = chunk * (fp4 ? 4 : 2) + e;
+        const uint32_t eighth = chunk * (fp4 ? 4 : 2) + e;
         uint32_t v[4];
         if (!fp4 && e >= 2) break;
         if (fp4) gmm_fp4_to_16bit_x8(dtype, w[e], v);
@@ -1311,86 +1311,86 @@ GMM__DEVICE void gmm_q_expand(gmm_dtype dtype, const gmm_mat *m, int apart, int 
             gmm_fp8_to_16bit_x4(dtype, m->dtype, w[2 * e & 3], v);
             gmm_fp8_to_16bit_x4(dtype, m->dtype, w[(2 * e + 1) & 3], v + 2);
         }
-        if (scales && apart) {
-            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * at];
+        if (scales && mn_major) {
+            const uint4 x = *(const uint4 *)(const void *)&scales[row / 32 * lines + 8 * eighth];
             v[0] = gmm_mul_16bit_x2(dtype, v[0], x.x);
             v[1] = gmm_mul_16bit_x2(dtype, v[1], x.y);
             v[2] = gmm_mul_16bit_x2(dtype, v[2], x.z);
             v[3] = gmm_mul_16bit_x2(dtype, v[3], x.w);
         } else if (scales)
 #pragma unroll
-            for (j = 0; j < 4; j++) v[j] = gmm_mul_16bit_x2(dtype, v[j], f[e / 2]);
-        *(uint4 *)(void *)(to + gmm_swizzle(row, at, apart ? 128u << wide : 2 * GMM_Q_DEPTH)) =
+            for (j = 0; j < 4; j++) v[j] = gmm_mul_16bit_x2(dtype, v[j], scale_pair[e / 2]);
+        *(uint4 *)(void *)(dst + gmm_swizzle(row, eighth, mn_major ? 128u << log2_n64 : 2 * GMM_QGEMM_TILE_K)) =
             make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
 /* Bytes of the scales of a line from block to block within four, and from four to four. */
-typedef struct gmm_qsteps {
-    int32_t block, four;
-} gmm_qsteps;
+typedef struct gmm_qgemm_scale_strides {
+    int32_t block, block4;
+} gmm_qgemm_scale_strides;
 
 /* Of a group whose scales lie as those of `lines` lines. */
-GMM__DEVICE gmm_qsteps gmm_q_steps(const gmm_mat *m, int apart, int64_t lines) {
+GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t lines) {
     const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
-    gmm_qsteps t;
+    gmm_qgemm_scale_strides t;
     t.block = m->scaling == GMM_SCALING_1X128 ? 4 * (int32_t)gmm__round_up(lines, 4)
-              : m->scaling == GMM_SCALING_128X128 ? 4 : apart && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
-    t.four = swizzled ? 512 : 4 * t.block;
+              : m->scaling == GMM_SCALING_128X128 ? 4 : mn_major && !swizzled ? (int32_t)gmm__round_up(lines, 128) : 1;
+    t.block4 = swizzled ? 512 : 4 * t.block;
     return t;
 }
 /* The first scale of a line, one thread to a line; NULL without scales and behind the last line. */
-GMM__DEVICE const uint8_t *gmm_q_line(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
+GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
     const int32_t width = gmm_block_along(scaling);
     return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
 }
 /* What a line needs of stage q: scale bytes of its blocks, the first lowest; or the fp32 scale of blocks of 128. Behind
    its k elements, and without scales, zeros. */
-GMM__DEVICE uint32_t gmm_q_peek(const uint8_t *line, gmm_qsteps t, gmm_scaling scaling, int q, int32_t k) {
+GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q, int32_t k) {
     const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
     const int32_t first = count == 1 ? q / 2 : count * q;
-    const uint8_t *at = line + (first >> 2) * (int64_t)t.four + (first & 3) * t.block;
-    uint32_t r = 0;
+    const uint8_t *src = line + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
+    uint32_t bits = 0;
     int i;
-    if (!line || q * GMM_Q_DEPTH >= k) return 0u;
-    if (count == 1) return *(const uint32_t *)(const void *)at;
+    if (!line || q * GMM_QGEMM_TILE_K >= k) return 0u;
+    if (count == 1) return *(const uint32_t *)(const void *)src;
 #pragma unroll
     for (i = 0; i < 4; i++)
-        if (i < count && q * GMM_Q_DEPTH + i * (GMM_Q_DEPTH / count) < k) r |= (uint32_t)at[i * t.block] << (8 * i);
-    return r;
+        if (i < count && q * GMM_QGEMM_TILE_K + i * (GMM_QGEMM_TILE_K / count) < k) bits |= (uint32_t)src[i * t.block] << (8 * i);
+    return bits;
 }
 /* Keeps it at `slot` of line `at` of `lines`: as elements, or with parts as fp32, where tokens are not scaled. */
-GMM__DEVICE void gmm_q_keep(gmm_dtype dtype, int parts, gmm_scaling scaling, uint32_t r, char *slot, int at,
+GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits, char *slot, int index,
                             int lines) {
     const int mx = scaling == GMM_SCALING_MX32;
-    if (parts) {
-        float *to = (float *)(void *)slot + at;
-        to[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)r) : __uint_as_float(r);
-        to[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(r >> 8)) : 1.0f;
+    if (block_scaled) {
+        float *dst = (float *)(void *)slot + index;
+        dst[0] = scaling == GMM_SCALING_NONE ? 1.0f : mx ? gmm_e8m0_to_f32((uint8_t)bits) : __uint_as_float(bits);
+        dst[lines] = mx ? gmm_e8m0_to_f32((uint8_t)(bits >> 8)) : 1.0f;
     } else {
-        uint16_t *to = (uint16_t *)(void *)slot + at;
+        uint16_t *dst = (uint16_t *)(void *)slot + index;
         uint32_t v[2];
         if (mx) { /* E8M0 as BF16 */
-            v[0] = r & 0xFFu;
-            v[1] = r >> 8;
-            to[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
-            to[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
+            v[0] = bits & 0xFFu;
+            v[1] = bits >> 8;
+            dst[0] = (uint16_t)(v[0] == 0 ? 0x0040u : v[0] == 255 ? 0x7FFFu : v[0] << 7);
+            dst[lines] = (uint16_t)(v[1] == 0 ? 0x0040u : v[1] == 255 ? 0x7FFFu : v[1] << 7);
         } else {
-            gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, r, v);
-            to[0] = (uint16_t)v[0];
-            to[lines] = (uint16_t)(v[0] >> 16);
-            to[2 * lines] = (uint16_t)v[1];
-            to[3 * lines] = (uint16_t)(v[1] >> 16);
+            gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bits, v);
+            dst[0] = (uint16_t)v[0];
+            dst[lines] = (uint16_t)(v[0] >> 16);
+            dst[2 * lines] = (uint16_t)v[1];
+            dst[3 * lines] = (uint16_t)(v[1] >> 16);
         }
     }
 }
 
 /* What line l is multiplied by outside of the sum, and the share that stands in for 1 / (6 e4m3_max) of NV16. */
-GMM__DEVICE float gmm_q_outer(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
+GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
     if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
-GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
+GMM__DEVICE float gmm_qgemm_outer_divisor(const gmm__qview *v, gmm_scaling scaling) {
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
@@ -1400,7 +1400,7 @@ GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
 #include GMM_KERNELS_FILE
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts
+#define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP dgrad
@@ -1410,9 +1410,9 @@ GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
 #include GMM_KERNELS_FILE
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts
+#define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts_nn
+#define GMM__KIND f16_block_scaled_nn
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #define GMM__OP wgrad
@@ -1422,7 +1422,7 @@ GMM__DEVICE float gmm_q_largest(const gmm__qview *v, gmm_scaling scaling) {
 #include GMM_KERNELS_FILE
 #define GMM__KIND f16
 #include GMM_KERNELS_FILE
-#define GMM__KIND f16_parts
+#define GMM__KIND f16_block_scaled
 #include GMM_KERNELS_FILE
 #undef GMM__OP
 #undef GMM__BODY
@@ -1438,9 +1438,9 @@ typedef struct gmm_qgemm_kernel {
 
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind) \
-    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qa_, kind), GMM__CAT(gmm_qb_, kind), GMM__CAT(gmm_qparts_, kind), \
-      GMM__CAT(gmm_qparts_, kind) ? gmm_q_cols_1 : gmm_q_cols_0, \
-      GMM__CAT(gmm_qparts_, kind) ? gmm_q_shared_1 : gmm_q_shared_0, (gmm_dtype)GMM__CAT(gmm_qdtype_, kind), \
+    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), GMM__CAT(gmm_qgemm_block_scaled_, kind), \
+      GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_tile_n_1 : gmm_qgemm_tile_n_0, \
+      GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), \
       (const void *)gmm_linear_##op##_quant_##kind },
     GMM_QUANT_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -1453,7 +1453,7 @@ static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, co
     void *params[1];
     cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
     params[0] = (void *)(uintptr_t)args;
-    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_Q_THREADS), params,
+    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_QGEMM_THREADS), params,
                                                (size_t)row->shared, stream) : e;
 }
 
@@ -1470,25 +1470,25 @@ typedef struct gmm_tail_args {
 /* Rows that a split has, by the rule of gmm_split_end: the largest offset, or the sum of the sizes, cut off at the
    capacity. One warp. */
 GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int is_offsets = s->form == GMM_SPLIT_OFFSETS;
     const int64_t capacity = s->capacity;
     int64_t rows = 0, v;
     int32_t g;
     int step;
     for (g = (int32_t)(threadIdx.x & 31); g < s->count; g += 32) {
-        v = gmm_split_value(s, (int64_t)g + by_offsets);
+        v = gmm_split_value(s, (int64_t)g + is_offsets);
         v = v < 0 ? 0 : v > capacity ? capacity : v;
-        rows = by_offsets ? (v > rows ? v : rows) : (v > capacity - rows ? capacity : v + rows);
+        rows = is_offsets ? (v > rows ? v : rows) : (v > capacity - rows ? capacity : v + rows);
     }
     for (step = 16; step > 0; step /= 2) {
         v = (int64_t)__shfl_xor_sync(0xFFFFFFFFu, (long long)rows, step);
-        rows = by_offsets ? (v > rows ? v : rows) : (v > capacity - rows ? capacity : v + rows);
+        rows = is_offsets ? (v > rows ? v : rows) : (v > capacity - rows ? capacity : v + rows);
     }
     return rows;
 }
 
 GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_constant__ gmm_tail_args args) {
-    gmm_gemm_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
+    gmm_gemm_zero_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
@@ -1709,8 +1709,8 @@ GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
 
 /* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
    `t`, as [k][64 lines] box after box. */
-GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t at, int t) {
-    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(t ? 8192 >> 4 : 1) << 16 | (at & 0x3FFFF) >> 4;
+GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
+    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 | (smem & 0x3FFFF) >> 4;
 }
 GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
@@ -1793,11 +1793,11 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 
 #define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
 #define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
-#define GMM__W(x) GMM__WGMMA_TO "f"(x)
+#define GMM__W(x) GMM__WGMMA_CONSTRAINT "f"(x)
 
 #define GMM__BODY 8
-#define GMM__WGMMA_TO "+"
-#define GMM__WGMMA_ADD(c) c
+#define GMM__WGMMA_CONSTRAINT "+"
+#define GMM__WGMMA_SCALE_D(c) c
 #define GMM__TAG bf16
 #define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
 #define GMM__OP fwd
@@ -1839,23 +1839,23 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
 /* d += the product of m64 by n16u by k16: B's columns in registers, A's rows at da. */
-GMM__DEVICE void gmm_wgmma_rs_bf16(const int units, float *d, const uint32_t b[4], uint64_t da) {
+GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    switch (units) {
-#define GMM__X(u, n, b4, a) \
+    switch (n16) {
+#define GMM__X(u, n, regs, desc) \
     case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
-                         "k16.f32.bf16.bf16 {" GMM__T##u "}, {" b4 "}, " a ", p, 1, 1, 0;\n}" \
-                         : GMM__V##u : "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "l"(da)); break;
+                         "k16.f32.bf16.bf16 {" GMM__T##u "}, {" regs "}, " desc ", p, 1, 1, 0;\n}" \
+                         : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), "l"(desc_b)); break;
     GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;
     }
 #endif
 }
-#undef GMM__WGMMA_TO
-#undef GMM__WGMMA_ADD
-#define GMM__WGMMA_TO "="
-#define GMM__WGMMA_ADD(c) "0"
+#undef GMM__WGMMA_CONSTRAINT
+#undef GMM__WGMMA_SCALE_D
+#define GMM__WGMMA_CONSTRAINT "="
+#define GMM__WGMMA_SCALE_D(c) "0"
 #define GMM__WGMMA_MAJOR ""
 #define GMM__TAG e4m3
 #define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
@@ -1870,8 +1870,8 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int units, float *d, const uint32_t b[4
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
-#undef GMM__WGMMA_TO
-#undef GMM__WGMMA_ADD
+#undef GMM__WGMMA_CONSTRAINT
+#undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY
 
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
@@ -2352,7 +2352,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
             gmm__qview v;
             codes.scaling = scaling;
             v = gmm__qview_of(&codes, args->along, 0, t->g, 0, 0, args->rows, args->cols);
-            word_step = gmm_q_steps(&codes, 0, v.lines).four;
+            word_step = gmm_qgemm_scale_strides_of(&codes, 0, v.lines).block4;
             aligned = ((uintptr_t)v.scale & 3) == 0;
 #pragma unroll
             for (i = 0; i < 4; i++) {
@@ -2413,7 +2413,7 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, i
         box->x = tb ? t->n0 + 64 * index : 0;
         box->y = k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
         if (!k_grouped) {
-            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
+            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
             box->end = (int32_t)(from >> 4 & 0x3FFF);
             box->wrap = (int32_t)(from >> 18);
         }
@@ -2455,7 +2455,7 @@ GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
 /* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, nothing is added to. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
-    return (((uint64_t)(uintptr_t)gmm_kmat_at(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
+    return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
            (size == 4 || beta == 0.0f);
 }
 
@@ -2508,7 +2508,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
                 part_end += gmm_sm90_d_parts(t, size);
                 beta = gmm_gemm_beta(&args->p, t->g);
                 by_tma = gmm_sm90_d_by_tma(&args->p, t->g, beta);
-                from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_MAP_BASE;
+                from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, t->g) - GMM_SM90_MAP_BASE;
             }
         }
         if (done) break;
@@ -2949,7 +2949,7 @@ GMM__DEVICE float gmm_fp8_outer_scale(const gmm_fp8_args *args, const gmm_sm90_t
 
 /* Decides how a tile is stored. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
-    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
+    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
     f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;
@@ -3273,16 +3273,16 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
    columnwise MX32, keep their places: rows of `to` are rows of the copy, without gaps. Columnwise NV16 tokens are
    turned, since wgrad's operands stand as [k][lines]: rows of `to` are tokens, each group's behind the one before and
    filled up to a multiple of 16 rows, which transformed copies use and others have as zeros. */
-typedef struct gmm_expand_side {
+typedef struct gmm_expand_operand {
     gmm_mat from;          /* tables in device memory; dtype GMM_NONE = absent */
     uint16_t *to;
     gmm_direction direction;
     int32_t grouped;       /* tokens */
     int32_t rows, cols;    /* of each matrix that was quantized; of tokens the capacity */
-} gmm_expand_side;
+} gmm_expand_operand;
 
 typedef struct gmm_expand_args {
-    gmm_expand_side side[2];
+    gmm_expand_operand side[2];
     gmm_dtype dtype;
     int32_t groups;
     const int64_t *offsets; /* [G + 1] */
@@ -3296,55 +3296,55 @@ typedef struct gmm_expand_args {
 
 enum {
     GMM_EXPAND_THREADS = 256,
-    GMM_EXPAND_MOST = 1024, /* where blocks have a multiprocessor to themselves */
+    GMM_EXPAND_MAX_THREADS = 1024, /* where blocks have a multiprocessor to themselves */
     GMM_EXPAND_LINES = 4,   /* that a warp takes side by side, 256 elements of each at a time */
     GMM_EXPAND_SPAN = 1024, /* elements of each that it takes in all */
-    GMM_TURN_THREADS = 256,
-    GMM_TURN_STRIPS = 2,    /* that a block turns with 64 lines at a time: 128 bytes of what is read and written */
-    GMM_TURN_LINES = 128    /* that it takes in all */
+    GMM_EXPAND_TRANSPOSE_THREADS = 256,
+    GMM_EXPAND_STRIPS = 2,    /* that a block turns with 64 lines at a time: 128 bytes of what is read and written */
+    GMM_EXPAND_STRIP_LINES = 128    /* that it takes in all */
 };
 
 /* Eight codes at `from` as they stand, the first in the lowest bits. `whole`: they are aligned. */
-GMM__DEVICE uint2 gmm_expand_codes(int fp4, const uint8_t *from, int whole) {
+GMM__DEVICE uint2 gmm_expand_load8(int fp4, const uint8_t *src, int aligned) {
     uint2 v = make_uint2(0u, 0u);
     int i;
-    if (whole) {
-        if (fp4) v.x = __ldcs((const unsigned *)(const void *)from);
-        else v = __ldcs((const uint2 *)(const void *)from);
+    if (aligned) {
+        if (fp4) v.x = __ldcs((const unsigned *)(const void *)src);
+        else v = __ldcs((const uint2 *)(const void *)src);
         return v;
     }
 #pragma unroll 1
     for (i = fp4 ? 3 : 7; i >= 0; i--) {
         v.y = __funnelshift_l(v.x, v.y, 8);
-        v.x = v.x << 8 | from[i];
+        v.x = v.x << 8 | src[i];
     }
     return v;
 }
 
-GMM__DEVICE void gmm_expand_eight(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t to[4]) {
-    if (fp4) gmm_fp4_to_16bit_x8(dtype, codes.x, to);
+GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4, uint2 codes, uint32_t dst[4]) {
+    if (fp4) gmm_fp4_to_16bit_x8(dtype, codes.x, dst);
     else {
-        gmm_fp8_to_16bit_x4(dtype, format, codes.x, to);
-        gmm_fp8_to_16bit_x4(dtype, format, codes.y, to + 2);
+        gmm_fp8_to_16bit_x4(dtype, format, codes.x, dst);
+        gmm_fp8_to_16bit_x4(dtype, format, codes.y, dst + 2);
     }
 }
 
 /* Four scale bytes as elements. */
-GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t to[2]) {
+GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t dst[2]) {
     const uint32_t low = bytes & 0x7F7F7F7Fu;
     const uint32_t zero = ~((low + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
     const uint32_t nan = (low + 0x01010101u) & bytes & 0x80808080u;
     int i;
     if (scaling == GMM_SCALING_NV16) {
-        gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bytes, to);
+        gmm_fp8_to_16bit_x4(dtype, GMM_E4M3, bytes, dst);
         return;
     }
-    to[0] = gmm_prmt(bytes, 0u, 0x4140u) << 7;
-    to[1] = gmm_prmt(bytes, 0u, 0x4342u) << 7;
+    dst[0] = gmm_prmt(bytes, 0u, 0x4140u) << 7;
+    dst[1] = gmm_prmt(bytes, 0u, 0x4342u) << 7;
     if (zero | nan)
 #pragma unroll
         for (i = 0; i < 2; i++) /* 2^-127 is subnormal, NaN is 0x7FFF */
-            to[i] |= (gmm_prmt(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
+            dst[i] |= (gmm_prmt(zero, 0u, i ? 0xBBAAu : 0x9988u) & 0x00400040u) |
                      (gmm_prmt(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
 }
 
@@ -3356,53 +3356,53 @@ typedef struct gmm_expand_step {
 } gmm_expand_step;
 
 /* Where the lines of a warp stand. */
-typedef struct gmm_expand_place {
+typedef struct gmm_expand_lines_view {
     const uint8_t *data, *scale;
     int64_t pitch;
-    int32_t step, four; /* bytes of scales: from line to line (apart and swizzled: 128 lines), from four blocks on */
-    int32_t count, whole, swizzled;
-} gmm_expand_place;
+    int32_t line_stride, block4_stride; /* bytes of scales: from line to line (apart and swizzled: 128 lines), from four blocks on */
+    int32_t count, aligned, swizzled;
+} gmm_expand_lines_view;
 
-GMM__DEVICE void gmm_expand_fetch(const gmm_expand_place *p, int mx, int fp4, int apart, int32_t c,
-                                  gmm_expand_step *to) {
+GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, int fp4, int mn_major, int32_t c,
+                                  gmm_expand_step *step) {
     const int32_t block = c / (mx ? 32 : 16);
     int i;
 #pragma unroll
     for (i = 0; i < GMM_EXPAND_LINES; i++) {
-        to->codes[i] = make_uint2(0u, 0u);
-        to->scale[i] = 0u;
-        if (i < p->count && p->whole)
-            to->codes[i] = gmm_expand_codes(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 1);
-        if (i < p->count && !apart)
-            to->scale[i] = p->scale[i * p->step + (block >> 2) * (int64_t)p->four + (block & 3)];
+        step->codes[i] = make_uint2(0u, 0u);
+        step->scale[i] = 0u;
+        if (i < p->count && p->aligned)
+            step->codes[i] = gmm_expand_load8(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 1);
+        if (i < p->count && !mn_major)
+            step->scale[i] = p->scale[i * p->line_stride + (block >> 2) * (int64_t)p->block4_stride + (block & 3)];
     }
-    if (!p->whole)
+    if (!p->aligned)
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_LINES; i++)
             if (i < p->count)
-                to->codes[i] = gmm_expand_codes(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 0);
-    if (apart && !p->swizzled) {
-        const uint2 bytes = gmm_expand_codes(0, p->scale + c, p->whole);
-        to->scale[0] = bytes.x;
-        to->scale[1] = bytes.y;
-    } else if (apart) {
-        const uint8_t *from = p->scale + c / 128 * (int64_t)p->step + c % 32 * 16 + c % 128 / 32 * 4;
+                step->codes[i] = gmm_expand_load8(fp4, p->data + i * p->pitch + c / (fp4 ? 2 : 1), 0);
+    if (mn_major && !p->swizzled) {
+        const uint2 bytes = gmm_expand_load8(0, p->scale + c, p->aligned);
+        step->scale[0] = bytes.x;
+        step->scale[1] = bytes.y;
+    } else if (mn_major) {
+        const uint8_t *src = p->scale + c / 128 * (int64_t)p->line_stride + c % 32 * 16 + c % 128 / 32 * 4;
 #pragma unroll
-        for (i = 0; i < 8; i++) to->scale[i / 4] |= (uint32_t)from[16 * i] << (8 * (i % 4));
+        for (i = 0; i < 8; i++) step->scale[i / 4] |= (uint32_t)src[16 * i] << (8 * (i % 4));
     }
 }
 
 /* Lines [line, line + 4) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them. One warp. dtype, mx, fp4 and
    apart are constants; apart: MX32 columnwise, whose rows are the lines here. */
-GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_side *s, gmm_dtype dtype, int mx,
-                                  int fp4, int apart, int32_t g, int32_t line, int32_t c) {
-    const int turned = !mx && s->direction == GMM_COLUMNWISE; /* lines are the matrix's columns */
-    const int32_t width = turned ? s->rows : s->cols, end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
+GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype, int mx,
+                                  int fp4, int mn_major, int32_t g, int32_t line, int32_t c) {
+    const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are the matrix's columns */
+    const int32_t width = transposed ? s->rows : s->cols, end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
     int64_t row = 0, start = 0, rows = s->rows;
-    gmm_expand_place p;
+    gmm_expand_lines_view p;
     gmm_mat from = s->from;
     gmm__qview v;
-    uint16_t *to;
+    uint16_t *dst;
     int i, j;
     from.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_NV16;
     if (s->grouped) {
@@ -3410,129 +3410,129 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
         rows = args->offsets[g + 1] - row;
         start = (int64_t)args->tiles[g] * GMM_GROUP_ROWS;
     }
-    p.count = (int32_t)(turned ? s->cols : rows) - line;
+    p.count = (int32_t)(transposed ? s->cols : rows) - line;
     if (p.count <= 0) return;
-    v = gmm__qview_of(&from, apart ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start, rows,
+    v = gmm__qview_of(&from, mn_major ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start, rows,
                       s->cols);
     p.pitch = v.ld / (fp4 ? 2 : 1);
     p.data = v.data + line * p.pitch;
-    p.scale = v.scale + (apart ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
+    p.scale = v.scale + (mn_major ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
     p.swizzled = from.scale_order == GMM_SCALES_SWIZZLED;
-    p.step = (int32_t)gmm__qview_scale(&v, apart && p.swizzled ? 128 : 1, 0);
-    p.four = gmm_q_steps(&from, 0, v.lines).four;
-    p.whole = (((uintptr_t)p.data | (uintptr_t)p.pitch | (apart ? (uintptr_t)p.scale : 0)) & 7) == 0;
-    to = s->to + ((s->grouped ? row : (int64_t)g * (turned ? s->cols : s->rows)) + line) * width;
+    p.line_stride = (int32_t)gmm__qview_scale(&v, mn_major && p.swizzled ? 128 : 1, 0);
+    p.block4_stride = gmm_qgemm_scale_strides_of(&from, 0, v.lines).block4;
+    p.aligned = (((uintptr_t)p.data | (uintptr_t)p.pitch | (mn_major ? (uintptr_t)p.scale : 0)) & 7) == 0;
+    dst = s->to + ((s->grouped ? row : (int64_t)g * (transposed ? s->cols : s->rows)) + line) * width;
 #pragma unroll 1
     for (c += 8 * (int32_t)(threadIdx.x & 31u); c < end; c += 256) {
-        gmm_expand_step now;
-        uint32_t by[4];
-        gmm_expand_fetch(&p, mx, fp4, apart, c, &now);
-        if (apart) {
-            gmm_expand_scales(dtype, from.scaling, now.scale[0], by);
-            gmm_expand_scales(dtype, from.scaling, now.scale[1], by + 2);
+        gmm_expand_step step;
+        uint32_t scales[4];
+        gmm_expand_load_step(&p, mx, fp4, mn_major, c, &step);
+        if (mn_major) {
+            gmm_expand_scales(dtype, from.scaling, step.scale[0], scales);
+            gmm_expand_scales(dtype, from.scaling, step.scale[1], scales + 2);
         } else {
-            gmm_expand_scales(dtype, from.scaling, gmm_prmt(gmm_prmt(now.scale[0], now.scale[1], 0x0040u),
-                              gmm_prmt(now.scale[2], now.scale[3], 0x0040u), 0x5410u), by);
-            by[3] = gmm_prmt(by[1], 0u, 0x3232u);
-            by[2] = gmm_prmt(by[1], 0u, 0x1010u);
-            by[1] = gmm_prmt(by[0], 0u, 0x3232u);
-            by[0] = gmm_prmt(by[0], 0u, 0x1010u);
+            gmm_expand_scales(dtype, from.scaling, gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
+                              gmm_prmt(step.scale[2], step.scale[3], 0x0040u), 0x5410u), scales);
+            scales[3] = gmm_prmt(scales[1], 0u, 0x3232u);
+            scales[2] = gmm_prmt(scales[1], 0u, 0x1010u);
+            scales[1] = gmm_prmt(scales[0], 0u, 0x3232u);
+            scales[0] = gmm_prmt(scales[0], 0u, 0x1010u);
         }
 #pragma unroll
         for (i = 0; i < GMM_EXPAND_LINES; i++) {
             uint32_t e[4];
             if (i >= p.count) break;
-            gmm_expand_eight(dtype, from.dtype, fp4, now.codes[i], e);
+            gmm_expand_convert8(dtype, from.dtype, fp4, step.codes[i], e);
 #pragma unroll
-            for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], by[apart ? j : i]);
-            *(uint4 *)(void *)(to + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
+            for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scales[mn_major ? j : i]);
+            *(uint4 *)(void *)(dst + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
         }
     }
 }
 
 /* Columnwise NV16, 32 rows of a strip of tokens: where a lane reads them and writes its part of rows. */
-typedef struct gmm_turn_strip {
+typedef struct gmm_expand_strip {
     const uint8_t *data, *scale; /* of line 0 */
     uint16_t *to;
-    int32_t step;                /* bytes of scales from line to line, or from 128 lines to the next, swizzled */
-    int32_t live, rows;          /* from the strip's first on: rows of the copy, of the result */
-} gmm_turn_strip;
+    int32_t line_stride;                /* bytes of scales from line to line, or from 128 lines to the next, swizzled */
+    int32_t valid_rows, rows;          /* from the strip's first on: rows of the copy, of the result */
+} gmm_expand_strip;
 
-typedef struct gmm_turn_step {
-    uint4 codes[GMM_TURN_STRIPS];
-    uint32_t scale[GMM_TURN_STRIPS][2];
-} gmm_turn_step;
+typedef struct gmm_expand_strip_step {
+    uint4 codes[GMM_EXPAND_STRIPS];
+    uint32_t scale[GMM_EXPAND_STRIPS][2];
+} gmm_expand_strip_step;
 
-GMM__DEVICE void gmm_turn_fetch(const gmm_turn_strip t[GMM_TURN_STRIPS], int64_t pitch, int whole, int swizzled,
-                                int32_t line, gmm_turn_step *to) {
-    const int32_t within = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
+GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_STRIPS], int64_t pitch, int aligned, int swizzled,
+                                int32_t line, gmm_expand_strip_step *step) {
+    const int32_t line_offset = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
     int h;
 #pragma unroll
-    for (h = 0; h < GMM_TURN_STRIPS; h++) {
+    for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
         const uint8_t *const data = t[h].data + line * pitch;
-        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].step + within;
-        to->scale[h][0] = scale[0];
-        to->scale[h][1] = scale[1];
-        if (whole) to->codes[h] = __ldcs((const uint4 *)(const void *)data);
+        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].line_stride + line_offset;
+        step->scale[h][0] = scale[0];
+        step->scale[h][1] = scale[1];
+        if (aligned) step->codes[h] = __ldcs((const uint4 *)(const void *)data);
         else {
-            const uint2 low = gmm_expand_codes(0, data, 0), high = gmm_expand_codes(0, data + 8, 0);
-            to->codes[h] = make_uint4(low.x, low.y, high.x, high.y);
+            const uint2 low = gmm_expand_load8(0, data, 0), high = gmm_expand_load8(0, data + 8, 0);
+            step->codes[h] = make_uint4(low.x, low.y, high.x, high.y);
         }
     }
 }
 
-/* GMM_TURN_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens, GMM_TURN_LINES lines from `line` on, turned in
+/* GMM_EXPAND_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens, GMM_EXPAND_STRIP_LINES lines from `line` on, turned in
    shared memory. One block. */
-GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand_side *s, gmm_dtype dtype,
+GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype,
                                    int32_t strip, int32_t line, char *shared) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int swizzled = s->from.scale_order == GMM_SCALES_SWIZZLED;
-    const int32_t lines = s->cols, end = lines - line < GMM_TURN_LINES ? lines : line + GMM_TURN_LINES, first = line;
+    const int32_t lines = s->cols, end = lines - line < GMM_EXPAND_STRIP_LINES ? lines : line + GMM_EXPAND_STRIP_LINES, first = line;
     const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8; /* that a thread writes */
     const int64_t pitch = s->from.ld / 2;
-    gmm_turn_strip t[GMM_TURN_STRIPS];
-    gmm_turn_step next;
+    gmm_expand_strip t[GMM_EXPAND_STRIPS];
+    gmm_expand_strip_step next;
     int32_t g = 0;
-    int whole = pitch % 16 == 0, h, i, j;
+    int aligned = pitch % 16 == 0, h, i, j;
     memset(&next, 0, sizeof next);
 #pragma unroll
-    for (h = 0; h < GMM_TURN_STRIPS; h++) {
-        const int there = strip + h < args->tiles[args->groups]; /* else that before, which is not written again */
+    for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
+        const int exists = strip + h < args->tiles[args->groups]; /* else that before, which is not written again */
         gmm_mat from = s->from;
         gmm__qview v;
         int32_t rows, row;
-        gmm_find_group32(args->tiles, args->groups, strip + (there ? h : 0), &g);
+        gmm_find_group32(args->tiles, args->groups, strip + (exists ? h : 0), &g);
         rows = (int32_t)(args->offsets[g + 1] - args->offsets[g]);
-        row = GMM_GROUP_ROWS * (strip + (there ? h : 0) - args->tiles[g]);
+        row = GMM_GROUP_ROWS * (strip + (exists ? h : 0) - args->tiles[g]);
         from.scaling = GMM_SCALING_NV16;
         v = gmm__qview_of(&from, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
-        whole &= ((uintptr_t)v.data & 15) == 0;
+        aligned &= ((uintptr_t)v.data & 15) == 0;
         t[h].data = v.data + row / 2 + 16 * (lane % 4);
         t[h].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
-        t[h].step = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
-        t[h].rows = there ? (rows + 15) / 16 * 16 - row : 0;
-        t[h].live = s->from.hadamard ? t[h].rows : rows - row; /* transformed rows spread */
+        t[h].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
+        t[h].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
+        t[h].valid_rows = s->from.hadamard ? t[h].rows : rows - row; /* transformed rows spread */
         t[h].to = s->to + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
     }
 #pragma unroll 1
     for (line -= 64; line < end; line += 64) {
-        const gmm_turn_step now = next;
-        uint32_t by[GMM_TURN_STRIPS];
+        const gmm_expand_strip_step step = next;
+        uint32_t scales[GMM_EXPAND_STRIPS];
         if (line + 64 < end) {
             const int32_t l = line + 64 + 8 * warp + lane / 4;
-            gmm_turn_fetch(t, pitch, whole, swizzled, l < lines ? l : lines - 1, &next);
+            gmm_expand_load_strip_step(t, pitch, aligned, swizzled, l < lines ? l : lines - 1, &next);
         }
         if (line < first) continue;
-        gmm_expand_scales(dtype, GMM_SCALING_NV16, now.scale[0][0] | now.scale[0][1] << 8 | now.scale[1][0] << 16 |
-                          now.scale[1][1] << 24, by);
+        gmm_expand_scales(dtype, GMM_SCALING_NV16, step.scale[0][0] | step.scale[0][1] << 8 | step.scale[1][0] << 16 |
+                          step.scale[1][1] << 24, scales);
 #pragma unroll
-        for (h = 0; h < GMM_TURN_STRIPS; h++)
+        for (h = 0; h < GMM_EXPAND_STRIPS; h++)
 #pragma unroll
             for (i = 0; i < 4; i++) { /* of matrix j, column 2 q + b is row 32 q + 2 j + b */
                 const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
-                const uint32_t scale = gmm_prmt(by[h], 0u, i < 2 ? 0x1010u : 0x3232u);
-                const uint4 codes = now.codes[h];
+                const uint32_t scale = gmm_prmt(scales[h], 0u, i < 2 ? 0x1010u : 0x3232u);
+                const uint4 codes = step.codes[h];
                 uint32_t e[4];
                 gmm_fp4_to_16bit_x8(dtype, i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, e);
 #pragma unroll
@@ -3542,12 +3542,12 @@ GMM__DEVICE void gmm_expand_turned(const gmm_expand_args *args, const gmm_expand
             }
         __syncthreads();
 #pragma unroll
-        for (h = 0; h < GMM_TURN_STRIPS; h++)
+        for (h = 0; h < GMM_EXPAND_STRIPS; h++)
 #pragma unroll
             for (j = 0; j < 4; j++) {
                 const int32_t row = 32 * j + row0;
                 uint4 v = make_uint4(0u, 0u, 0u, 0u);
-                if (row < t[h].live)
+                if (row < t[h].valid_rows)
                     v = *(const uint4 *)(const void *)(shared + 128 * (GMM_GROUP_ROWS * h + row) +
                                                        ((chunk ^ (2 * j + row0 % 2)) << 4));
                 if (row < t[h].rows && line + 8 * chunk < lines)
@@ -3576,25 +3576,25 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
         args->ends[g] = 16 * (int64_t)args->units[g];
 }
 
-GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
     enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
-    int32_t t, k;
+    int32_t task, k;
     gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
-    t = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
+    task = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
-        const gmm_expand_side *s = &args.side[k];
+        const gmm_expand_operand *s = &args.side[k];
         const int mx = s->from.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
-        const int turned = columnwise && !mx, fp4 = s->from.dtype == GMM_E2M1;
-        const int32_t width = turned ? s->rows : s->cols, lines = turned ? s->cols : s->rows;
+        const int transposed = columnwise && !mx, fp4 = s->from.dtype == GMM_E2M1;
+        const int32_t width = transposed ? s->rows : s->cols, lines = transposed ? s->cols : s->rows;
         const int32_t spans = (width + GMM_EXPAND_SPAN - 1) / GMM_EXPAND_SPAN;
         const int32_t strips = (lines + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS; /* of a matrix */
-        const int32_t all = QUADS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
+        const int32_t tasks = QUADS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
         if (s->from.dtype == GMM_NONE) continue;
 #pragma unroll 1
-        for (; t < all; t += (int32_t)(gridDim.x * blockDim.x / 32u)) {
-            const int32_t quad = t / spans, c = (t - quad * spans) * GMM_EXPAND_SPAN;
+        for (; task < tasks; task += (int32_t)(gridDim.x * blockDim.x / 32u)) {
+            const int32_t quad = task / spans, c = (task - quad * spans) * GMM_EXPAND_SPAN;
             int32_t strip = quad / QUADS, g = 0, line;
             if (s->grouped) {
                 gmm_find_group32(args.tiles, args.groups, strip, &g);
@@ -3611,36 +3611,36 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MOST, 1) gmm_expand_rows(const __grid_c
             else if (fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 0, g, line, c);
             else gmm_expand_lines(&args, s, GMM_BF16, 1, 0, 0, g, line, c);
         }
-        t -= all;
+        task -= tasks;
     }
 }
 
-GMM__KERNEL __launch_bounds__(GMM_TURN_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
-    __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_TURN_STRIPS];
-    int32_t t = (int32_t)blockIdx.x, pieces, k;
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
+    __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_EXPAND_STRIPS];
+    int32_t task = (int32_t)blockIdx.x, strip_groups, k;
     gmm_pdl_wait();
-    pieces = (args.tiles[args.groups] + GMM_TURN_STRIPS - 1) / GMM_TURN_STRIPS;
+    strip_groups = (args.tiles[args.groups] + GMM_EXPAND_STRIPS - 1) / GMM_EXPAND_STRIPS;
     if (blockIdx.x == 0) gmm_expand_groups(&args);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
-        const gmm_expand_side *s = &args.side[k];
-        const int32_t spans = (s->cols + GMM_TURN_LINES - 1) / GMM_TURN_LINES;
-        const int32_t all = pieces * spans;
+        const gmm_expand_operand *s = &args.side[k];
+        const int32_t spans = (s->cols + GMM_EXPAND_STRIP_LINES - 1) / GMM_EXPAND_STRIP_LINES;
+        const int32_t tasks = strip_groups * spans;
 #pragma unroll 1
-        for (; t < all; t += (int32_t)gridDim.x) {
-            const int32_t strip = t / spans * GMM_TURN_STRIPS, line = t % spans * GMM_TURN_LINES;
-            if (args.dtype == GMM_F16) gmm_expand_turned(&args, s, GMM_F16, strip, line, shared);
-            else gmm_expand_turned(&args, s, GMM_BF16, strip, line, shared);
+        for (; task < tasks; task += (int32_t)gridDim.x) {
+            const int32_t strip = task / spans * GMM_EXPAND_STRIPS, line = task % spans * GMM_EXPAND_STRIP_LINES;
+            if (args.dtype == GMM_F16) gmm_expand_transposed(&args, s, GMM_F16, strip, line, shared);
+            else gmm_expand_transposed(&args, s, GMM_BF16, strip, line, shared);
         }
-        t -= all;
+        task -= tasks;
     }
 }
 
 /* `columns`: the sides are columnwise NV16 tokens. `limited`: a block per multiprocessor, of those it may use. */
-static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int early,
+static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int pdl,
                                                  const gmm_expand_args *args, cudaStream_t stream) {
-    const int threads = columns ? GMM_TURN_THREADS : limited ? GMM_EXPAND_MOST : GMM_EXPAND_THREADS;
-    return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, early,
+    const int threads = columns ? GMM_EXPAND_TRANSPOSE_THREADS : limited ? GMM_EXPAND_MAX_THREADS : GMM_EXPAND_THREADS;
+    return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, pdl,
                             (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
 
@@ -3653,7 +3653,7 @@ typedef struct gmm_bgrad_args {
     gmm_kmat dy, db, bias;
     const int64_t *offsets;   /* [G + 1] */
     const int32_t *tiles;     /* [G + 1] prefix sums of the groups' pieces */
-    float *pieces;            /* [pieces][n] */
+    float *partials;            /* [pieces][n] */
     int32_t groups, n;
     int64_t capacity;
     const float *row_scale;   /* NULL = 1 */
@@ -3683,32 +3683,32 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
         const int64_t g = i / args.n, n = i % args.n;
         const float beta = args.beta ? args.beta[g] : args.beta_all;
         const int32_t first = args.tiles[g], last = args.tiles[g + 1];
-        char *to;
+        char *dst;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
         int32_t p;
         if ((args.frozen && args.frozen[g]) || (first == last && beta == 1.0f)) continue;
-        to = gmm_kmat_at(&args.db, g);
-        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.pieces[(int64_t)p * args.n + n]);
-        to += n * gmm_kmat_size(&args.db);
+        dst = gmm_kmat_data(&args.db, g);
+        for (p = first; p < last; p++) sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)p * args.n + n]);
+        dst += n * gmm_kmat_size(&args.db);
         if (beta != 0.0f) {
             float old[4];
-            gmm_read4(args.db.dtype, to, 1, 0, old);
+            gmm_read4(args.db.dtype, dst, 1, 0, old);
             sum[0] = __fmaf_rn(beta, old[0], sum[0]);
         }
-        gmm_write4(args.db.dtype, to, 1, 0, sum);
+        gmm_write4(args.db.dtype, dst, 1, 0, sum);
     }
 }
 
 /* One row per precision of dy. */
 typedef struct gmm_bgrad_kernel {
     gmm_dtype dtype;
-    const void *pieces, *rows;
+    const void *partials, *rows;
 } gmm_bgrad_kernel;
 
 static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
-    { GMM_BF16, (const void *)gmm_linear_bgrad_pieces_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
-    { GMM_F16, (const void *)gmm_linear_bgrad_pieces_f16, (const void *)gmm_linear_bgrad_rows_f16 },
-    { GMM_F32, (const void *)gmm_linear_bgrad_pieces_f32, (const void *)gmm_linear_bgrad_rows_f32 }
+    { GMM_BF16, (const void *)gmm_linear_bgrad_partials_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
+    { GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },
+    { GMM_F32, (const void *)gmm_linear_bgrad_partials_f32, (const void *)gmm_linear_bgrad_rows_f32 }
 };
 
 /* ............................................................................................... Launchers ... */
@@ -3716,29 +3716,29 @@ static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
 /* Blocks that a persistent kernel starts: `items` is an upper bound of its work. A limit leaves the other
    multiprocessors alone, so it counts one block for each. */
 static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t items) {
-    const int64_t all = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
-    return (int32_t)(items < 1 ? 1 : items < all ? items : all);
+    const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
+    return (int32_t)(items < 1 ? 1 : items < max_blocks ? items : max_blocks);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_copy(void *to, const void *from, int64_t words, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {
     gmm_copy_args args;
     void *params[1];
     cudaError_t e = cudaSuccess;
     int64_t i;
     params[0] = &args;
     for (i = 0; i < words && e == cudaSuccess; i += GMM_COPY_VALUES) {
-        args.to = (uint64_t *)to + i;
+        args.dst = (uint64_t *)dst + i;
         args.count = (int32_t)(words - i < GMM_COPY_VALUES ? words - i : (int64_t)GMM_COPY_VALUES);
-        memcpy(args.values, (const uint64_t *)from + i, (size_t)args.count * 8);
+        memcpy(args.values, (const uint64_t *)src + i, (size_t)args.count * 8);
         e = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
     }
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int early, cudaStream_t stream) {
-    const int64_t warps = ((int64_t)args->groups.count + 31) / 32, most = GMM_OFFSETS_THREADS / 32;
-    const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < most ? warps : most);
-    return gmm_launch_pdl((const void *)gmm_split_offsets, early, 1, threads, 0, args, stream);
+static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int pdl, cudaStream_t stream) {
+    const int64_t warps = ((int64_t)args->groups.count + 31) / 32, max_warps = GMM_OFFSETS_THREADS / 32;
+    const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < max_warps ? warps : max_warps);
+    return gmm_launch_pdl((const void *)gmm_split_offsets, pdl, 1, threads, 0, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
@@ -3763,7 +3763,7 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
     params[0] = (void *)(uintptr_t)args;
     while (row->dtype != dtype) row++;
     if (args->db.dtype != GMM_NONE) {
-        e = cudaLaunchKernel(row->pieces, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        e = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
         if (e == cudaSuccess)
             e = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
                                  params, 0, stream);
@@ -3826,7 +3826,7 @@ enum {
 };
 
 typedef struct gmm__act_args {
-    const int64_t *live; /* device: rows in use */
+    const int64_t *valid_rows; /* device: rows in use */
     int64_t rows;
     int32_t ffn, interleave; /* columns in 32 bits: 64-bit division is slow */
     int32_t tail_zero, gated, layout, wide;
@@ -3930,12 +3930,12 @@ GMM__DEVICE int32_t gmm__lane(void) { return (int32_t)(threadIdx.x & 31u); }
 GMM__DEVICE int32_t gmm__warp(void) { return (int32_t)(threadIdx.x >> 5); }
 
 /* One element. */
-GMM__DEVICE float gmm__get(const gmm__view *m, int64_t row, int64_t col) {
+GMM__DEVICE float gmm__load_f32(const gmm__view *m, int64_t row, int64_t col) {
     const int64_t i = row * m->ld + col;
     if (m->dtype == GMM_F32) return ((const float *)m->data)[i];
     return gmm_widen(m->dtype, ((const uint16_t *)m->data)[i]);
 }
-GMM__DEVICE void gmm__put(const gmm__view *m, int64_t row, int64_t col, float v) {
+GMM__DEVICE void gmm__store_f32(const gmm__view *m, int64_t row, int64_t col, float v) {
     const int64_t i = row * m->ld + col;
     if (m->dtype == GMM_F32) ((float *)m->data)[i] = v;
     else ((uint16_t *)m->data)[i] = (uint16_t)gmm_pack2(m->dtype, v, 0.0f);
@@ -3973,9 +3973,9 @@ GMM__DEVICE int gmm__vector_access(gmm_dtype fixed, const gmm__view *m, const gm
     return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
 }
 
-GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__lane_cols *q) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__vector_access(fixed, m, q);
+GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q) {
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
+    const int access = gmm__vector_access(static_dtype, m, q);
     gmm__raw8 r = GMM_ZERO;
     int32_t i, j;
     if (dtype == GMM_F32) {
@@ -4010,8 +4010,8 @@ GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t ro
     return r;
 }
 
-GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__raw8 *r, float v[8]) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
+GMM__DEVICE void gmm__decode8(gmm_dtype static_dtype, const gmm__view *m, const gmm__raw8 *r, float v[8]) {
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
     int32_t i;
     if (dtype == GMM_F32) {
 #pragma unroll
@@ -4025,10 +4025,10 @@ GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__ra
     }
 }
 
-GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__lane_cols *q,
+GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q,
                              const float v[8]) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__vector_access(fixed, m, q);
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
+    const int access = gmm__vector_access(static_dtype, m, q);
     int32_t i, j;
     if (dtype == GMM_F32) {
         float *p = (float *)m->data + row * m->ld;
@@ -4080,8 +4080,8 @@ GMM__DEVICE int64_t gmm__warp_scan(int64_t v) { /* inclusive */
     int32_t d;
 #pragma unroll
     for (d = 1; d < 32; d <<= 1) {
-        const int64_t up = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)d);
-        if (gmm__lane() >= d) v += up;
+        const int64_t other = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)d);
+        if (gmm__lane() >= d) v += other;
     }
     return v;
 }
@@ -4096,17 +4096,17 @@ GMM__DEVICE void gmm__grid_loop_advance(gmm__grid_loop *w, uint32_t tasks) {
     w->part = part - rows * w->parts;
 }
 /* A warp takes `each` tasks after one another. */
-GMM__DEVICE gmm__grid_loop gmm__grid_loop_begin(int64_t parts, uint32_t each) {
+GMM__DEVICE gmm__grid_loop gmm__grid_loop_begin(int64_t parts, uint32_t tasks_per_warp) {
     gmm__grid_loop w;
     w.row = w.part = 0;
     w.parts = (uint32_t)parts;
-    w.step = gridDim.x * GMM__ELEM_WARPS * each;
-    gmm__grid_loop_advance(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * each);
+    w.step = gridDim.x * GMM__ELEM_WARPS * tasks_per_warp;
+    gmm__grid_loop_advance(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * tasks_per_warp);
     return w;
 }
 GMM__DEVICE void gmm__grid_loop_next(gmm__grid_loop *w) { gmm__grid_loop_advance(w, w->step); }
 /* The task behind the present one. */
-GMM__DEVICE gmm__grid_loop gmm__grid_loop_following(gmm__grid_loop w) {
+GMM__DEVICE gmm__grid_loop gmm__grid_loop_successor(gmm__grid_loop w) {
     if (++w.part < w.parts) return w;
     w.part = 0;
     w.row++;
@@ -4118,17 +4118,17 @@ GMM__DEVICE void gmm__fault(uint32_t *word, uint32_t bits) {
 }
 
 /* Rows in use according to expert sizes, by the rule of gmm_split_end; for a whole warp. */
-GMM__DEVICE int64_t gmm__live_rows(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
-    const int first = blockIdx.x == 0 && gmm__warp() == 0; /* one warp tells the faults */
+GMM__DEVICE int64_t gmm__valid_rows(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
+    const int reports = blockIdx.x == 0 && gmm__warp() == 0; /* one warp tells the faults */
     int64_t sum = 0;
     int32_t e;
     for (e = gmm__lane(); e < experts; e += 32) {
         if (sizes[e] > 0) sum += sizes[e];
-        else if (first && sizes[e] < 0) gmm__fault(fault, (uint32_t)GMM_FAULT_NEGATIVE);
+        else if (reports && sizes[e] < 0) gmm__fault(fault, (uint32_t)GMM_FAULT_NEGATIVE);
     }
     sum = __shfl_sync(0xFFFFFFFFu, gmm__warp_scan(sum), 31);
     if (sum <= capacity) return sum;
-    if (first && gmm__lane() == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_CAPACITY);
+    if (reports && gmm__lane() == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_CAPACITY);
     return capacity;
 }
 
@@ -4159,8 +4159,8 @@ GMM__DEVICE int64_t gmm__pad_group(const gmm__pad_args *a, int64_t row) {
     int64_t first = 0, n = a->groups;
     while (n > 1) {
         const int64_t step = (n + 31) / 32, i = gmm__lane() * step;
-        const uint32_t below = __ballot_sync(0xFFFFFFFFu, i < n && gmm__pad_start(a, first + i, a->pad) <= row);
-        const int64_t skip = (int64_t)(__popc(below) - 1) * step;
+        const uint32_t starts = __ballot_sync(0xFFFFFFFFu, i < n && gmm__pad_start(a, first + i, a->pad) <= row);
+        const int64_t skip = (int64_t)(__popc(starts) - 1) * step;
         first += skip;
         n = n - skip < step ? n - skip : step;
     }
@@ -4178,9 +4178,9 @@ GMM__DEVICE int32_t gmm__act_linear_offset(const gmm__act_args *a) { return a->i
 
 /* Row or column that place i of a destination takes its value from: from halves to blocks, or back. All in one unit. */
 GMM__DEVICE uint32_t gmm__glu_source(uint32_t i, uint32_t ffn, uint32_t block, int32_t inverse) {
-    const uint32_t half = i >= ffn, run = i / block;
+    const uint32_t half = i >= ffn, block_index = i / block;
     if (inverse) return (uint32_t)gmm__act_gate_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
-    return (run & 1u) * ffn + (run >> 1) * block + (i - run * block);
+    return (block_index & 1u) * ffn + (block_index >> 1) * block + (i - block_index * block);
 }
 
 /* Warps that share a row whose products are added up: all of a block, or one. */
@@ -4214,9 +4214,9 @@ GMM__DEVICE void gmm__deinterleave(gmm_dtype dtype, gmm__raw8 *first, gmm__raw8 
 }
 
 /* What eight activations read. */
-typedef struct gmm__act_in {
+typedef struct gmm__act_operands {
     gmm__raw8 a, b, dy; /* PAIRS: a and b hold the pairs of the first and the second quad */
-} gmm__act_in;
+} gmm__act_operands;
 
 /* Eight activations. The switch stands outside the loop, so that each case is straight-line code. */
 GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
@@ -4235,7 +4235,7 @@ GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], 
 
 /* .................................................................................................... Instances ... */
 
-#define GMM__X(tag, dtype) enum { gmm__fixed_##tag = dtype };
+#define GMM__X(tag, dtype) enum { gmm__static_dtype_##tag = dtype };
 GMM__ELEM_PRECISIONS(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, type, bytes) typedef type gmm__unit_##tag;
@@ -4318,7 +4318,7 @@ typedef struct gmm__transpose_args {
 typedef struct gmm__quant_tail_args {
     uint8_t *data;
     int64_t pitch, bytes, rows;
-    const int64_t *live;
+    const int64_t *valid_rows;
     const int32_t *skip;
 } gmm__quant_tail_args;
 
@@ -4340,9 +4340,9 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
         p.start = (int64_t)tiles[g] * GMM_TILE;
         p.row = strip * GMM_TILE - p.start;
     } else {
-        const uint32_t per = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), at = (uint32_t)strip;
-        p.unit = at / per;
-        p.row = (int64_t)(at % per) * GMM_TILE;
+        const uint32_t strips_per_unit = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), index = (uint32_t)strip;
+        p.unit = index / strips_per_unit;
+        p.row = (int64_t)(index % strips_per_unit) * GMM_TILE;
         p.first = p.start = 0;
         p.rows = rows;
     }
@@ -4357,24 +4357,24 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
 /* Element (r, c) of a tile in shared memory. Columns are exchanged so that neither rows nor columns, four elements per
    lane, meet in a bank: lanes of a row begin with different ones of their four. */
 GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
-GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t by) {
+GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     const float a = v[0], b = v[1];
-    if (by & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
-    if (by & 2) {
+    if (count & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
+    if (count & 2) {
         const float c = v[0], d = v[1];
         v[0] = v[2]; v[1] = v[3]; v[2] = c; v[3] = d;
     }
     (void)b;
 }
-GMM__DEVICE void gmm__quant_put_row(float *x, int32_t r, const float from[4]) {
+GMM__DEVICE void gmm__quant_store_row(float *x, int32_t r, const float src[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
-    float v[4] = { from[0], from[1], from[2], from[3] };
+    float v[4] = { src[0], src[1], src[2], src[3] };
     int32_t t;
     gmm__quant_rotate4(v, q);
 #pragma unroll
     for (t = 0; t < 4; t++) x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))] = v[t];
 }
-GMM__DEVICE void gmm__quant_get_row(const float *x, int32_t r, float v[4]) {
+GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
     int32_t t;
 #pragma unroll
@@ -4382,7 +4382,7 @@ GMM__DEVICE void gmm__quant_get_row(const float *x, int32_t r, float v[4]) {
     gmm__quant_rotate4(v, (4 - q) & 3);
 }
 /* Four rows of column c, transformed in runs of 16 if `hadamard`. */
-GMM__DEVICE void gmm__quant_get_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
+GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
 #pragma unroll
@@ -4416,13 +4416,13 @@ GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
 }
 
 /* Raises the lane's amax, and the row's if it is wanted, by four values. */
-GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32_t *line) {
+GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint32_t *line) {
     uint32_t bits = gmm__quant_amax4(v);
-    all = bits > all ? bits : all;
-    if (!line) return all;
+    amax = bits > amax ? bits : amax;
+    if (!line) return amax;
     bits = __reduce_max_sync(0xFFFFFFFFu, bits);
     if (gmm__lane() == 0) atomicMax(line, bits);
-    return all;
+    return amax;
 }
 
 /* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
@@ -4470,27 +4470,27 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
 GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
                                           uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
-    int32_t which, j, turn;
+    int32_t choice, j, src_lane;
     scale[0] = gmm_f32_to_e4m3(base);
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
 #pragma unroll
-    for (which = 0; which < 2; which++) {
-        const float enc = gmm_nv_encode(n, scale[which]), sf = gmm_e4m3_to_f32(scale[which]);
+    for (choice = 0; choice < 2; choice++) {
+        const float enc = gmm_nv_encode(n, scale[choice]), sf = gmm_e4m3_to_f32(scale[choice]);
         float e[4], sum = 0.0f;
 #pragma unroll
         for (j = 0; j < 4; j++) {
             const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], enc)));
-            const float back = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
-            const float miss = gmm__fadd(back, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
-            e[j] = squared ? gmm__fmul(miss, miss) : gmm_f32_from_bits(gmm_f32_bits(miss) & 0x7FFFFFFFu);
+            const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
+            const float difference = gmm__fadd(decoded, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
+            e[j] = squared ? gmm__fmul(difference, difference) : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
         }
-        for (turn = 0; turn < 4; turn++) {
-            float mine = sum;
+        for (src_lane = 0; src_lane < 4; src_lane++) {
+            float partial = sum;
 #pragma unroll
-            for (j = 0; j < 4; j++) mine = gmm__fadd(mine, e[j]);
-            sum = __shfl_sync(0xFFFFFFFFu, mine, (gmm__lane() & ~3) | turn);
+            for (j = 0; j < 4; j++) partial = gmm__fadd(partial, e[j]);
+            sum = __shfl_sync(0xFFFFFFFFu, partial, (gmm__lane() & ~3) | src_lane);
         }
-        error[which] = sum;
+        error[choice] = sum;
     }
 }
 
@@ -4542,7 +4542,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     const gmm_scaling scaling = f->scaling;
     const gmm__qview *view = &s->view;
     const int32_t lane = gmm__lane(), width = gmm_block_along(scaling), lanes = width ? width / 4 : 32;
-    const int32_t block = lane / lanes, live = l < s->lines, lead = lane % lanes == 0;
+    const int32_t block = lane / lanes, valid = l < s->lines, is_first_lane = lane % lanes == 0;
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
     const int64_t line = s->l0 + l;
     const int32_t count = s->data - 4 * lane;
@@ -4553,10 +4553,10 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         uint32_t bits = gmm__quant_block_max(gmm__quant_amax4(v), lanes);
         if (height > 1) bits = shared_amax[l / height * GMM_TILE_BLOCKS + block];
         amax = gmm_f32_from_bits(bits);
-    } else if (scaling == GMM_SCALING_ROW && live) amax = s->amax[l];
+    } else if (scaling == GMM_SCALING_ROW && valid) amax = s->amax[l];
     if (scaling == GMM_SCALING_NV16) {
         gmm_nv_global global = s->global;
-        if (s->per_line) global = gmm_nv_global_of(live ? s->amax[l] : 0.0f, global.e4m3_max);
+        if (s->per_line) global = gmm_nv_global_of(valid ? s->amax[l] : 0.0f, global.e4m3_max);
         if (f->four_over_six && height > 1)
             stored = shared_amax[GMM__QUANT_SQUARES + l / height * GMM_TILE_BLOCKS + block];
         else if (f->four_over_six) {
@@ -4579,18 +4579,18 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* padding stands behind the last block */
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
-        if (lead && line < s->scale_lines)
-            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = live ? stored : 0u;
+        if (is_first_lane && line < s->scale_lines)
+            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = valid ? stored : 0u;
     } else if (width) {
-        if (lead && block < s->end) {
+        if (is_first_lane && block < s->end) {
             const int64_t j = s->a0 / width + block;
             view->scale[view->order == GMM_SCALES_SWIZZLED ? gmm__qview_scale(view, line, j)
                                                            : line * s->line_step + j * s->block_step] =
-                live && block < s->used ? (uint8_t)stored : (uint8_t)0;
+                valid && block < s->used ? (uint8_t)stored : (uint8_t)0;
         }
-    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && live)
+    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && valid)
         ((float *)(void *)view->scale)[line] = gmm_f32_from_bits(stored);
-    if (!live) return;
+    if (!valid) return;
     if (f->stochastic) {
         uint32_t random[4], word = 0;
         gmm_draw_block(a->random[0], a->random[1], s->group, s->first_block + l * s->blocks_per_line + block,
@@ -4608,19 +4608,19 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
             codes[(4 * lane + i) * GMM__QUANT_CODES + l] =
                 f->dtype == GMM_E2M1 ? (uint8_t)((code >> 4 * i) & 15u) : (uint8_t)(code >> 8 * i);
     } else if (f->dtype == GMM_E2M1) {
-        uint8_t *to = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
-        if (count >= 4 && !((uintptr_t)to & 1)) *(uint16_t *)to = (uint16_t)code;
+        uint8_t *dst = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
+        if (count >= 4 && !((uintptr_t)dst & 1)) *(uint16_t *)dst = (uint16_t)code;
         else {
-            if (count > 0) to[0] = (uint8_t)code;
-            if (count > 2) to[1] = (uint8_t)(code >> 8);
+            if (count > 0) dst[0] = (uint8_t)code;
+            if (count > 2) dst[1] = (uint8_t)(code >> 8);
         }
     } else {
-        uint8_t *to = view->data + line * view->ld + s->a0 + 4 * lane;
-        if (count >= 4 && !((uintptr_t)to & 3)) *(uint32_t *)to = code;
+        uint8_t *dst = view->data + line * view->ld + s->a0 + 4 * lane;
+        if (count >= 4 && !((uintptr_t)dst & 3)) *(uint32_t *)dst = code;
         else
 #pragma unroll
             for (i = 0; i < 4; i++)
-                if (i < count) to[i] = (uint8_t)(code >> 8 * i);
+                if (i < count) dst[i] = (uint8_t)(code >> 8 * i);
     }
 }
 
@@ -4640,8 +4640,8 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
             float v[4];
-            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-            else gmm__quant_get_row(x, l, v);
+            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+            else gmm__quant_load_row(x, l, v);
             bits = gmm__quant_block_max(gmm__quant_amax4(v), width / 4);
             if (lane % (width / 4) == 0)
                 atomicMax(&shared_amax[l / height * GMM_TILE_BLOCKS + lane / (width / 4)], bits);
@@ -4653,8 +4653,8 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
             uint8_t scale[2];
             float v[4], error[2];
-            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-            else gmm__quant_get_row(x, l, v);
+            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+            else gmm__quant_load_row(x, l, v);
             gmm__quant_four_over_six(&s->global, v, gmm_f32_from_bits(shared_amax[l / 16 * GMM_TILE_BLOCKS + lane / 4]),
                                      f->four_over_six == 2, scale, error);
             for (i = 0; i < 2; i++)
@@ -4667,15 +4667,15 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) {
             uint32_t *chosen = &shared_amax[GMM__QUANT_SQUARES + i];
             float *row[2];
-            int32_t by, j;
+            int32_t stride, j;
             row[0] = errors + i / GMM_TILE_BLOCKS * 16 * GMM_TILE_BLOCKS + i % GMM_TILE_BLOCKS;
             row[1] = row[0] + GMM_TILE * GMM_TILE_BLOCKS;
-            for (by = 8; by > 0; by /= 2)
-                for (j = 0; j < by; j++) {
+            for (stride = 8; stride > 0; stride /= 2)
+                for (j = 0; j < stride; j++) {
                     row[0][j * GMM_TILE_BLOCKS] = gmm__fadd(row[0][j * GMM_TILE_BLOCKS],
-                                                            row[0][(j + by) * GMM_TILE_BLOCKS]);
+                                                            row[0][(j + stride) * GMM_TILE_BLOCKS]);
                     row[1][j * GMM_TILE_BLOCKS] = gmm__fadd(row[1][j * GMM_TILE_BLOCKS],
-                                                            row[1][(j + by) * GMM_TILE_BLOCKS]);
+                                                            row[1][(j + stride) * GMM_TILE_BLOCKS]);
                 }
             *chosen = row[1][0] < row[0][0] ? *chosen >> 8 : *chosen & 0xFFu;
         }
@@ -4683,31 +4683,31 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
     for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
         float v[4];
-        if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-        else gmm__quant_get_row(x, l, v);
+        if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+        else gmm__quant_load_row(x, l, v);
         gmm__quant_line(a, s, l, v, shared_amax, codes);
     }
     if (!s->view.apart) return;
     __syncthreads();
     for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* rows of codes, as they are stored */
-        const uint8_t *from = codes + l * GMM__QUANT_CODES;
-        uint8_t *to = s->view.data;
+        const uint8_t *src = codes + l * GMM__QUANT_CODES;
+        uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
-            to += ((s->a0 + l) * s->view.ld + s->l0) / 2;
-            for (i = 2 * lane; i < s->lines; i += 64) to[i / 2] = (uint8_t)(from[i] | from[i + 1] << 4);
+            dst += ((s->a0 + l) * s->view.ld + s->l0) / 2;
+            for (i = 2 * lane; i < s->lines; i += 64) dst[i / 2] = (uint8_t)(src[i] | src[i + 1] << 4);
         } else {
-            to += (s->a0 + l) * s->view.ld + s->l0;
-            if (4 * lane + 4 <= s->lines && !((uintptr_t)to & 3))
-                *(uint32_t *)(to + 4 * lane) = *(const uint32_t *)(from + 4 * lane);
+            dst += (s->a0 + l) * s->view.ld + s->l0;
+            if (4 * lane + 4 <= s->lines && !((uintptr_t)dst & 3))
+                *(uint32_t *)(dst + 4 * lane) = *(const uint32_t *)(src + 4 * lane);
             else
-                for (i = 4 * lane; i < 4 * lane + 4 && i < s->lines; i++) to[i] = from[i];
+                for (i = 4 * lane; i < 4 * lane + 4 && i < s->lines; i++) dst[i] = src[i];
         }
     }
 }
 
 /* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. For
    threads `first`, first + step, ...; `settle`: what the casts read becomes what the caller gave. */
-GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t settle) {
+GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t store_amax) {
     const gmm_format *f = &a->format;
     const int32_t tensor = f->scaling == GMM_SCALING_TENSOR;
     const int32_t global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
@@ -4730,7 +4730,7 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
             }
         }
         if (a->phase == GMM_QUANT_CAST && tensor && copy[0]->dtype != GMM_NONE) amax[1] = amax[0];
-        if (settle) {
+        if (store_amax) {
             a->amax[0][i] = amax[0];
             a->amax[1][i] = amax[1];
         }
@@ -4762,7 +4762,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
     if (a.skip && *a.skip) return;
-    for (r = *a.live + blockIdx.x; r < a.rows; r += gridDim.x)
+    for (r = *a.valid_rows + blockIdx.x; r < a.rows; r += gridDim.x)
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
 }
 
@@ -4785,7 +4785,7 @@ enum {
 /* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
    counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
 enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
-enum { gmm__wide_bf16 = 8, gmm__wide_f16 = 8, gmm__wide_f32 = 4 }; /* elements of sixteen bytes */
+enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements of sixteen bytes */
 GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
     return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
 }
@@ -4794,54 +4794,54 @@ GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
     return gmm_cvt_f32_f16(h);
 }
 GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
-GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
-    return gmm_max_bf16x2(most, w & 0x7FFF7FFFu);
+GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t maximum, uint32_t w) {
+    return gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
-    return gmm_max_f16x2(most, w & 0x7FFF7FFFu);
+GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t maximum, uint32_t w) {
+    return gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
-    return gmm_max_abs_f32(most, w);
+GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_abs_f32(maximum, w);
 }
 /* The largest of a word of maxima, as bits of an fp32. */
-GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t most) {
-    const uint32_t low = most << 16, high = most & 0xFFFF0000u;
+GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t maximum) {
+    const uint32_t low = maximum << 16, high = maximum & 0xFFFF0000u;
     return low > high ? low : high;
 }
-GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
-    const uint32_t low = most & 0xFFFFu, high = most >> 16, w = low > high ? low : high;
+GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t maximum) {
+    const uint32_t low = maximum & 0xFFFFu, high = maximum >> 16, w = low > high ? low : high;
     return gmm_f32_bits(gmm__word_value_f16(&w, 0));
 }
-GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
+GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t maximum) { return maximum; }
 /* The same where a NaN counts as more than all others. */
-GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t most, uint32_t w) {
-    return gmm_max_nan_bf16x2(most, w & 0x7FFF7FFFu);
+GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t most, uint32_t w) {
-    return gmm_max_nan_f16x2(most, w & 0x7FFF7FFFu);
+GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t most, uint32_t w) {
-    return gmm_max_nan_abs_f32(most, w);
+GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_abs_f32(maximum, w);
 }
 
 /* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
    NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
-GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t maximum, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_bf16x2(most, w);
+    return gmm_max_xorsign_abs_bf16x2(maximum, w);
 #else
-    return gmm__word_max_bf16(most & 0x7FFF7FFFu, w);
+    return gmm__word_max_bf16(maximum & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t maximum, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_f16x2(most, w);
+    return gmm_max_xorsign_abs_f16x2(maximum, w);
 #else
-    return gmm__word_max_f16(most & 0x7FFF7FFFu, w);
+    return gmm__word_max_f16(maximum & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t most, uint32_t w) {
-    return gmm_max_abs_abs_f32(most, w);
+GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_abs_abs_f32(maximum, w);
 }
 
 /* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
@@ -4855,17 +4855,17 @@ GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
 /* |v by|; capped: 6 if it is more, or a NaN. */
-GMM__DEVICE float gmm__vec_product(float v, float by, int capped) {
-    const float m = gmm_mul_abs_f32(v, by);
-    return capped ? gmm_min_6_f32(m) : m;
+GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
+    const float m = gmm_mul_abs_f32(v, multiplier);
+    return saturate ? gmm_min_6_f32(m) : m;
 }
-GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float by, int capped) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int saturate) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        gmm_e2m1_candidates(gmm__vec_product(v[j], by, capped), &low, &middle, &high);
+        gmm_e2m1_candidates(gmm__vec_product(v[j], multiplier, saturate), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
@@ -4874,15 +4874,15 @@ GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float by, int capped) {
 }
 /* The same by gmm_f32_to_e2m1_random, element j with byte j % 4 of word j / 4. A product rises by its share of a step
    and is cut: at 2^-126 times it, bits 22 and up are the code. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float by, const uint32_t random[2]) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float multiplier, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
-        const float m = gmm__vec_product(v[j], by, 1);
+        const float m = gmm__vec_product(v[j], multiplier, 1);
         /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
-        const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        const uint32_t bits = gmm_e2m1_add_share(m, share);
+        const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
+        const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
         codes = codes * 16 + (bits >> 22);
     }
     return codes | gmm__vec_signs(v);
@@ -4914,28 +4914,28 @@ GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
 /* The strips of a call. All threads. */
 GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
-    if (a->warp_split) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
+    if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
                                                 blockIdx.y == 0);
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
 /* Where strip `at` is, and the first column of the `tiles` that the block takes of it. */
 typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
-GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
+GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
                                               int32_t tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    const int32_t strip = a->backward ? w->total - 1 - at : at;
+    const int32_t strip = a->backward ? w->total - 1 - index : index;
     gmm__vec_strip p;
     *c0 = tile * tiles * GMM_TILE;
     if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
-        const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
-        const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
+        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
         p.unit = g;
         p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
-        p.start = before * GMM_TILE;
-        p.row = (strip - before) * GMM_TILE;
+        p.start = first_strip * GMM_TILE;
+        p.row = (strip - first_strip) * GMM_TILE;
         p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
     } else {
         const gmm__quant_strip w64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
@@ -4955,13 +4955,13 @@ GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t uni
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
 /* Codes of a row of a lane. */
-GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
-    gmm_st_global_v2_b32(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
+    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
-GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *to, int32_t e5m2,
-                                          const float v[8]) { gmm__vec_store_codes_bf16(to, e5m2, v); }
-GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
-    gmm_st_global_b32(to, gmm__quant_codes8(e5m2, v));
+GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2,
+                                          const float v[8]) { gmm__vec_store_codes_bf16(dst, e5m2, v); }
+GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
+    gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
 }
 /* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
 GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse) {
@@ -4970,45 +4970,45 @@ GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse
     int32_t i;
 #pragma unroll
     for (i = 0; i < 2; i++) {
-        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), up = (u + 0x7FFFFFu) >> 23;
-        bytes |= (u <= 0x400000u ? 0u : up < 254u ? up : 254u) << 8 * i;
+        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), exponent = (u + 0x7FFFFFu) >> 23;
+        bytes |= (u <= 0x400000u ? 0u : exponent < 254u ? exponent : 254u) << 8 * i;
     }
     return bytes;
 }
 /* gmm_e8m0_reciprocal of scale byte i of words. */
-GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *four, int32_t i) {
-    const uint32_t by = (254u - ((four[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
-    return gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
+GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
+    const uint32_t bits = (254u - ((scales4[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
+    return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
 }
 
 /* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
    the tile begins with line `line` and block `block`, and a line has `along` scales. */
-GMM__DEVICE void gmm__vec_store_scales4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
-                                   int32_t l, int32_t quad, uint32_t four) {
+GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+                                   int32_t l, int32_t quad, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
-        to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
-    else to += (int64_t)line * along + block + (l * along + quad);
-    if (block + quad < along) gmm_st_global_b32(to, four);
+        dst += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
+    else dst += (int64_t)line * along + block + (l * along + quad);
+    if (block + quad < along) gmm_st_global_b32(dst, scales4);
 }
 
 /* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
 GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encodes, int check) {
-    float v[4], most = 0.0f;
-    uint32_t four;
+    float v[4], maximum = 0.0f;
+    uint32_t scales4;
     int32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]); /* infinity too becomes the largest code */
-    four = gmm__quant_codes8(0, v);
+    scales4 = gmm__quant_codes8(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
-        const float m = gmm__fmul(amax[i], encodes[(four >> 8 * i) & 0x7Fu]);
-        most = m > most ? m : most;
+        const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
+        maximum = m > maximum ? m : maximum;
     }
-    return check && !(most < 6.75f) ? four | 0x80u : four;
+    return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
 /* What the elements of block i of eight multiply by; words of four scale bytes. */
-GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t four[2], int32_t i) {
-    return encodes[((i & 4 ? four[1] : four[0]) >> 8 * (i & 3)) & 0x7Fu];
+GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
+    return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
 
 /* BF16: NaNs lose their signs. */
@@ -5028,15 +5028,15 @@ GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
         for (k = 0; k < 4; k++) x[i][k] ^= flip;
     }
 }
-GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t below, uint32_t to[16][2]) {
+GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32_t dst[16][2]) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++)
 #pragma unroll
         for (k = 0; k < 2; k++) {
-            const uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, below ? x[i][k] : x[i][k + 2], 8);
-            to[i][k] = below ? got : x[i][k];
-            to[i + 8][k] = below ? x[i][k + 2] : got;
+            const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
+            dst[i][k] = lower ? received : x[i][k];
+            dst[i + 8][k] = lower ? x[i][k + 2] : received;
         }
 }
 /* Stages of strides 1 to `last` of a Hadamard transform of runs of 2 last values. */
@@ -5053,7 +5053,7 @@ GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last)
             }
 }
 /* Column j of four, transformed but for the signs, as words of two rows. NaNs lose their signs. */
-GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t to[8]) {
+GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t dst[8]) {
     float v[16];
     int32_t i;
 #pragma unroll
@@ -5065,38 +5065,38 @@ GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t h
     }
 #pragma unroll
     for (i = 0; i < 8; i++)
-        to[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
+        dst[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
 }
 /* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
    an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
-GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t below) {
-    float most = 0.0f;
+GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lower) {
+    float maximum = 0.0f;
     uint32_t bits;
     int32_t i, k, half;
 #pragma unroll
     for (k = 0; k < 2; k++) {
-        uint32_t mine[8], got[8];
+        uint32_t kept[8], received[8];
 #pragma unroll
         for (i = 0; i < 8; i++) {
-            got[i] = __shfl_xor_sync(0xFFFFFFFFu, below ? x[i][k] : x[i][k + 2], 8);
-            mine[i] = below ? x[i][k + 2] : x[i][k];
+            received[i] = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
+            kept[i] = lower ? x[i][k + 2] : x[i][k];
         }
 #pragma unroll
         for (half = 0; half < 2; half++) {
             float a[8], b[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&mine[i], half);
-                b[i] = gmm__word_value_bf16(&got[i], half);
+                a[i] = gmm__word_value_bf16(&kept[i], half);
+                b[i] = gmm__word_value_bf16(&received[i], half);
             }
             gmm__vec_hadamard_stages(a, 8, 4);
             gmm__vec_hadamard_stages(b, 8, 4);
 #pragma unroll
             for (i = 0; i < 8; i++)
-                most = gmm_max_sum_abs_f32(most, a[i], b[i]);
+                maximum = gmm_max_sum_abs_f32(maximum, a[i], b[i]);
         }
     }
-    bits = gmm_f32_to_bf16(gmm__fmul(most, 0.25f));
+    bits = gmm_f32_to_bf16(gmm__fmul(maximum, 0.25f));
     return bits << 16;
 }
 
@@ -5128,11 +5128,11 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
             }
         __syncthreads();
         for (l = gmm__warp(); l < p.m; l += GMM__QUANT_WARPS) {
-            char *to = base + ((p.first + p.row + l) * a.dst.ld + c0) * size;
+            char *dst = base + ((p.first + p.row + l) * a.dst.ld + c0) * size;
             float x[4];
-            gmm__quant_get_row(gmm__dequant_shared, l, x);
+            gmm__quant_load_row(gmm__dequant_shared, l, x);
             if (4 * lane < n)
-                gmm_write4(a.dst.dtype, to + 4 * lane * size, n - 4 * lane, gmm_whole4(a.dst.dtype, to, 0), x);
+                gmm_write4(a.dst.dtype, dst + 4 * lane * size, n - 4 * lane, gmm_vec4_aligned(a.dst.dtype, dst, 0), x);
         }
         __syncthreads();
     }
@@ -5140,7 +5140,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
 
 /* Rows 4 q to 4 q + 3 of a tile, 4 bytes of each per lane, become words of 4 rows: those of one column stand side by
    side, and the lanes of a warp in different banks. */
-GMM__DEVICE void gmm__turn_quad(const uint32_t v[4], int32_t q, uint32_t *tile) {
+GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *tile) {
     const uint32_t a = __byte_perm(v[0], v[1], 0x5140), b = __byte_perm(v[2], v[3], 0x5140);
     const uint32_t c = __byte_perm(v[0], v[1], 0x7362), d = __byte_perm(v[2], v[3], 0x7362);
     const uint32_t x[4] = { __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x5410),
@@ -5158,18 +5158,18 @@ GMM__DEVICE void gmm__turn_quad(const uint32_t v[4], int32_t q, uint32_t *tile) 
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
-    const int64_t down = gmm__ceil_div(a.rows, GMM_TILE), across = gmm__ceil_div(a.cols, GMM_TILE);
+    const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
     const int32_t lane = gmm__lane();
     int64_t item;
-    for (item = blockIdx.x; item < a.units * down * across; item += gridDim.x) {
-        const int64_t u = item / (down * across), i = item / across % down, j = item % across;
-        const gmm__qview from = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
-        const gmm__qview to = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
-        const uint8_t *src = from.data + i * GMM_TILE * from.ld + j * GMM_TILE;
-        uint8_t *dst = to.data + j * GMM_TILE * to.ld + i * GMM_TILE;
+    for (item = blockIdx.x; item < a.units * row_tiles * col_tiles; item += gridDim.x) {
+        const int64_t u = item / (row_tiles * col_tiles), i = item / col_tiles % row_tiles, j = item % col_tiles;
+        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, u, 0, 0, a.rows, a.cols);
+        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, u, 0, 0, a.rows, a.cols);
+        const uint8_t *src = src_view.data + i * GMM_TILE * src_view.ld + j * GMM_TILE;
+        uint8_t *dst = dst_view.data + j * GMM_TILE * dst_view.ld + i * GMM_TILE;
         const int32_t m = (int32_t)(a.rows - i * GMM_TILE < GMM_TILE ? a.rows - i * GMM_TILE : (int64_t)GMM_TILE);
         const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
-        const int words = (((uintptr_t)src | (uintptr_t)from.ld | (uintptr_t)dst | (uintptr_t)to.ld) & 3) == 0 &&
+        const int words = (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
                           (m | n) % 4 == 0;
         int32_t l, k;
         if (words) {
@@ -5179,21 +5179,21 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
 #pragma unroll
                 for (k = 0; k < 4; k++) {
                     const int32_t row = 4 * (l * GMM__QUANT_WARPS + gmm__warp()) + k;
-                    v[l][k] = row < m && 4 * lane < n ? *(const uint32_t *)(src + row * from.ld + 4 * lane) : 0u;
+                    v[l][k] = row < m && 4 * lane < n ? *(const uint32_t *)(src + row * src_view.ld + 4 * lane) : 0u;
                 }
 #pragma unroll
             for (l = 0; l < GMM_TILE / 4 / GMM__QUANT_WARPS; l++)
-                gmm__turn_quad(v[l], l * GMM__QUANT_WARPS + gmm__warp(), tile);
+                gmm__transpose_rows4(v[l], l * GMM__QUANT_WARPS + gmm__warp(), tile);
         } else
             for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
-                for (k = lane; k < n; k += 32) codes[k * GMM__QUANT_CODES + l] = src[l * from.ld + k];
+                for (k = lane; k < n; k += 32) codes[k * GMM__QUANT_CODES + l] = src[l * src_view.ld + k];
         __syncthreads();
         for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
             if (!words)
-                for (k = lane; k < m; k += 32) dst[l * to.ld + k] = codes[l * GMM__QUANT_CODES + k];
+                for (k = lane; k < m; k += 32) dst[l * dst_view.ld + k] = codes[l * GMM__QUANT_CODES + k];
             else if (4 * lane < m)
-                *(uint32_t *)(dst + l * to.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
-        if (threadIdx.x == 0) gmm__qview_turn_scales(&from, &to, i, j);
+                *(uint32_t *)(dst + l * dst_view.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
+        if (threadIdx.x == 0) gmm__qview_transpose_scales(&src_view, &dst_view, i, j);
         __syncthreads();
     }
 }
@@ -5213,7 +5213,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 }
 
 /* A rank's part of sharded masters: amaxes of blocks by maxima on their bits, or scales and codes. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amaxes_of(const __grid_constant__ gmm__shard_args a) {
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
     int64_t i;
@@ -5223,8 +5223,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amaxes_of(const __grid
         const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
         for (k = 0; k < 2 + (a.format.scaling == GMM_SCALING_NV16); k++)
             if (k == 2 || a.copy[k].dtype != GMM_NONE) {
-                uint32_t *to = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
-                if (bits > *(volatile uint32_t *)to) atomicMax(to, bits);
+                uint32_t *dst = (uint32_t *)&a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
+                if (bits > *(volatile uint32_t *)dst) atomicMax(dst, bits);
             }
     }
 }
@@ -5240,13 +5240,13 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
         for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
     }
 }
-static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t most,
+static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
                                                  cudaStream_t stream) {
     const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amaxes_of : (const void *)gmm_shard_codes,
-                            dim3((unsigned)(work < most ? work : most)), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
+                            dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params, 0, stream);
 }
 
 #define GMM__BODY 6
@@ -5269,7 +5269,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #undef GMM__BODY
 
 #define GMM__BODY 12
-#define GMM__TURNED 0
+#define GMM__HADAMARD 0
 #define GMM__TAG bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
@@ -5279,12 +5279,12 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__TAG f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
-#define GMM__TURNED 1
-#define GMM__TAG turned_bf16
+#undef GMM__HADAMARD
+#define GMM__HADAMARD 1
+#define GMM__TAG hadamard_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
+#undef GMM__HADAMARD
 #undef GMM__BODY
 
 /* X(name, scaling): the kernels of body 13. */
@@ -5355,7 +5355,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 
 /* NV16; turned: BF16, whose columnwise copy is transformed or whose codes are rounded at random. */
 #define GMM__BODY 14
-#define GMM__TURNED 0
+#define GMM__HADAMARD 0
 #define GMM__TAG nv16_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
@@ -5365,12 +5365,12 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #define GMM__TAG nv16_f32
 #define GMM__SOURCE f32
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
-#define GMM__TURNED 1
-#define GMM__TAG nv16_turned_bf16
+#undef GMM__HADAMARD
+#define GMM__HADAMARD 1
+#define GMM__TAG nv16_hadamard_bf16
 #define GMM__SOURCE bf16
 #include GMM_KERNELS_FILE
-#undef GMM__TURNED
+#undef GMM__HADAMARD
 #undef GMM__BODY
 
 /* The first row that fits a call serves it; scaling NONE fits all. */
@@ -5385,7 +5385,7 @@ typedef struct gmm_quantize_kernel {
     { GMM_F16, scaling, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_##tag##_f16 }, \
     { GMM_F32, scaling, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_##tag##_f32 },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_turned_bf16, (const void *)gmm_cast_nv16_turned_bf16 },
+    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
     GMM__VEC_CAST_LIST(GMM__X)
     GMM__X(mx32, GMM_SCALING_MX32)
     GMM__X(nv16, GMM_SCALING_NV16)
@@ -5395,31 +5395,31 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
 };
 #undef GMM__X
 
-static GMM__UNUSED dim3 gmm__vec_grid(int64_t across, int64_t down, int64_t most) {
-    const int64_t high = most / across < 65535 ? most / across : 65535, y = down < high ? down : high;
-    return dim3((unsigned)across, (unsigned)(y < 1 ? 1 : y));
+static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
+    const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535, y = strips < max_rows ? strips : max_rows;
+    return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
 }
 
 /* `most`: blocks of kernels that stay on the multiprocessors; `stream_most`: of those in the order of addresses. */
 static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
-                                               int64_t most, int64_t stream_most, cudaStream_t stream) {
+                                               int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
-    const int apart = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
+    const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
-    const int32_t cast_room = a->vectorized ? 0 : apart || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int32_t amax_room = a->vectorized ? 0 : GMM__QUANT_TILE;
-    const int several = a->format.scaling == GMM_SCALING_NV16 ||
+    const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t amax_smem = a->vectorized ? 0 : GMM__QUANT_TILE;
+    const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
                         (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
-    const int64_t wide = several ? (int64_t)GMM__VEC_TILES : 1;
+    const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
     const int64_t items = strips * a->col_tiles;
-    dim3 grid((unsigned)(items < 1 ? 1 : items < most ? items : most)), cast_grid = grid;
+    dim3 grid((unsigned)(items < 1 ? 1 : items < max_blocks ? items : max_blocks)), cast_grid = grid;
     cudaError_t e = cudaSuccess;
     gmm__quant_args forward = *a;
     void *params[1];
     if (a->vectorized) {
-        grid = gmm__vec_grid(a->col_tiles, strips, stream_most);
-        cast_grid = gmm__vec_grid((a->col_tiles + wide - 1) / wide, strips, stream_most);
+        grid = gmm__vec_grid(a->col_tiles, strips, max_stream_blocks);
+        cast_grid = gmm__vec_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
     }
     while (row->dtype != dtype || row->vectorized > a->vectorized ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
@@ -5427,26 +5427,26 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     forward.backward = 0;
     params[0] = &forward;
     if (amax) {
-        if (amax_room) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_room);
+        if (amax_smem) e = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_room, stream);
+            e = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
     }
     if (e == cudaSuccess && (!a->vectorized || !cast))
-        e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(most < 64 ? most : 64)),
+        e = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
                              dim3(GMM__QUANT_BLOCK), params, 0, stream);
     params[0] = (void *)(uintptr_t)a;
     if (e == cudaSuccess && cast) {
-        if (cast_room)
+        if (cast_smem)
             e = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
         if (e == cudaSuccess)
-            e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_room, stream);
+            e = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
     }
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t items, int64_t most,
+static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t items, int64_t max_blocks,
                                                  cudaStream_t stream) {
-    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
+    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
     cudaError_t e = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
     void *params[1];
@@ -5457,9 +5457,9 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
     return e;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t most, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
     const int64_t items = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    const int64_t grid = items < 1 ? 1 : items < most ? items : most;
+    const int64_t grid = items < 1 ? 1 : items < max_blocks ? items : max_blocks;
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
     return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,
@@ -5532,12 +5532,12 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
 }
 
 /* Adds 16 bytes of each of n addends, n a constant, so that all are on their way at once. Nobody reads them again. */
-GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t at,
+GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t index,
                                   float *sum) {
     uint4 v[4];
     int k, c;
 #pragma unroll
-    for (k = 0; k < n; k++) v[k] = __ldcs((const uint4 *)(const void *)a->addends[first + k] + at);
+    for (k = 0; k < n; k++) v[k] = __ldcs((const uint4 *)(const void *)a->addends[first + k] + index);
 #pragma unroll
     for (k = 0; k < n; k++) {
         const uint32_t w[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
@@ -5553,26 +5553,26 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
 GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
     const int quads = wide ? 1 : 2; /* of y that a thread has at a time */
     const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
-    int64_t at;
-    for (at = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; at < count; at += step) {
-        float4 *const y = (float4 *)a->y.data + at * quads;
-        float4 old[2];
+    int64_t index;
+    for (index = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; index < count; index += step) {
+        float4 *const y = (float4 *)a->y.data + index * quads;
+        float4 y_old[2];
         float sum[8];
         int32_t i;
         int j;
 #pragma unroll
-        for (j = 0; j < quads; j++) old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
-        for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, at, sum);
-        if (a->count & 2) gmm__add_addends(wide, 2, a, i, at, sum), i += 2;
-        if (a->count & 1) gmm__add_addends(wide, 1, a, i, at, sum);
+        for (j = 0; j < quads; j++) y_old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
+        for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, index, sum);
+        if (a->count & 2) gmm__add_addends(wide, 2, a, i, index, sum), i += 2;
+        if (a->count & 1) gmm__add_addends(wide, 1, a, i, index, sum);
 #pragma unroll
         for (j = 0; j < 4 * quads; j++) sum[j] = gmm_mul_rn_f32(a->scale, sum[j]);
 #pragma unroll
         for (j = 0; j < quads && a->beta != 0.0f; j++) {
-            sum[4 * j] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].x), sum[4 * j]);
-            sum[4 * j + 1] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].y), sum[4 * j + 1]);
-            sum[4 * j + 2] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].z), sum[4 * j + 2]);
-            sum[4 * j + 3] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].w), sum[4 * j + 3]);
+            sum[4 * j] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].x), sum[4 * j]);
+            sum[4 * j + 1] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].y), sum[4 * j + 1]);
+            sum[4 * j + 2] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].z), sum[4 * j + 2]);
+            sum[4 * j + 3] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].w), sum[4 * j + 3]);
         }
 #pragma unroll
         for (j = 0; j < quads; j++)
@@ -5633,20 +5633,20 @@ GMM__DEVICE uint64_t gmm__warp_max_rank(uint64_t v) {
 GMM__DEVICE void gmm__route_softmax(const gmm__route_args *a, int64_t t, float *largest, float *sum) {
     float m = gmm_f32_from_bits(0xFF800000u), z = 0.0f;
     int32_t e;
-    for (e = gmm__lane(); e < a->experts; e += 32) m = fmaxf(m, gmm__get(&a->logits, t, e));
+    for (e = gmm__lane(); e < a->experts; e += 32) m = fmaxf(m, gmm__load_f32(&a->logits, t, e));
     m = gmm__warp_max(m);
-    for (e = gmm__lane(); e < a->experts; e += 32) z += gmm_exp(gmm__get(&a->logits, t, e) - m);
+    for (e = gmm__lane(); e < a->experts; e += 32) z += gmm_exp(gmm__load_f32(&a->logits, t, e) - m);
     *largest = m;
     *sum = gmm__warp_sum(z);
 }
 
 GMM__DEVICE float gmm__route_score(const gmm__route_args *a, int64_t t, int32_t e, float largest, float sum) {
-    const float l = gmm__get(&a->logits, t, e);
+    const float l = gmm__load_f32(&a->logits, t, e);
     return a->sigmoid ? gmm_sigmoid(l) : gmm_exp(l - largest) / sum;
 }
 
 /* Scores so small that their sum is 0 in fp32 share nothing out. */
-GMM__DEVICE float gmm__portion(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
+GMM__DEVICE float gmm__safe_quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
 /* A warp's array of `experts` values: in shared memory where that suffices. */
 GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
@@ -5669,8 +5669,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
         float *sums = a.sums ? a.sums + c * (a.experts + 1) : NULL, z_sum = 0.0f;
         int64_t t;
         for (t = c * chunk; t < last_token; t++) {
-            float m = 0.0f, z = 1.0f, total = 1.0f, chosen = 0.0f, divisor = 1.0f;
-            uint64_t above = ~(uint64_t)0;
+            float m = 0.0f, z = 1.0f, total = 1.0f, selected_sum = 0.0f, divisor = 1.0f;
+            uint64_t previous_rank = ~(uint64_t)0;
             int32_t e, i;
             if (!a.sigmoid || (sums && a.z_loss)) gmm__route_softmax(&a, t, &m, &z);
             if (sums && a.sigmoid) {
@@ -5679,30 +5679,30 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
                 total = gmm__warp_sum(total);
             }
             for (e = lane; e < a.experts; e += 32) {
-                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__portion(s, total) : s;
+                const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__safe_quotient(s, total) : s;
                 value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
                 if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* always this lane */
             }
             if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
             for (i = 0; i < a.topk; i++) {
-                uint64_t best = 0;
+                uint64_t max_rank = 0;
                 for (e = lane; e < a.experts; e += 32) {
                     const uint64_t rank = gmm__rank(value[e], e);
-                    if (rank < above && rank > best) best = rank;
+                    if (rank < previous_rank && rank > max_rank) max_rank = rank;
                 }
-                above = gmm__warp_max_rank(best);
-                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)above);
+                previous_rank = gmm__warp_max_rank(max_rank);
+                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_rank);
             }
             for (i = lane; i < a.topk; i += 32) { /* what this lane wrote */
                 e = a.indices[t * a.topk + i];
-                chosen += gmm__route_score(&a, t, e, m, z);
+                selected_sum += gmm__route_score(&a, t, e, m, z);
                 if (a.counts) atomicAdd(&a.counts[e], 1);
             }
-            if (a.normalize) chosen = gmm__warp_sum(chosen);
-            if (a.normalize) divisor = a.sigmoid ? chosen + 1e-20f : chosen;
+            if (a.normalize) selected_sum = gmm__warp_sum(selected_sum);
+            if (a.normalize) divisor = a.sigmoid ? selected_sum + 1e-20f : selected_sum;
             for (i = lane; i < a.topk; i += 32) {
                 const float s = gmm__route_score(&a, t, a.indices[t * a.topk + i], m, z);
-                a.probs[t * a.topk + i] = a.scale * gmm__portion(s, divisor);
+                a.probs[t * a.topk + i] = a.scale * gmm__safe_quotient(s, divisor);
             }
         }
         if (sums && lane == 0) sums[a.experts] = z_sum;
@@ -5783,31 +5783,31 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
             for (e = lane; e < a.experts; e += 32) sum += gmm__route_score(&a, t, e, m, z);
             total = gmm__warp_sum(sum);
             for (e = lane; e < a.experts; e += 32)
-                mean += aux * (float)a.counts[e] * gmm__portion(gmm__route_score(&a, t, e, m, z), total);
+                mean += aux * (float)a.counts[e] * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total);
             mean = gmm__warp_sum(mean);
         }
         for (e = lane; e < a.experts; e += 32)
-            w[e] = a.aux == 0.0f ? 0.0f : gmm__portion(gmm__route_score(&a, t, e, m, z), total) *
+            w[e] = a.aux == 0.0f ? 0.0f : gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total) *
                                               (aux * (float)a.counts[e] - mean);
 
         /* the probabilities: scale s_i / D, with D the sum over the chosen if normalised */
         if (a.dprobs) {
-            const int32_t *chosen = a.indices + t * a.topk;
+            const int32_t *selected = a.indices + t * a.topk;
             const float *g = a.dprobs + t * a.topk;
-            float divisor = 1.0f, pull = 0.0f;
+            float divisor = 1.0f, weighted_sum = 0.0f;
             if (a.normalize) {
                 float sum = 0.0f;
                 for (i = 0; i < a.topk; i++)
-                    if ((uint32_t)chosen[i] < (uint32_t)a.experts) sum += gmm__route_score(&a, t, chosen[i], m, z);
+                    if ((uint32_t)selected[i] < (uint32_t)a.experts) sum += gmm__route_score(&a, t, selected[i], m, z);
                 divisor = a.sigmoid ? sum + 1e-20f : sum;
                 for (i = 0; i < a.topk; i++)
-                    if ((uint32_t)chosen[i] < (uint32_t)a.experts)
-                        pull += g[i] * gmm__portion(gmm__route_score(&a, t, chosen[i], m, z), divisor);
+                    if ((uint32_t)selected[i] < (uint32_t)a.experts)
+                        weighted_sum += g[i] * gmm__safe_quotient(gmm__route_score(&a, t, selected[i], m, z), divisor);
             }
             for (i = 0; i < a.topk; i++) { /* the lane that owns the expert adds */
-                e = chosen[i];
+                e = selected[i];
                 if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
-                    w[e] += a.scale * gmm__portion(gmm__route_score(&a, t, e, m, z), divisor) * (g[i] - pull);
+                    w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) * (g[i] - weighted_sum);
             }
         }
 
@@ -5817,11 +5817,11 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
             mean = gmm__warp_sum(mean);
         }
         for (e = lane; e < a.experts; e += 32) {
-            float rest = 0.0f, d;
-            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__get(&a.logits, t, e), &rest); /* 1 - s, digits kept */
-            d = a.sigmoid ? w[e] * rest : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
-            if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__get(&a.logits, t, e) - m) / z);
-            gmm__put(&a.dlogits, t, e, d);
+            float one_minus_s = 0.0f, d;
+            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__load_f32(&a.logits, t, e), &one_minus_s); /* 1 - s, digits kept */
+            d = a.sigmoid ? w[e] * one_minus_s : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
+            if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__load_f32(&a.logits, t, e) - m) / z);
+            gmm__store_f32(&a.dlogits, t, e, d);
         }
     }
 }
@@ -5881,7 +5881,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_
 GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ gmm__map_args a) {
     gmm_pdl_wait();
     int64_t begin = 0;
-    int32_t base, over = 0;
+    int32_t base, overflow = 0;
     for (base = 0; base < a.experts; base += 32) {
         const int32_t e = base + gmm__lane();
         const int64_t n = e < a.experts ? a.starts[e] : 0, padded = (n + a.align - 1) / a.align * a.align;
@@ -5892,10 +5892,10 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ 
             a.starts[e] = first;
             if (a.sizes) a.sizes[e] = (int32_t)(last - first);
         }
-        if (end > a.capacity) over = 1;
+        if (end > a.capacity) overflow = 1;
         begin = __shfl_sync(0xFFFFFFFFu, end, 31);
     }
-    if (over) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
+    if (overflow) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
 }
 
 /* A warp (= block) per chunk: ranks 32 slots at a time, in their order. */
@@ -5918,12 +5918,12 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
             const int valid = expert >= 0 && expert < a.experts;
             const uint32_t peers = __match_any_sync(0xFFFFFFFFu, valid ? expert : -1);
             const int32_t rank = __popc(peers & ((1u << lane) - 1u));
-            const int32_t before = valid ? next[expert * stride] : 0;
+            const int32_t expert_rank = valid ? next[expert * stride] : 0;
             int64_t row = -1;
             __syncwarp();
-            if (valid && rank == 0) next[expert * stride] = before + __popc(peers);
+            if (valid && rank == 0) next[expert * stride] = expert_rank + __popc(peers);
             __syncwarp();
-            if (valid) row = a.starts[expert] + before + rank;
+            if (valid) row = a.starts[expert] + expert_rank + rank;
             if (row >= a.capacity) row = -1;
             if (slot < a.slots && a.row_of) a.row_of[slot] = (int32_t)row;
             if (row >= 0 && a.slot_of) a.slot_of[row] = (int32_t)slot;
@@ -5965,7 +5965,7 @@ static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t ro
 }
 
 /* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
-static GMM__UNUSED gmm_dtype gmm__k_common(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
+static GMM__UNUSED gmm_dtype gmm__k_common_dtype(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
     if (!m->data) return dtype;
     return m->dtype == dtype && m->vec && cols % 8 == 0 ? dtype : GMM_NONE;
 }
@@ -6025,7 +6025,7 @@ GMM__ELEM_UNIT_PICK(copy)
 #undef GMM__ELEM_CASE_copy
 
 static GMM__UNUSED int64_t gmm__k_bytes(gmm_dtype dtype) { return gmm_dtype_bits(dtype) / 8; }
-static GMM__UNUSED uintptr_t gmm__k_bits(const gmm__view *m) {
+static GMM__UNUSED uintptr_t gmm__k_alignment(const gmm__view *m) {
     return (uintptr_t)m->data | (uintptr_t)(m->ld * gmm__k_bytes(m->dtype));
 }
 static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
@@ -6043,7 +6043,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__la
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* of a warp */
     gmm__k_act_layout(&a);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.y, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
@@ -6056,8 +6056,8 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     gmm__k_act_layout(&a);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.dy, a.ffn);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.dx, a.ffn), &a.y, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.dy, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
     return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
@@ -6074,24 +6074,24 @@ static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
     *shared = 0;
     return GMM__ELEM_WARPS;
 }
-static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t most) {
+static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t max_blocks) {
     const int64_t blocks = (tasks + warps - 1) / warps;
-    if (!shared) most = (most - 1) / GMM__ELEM_PER_SM + 1; /* each warp holds its array in the workspace */
-    return blocks < most ? blocks : most;
+    if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp holds its array in the workspace */
+    return blocks < max_blocks ? blocks : max_blocks;
 }
-static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t most) {
+static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t max_blocks) {
     size_t shared;
     const int32_t warps = gmm__route_warps(experts, &shared);
-    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, most) * (size_t)warps * (size_t)experts * 4;
+    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)experts * 4;
 }
 /* Partial sums of all levels of adding up. */
 static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts) {
-    int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, all = rows;
+    int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, total_rows = rows;
     while (rows > 1) {
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        all += rows;
+        total_rows += rows;
     }
-    return (size_t)all * (size_t)(experts + (int64_t)1) * 4;
+    return (size_t)total_rows * (size_t)(experts + (int64_t)1) * 4;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__launch_limits limits,
@@ -6163,10 +6163,10 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__l
 }
 
 /* Strides and columns of a copy between two views, in the widest unit; *cols is the number of units. */
-static GMM__UNUSED uintptr_t gmm__k_copy_bits(const gmm__view *src, const gmm__view *dst, int64_t cols) {
-    return gmm__k_bits(src) | gmm__k_bits(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
+static GMM__UNUSED uintptr_t gmm__k_copy_alignment(const gmm__view *src, const gmm__view *dst, int64_t cols) {
+    return gmm__k_alignment(src) | gmm__k_alignment(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
 }
-static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t *cols, int64_t bytes) {
+static GMM__UNUSED void gmm__k_convert_to_units(gmm__view *src, gmm__view *dst, int64_t *cols, int64_t bytes) {
     const int64_t size = gmm__k_bytes(src->dtype);
     src->ld = src->ld * size / bytes;
     dst->ld = dst->ld * size / bytes;
@@ -6177,20 +6177,20 @@ static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t 
 static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__launch_limits limits,
                                                    cudaStream_t stream) {
     gmm__permute_args a = *args;
-    const uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.hidden);
+    const uintptr_t bits = gmm__k_copy_alignment(&a.src, &a.dst, a.hidden);
     const int tokens = a.row_of && a.topk > 1;
-    int64_t bytes, rows = a.capacity, runs;
+    int64_t bytes, rows = a.capacity, segments;
     const void *kernel = tokens ? gmm__k_pick_permute_tokens(bits, &bytes) : gmm__k_pick_permute_rows(bits, &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.hidden, bytes);
-    runs = gmm__k_copy_spans(a.hidden);
-    if (tokens) rows = a.tokens > a.capacity / 32 / runs ? a.tokens : a.capacity / 32 / runs + 1;
-    return gmm__k_launch_rows(kernel, a.capacity > 0 ? rows : 0, runs, limits, &a, stream);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.hidden, bytes);
+    segments = gmm__k_copy_spans(a.hidden);
+    if (tokens) rows = a.tokens > a.capacity / 32 / segments ? a.tokens : a.capacity / 32 / segments + 1;
+    return gmm__k_launch_rows(kernel, a.capacity > 0 ? rows : 0, segments, limits, &a, stream);
 }
 
 /* Row of the precision table, and which columns a lane takes. */
 static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
     a->wide = a->src.dtype == GMM_F32 || a->dst.dtype == GMM_F32;
-    return gmm__k_common(gmm__k_common(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
+    return gmm__k_common_dtype(gmm__k_common_dtype(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
 }
 
 /* dst[t] = sum over slots of (probs) src[row]. */
@@ -6231,8 +6231,8 @@ static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, g
 static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch_limits limits, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
-    const void *kernel = gmm__k_pick_pad(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+    const void *kernel = gmm__k_pick_pad(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
     /* without rows there still are sizes and faults */
     return gmm__k_launch_rows(kernel, a.rows > 0 ? a.rows : 1, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
@@ -6242,7 +6242,7 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__l
                                                cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
-    uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.cols);
+    uintptr_t bits = gmm__k_copy_alignment(&a.src, &a.dst, a.cols);
     int64_t bytes;
     const void *kernel;
     if (!a.src_table) bits |= (uintptr_t)(a.src_stride * size);
@@ -6250,7 +6250,7 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__l
     if (a.src_table || a.dst_table) bits |= (uintptr_t)size;
     if (size == 8) bits |= 4;
     kernel = gmm__k_pick_glu_rows(bits, &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
     a.src_stride = a.src_stride * size / bytes;
     a.dst_stride = a.dst_stride * size / bytes;
     return gmm__k_launch_rows(kernel, a.count * 2 * a.ffn, gmm__k_copy_spans(a.cols), limits, &a, stream);
@@ -6262,10 +6262,10 @@ static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
-    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_bits(&a.src, &a.dst, a.block), &bytes);
+    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_alignment(&a.src, &a.dst, a.block), &bytes);
     if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
     a.ffn = a.ffn * size / bytes;
-    gmm__k_in_units(&a.src, &a.dst, &a.block, bytes);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.block, bytes);
     return gmm__k_launch_rows(kernel, a.count, gmm__k_copy_spans(2 * a.ffn), limits, &a, stream);
 }
 
@@ -6278,7 +6278,7 @@ static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, i
 }
 
 /* Columns that one launch takes: kernels count them in 32 bits. A multiple of the span. */
-enum { GMM__ELEM_LONGEST = 1 << 30 };
+enum { GMM__ELEM_MAX_COLS = 1 << 30 };
 
 static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {
     return (char *)m->data + col * gmm__k_bytes(m->dtype);
@@ -6288,16 +6288,16 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
                                                  cudaStream_t stream) {
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
-    int64_t left;
-    int32_t j, beside;
+    int64_t remaining;
+    int32_t j, few_sms;
     gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
-    beside = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
+    few_sms = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
              a.y.dtype == GMM_F32 && (a.x.dtype == GMM_F32 || a.x.dtype == GMM_BF16);
-    if (beside && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
-    for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
-        if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
-        if (a.cols > left) a.cols = left;
-        if (beside)
+    if (few_sms && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
+    for (remaining = a.cols; remaining > 0 && status == cudaSuccess; remaining -= a.cols) {
+        if (a.cols > GMM__ELEM_MAX_COLS) a.cols = GMM__ELEM_MAX_COLS;
+        if (a.cols > remaining) a.cols = remaining;
+        if (few_sms)
             status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_few_sms_f32
                                                         : (const void *)gmm_accumulate_few_sms_bf16,
                                    (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, limits, GMM__SUM_BLOCK, 0, &a, stream);
@@ -6316,13 +6316,13 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
                                               cudaStream_t stream) {
     gmm__convert_args a = *args;
     cudaError_t status = cudaSuccess;
-    int64_t left;
+    int64_t remaining;
     gmm__k_flatten(&a.src, &a.dst, &a.rows, &a.cols);
     if (a.src.dtype == a.dst.dtype) {
         gmm__copy_args copy;
         int64_t bytes;
-        const void *kernel = gmm__k_pick_copy(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
-        gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+        const void *kernel = gmm__k_pick_copy(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+        gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
         copy.src = a.src.data;
         copy.dst = a.dst.data;
         copy.rows = a.rows;
@@ -6331,9 +6331,9 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
         copy.dst_ld = a.dst.ld;
         return gmm__k_launch_rows(kernel, a.rows, gmm__k_copy_spans(a.cols), limits, &copy, stream);
     }
-    for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
-        if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
-        if (a.cols > left) a.cols = left;
+    for (remaining = a.cols; remaining > 0 && status == cudaSuccess; remaining -= a.cols) {
+        if (a.cols > GMM__ELEM_MAX_COLS) a.cols = GMM__ELEM_MAX_COLS;
+        if (a.cols > remaining) a.cols = remaining;
         status = gmm__k_launch_rows((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, limits, &a,
                                     stream);
         a.src.data = gmm__k_column(&a.src, a.cols);
@@ -6363,146 +6363,146 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
         A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that all threads move at once */
         A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
-        OUT_LD = GMM__CFG(out_ld), OUT_LANES = WN / 4, OUT_ROWS = 32 / OUT_LANES
+        STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
-    float *out = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * OUT_LD;
-    uint32_t a_at, b_at; /* where this lane reads its row of the first block of a stage */
-    gmm_gemm_tile tile, now; /* on its way in; on its way out */
-    gmm_stage_feed fa, fb;
+    float *store_smem = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * STORE_LD;
+    uint32_t a_offset, b_offset; /* where this lane reads its row of the first block of a stage */
+    gmm_gemm_tile load_tile, mma_tile; /* on its way in; on its way out */
+    gmm_stage_loader load_a, load_b;
     float acc[MT][NT][4];
     uint32_t a[2][MT][4], b[2][NT / 2][4];
-    int64_t at = blockIdx.x;
-    int first, i, j, h, d, s, depth = 0, blocks, read, write;
+    int64_t tile_index = blockIdx.x;
+    int first_tile, i, j, h, d, s, k_tiles = 0, row_blocks, read_offset, write_offset;
 
     /* A: blocks (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8); B: (n, k), (n, k + 8), (n + 8, k), (n + 8, k + 8) */
     if (TA)
-        a_at = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
-    else a_at = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
-    if (TB) b_at = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
-    else b_at = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
-    b_at += A_BYTES;
+        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
+    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
+    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
+    else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+    b_offset += A_BYTES;
 
 /* Stage number q of the tile, to byte `at`. */
-#define GMM__LOAD_STAGE(q, at) \
-    gmm_stage_load(&fa, gmm_shared + (at), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
-    gmm_stage_load(&fb, gmm_shared + (at) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
+#define GMM__LOAD_STAGE(q, offset) \
+    gmm_stage_load(&load_a, gmm_shared + (offset), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
+    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
     gmm_cp_async_commit_group()
 /* Fragments of step s of the stage at `base`. */
-#define GMM__LOAD_A(to, base, s) \
+#define GMM__LOAD_A(frag, base, s) \
     _Pragma("unroll") for (i = 0; i < MT; i++) \
-        if (TA) gmm_ldmatrix_x4_trans((to)[i], (base) + (a_at ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
-        else gmm_ldmatrix_x4((to)[i], (base) + (a_at ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
-#define GMM__LOAD_B(to, base, s) \
+        if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
+        else gmm_ldmatrix_x4((frag)[i], (base) + (a_offset ^ (uint32_t)((s) * 32)) + i * 16 * A_LINE)
+#define GMM__LOAD_B(frag, base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_x4_trans((to)[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix_x4((to)[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans((frag)[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix_x4((frag)[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
 
-    tile.g = now.g = 0;
-    for (first = 1;; first = 0, at += gridDim.x) {
+    load_tile.g = mma_tile.g = 0;
+    for (first_tile = 1;; first_tile = 0, tile_index += gridDim.x) {
         /* every stage has been read: the next tile's first ones travel while the sums of the last one are stored */
-        const int more = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &at, &tile);
-        if (more) {
-            fa = gmm_stage_open(&args.a, 0, RAGGED_K ? tile.row : tile.row + tile.m0, RAGGED_K ? tile.m0 : 0,
-                               TA ? tile.k : tile.m - tile.m0, TA ? tile.m - tile.m0 : tile.k, A_LINE / 16, THREADS,
+        const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
+        if (has_tile) {
+            load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0, RAGGED_K ? load_tile.m0 : 0,
+                               TA ? load_tile.k : load_tile.m - load_tile.m0, TA ? load_tile.m - load_tile.m0 : load_tile.k, A_LINE / 16, THREADS,
                                BM, TA ? BK : 0, TA ? 0 : BK);
-            fb = gmm_stage_open(&args.b, RAGGED_K ? 0 : tile.g, RAGGED_K ? tile.row : TB ? 0 : tile.n0,
-                                TB ? tile.n0 : 0,
-                               TB ? tile.k : args.n - tile.n0, TB ? args.n - tile.n0 : tile.k, B_LINE / 16, THREADS,
+            load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g, RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0,
+                                TB ? load_tile.n0 : 0,
+                               TB ? load_tile.k : args.n - load_tile.n0, TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS,
                                BN, TB ? BK : 0, TB ? 0 : BK);
-            depth = tile.k > 0 ? (tile.k + BK - 1) / BK : 1; /* an empty group multiplies one stage of zeros */
+            k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1; /* an empty group multiplies one stage of zeros */
 #pragma unroll
             for (s = 0; s < STAGES - 1; s++) {
-                if (s < depth) {
+                if (s < k_tiles) {
                     GMM__LOAD_STAGE(s, s * STAGE);
                 } else gmm_cp_async_commit_group(); /* waits count alike */
             }
         }
-        if (!first) {
-            const gmm_gemm_out o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &now);
-            const int32_t col = now.n0 + warp_n + lane % OUT_LANES * 4;
+        if (!first_tile) {
+            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &mma_tile);
+            const int32_t col = mma_tile.n0 + warp_n + lane % STORE_LANES * 4;
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-            if (o.bias) {
+            if (epilogue.bias) {
                 const int size = gmm_kmat_size(&args.bias);
-                gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_whole, bias);
+                gmm_read4(args.bias.dtype, epilogue.bias + (int64_t)col * size, args.n - col, epilogue.bias_vec4, bias);
             }
 #pragma unroll 1
             for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
-                const int32_t first_row = now.m0 + warp_m + i * 8, row = first_row + lane / OUT_LANES;
-                const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
-                if (first_row >= now.m) break;
+                const int32_t first_row = mma_tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
+                const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
+                if (first_row >= mma_tile.m) break;
 #pragma unroll
                 for (s = 0; s < 2 * MT; s++)
                     if (s == i) {
 #pragma unroll
                         for (j = 0; j < NT; j++)
-                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] =
+                            *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
                                 make_float2(acc[s / 2][j][s % 2 * 2], acc[s / 2][j][s % 2 * 2 + 1]);
                     }
                 __syncwarp();
-                if (o.whole && now.m - first_row >= 8 && now.n0 + warp_n + WN <= args.n) {
+                if (epilogue.vec4 && mma_tile.m - first_row >= 8 && mma_tile.n0 + warp_n + WN <= args.n) {
                     const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
-                    gmm_gemm_store_rows(&args, &o, 8 / OUT_ROWS,
-                                        o.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d), pitch * OUT_ROWS,
-                                        o.row_scale ? o.row_scale + row : NULL, OUT_ROWS, from, OUT_ROWS * OUT_LD,
+                    gmm_gemm_store_rows(&args, &epilogue, 8 / STORE_ROWS,
+                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d), pitch * STORE_ROWS,
+                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src, STORE_ROWS * STORE_LD,
                                         bias);
                 } else {
 #pragma unroll 1
-                    for (d = 0; d < 8; d += OUT_ROWS) {
-                        const float4 f = *(const float4 *)(from + d * OUT_LD);
+                    for (d = 0; d < 8; d += STORE_ROWS) {
+                        const float4 f = *(const float4 *)(src + d * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < now.m && col < args.n) gmm_gemm_store(&args, &o, row + d, col, bias, v);
+                        if (row + d < mma_tile.m && col < args.n) gmm_gemm_store(&args, &epilogue, row + d, col, bias, v);
                     }
                 }
                 __syncwarp();
             }
         }
-        if (!more) break;
+        if (!has_tile) break;
 
-        now = tile;
-        blocks = (now.m - now.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
-        read = 0;
-        write = (STAGES - 1) * STAGE;
+        mma_tile = load_tile;
+        row_blocks = (mma_tile.m - mma_tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        read_offset = 0;
+        write_offset = (STAGES - 1) * STAGE;
 #pragma unroll
         for (i = 0; i < MT; i++)
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = 0.0f;
-        gmm_gemm_prefetch(&args, RAGGED_K, &now, BM, BN);
+        gmm_gemm_prefetch(&args, RAGGED_K, &mma_tile, BM, BN);
         GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
         __syncthreads();
         GMM__LOAD_A(a[0], shared, 0);
         GMM__LOAD_B(b[0], shared, 0);
-        for (d = 0; d < depth; d++) {
+        for (d = 0; d < k_tiles; d++) {
 #pragma unroll
             for (s = 0; s < KT; s++) {
                 /* fragments are read one step ahead, across the border of two stages too */
                 if (s + 1 < KT) {
-                    GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read, s + 1);
-                    GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read, s + 1);
+                    GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
+                    GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
                 } else {
-                    read = read + STAGE == STAGES * STAGE ? 0 : read + STAGE;
+                    read_offset = read_offset + STAGE == STAGES * STAGE ? 0 : read_offset + STAGE;
                     GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
                     __syncthreads();
-                    if (d + 1 < depth) {
-                        GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read, 0);
-                        GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read, 0);
+                    if (d + 1 < k_tiles) {
+                        GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
+                        GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
                     }
                 }
                 if (s == 0) {
-                    if (d + STAGES - 1 < depth) {
-                        GMM__LOAD_STAGE(d + STAGES - 1, write);
-                        write = write + STAGE == STAGES * STAGE ? 0 : write + STAGE;
+                    if (d + STAGES - 1 < k_tiles) {
+                        GMM__LOAD_STAGE(d + STAGES - 1, write_offset);
+                        write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
                     } else gmm_cp_async_commit_group();
                 }
 #pragma unroll
                 for (i = 0; i < MT; i++) {
-                    if (GMM__CFG(skip) && i >= blocks) continue;
+                    if (GMM__CFG(skip) && i >= row_blocks) continue;
 #pragma unroll
                     for (j = 0; j < NT; j++)
                         GMM__CAT(gmm_mma_, GMM__TAG)(acc[i][j], a[s & 1][i], &b[s & 1][j / 2][j % 2 * 2]);
@@ -6510,7 +6510,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
@@ -6535,62 +6535,62 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
     __shared__ __align__(16) float as[2][BK * LD], bs[2][BK * LD]; /* [k][m], [k][n] */
     const int tid = (int)threadIdx.x, ty = tid / 16 * 4, tx = tid % 16 * 4;
     gmm_gemm_tile tile;
-    int64_t at;
+    int64_t tile_index;
 
     tile.g = 0;
-    for (at = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
-        const char *a = gmm_kmat_at(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
-        const char *b = gmm_kmat_at(&args.b, RAGGED_K ? 0 : tile.g) +
+    for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
+        const char *a = gmm_kmat_data(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
+        const char *b = gmm_kmat_data(&args.b, RAGGED_K ? 0 : tile.g) +
                         4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
-        const int whole_a = gmm_whole4(GMM_F32, a, args.a.ld), whole_b = gmm_whole4(GMM_F32, b, args.b.ld);
+        const int vec4_a = gmm_vec4_aligned(GMM_F32, a, args.a.ld), vec4_b = gmm_vec4_aligned(GMM_F32, b, args.b.ld);
         const int m = tile.m - tile.m0, n = args.n - tile.n0;
         float acc[8][8], va[2][4], vb[2][4];
-        int i, j, k, k0, now = 0;
+        int i, j, k, k0, buffer = 0;
 #pragma unroll
         for (i = 0; i < 8; i++)
 #pragma unroll
             for (j = 0; j < 8; j++) acc[i][j] = 0.0f;
 
         k0 = 0;
-        gmm_f32_fetch(TA, a, whole_a, args.a.ld, m, k0, tile.k, va);
-        gmm_f32_fetch(TB, b, whole_b, args.b.ld, n, k0, tile.k, vb);
-        gmm_f32_place(TA, as[0], va);
-        gmm_f32_place(TB, bs[0], vb);
+        gmm_f32_load_stage(TA, a, vec4_a, args.a.ld, m, k0, tile.k, va);
+        gmm_f32_load_stage(TB, b, vec4_b, args.b.ld, n, k0, tile.k, vb);
+        gmm_f32_store_stage(TA, as[0], va);
+        gmm_f32_store_stage(TB, bs[0], vb);
         __syncthreads();
         for (k0 = BK;; k0 += BK) {
             const int last = k0 >= tile.k;
             if (!last) {
-                gmm_f32_fetch(TA, a, whole_a, args.a.ld, m, k0, tile.k, va);
-                gmm_f32_fetch(TB, b, whole_b, args.b.ld, n, k0, tile.k, vb);
+                gmm_f32_load_stage(TA, a, vec4_a, args.a.ld, m, k0, tile.k, va);
+                gmm_f32_load_stage(TB, b, vec4_b, args.b.ld, n, k0, tile.k, vb);
             }
 #pragma unroll
             for (k = 0; k < BK; k++) {
                 float x[8], y[8];
-                *(float4 *)&x[0] = *(const float4 *)&as[now][k * LD + ty];
-                *(float4 *)&x[4] = *(const float4 *)&as[now][k * LD + ty + 64];
-                *(float4 *)&y[0] = *(const float4 *)&bs[now][k * LD + tx];
-                *(float4 *)&y[4] = *(const float4 *)&bs[now][k * LD + tx + 64];
+                *(float4 *)&x[0] = *(const float4 *)&as[buffer][k * LD + ty];
+                *(float4 *)&x[4] = *(const float4 *)&as[buffer][k * LD + ty + 64];
+                *(float4 *)&y[0] = *(const float4 *)&bs[buffer][k * LD + tx];
+                *(float4 *)&y[4] = *(const float4 *)&bs[buffer][k * LD + tx + 64];
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
                     for (j = 0; j < 8; j++) acc[i][j] = __fmaf_rn(x[i], y[j], acc[i][j]);
             }
             if (last) break;
-            now ^= 1;
-            gmm_f32_place(TA, as[now], va);
-            gmm_f32_place(TB, bs[now], vb);
+            buffer ^= 1;
+            gmm_f32_store_stage(TA, as[buffer], va);
+            gmm_f32_store_stage(TB, bs[buffer], vb);
             __syncthreads();
         }
         __syncthreads(); /* the next tile overwrites the first buffer */
         {
-            const gmm_gemm_out o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
+            const gmm_gemm_epilogue o = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
 #pragma unroll
             for (j = 0; j < 8; j += 4) {
                 const int32_t col = tile.n0 + tx + (j ? 64 : 0);
                 float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
                 if (o.bias) {
                     const int size = gmm_kmat_size(&args.bias);
-                    gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_whole, bias);
+                    gmm_read4(args.bias.dtype, o.bias + (int64_t)col * size, args.n - col, o.bias_vec4, bias);
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) {
@@ -6600,7 +6600,7 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__OP
 
@@ -6612,140 +6612,140 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
 #endif
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _quant_), GMM__KIND)
 
-GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
+GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
-        TA = (int)GMM__CAT(gmm_qa_, GMM__KIND), TB = (int)GMM__CAT(gmm_qb_, GMM__KIND),
-        PARTS = (int)GMM__CAT(gmm_qparts_, GMM__KIND), RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM_Q_ROWS, BN = PARTS ? (int)gmm_q_cols_1 : (int)gmm_q_cols_0, LINES = BM + BN, BWIDE = PARTS ? 1 : 2,
-        WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_Q_DEPTH / 16, /* 2 x 4 warps */
-        A_LINE = TA ? 2 * BM : 2 * GMM_Q_DEPTH, B_LINE = TB ? 2 * BN : 2 * GMM_Q_DEPTH, /* bytes */
-        A_BYTES = 2 * BM * GMM_Q_DEPTH, STAGE = A_BYTES + 2 * BN * GMM_Q_DEPTH,
-        SLOT = PARTS ? (int)gmm_q_slot_1 : (int)gmm_q_slot_0, OUT_LD = WN + 8, OUT_LANES = WN / 4,
-        OUT_ROWS = 32 / OUT_LANES
+        TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
+        BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND), RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        BM = GMM_QGEMM_TILE_M, BN = BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0, LINES = BM + BN, B_LOG2_N64 = BLOCK_SCALED ? 1 : 2,
+        WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_QGEMM_TILE_K / 16, /* 2 x 4 warps */
+        A_LINE = TA ? 2 * BM : 2 * GMM_QGEMM_TILE_K, B_LINE = TB ? 2 * BN : 2 * GMM_QGEMM_TILE_K, /* bytes */
+        A_BYTES = 2 * BM * GMM_QGEMM_TILE_K, STAGE = A_BYTES + 2 * BN * GMM_QGEMM_TILE_K,
+        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, STORE_LD = WN + 8, STORE_LANES = WN / 4,
+        STORE_ROWS = 32 / STORE_LANES
     };
-    const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qdtype_, GMM__KIND);
+    const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, GMM__KIND);
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid >> 5, warp_m = warp / 4 * 64, warp_n = warp % 4 * WN;
     const gmm_scaling sa = args.a.scaling, sb = args.b.scaling, s0 = tid < BM ? sa : sb;
     const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE; /* A needs nothing but to travel */
-    const int scaled = PARTS || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
+    const int has_scales = BLOCK_SCALED || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
     const int a_passes = tokens ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
     const int b_passes = (args.b.dtype == GMM_E2M1 ? 1 : 2) * (BN / 128);
     char *const slots = gmm_shared + 2 * STAGE;
-    gmm_gemm_tile *const kept = (gmm_gemm_tile *)(void *)(slots + 4 * SLOT);
-    float *out = (float *)(void *)gmm_shared + warp * 8 * OUT_LD;
-    uint32_t a_at, b_at, a[2][4], b[NT / 2][4], next0, next1;
+    gmm_gemm_tile *const smem_tile = (gmm_gemm_tile *)(void *)(slots + 4 * SLOT);
+    float *store_smem = (float *)(void *)gmm_shared + warp * 8 * STORE_LD;
+    uint32_t a_offset, b_offset, a[2][4], b[NT / 2][4], scale_bits0, scale_bits1;
     uint4 ra[2], rb[BN / 64];
     gmm_gemm_tile tile;
-    gmm_qside qa, qb;
-    const uint8_t *line0, *line1;
-    gmm_qsteps steps;
-    float acc[MT][NT][4], sum[PARTS ? MT : 1][NT][4];
-    int64_t at = blockIdx.x;
-    int i, j, h, d, s, depth;
+    gmm_qgemm_operand qa, qb;
+    const uint8_t *line_scales0, *line_scales1;
+    gmm_qgemm_scale_strides steps;
+    float acc[MT][NT][4], sum[BLOCK_SCALED ? MT : 1][NT][4];
+    int64_t tile_index = blockIdx.x;
+    int i, j, h, d, s, k_tiles;
 
-    steps.block = steps.four = 0;
+    steps.block = steps.block4 = 0;
     if (TA)
-        a_at = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
-    else a_at = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
-    if (TB) b_at = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
-    else b_at = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
-    b_at += A_BYTES;
+        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
+    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
+    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
+    else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
+    b_offset += A_BYTES;
 
 /* Fragments of step s of the stage at `base`: of 16 rows, and of all columns. */
 #define GMM__LOAD_A(base, s, i) \
-    if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_at ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
-    else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_at ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
+    if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
+    else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
 #define GMM__LOAD_B(base, s) \
     _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_at ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
-        else gmm_ldmatrix_x4(b[j], (base) + (b_at ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
+        if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_LINE); \
+        else gmm_ldmatrix_x4(b[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_LINE)
 /* The operands of the tile's group. */
 #define GMM__VIEWS \
-    const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_Q_ROWS, rows = RAGGED_K ? tile.k : tile.m; \
+    const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_QGEMM_TILE_M, rows = RAGGED_K ? tile.k : tile.m; \
     const gmm__qview va = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
     const gmm__qview vb = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
                                         RAGGED_K ? start : 0, RAGGED_K ? rows : args.b_rows, args.b_cols)
 /* Scales of stage q, asked for before, are kept; the next ones are asked for. */
-#define GMM__KEEP(q) \
-    gmm_q_keep(dtype, PARTS, s0, next0, slots + ((q) & 3) * SLOT, tid, LINES); \
-    if (LINES > 256 && tid < 128) gmm_q_keep(dtype, PARTS, sb, next1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
-    GMM__PEEK((q) + 1)
-#define GMM__PEEK(q) \
-    next0 = gmm_q_peek(line0, PARTS ? steps : tid < BM ? GMM__STEPS(a) : GMM__STEPS(b), s0, q, k); \
-    if (LINES > 256 && tid < 128) next1 = gmm_q_peek(line1, GMM__STEPS(b), sb, q, k)
-#define GMM__STEPS(x) gmm_q_steps(&args.x, GMM__CAT(gmm_q##x##_, GMM__KIND), args.x##_cols)
+#define GMM__STORE_SCALES(q) \
+    gmm_qgemm_store_scales(dtype, BLOCK_SCALED, s0, scale_bits0, slots + ((q) & 3) * SLOT, tid, LINES); \
+    if (LINES > 256 && tid < 128) gmm_qgemm_store_scales(dtype, BLOCK_SCALED, sb, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
+    GMM__LOAD_SCALES((q) + 1)
+#define GMM__LOAD_SCALES(q) \
+    scale_bits0 = gmm_qgemm_load_scales(line_scales0, BLOCK_SCALED ? steps : tid < BM ? GMM__SCALE_STRIDES(a) : GMM__SCALE_STRIDES(b), s0, q, k); \
+    if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
+#define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
 /* Chunk i of stage t becomes elements; its successor is asked for. */
-#define GMM__EXPAND(x, apart, wide, i, t, first) \
-    gmm_q_expand(dtype, &args.x, apart, wide, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (first), \
-                 scaled && !PARTS ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((first) ? BM : 0) : NULL, \
+#define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_n64, i, t, offset) \
+    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (offset), \
+                 has_scales && !BLOCK_SCALED ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) : NULL, \
                  LINES); \
-    r##x[i] = gmm_q_fetch(&q##x, &args.x, apart, wide, i)
+    r##x[i] = gmm_qgemm_load_chunk(&q##x, &args.x, mn_major, log2_n64, i)
 
-    for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &at, &tile); at += gridDim.x) {
+    for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
         const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
-        const int blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
         {
             GMM__VIEWS;
-            gmm_q_open(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
-            gmm_q_open(&qb, &args.b, &vb, TB, BWIDE, 0, tile.n0, args.p.n, k);
-            line0 = tid < BM ? gmm_q_line(&va, sa, tile.m0 + tid, tile.m)
-                             : gmm_q_line(&vb, sb, tile.n0 + tid - BM, args.p.n);
-            line1 = gmm_q_line(&vb, sb, tile.n0 + tid + 128, args.p.n);
-            if (PARTS)
-                steps = tid < BM ? gmm_q_steps(&args.a, TA, va.lines) : gmm_q_steps(&args.b, TB, vb.lines);
+            gmm_qgemm_operand_init(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
+            gmm_qgemm_operand_init(&qb, &args.b, &vb, TB, B_LOG2_N64, 0, tile.n0, args.p.n, k);
+            line_scales0 = tid < BM ? gmm_qgemm_line_scales(&va, sa, tile.m0 + tid, tile.m)
+                             : gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid - BM, args.p.n);
+            line_scales1 = gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid + 128, args.p.n);
+            if (BLOCK_SCALED)
+                steps = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, va.lines) : gmm_qgemm_scale_strides_of(&args.b, TB, vb.lines);
         }
-        depth = k > 0 ? (k + GMM_Q_DEPTH - 1) / GMM_Q_DEPTH : 1; /* an empty group multiplies one stage of zeros */
+        k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1; /* an empty group multiplies one stage of zeros */
 #pragma unroll
         for (i = 0; i < 2; i++)
-            if (i < a_passes) ra[i] = gmm_q_fetch(&qa, &args.a, TA, 1, i);
+            if (i < a_passes) ra[i] = gmm_qgemm_load_chunk(&qa, &args.a, TA, 1, i);
 #pragma unroll
         for (i = 0; i < BN / 64; i++)
-            if (i < b_passes) rb[i] = gmm_q_fetch(&qb, &args.b, TB, BWIDE, i);
-        if (scaled) {
-            next1 = 0;
-            GMM__PEEK(0);
-            GMM__KEEP(0);
+            if (i < b_passes) rb[i] = gmm_qgemm_load_chunk(&qb, &args.b, TB, B_LOG2_N64, i);
+        if (has_scales) {
+            scale_bits1 = 0;
+            GMM__LOAD_SCALES(0);
+            GMM__STORE_SCALES(0);
         }
         __syncthreads(); /* scales are there, and results of the tile before have left */
-        if (tid == 0) *kept = tile; /* not in registers while products are made */
-        if (scaled) {
-            GMM__KEEP(1);
+        if (tid == 0) *smem_tile = tile; /* not in registers while products are made */
+        if (has_scales) {
+            GMM__STORE_SCALES(1);
         }
-        if (tokens) gmm_q_bring(&qa, &args.a, gmm_shared);
+        if (tokens) gmm_qgemm_copy_tokens(&qa, &args.a, gmm_shared);
         gmm_cp_async_commit_group();
-        gmm_q_advance(&qa, &args.a, TA);
-        gmm_q_advance(&qb, &args.b, TB);
+        gmm_qgemm_operand_advance(&qa, &args.a, TA);
+        gmm_qgemm_operand_advance(&qb, &args.b, TB);
 #pragma unroll
         for (i = 0; i < 2; i++)
             if (i < a_passes) {
-                GMM__EXPAND(a, TA, 1, i, 0, 0);
+                GMM__DEQUANTIZE_CHUNK(a, TA, 1, i, 0, 0);
             }
 #pragma unroll
         for (i = 0; i < BN / 64; i++)
             if (i < b_passes) {
-                GMM__EXPAND(b, TB, BWIDE, i, 0, A_BYTES);
+                GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_N64, i, 0, A_BYTES);
             }
 #pragma unroll
         for (i = 0; i < MT; i++)
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
-                for (h = 0; h < 4; h++) acc[i][j][h] = sum[PARTS ? i : 0][j][h] = 0.0f;
+                for (h = 0; h < 4; h++) acc[i][j][h] = sum[BLOCK_SCALED ? i : 0][j][h] = 0.0f;
         gmm_gemm_prefetch(&args.p, RAGGED_K, &tile, BM, BN);
 
-        for (d = 0; d < depth; d++) {
+        for (d = 0; d < k_tiles; d++) {
             const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
-            const int more = d + 1 < depth;
+            const int has_next = d + 1 < k_tiles;
             GMM__CP_ASYNC_WAIT_GROUP(0);
             __syncthreads(); /* stage d is there, and d - 1 has been read */
-            if (tokens && more) gmm_q_bring(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
+            if (tokens && has_next) gmm_qgemm_copy_tokens(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
             gmm_cp_async_commit_group();
-            if (!tokens || more) gmm_q_advance(&qa, &args.a, TA);
-            gmm_q_advance(&qb, &args.b, TB);
-            if (scaled) {
-                GMM__KEEP(d + 2);
+            if (!tokens || has_next) gmm_qgemm_operand_advance(&qa, &args.a, TA);
+            gmm_qgemm_operand_advance(&qb, &args.b, TB);
+            if (has_scales) {
+                GMM__STORE_SCALES(d + 2);
             }
             GMM__LOAD_A(base, 0, 0);
             GMM__LOAD_B(base, 0);
@@ -6756,7 +6756,7 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                     if (i + 1 < MT) {
                         GMM__LOAD_A(base, s, i + 1);
                     }
-                    if (i >= blocks) continue;
+                    if (i >= row_blocks) continue;
 #pragma unroll
                     for (j = 0; j < NT; j++)
                         if (dtype == GMM_BF16) gmm_mma_bf16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
@@ -6766,13 +6766,13 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                     GMM__LOAD_A(base, s + 1, 0);
                     GMM__LOAD_B(base, s + 1);
                 }
-                if (s < 2 && more && s < a_passes) {
-                    GMM__EXPAND(a, TA, 1, s % 2, d + 1, 0);
+                if (s < 2 && has_next && s < a_passes) {
+                    GMM__DEQUANTIZE_CHUNK(a, TA, 1, s % 2, d + 1, 0);
                 }
-                if (s < BN / 64 && more && s < b_passes) {
-                    GMM__EXPAND(b, TB, BWIDE, s % (BN / 64), d + 1, A_BYTES);
+                if (s < BN / 64 && has_next && s < b_passes) {
+                    GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_N64, s % (BN / 64), d + 1, A_BYTES);
                 }
-                if (PARTS && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !more)))) {
+                if (BLOCK_SCALED && (s & 1) && (args.block == 32 || (s == KT - 1 && (d & 1 || !has_next)))) {
                     const float *scale = (const float *)(void *)(slots + (d & 3) * SLOT) +
                                          (args.block == 32 ? s / 2 * LINES : 0);
 #pragma unroll
@@ -6783,8 +6783,8 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
                             for (h = 0; h < 4; h++) {
                                 const float x = scale[warp_m + i * 16 + (lane >> 2) + h / 2 * 8];
                                 const float y = scale[BM + warp_n + j * 8 + (lane & 3) * 2 + h % 2];
-                                sum[PARTS ? i : 0][j][h] = __fmaf_rn(__fmul_rn(acc[i][j][h], x), y,
-                                                                     sum[PARTS ? i : 0][j][h]);
+                                sum[BLOCK_SCALED ? i : 0][j][h] = __fmaf_rn(__fmul_rn(acc[i][j][h], x), y,
+                                                                     sum[BLOCK_SCALED ? i : 0][j][h]);
                                 acc[i][j][h] = 0.0f;
                             }
                 }
@@ -6792,60 +6792,60 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
         }
 
         { /* what is outside of the sums; then they leave as those of plain products do */
-            gmm_gemm_out o;
+            gmm_gemm_epilogue epilogue;
             __syncthreads(); /* elements have been read: results stand there now */
-            tile = *kept;
+            tile = *smem_tile;
             GMM__VIEWS;
-            const float share = gmm__fdiv(1.0f, gmm__fmul(gmm_q_largest(&va, sa), gmm_q_largest(&vb, sb)));
-            const int32_t col = tile.n0 + warp_n + lane % OUT_LANES * 4;
+            const float inverse = gmm__fdiv(1.0f, gmm__fmul(gmm_qgemm_outer_divisor(&va, sa), gmm_qgemm_outer_divisor(&vb, sb)));
+            const int32_t col = tile.n0 + warp_n + lane % STORE_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
-            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, over[NT][2], alpha;
-            o = gmm_gemm_epilogue_begin(&args.p, RAGGED_K, &tile);
-            alpha = o.alpha;
-            o.alpha = 1.0f;
+            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, col_scale[NT][2], alpha;
+            epilogue = gmm_gemm_epilogue_begin(&args.p, RAGGED_K, &tile);
+            alpha = epilogue.alpha;
+            epilogue.alpha = 1.0f;
 #pragma unroll
             for (j = 0; j < NT; j++)
 #pragma unroll
                 for (h = 0; h < 2; h++) {
                     const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
-                    over[j][h] = !empty && n < args.p.n ? gmm_q_outer(&vb, sb, n) : 1.0f;
+                    col_scale[j][h] = !empty && n < args.p.n ? gmm_qgemm_outer_scale(&vb, sb, n) : 1.0f;
                 }
-            if (o.bias)
-                gmm_read4(args.p.bias.dtype, o.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
-                          o.bias_whole, bias);
+            if (epilogue.bias)
+                gmm_read4(args.p.bias.dtype, epilogue.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
+                          epilogue.bias_vec4, bias);
 #pragma unroll 1
             for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
-                const int32_t first_row = tile.m0 + warp_m + i * 8, row = first_row + lane / OUT_LANES;
-                const int32_t mine = first_row + (lane >> 2);
-                const float *from = out + lane / OUT_LANES * OUT_LD + lane % OUT_LANES * 4;
-                float outer = 1.0f;
+                const int32_t first_row = tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
+                const int32_t frag_row = first_row + (lane >> 2);
+                const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
+                float row_scale = 1.0f;
                 if (first_row >= tile.m) break;
-                if (!empty && mine < tile.m) outer = gmm__fmul(alpha, gmm_q_outer(&va, sa, mine));
+                if (!empty && frag_row < tile.m) row_scale = gmm__fmul(alpha, gmm_qgemm_outer_scale(&va, sa, frag_row));
 #pragma unroll
                 for (s = 0; s < 2 * MT; s++)
                     if (s == i) {
 #pragma unroll
                         for (j = 0; j < NT; j++) {
-                            const float *v = PARTS ? &sum[PARTS ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
-                            *(float2 *)&out[(lane >> 2) * OUT_LD + j * 8 + (lane & 3) * 2] = make_float2(
-                                gmm__fmul(v[0], gmm__fmul(gmm__fmul(outer, over[j][0]), share)),
-                                gmm__fmul(v[1], gmm__fmul(gmm__fmul(outer, over[j][1]), share)));
+                            const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
+                            *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] = make_float2(
+                                gmm__fmul(v[0], gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]), inverse)),
+                                gmm__fmul(v[1], gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]), inverse)));
                         }
                     }
                 __syncwarp();
-                if (o.whole && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
+                if (epilogue.vec4 && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
-                    gmm_gemm_store_rows(&args.p, &o, 8 / OUT_ROWS,
-                                        o.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d), pitch * OUT_ROWS,
-                                        o.row_scale ? o.row_scale + row : NULL, OUT_ROWS, from, OUT_ROWS * OUT_LD,
+                    gmm_gemm_store_rows(&args.p, &epilogue, 8 / STORE_ROWS,
+                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d), pitch * STORE_ROWS,
+                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src, STORE_ROWS * STORE_LD,
                                         bias);
                 } else {
 #pragma unroll 1
-                    for (d = 0; d < 8; d += OUT_ROWS) {
-                        const float4 f = *(const float4 *)(const void *)(from + d * OUT_LD);
+                    for (d = 0; d < 8; d += STORE_ROWS) {
+                        const float4 f = *(const float4 *)(const void *)(src + d * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < tile.m && col < args.p.n) gmm_gemm_store(&args.p, &o, row + d, col, bias, v);
+                        if (row + d < tile.m && col < args.p.n) gmm_gemm_store(&args.p, &epilogue, row + d, col, bias, v);
                     }
                 }
                 __syncwarp();
@@ -6853,15 +6853,15 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
         }
     }
     if (!RAGGED_K && args.p.zero_tail)
-        gmm_gemm_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
+        gmm_gemm_zero_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
 }
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
 #undef GMM__VIEWS
-#undef GMM__KEEP
-#undef GMM__PEEK
-#undef GMM__STEPS
-#undef GMM__EXPAND
+#undef GMM__STORE_SCALES
+#undef GMM__LOAD_SCALES
+#undef GMM__SCALE_STRIDES
+#undef GMM__DEQUANTIZE_CHUNK
 #undef GMM__NAME
 #undef GMM__KIND
 
@@ -6872,30 +6872,30 @@ GMM__KERNEL __launch_bounds__(GMM_Q_THREADS, 1) GMM__NAME(const __grid_constant_
 #error "gmm: this body needs GMM__TAG and GMM__DTYPE"
 #endif
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
-GMM__CAT(gmm_linear_bgrad_pieces_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
+GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
     enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     __shared__ float sums[LINES][GMM_BGRAD_COLS];
     const int tid = (int)threadIdx.x, line = tid / 64;
     const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
     const int64_t count = (int64_t)args.tiles[args.groups] * blocks;
     const char *dy = (const char *)args.dy.data;
-    const int whole = gmm_whole4(GMM__DTYPE, dy, args.dy.ld);
+    const int vec4 = gmm_vec4_aligned(GMM__DTYPE, dy, args.dy.ld);
     int32_t g = 0;
-    int64_t at;
-    for (at = blockIdx.x; at < count; at += gridDim.x) {
-        const uint32_t piece = (uint32_t)(at / blocks);
-        const int32_t first = (int32_t)(at % blocks) * GMM_BGRAD_COLS, col = first + tid % 64 * 4;
+    int64_t index;
+    for (index = blockIdx.x; index < count; index += gridDim.x) {
+        const uint32_t chunk = (uint32_t)(index / blocks);
+        const int32_t first = (int32_t)(index % blocks) * GMM_BGRAD_COLS, col = first + tid % 64 * 4;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
         int64_t row, end;
         int i;
-        gmm_find_group32(args.tiles, args.groups, piece, &g);
-        row = args.offsets[g] + (int64_t)(piece - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
+        gmm_find_group32(args.tiles, args.groups, chunk, &g);
+        row = args.offsets[g] + (int64_t)(chunk - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
         end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
 #pragma unroll 8
         for (row += line; row < end; row += LINES) {
             const float s = args.row_scale ? args.row_scale[row] : 1.0f;
             float v[4];
-            gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, whole, v);
+            gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
 #pragma unroll
             for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
         }
@@ -6904,7 +6904,7 @@ GMM__CAT(gmm_linear_bgrad_pieces_, GMM__TAG)(const __grid_constant__ gmm_bgrad_a
         if (first + tid < args.n) {
             float total = sums[0][tid];
             for (i = 1; i < LINES; i++) total = __fadd_rn(total, sums[i][tid]);
-            args.pieces[(int64_t)piece * args.n + first + tid] = total;
+            args.partials[(int64_t)chunk * args.n + first + tid] = total;
         }
         __syncthreads();
     }
@@ -6915,24 +6915,24 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
     enum { WARPS = GMM_BGRAD_THREADS / 32, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     const int lane = (int)threadIdx.x & 31;
-    const int64_t live = args.offsets[args.groups], end = args.zero_tail ? args.capacity : live;
+    const int64_t valid_rows = args.offsets[args.groups], end = args.zero_tail ? args.capacity : valid_rows;
     const char *dy = (const char *)args.dy.data;
-    const int whole = gmm_whole4(GMM__DTYPE, dy, args.dy.ld);
+    const int vec4 = gmm_vec4_aligned(GMM__DTYPE, dy, args.dy.ld);
     int32_t g = 0;
     int64_t row;
     for (row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < end; row += (int64_t)gridDim.x * WARPS) {
         float sum = 0.0f;
-        if (row < live) {
+        if (row < valid_rows) {
             const char *bias;
-            int bias_whole, i;
+            int bias_vec4, i;
             int32_t col;
             gmm_find_group64(args.offsets, args.groups, row, &g);
-            bias = gmm_kmat_at(&args.bias, g);
-            bias_whole = gmm_whole4(args.bias.dtype, bias, 4);
+            bias = gmm_kmat_data(&args.bias, g);
+            bias_vec4 = gmm_vec4_aligned(args.bias.dtype, bias, 4);
             for (col = lane * 4; col < args.n; col += 128) {
                 float v[4], w[4];
-                gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, whole, v);
-                gmm_read4(args.bias.dtype, bias + (int64_t)col * gmm_kmat_size(&args.bias), args.n - col, bias_whole,
+                gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
+                gmm_read4(args.bias.dtype, bias + (int64_t)col * gmm_kmat_size(&args.bias), args.n - col, bias_vec4,
                           w);
 #pragma unroll
                 for (i = 0; i < 4; i++) sum = __fmaf_rn(v[i], w[i], sum);
@@ -6940,7 +6940,7 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 #pragma unroll
             for (i = 16; i > 0; i /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, i));
         }
-        if (lane == 0) args.d_row_scale[row] = row < live && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
+        if (lane == 0) args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
     }
 }
 #undef GMM__TAG
@@ -6954,30 +6954,30 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 #error "gmm: this body needs GMM__TAG"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__FIXED ((gmm_dtype)GMM__NAME(gmm__fixed))
+#define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
-#define GMM__WIDE(at_run_time) (GMM__FIXED == GMM_NONE ? (at_run_time) : GMM__FIXED == GMM_F32)
+#define GMM__WIDE(dynamic) (GMM__STATIC_DTYPE == GMM_NONE ? (dynamic) : GMM__STATIC_DTYPE == GMM_F32)
 
 /* Reads the gate and the linear part of the quads q, and dy if there is one. */
-GMM__DEVICE gmm__act_in GMM__NAME(gmm__act_fetch)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q) {
-    gmm__act_in in = GMM_ZERO;
-    gmm__lane_cols at = *q;
+GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q) {
+    gmm__act_operands in = GMM_ZERO;
+    gmm__lane_cols x_cols = *q;
     int32_t i;
-    if (a->dy.data) in.dy = gmm__load8(GMM__FIXED, &a->dy, row, q);
+    if (a->dy.data) in.dy = gmm__load8(GMM__STATIC_DTYPE, &a->dy, row, q);
     if (a->layout == GMM__GLU_SPLIT) {
-        at.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
-        at.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
-        in.a = gmm__load8(GMM__FIXED, &a->x, row, &at);
+        x_cols.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
+        x_cols.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
+        in.a = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
         if (!a->gated) return in;
-        at.col[0] += gmm__act_linear_offset(a);
-        at.col[1] += gmm__act_linear_offset(a);
-        in.b = gmm__load8(GMM__FIXED, &a->x, row, &at);
+        x_cols.col[0] += gmm__act_linear_offset(a);
+        x_cols.col[1] += gmm__act_linear_offset(a);
+        in.b = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
     } else if (a->layout == GMM__GLU_PAIRS) {
-        at = gmm__lane_cols_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
-        in.a = gmm__load8(GMM__FIXED, &a->x, row, &at);
-        at = gmm__lane_cols_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
-        in.b = gmm__load8(GMM__FIXED, &a->x, row, &at);
-    } else if (GMM__FIXED == GMM_NONE) {
+        x_cols = gmm__lane_cols_at(2 * q->col[0], 2 * q->col[0] + 4, 2 * q->col[0] + 2 * q->n[0]);
+        in.a = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
+        x_cols = gmm__lane_cols_at(2 * q->col[1], 2 * q->col[1] + 4, 2 * q->col[1] + 2 * q->n[1]);
+        in.b = gmm__load8(GMM__STATIC_DTYPE, &a->x, row, &x_cols);
+    } else if (GMM__STATIC_DTYPE == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++) {
             const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
@@ -6988,83 +6988,83 @@ GMM__DEVICE gmm__act_in GMM__NAME(gmm__act_fetch)(const gmm__act_args *a, int64_
     return in;
 }
 
-GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_in *in, float va[8], float vb[8]) {
-    if (a->layout == GMM__GLU_PAIRS) gmm__deinterleave(GMM__FIXED != GMM_NONE ? GMM__FIXED : a->x.dtype, &in->a,
+GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_operands *in, float va[8], float vb[8]) {
+    if (a->layout == GMM__GLU_PAIRS) gmm__deinterleave(GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->x.dtype, &in->a,
                                                        &in->b);
-    gmm__decode8(GMM__FIXED, &a->x, &in->a, va);
-    gmm__decode8(GMM__FIXED, &a->x, &in->b, vb);
+    gmm__decode8(GMM__STATIC_DTYPE, &a->x, &in->a, va);
+    gmm__decode8(GMM__STATIC_DTYPE, &a->x, &in->b, vb);
 }
 
 /* Writes the gradients of both inputs. */
 GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q,
                                                const float va[8], const float vb[8]) {
-    gmm__lane_cols at = *q;
+    gmm__lane_cols dx_cols = *q;
     int32_t i, j;
     if (a->layout == GMM__GLU_SPLIT) {
-        at.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
-        at.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
-        gmm__store8(GMM__FIXED, &a->dx, row, &at, va);
+        dx_cols.col[0] = gmm__act_gate_column(q->col[0], a->interleave);
+        dx_cols.col[1] = gmm__act_gate_column(q->col[1], a->interleave);
+        gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, va);
         if (!a->gated) return;
-        at.col[0] += gmm__act_linear_offset(a);
-        at.col[1] += gmm__act_linear_offset(a);
-        gmm__store8(GMM__FIXED, &a->dx, row, &at, vb);
+        dx_cols.col[0] += gmm__act_linear_offset(a);
+        dx_cols.col[1] += gmm__act_linear_offset(a);
+        gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, vb);
     } else if (a->layout == GMM__GLU_PAIRS) {
 #pragma unroll
         for (j = 0; j < 2; j++) {
             float u[8];
 #pragma unroll
             for (i = 0; i < 8; i++) u[i] = i & 1 ? vb[4 * j + i / 2] : va[4 * j + i / 2];
-            at = gmm__lane_cols_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
-            if (q->n[j] > 0) gmm__store8(GMM__FIXED, &a->dx, row, &at, u);
+            dx_cols = gmm__lane_cols_at(2 * q->col[j], 2 * q->col[j] + 4, 2 * q->col[j] + 2 * q->n[j]);
+            if (q->n[j] > 0) gmm__store8(GMM__STATIC_DTYPE, &a->dx, row, &dx_cols, u);
         }
-    } else if (GMM__FIXED == GMM_NONE) {
+    } else if (GMM__STATIC_DTYPE == GMM_NONE) {
 #pragma unroll
         for (i = 0; i < 8; i++)
             if (i % 4 < q->n[i / 4]) {
                 const int32_t col = gmm__act_gate_column(q->col[i / 4] + i % 4, a->interleave);
-                gmm__put(&a->dx, row, col, va[i]);
-                gmm__put(&a->dx, row, col + gmm__act_linear_offset(a), vb[i]);
+                gmm__store_f32(&a->dx, row, col, va[i]);
+                gmm__store_f32(&a->dx, row, col + gmm__act_linear_offset(a), vb[i]);
             }
     }
 }
 
 /* Spans that a warp reads together: enough accesses under way, and the steps around them shared. */
-#define GMM__SPANS (GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 2 : 1)
+#define GMM__SPANS (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 2 : 1)
 
 /* y = p f(x) */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
-    const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
+    const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
     gmm__grid_loop w = gmm__grid_loop_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
     for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        gmm__act_in in[2];
+        gmm__act_operands in[2];
         gmm__lane_cols q[2];
-        gmm__grid_loop at[2];
+        gmm__grid_loop task[2];
         float p[2];
         int32_t i, j;
-        at[0] = w;
-        at[1] = gmm__grid_loop_following(w);
+        task[0] = w;
+        task[1] = gmm__grid_loop_successor(w);
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++) {
-            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)at[j].part, at[j].row < rows ? a.ffn : 0);
+            q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)task[j].part, task[j].row < rows ? a.ffn : 0);
             p[j] = 1.0f;
-            if (q[j].n[0] > 0 && at[j].row < live) {
-                if (a.prob) p[j] = a.prob[at[j].row];
-                in[j] = GMM__NAME(gmm__act_fetch)(&a, at[j].row, &q[j]);
+            if (q[j].n[0] > 0 && task[j].row < valid_rows) {
+                if (a.prob) p[j] = a.prob[task[j].row];
+                in[j] = GMM__NAME(gmm__act_load_operands)(&a, task[j].row, &q[j]);
             }
         }
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++)
             if (q[j].n[0] > 0) {
                 float va[8], vb[8], f[8], da[8], db[8];
-                if (at[j].row < live) {
+                if (task[j].row < valid_rows) {
                     GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
                     gmm__act8(a.kind, a.coef, va, vb, f, da, db);
                 }
 #pragma unroll
-                for (i = 0; i < 8; i++) f[i] = at[j].row < live ? p[j] * f[i] : 0.0f;
-                gmm__store8(GMM__FIXED, &a.y, at[j].row, &q[j], f);
+                for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
+                gmm__store8(GMM__STATIC_DTYPE, &a.y, task[j].row, &q[j], f);
             }
     }
 }
@@ -7072,28 +7072,28 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
 
 /* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a row is taken by one warp or, from as many spans on as a
    block has warps, by a block; its lanes add in an order that depends on ffn and the dtypes alone. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 7 : 5)
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 7 : 5)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
-    const uint32_t live = (uint32_t)*a.live, rows = a.tail_zero ? (uint32_t)a.rows : live;
+    const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    const uint32_t team = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps of a row */
+    const uint32_t row_warps = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps of a row */
     __shared__ float sums[GMM__ELEM_WARPS];
-    gmm__grid_loop w = gmm__grid_loop_begin(team, 1);
+    gmm__grid_loop w = gmm__grid_loop_begin(row_warps, 1);
     for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        const float p = a.prob && w.row < live ? a.prob[w.row] : 1.0f;
+        const float p = a.prob && w.row < valid_rows ? a.prob[w.row] : 1.0f;
         float sum = 0.0f;
         uint32_t part;
-        for (part = w.part; part < parts; part += team) {
+        for (part = w.part; part < parts; part += row_warps) {
             const gmm__lane_cols q = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
             if (q.n[0] <= 0) continue;
-            if (w.row < live) {
-                gmm__act_in in = GMM__NAME(gmm__act_fetch)(&a, w.row, &q);
+            if (w.row < valid_rows) {
+                gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(&a, w.row, &q);
                 GMM__NAME(gmm__act_decode)(&a, &in, va, vb);
                 gmm__act8(a.kind, a.coef, va, vb, f, da, db);
-                gmm__decode8(GMM__FIXED, &a.dy, &in.dy, g);
+                gmm__decode8(GMM__STATIC_DTYPE, &a.dy, &in.dy, g);
 #pragma unroll
                 for (i = 0; i < 8; i++) {
                     if (i % 4 < q.n[i / 4]) sum = fmaf(g[i], f[i], sum);
@@ -7106,11 +7106,11 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
                 for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
             }
             if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, w.row, &q, da, db);
-            if (a.y.data) gmm__store8(GMM__FIXED, &a.y, w.row, &q, f);
+            if (a.y.data) gmm__store8(GMM__STATIC_DTYPE, &a.y, w.row, &q, f);
         }
         if (!a.dprob) continue;
         sum = gmm__warp_sum(sum);
-        if (team > 1) { /* the block's */
+        if (row_warps > 1) { /* the block's */
             int32_t i;
             if (gmm__lane() == 0) sums[gmm__warp()] = sum;
             __syncthreads();
@@ -7122,7 +7122,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 }
 
 /* Rows of a token that are read at once. */
-#define GMM__BATCH (GMM__FIXED == GMM_BF16 || GMM__FIXED == GMM_F16 ? 4 : 2)
+#define GMM__BATCH (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 4 : 2)
 
 /* out[t] = sum over slots of (probs) rows[row], in slot order. Where the rows stand is read one batch ahead. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
@@ -7144,7 +7144,7 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
         for (j = 0; j < GMM__BATCH; j++) {
             row[j] = next_row[j];
             p[j] = next_p[j];
-            if (row[j] >= 0 && q.n[0] > 0) r[j] = gmm__load8(GMM__FIXED, &a.src, row[j], &q);
+            if (row[j] >= 0 && q.n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, row[j], &q);
         }
         i += GMM__BATCH;
         if (i >= a.topk) {
@@ -7158,12 +7158,12 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
         for (j = 0; j < GMM__BATCH; j++)
             if (row[j] >= 0 && q.n[0] > 0) {
                 float v[8];
-                gmm__decode8(GMM__FIXED, &a.src, &r[j], v);
+                gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], v);
 #pragma unroll
                 for (k = 0; k < 8; k++) sum[k] = fmaf(p[j], v[k], sum[k]);
             }
         if (i == 0) {
-            if (q.n[0] > 0) gmm__store8(GMM__FIXED, &a.dst, token, &q, sum);
+            if (q.n[0] > 0) gmm__store8(GMM__STATIC_DTYPE, &a.dst, token, &q, sum);
 #pragma unroll
             for (k = 0; k < 8; k++) sum[k] = 0.0f;
         }
@@ -7175,11 +7175,11 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
-    const int64_t rows = a.tail_zero ? a.capacity : live;
+    const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t rows = a.tail_zero ? a.capacity : valid_rows;
     gmm__grid_loop w = gmm__grid_loop_begin((a.hidden - 1) / (2 * GMM__ELEM_SPAN) + 1, 1);
     for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+        const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const float p = slot >= 0 && a.probs ? a.probs[slot] : 1.0f;
         gmm__raw8 r[2];
         gmm__lane_cols q[2];
@@ -7188,16 +7188,16 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
         for (j = 0; j < 2; j++) {
             q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)(2 * w.part) + j, (int32_t)a.hidden);
             if (slot >= 0 && q[j].n[0] > 0)
-                r[j] = gmm__load8(GMM__FIXED, &a.src, (uint32_t)slot / (uint32_t)a.topk, &q[j]);
+                r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, (uint32_t)slot / (uint32_t)a.topk, &q[j]);
         }
 #pragma unroll
         for (j = 0; j < 2; j++)
             if (q[j].n[0] > 0) {
                 float v[8];
-                if (slot >= 0) gmm__decode8(GMM__FIXED, &a.src, &r[j], v);
+                if (slot >= 0) gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], v);
 #pragma unroll
                 for (k = 0; k < 8; k++) v[k] = slot >= 0 ? p * v[k] : 0.0f;
-                gmm__store8(GMM__FIXED, &a.dst, w.row, &q[j], v);
+                gmm__store8(GMM__STATIC_DTYPE, &a.dst, w.row, &q[j], v);
             }
     }
 }
@@ -7219,16 +7219,16 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 #pragma unroll
             for (j = 0; j < 2; j++) {
                 q[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), part + j, (int32_t)a.hidden);
-                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM__FIXED, &a.src, w.row, &q[j]);
-                if (q[j].n[0] > 0) s[j] = gmm__load8(GMM__FIXED, &a.dst, row, &q[j]);
+                if (q[j].n[0] > 0) r[j] = gmm__load8(GMM__STATIC_DTYPE, &a.src, w.row, &q[j]);
+                if (q[j].n[0] > 0) s[j] = gmm__load8(GMM__STATIC_DTYPE, &a.dst, row, &q[j]);
             }
             if (q[0].n[0] <= 0) break;
 #pragma unroll
             for (j = 0; j < 2; j++)
                 if (q[j].n[0] > 0) {
                     float u[8], v[8];
-                    gmm__decode8(GMM__FIXED, &a.src, &r[j], u);
-                    gmm__decode8(GMM__FIXED, &a.dst, &s[j], v);
+                    gmm__decode8(GMM__STATIC_DTYPE, &a.src, &r[j], u);
+                    gmm__decode8(GMM__STATIC_DTYPE, &a.dst, &s[j], v);
 #pragma unroll
                     for (k = 0; k < 8; k++) sum = fmaf(u[k], v[k], sum);
                 }
@@ -7239,7 +7239,7 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 }
 
 #undef GMM__WIDE
-#undef GMM__FIXED
+#undef GMM__STATIC_DTYPE
 #undef GMM__NAME
 #undef GMM__TAG
 
@@ -7253,25 +7253,25 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
 /* Four units per lane of one row, so that all loads come before the first store; src NULL gives zeros. */
-GMM__DEVICE void GMM__NAME(gmm__load_segment)(const GMM__UNIT *src, int64_t run, int64_t units, GMM__UNIT v[4]) {
-    const int64_t first = run * GMM__COPY_SPAN + gmm__lane();
+GMM__DEVICE void GMM__NAME(gmm__load_segment)(const GMM__UNIT *src, int64_t segment, int64_t units, GMM__UNIT v[4]) {
+    const int64_t first = segment * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
     memset(v, 0, 4 * sizeof *v);
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (src && first + 32 * j < units) v[j] = src[first + 32 * j];
 }
-GMM__DEVICE void GMM__NAME(gmm__store_segment)(GMM__UNIT *dst, int64_t run, int64_t units, const GMM__UNIT v[4]) {
-    const int64_t first = run * GMM__COPY_SPAN + gmm__lane();
+GMM__DEVICE void GMM__NAME(gmm__store_segment)(GMM__UNIT *dst, int64_t segment, int64_t units, const GMM__UNIT v[4]) {
+    const int64_t first = segment * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++)
         if (first + 32 * j < units) __stcs(dst + first + 32 * j, v[j]);
 }
-GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t run, int64_t units) {
+GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *dst, int64_t segment, int64_t units) {
     GMM__UNIT v[4];
-    GMM__NAME(gmm__load_segment)(src, run, units, v);
-    GMM__NAME(gmm__store_segment)(dst, run, units, v);
+    GMM__NAME(gmm__load_segment)(src, segment, units, v);
+    GMM__NAME(gmm__store_segment)(dst, segment, units, v);
 }
 
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
@@ -7286,11 +7286,11 @@ GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
-    const int64_t rows = a.tail_zero ? a.capacity : live;
+    const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t rows = a.tail_zero ? a.capacity : valid_rows;
     gmm__grid_loop w = gmm__grid_loop_begin((a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        const int32_t slot = w.row < live ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
+        const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
         GMM__NAME(gmm__copy_segment)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
@@ -7304,45 +7304,45 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
-    const int64_t runs = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN,
+    const int64_t segments = (a.hidden + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN,
         stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
     const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits, as maps are int32 */
-    int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, live = -1;
-    gmm__grid_loop w = gmm__grid_loop_begin(runs, 1);
+    int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, valid_rows = -1;
+    gmm__grid_loop w = gmm__grid_loop_begin(segments, 1);
     for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
         GMM__UNIT v[4];
         int32_t i;
         GMM__NAME(gmm__load_segment)(src + w.row * a.src.ld, w.part, a.hidden, v);
         for (i = 0; i < a.topk; i += 32) {
-            const int32_t nth = i + gmm__lane(), slot = (int32_t)w.row * a.topk + nth;
-            int32_t row = nth < a.topk ? a.row_of[slot] : -1;
-            uint32_t rest;
-            if (live < 0) live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
-            if (row < 0 || row >= live || a.slot_of[row] != slot) row = -1;
+            const int32_t choice = i + gmm__lane(), slot = (int32_t)w.row * a.topk + choice;
+            int32_t row = choice < a.topk ? a.row_of[slot] : -1;
+            uint32_t pending;
+            if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
+            if (row < 0 || row >= valid_rows || a.slot_of[row] != slot) row = -1;
             if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
-            for (rest = __ballot_sync(0xFFFFFFFFu, row >= 0); rest; rest &= rest - 1) {
-                const int64_t to = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)rest) - 1);
-                GMM__NAME(gmm__store_segment)(dst + to * a.dst.ld, w.part, a.hidden, v);
+            for (pending = __ballot_sync(0xFFFFFFFFu, row >= 0); pending; pending &= pending - 1) {
+                const int64_t dst_row = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)pending) - 1);
+                GMM__NAME(gmm__store_segment)(dst + dst_row * a.dst.ld, w.part, a.hidden, v);
             }
         }
     }
     for (; base < a.capacity; base += stride) {
         const int64_t row = base + gmm__lane();
-        int32_t slot, alone;
-        uint32_t rest;
-        if (live < 0) live = gmm__live_rows(a.sizes, a.experts, a.capacity, a.fault);
-        slot = row < live ? gmm__map_entry(a.slot_of, row, slots, a.fault) : -1;
-        alone = row < (a.tail_zero ? a.capacity : live) && (slot < 0 || a.row_of[slot] != row);
-        if (alone && a.row_probs) a.row_probs[row] = slot >= 0 ? a.probs[slot] : 0.0f;
-        for (rest = __ballot_sync(0xFFFFFFFFu, alone); rest; rest &= rest - 1) {
-            const int32_t lane = __ffs((int)rest) - 1, from = __shfl_sync(0xFFFFFFFFu, slot, lane);
-            const int64_t token = (uint32_t)from / (uint32_t)a.topk;
-            int64_t run;
-            for (run = 0; run < runs; run++)
-                GMM__NAME(gmm__copy_segment)(from >= 0 ? src + token * a.src.ld : NULL,
-                                             dst + (base + lane) * a.dst.ld, run,
+        int32_t slot, unmapped;
+        uint32_t pending;
+        if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault);
+        slot = row < valid_rows ? gmm__map_entry(a.slot_of, row, slots, a.fault) : -1;
+        unmapped = row < (a.tail_zero ? a.capacity : valid_rows) && (slot < 0 || a.row_of[slot] != row);
+        if (unmapped && a.row_probs) a.row_probs[row] = slot >= 0 ? a.probs[slot] : 0.0f;
+        for (pending = __ballot_sync(0xFFFFFFFFu, unmapped); pending; pending &= pending - 1) {
+            const int32_t lane = __ffs((int)pending) - 1, src_slot = __shfl_sync(0xFFFFFFFFu, slot, lane);
+            const int64_t token = (uint32_t)src_slot / (uint32_t)a.topk;
+            int64_t segment;
+            for (segment = 0; segment < segments; segment++)
+                GMM__NAME(gmm__copy_segment)(src_slot >= 0 ? src + token * a.src.ld : NULL,
+                                             dst + (base + lane) * a.dst.ld, segment,
                                          a.hidden);
         }
     }
@@ -7351,7 +7351,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
     gmm_pdl_wait();
-    const int64_t live = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : live;
+    const int64_t valid_rows = gmm__pad_start(&a, a.groups, a.pad), rows = a.tail_zero ? a.rows : valid_rows;
     gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     if (blockIdx.x == 0) {
         int64_t g;
@@ -7361,15 +7361,15 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
             gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
     }
     for (; w.row < rows; gmm__grid_loop_next(&w)) {
-        int64_t from = -1;
-        if (w.row < live) {
+        int64_t src_row = -1;
+        if (w.row < valid_rows) {
             const int64_t g = gmm__pad_group(&a, w.row);
-            from = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
-            if (from >= gmm__pad_start(&a, g + 1, !a.pad)) from = -1;
+            src_row = gmm__pad_start(&a, g, !a.pad) + w.row - gmm__pad_start(&a, g, a.pad);
+            if (src_row >= gmm__pad_start(&a, g + 1, !a.pad)) src_row = -1;
         }
-        GMM__NAME(gmm__copy_segment)(from >= 0 ? (const GMM__UNIT *)a.src.data + from * a.src.ld : NULL,
+        GMM__NAME(gmm__copy_segment)(src_row >= 0 ? (const GMM__UNIT *)a.src.data + src_row * a.src.ld : NULL,
                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
-        if (a.dst_prob && w.part == 0 && gmm__lane() == 0) a.dst_prob[w.row] = from >= 0 ? a.src_prob[from] : 0.0f;
+        if (a.dst_prob && w.part == 0 && gmm__lane() == 0) a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
     }
 }
 
@@ -7378,12 +7378,12 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
     gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     for (; w.row < a.count * 2 * a.ffn; gmm__grid_loop_next(&w)) {
-        const uint32_t g = w.row / (2 * (uint32_t)a.ffn), to = w.row - g * 2 * (uint32_t)a.ffn;
-        const int64_t from = gmm__glu_source(to, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
+        const uint32_t g = w.row / (2 * (uint32_t)a.ffn), dst_row = w.row - g * 2 * (uint32_t)a.ffn;
+        const int64_t src_row = gmm__glu_source(dst_row, (uint32_t)a.ffn, (uint32_t)a.block, a.inverse);
         const GMM__UNIT *src = a.src_table ? (const GMM__UNIT *)a.src_table[g]
                                            : (const GMM__UNIT *)a.src.data + g * a.src_stride;
         GMM__UNIT *dst = a.dst_table ? (GMM__UNIT *)a.dst_table[g] : (GMM__UNIT *)a.dst.data + g * a.dst_stride;
-        GMM__NAME(gmm__copy_segment)(src + from * a.src.ld, dst + to * a.dst.ld, w.part, a.cols);
+        GMM__NAME(gmm__copy_segment)(src + src_row * a.src.ld, dst + dst_row * a.dst.ld, w.part, a.cols);
     }
 }
 
@@ -7416,15 +7416,15 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 #elif GMM__BODY == 8
 /* d += the product of m64 by n (in eights) by 32 bytes of k, or (`add` 0) d = it: 64 lines at `first` by n lines at
    `second`. */
-GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int eights, float *d,
-                                                                                  uint64_t first, uint64_t second,
-                                                                                  const int add = 1) {
+GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d,
+                                                                                  uint64_t desc_a, uint64_t desc_b,
+                                                                                  const int scale_d = 1) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    switch (eights) {
+    switch (n8) {
 #define GMM__X(e, u, n, b, a, c) \
-    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD(c) ", 0;\n wgmma.mma_async.sync.aligned" \
+    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_SCALE_D(c) ", 0;\n wgmma.mma_async.sync.aligned" \
                          ".m64n" n GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
-                         : GMM__V##u : "l"(first), "l"(second), "r"(add)); break;
+                         : GMM__V##u : "l"(desc_a), "l"(desc_b), "r"(scale_d)); break;
     GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
     default: break;
@@ -7678,7 +7678,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
         { /* epilogue: accumulators to D, transposed through shared memory */
             const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
             const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE ? NULL
-                                                                                  : gmm_kmat_at(&args.p.bias, t->g);
+                                                                                  : gmm_kmat_data(&args.p.bias, t->g);
             const int row_blocks = t->row_blocks, rows = t->rows;
             const uint32_t slot_bars = order + 16; /* barriers of the store slots */
             if (alpha != 1.0f) {
@@ -7715,7 +7715,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
             }
             const float beta = gmm_gemm_beta(&args.p, t->g);
             const int by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args.p, t->g, beta);
-            char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * pitch;
+            char *const d = gmm_kmat_data(&args.p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * pitch;
             const int aligned = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
             if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
             if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */
@@ -8456,7 +8456,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     offset = 8192 * index;
                     y = f->t.n0 + 64 * index;
                     if (!args.wgrad) {
-                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f->t.g) - GMM_SM90_MAP_BASE;
+                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args.p.b, f->t.g) - GMM_SM90_MAP_BASE;
                         end = (int32_t)(from >> 4 & 0x3FFF);
                         wrap = (int32_t)(from >> 18);
                     }
@@ -8649,7 +8649,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], outer_scale);
                 }
                 if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
-                    const char *const bias = gmm_kmat_at(&args.p.bias, t->g);
+                    const char *const bias = gmm_kmat_data(&args.p.bias, t->g);
                     const float *const row_scale = args.p.row_scale + t->row + t->m0 + 64 * wg;
                     const int scaled_rows = args.p.row_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
                     const int rows_left = t->cols;
@@ -8722,7 +8722,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     const int size = gmm_kmat_size(&args.p.d);
                     const int64_t pitch = args.p.d.ld * size;
                     const float beta = gmm_gemm_beta(&args.p, t->g);
-                    char *const d = gmm_kmat_at(&args.p.d, t->g) +
+                    char *const d = gmm_kmat_data(&args.p.d, t->g) +
                                     (t->m0 + 64 * wg + (args.wgrad ? 0 : (int64_t)t->row)) * pitch;
                     const int columns_to_128 = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1
@@ -8777,17 +8777,17 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #error "gmm: this body needs GMM__TAG"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
-#define GMM__FIXED ((gmm_dtype)GMM__NAME(gmm__fixed))
+#define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
 /* A tile of a strip into shared memory (if x is not NULL), zeros where rows or columns end; and the lane's amax of it.
    A quantized source comes as F32. */
 GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_strip *p, int64_t c0,
                                                 int32_t n, int32_t lines, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
-    const int64_t size = GMM__FIXED == GMM_F32 ? 4 : 2;
-    uint32_t *line = (uint32_t *)a->lines + (a->grouped ? p->first : p->unit * p->rows) + p->row, all = 0;
+    const int64_t size = GMM__STATIC_DTYPE == GMM_F32 ? 4 : 2;
+    uint32_t *line = (uint32_t *)a->lines + (a->grouped ? p->first : p->unit * p->rows) + p->row, amax = 0;
     int32_t r;
-    if (GMM__FIXED == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
+    if (GMM__STATIC_DTYPE == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
         const gmm__qview v = gmm__quant_copy(&a->src, GMM_ROWWISE, a->grouped, p, a->cols);
         const int32_t width = gmm_block_along(v.scaling);
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
@@ -8800,25 +8800,25 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
                     u[j] = gmm__qview_value(gmm_decode_small(v.dtype, gmm__qview_code(&v, l, c)),
                                             gmm__qview_factor(&v, l, width ? c / width : 0, 1));
             }
-            all = gmm__quant_line_amax(all, u, lines && r < p->m ? line + r : NULL);
-            if (x) gmm__quant_put_row(x, r, u);
+            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            if (x) gmm__quant_store_row(x, r, u);
         }
     } else {
         const char *base = a->src.table ? (const char *)a->src.table[p->unit]
                                         : (const char *)a->src.data +
                                               (a->grouped ? 0 : p->unit * a->src.group_stride) * size;
-        const char *from = base + ((p->first + p->row) * a->src.ld + c0) * size;
-        const int32_t whole = gmm_whole4(GMM__FIXED, from, a->src.ld);
+        const char *src = base + ((p->first + p->row) * a->src.ld + c0) * size;
+        const int32_t vec4 = gmm_vec4_aligned(GMM__STATIC_DTYPE, src, a->src.ld);
 #pragma unroll 4
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
             float u[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
             if (r < p->m && count > 0)
-                gmm_read4(GMM__FIXED, from + (r * a->src.ld + 4 * lane) * size, count, whole, u);
-            all = gmm__quant_line_amax(all, u, lines && r < p->m ? line + r : NULL);
-            if (x) gmm__quant_put_row(x, r, u);
+                gmm_read4(GMM__STATIC_DTYPE, src + (r * a->src.ld + 4 * lane) * size, count, vec4, u);
+            amax = gmm__quant_line_amax(amax, u, lines && r < p->m ? line + r : NULL);
+            if (x) gmm__quant_store_row(x, r, u);
         }
     }
-    return all;
+    return amax;
 }
 
 /* Amaxes of units, rows and columns, by maxima on their bits: the same in any order. They start at 0. */
@@ -8826,7 +8826,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
-    const int32_t turned = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
+    const int32_t transformed = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
     int64_t item;
     if (a.skip && *a.skip) return;
     for (item = blockIdx.x; item < items; item += gridDim.x) {
@@ -8834,31 +8834,31 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
                                                        item / a.col_tiles);
         const int64_t c0 = item % a.col_tiles * GMM_TILE;
         const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
-        uint32_t all[2] = { 0, 0 };
+        uint32_t amax[2] = { 0, 0 };
         int32_t l;
-        all[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
-                                            turned || a.columns ? gmm__quant_shared : NULL);
+        amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
+                                            transformed || a.columns ? gmm__quant_shared : NULL);
         __syncthreads();
-        for (l = gmm__warp(); l < n && (turned || a.columns); l += GMM__QUANT_WARPS) {
+        for (l = gmm__warp(); l < n && (transformed || a.columns); l += GMM__QUANT_WARPS) {
             float v[4];
             uint32_t bits;
-            gmm__quant_get_col(gmm__quant_shared, l, turned ? a.format.hadamard : 0, v);
+            gmm__quant_load_col(gmm__quant_shared, l, transformed ? a.format.hadamard : 0, v);
             bits = gmm__quant_amax4(v);
-            all[1] = bits > all[1] ? bits : all[1];
+            amax[1] = bits > amax[1] ? bits : amax[1];
             if (a.columns) {
                 bits = __reduce_max_sync(0xFFFFFFFFu, bits);
                 if (lane == 0) atomicMax((uint32_t *)a.columns + p.unit * a.cols + c0 + l, bits);
             }
         }
-        all[0] = __reduce_max_sync(0xFFFFFFFFu, all[0]);
-        all[1] = __reduce_max_sync(0xFFFFFFFFu, all[1]);
-        if (lane == 0) atomicMax((uint32_t *)a.amax[0] + p.unit, all[0]);
-        if (lane == 0 && turned) atomicMax((uint32_t *)a.amax[1] + p.unit, all[1]);
+        amax[0] = __reduce_max_sync(0xFFFFFFFFu, amax[0]);
+        amax[1] = __reduce_max_sync(0xFFFFFFFFu, amax[1]);
+        if (lane == 0) atomicMax((uint32_t *)a.amax[0] + p.unit, amax[0]);
+        if (lane == 0 && transformed) atomicMax((uint32_t *)a.amax[1] + p.unit, amax[1]);
         __syncthreads();
     }
 }
 
-#undef GMM__FIXED
+#undef GMM__STATIC_DTYPE
 #undef GMM__NAME
 #undef GMM__TAG
 
@@ -8925,28 +8925,28 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 /* ============================================================================ Bodies per source: whole vectors === */
 
 #elif GMM__BODY == 12
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__TURNED)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__HADAMARD"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
-#if !GMM__TURNED
+#if !GMM__HADAMARD
 /* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
 GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                             int32_t col0, int32_t c0, int32_t n,
                                             uint32_t x[8][GMM__NAME(gmm__words)]) {
     const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *from = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
     const int32_t rows = col0 < n ? p->m - row0 : 0;
     int32_t i, k;
 #pragma unroll
-    for (i = 0; i < 8; i++, from += pitch)
+    for (i = 0; i < 8; i++, src += pitch)
 #pragma unroll
         for (k = 0; k < GMM__NAME(gmm__words); k += 4) {
             uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < rows) v = __ldg((const uint4 *)(const void *)(from + 4 * k));
+            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
             x[i][k] = v.x;
             x[i][k + 1] = v.y;
             x[i][k + 2] = v.z;
@@ -8957,15 +8957,15 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__v
 /* The same of sixteen rows of sixteen bytes, from column `col` of the matrix on. */
 GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                               int32_t col, uint32_t x[16][4]) {
-    const int64_t size = 16 / GMM__NAME(gmm__wide), pitch = a->src.ld * size;
-    const uint8_t *from = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
+    const int64_t size = 16 / GMM__NAME(gmm__elems16), pitch = a->src.ld * size;
+    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           col * size;
     const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 16; i++, from += pitch) {
+    for (i = 0; i < 16; i++, src += pitch) {
         uint4 v = make_uint4(0u, 0u, 0u, 0u);
-        if (i < rows) v = __ldg((const uint4 *)(const void *)from);
+        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
         x[i][0] = v.x;
         x[i][1] = v.y;
         x[i][2] = v.z;
@@ -8974,38 +8974,38 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm_
 }
 
 /* A word of the maxima of sixteen rows where all have the same; zero of those that are not there. */
-GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t most, int32_t word, int32_t rows) {
-    if (GMM__NAME(gmm__wide) == 4) return word < rows ? most : 0;
-    return 2 * word + 1 < rows ? most : 2 * word < rows ? most & 0xFFFFu : 0;
+GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
+    if (GMM__NAME(gmm__elems16) == 4) return word < rows ? maximum : 0;
+    return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
 }
 
 /* An element of a tile from memory. */
 GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
                                               int32_t col) {
-    return gmm_load((gmm_dtype)GMM__NAME(gmm__fixed), gmm__vec_data(&a->src, a->step[2], p->unit),
+    return gmm_load((gmm_dtype)GMM__NAME(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
 }
 #endif
 
 /* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TURNED ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ uint32_t most[2][GMM__QUANT_WARPS]; /* of the source, and transformed */
-#if !GMM__TURNED
-    __shared__ uint32_t parts[2][4][GMM_TILE]; /* of two halves of rows, of four quarters of columns */
+    __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and transformed */
+#if !GMM__HADAMARD
+    __shared__ uint32_t partials[2][4][GMM_TILE]; /* of two halves of rows, of four quarters of columns */
 #endif
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
     const gmm_warp_split split = gmm__vec_split(&a);
-    int32_t at;
+    int32_t strip;
     if (a.skip && *a.skip) return;
-    for (at = (int32_t)blockIdx.y; at < split.total; at += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__CFG(gmm__words)], all = 0;
+    for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
+        uint32_t x[8][GMM__CFG(gmm__words)], maximum = 0;
         int32_t c0, i, k;
-        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, at, 1, &c0);
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
         GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * q, col0 + 8 * c, c0, n, x);
-#if !GMM__TURNED
+#if !GMM__HADAMARD
         if (a.lines) {
             uint32_t row[8];
 #pragma unroll
@@ -9020,11 +9020,11 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             for (k = 4; k >= 1; k >>= 1)
 #pragma unroll
                 for (i = 0; i < k; i++) {
-                    const uint32_t keep = c & k ? row[i + k] : row[i], give = c & k ? row[i] : row[i + k];
-                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, give, k);
-                    row[i] = keep > other ? keep : other;
+                    const uint32_t kept = c & k ? row[i + k] : row[i], sent = c & k ? row[i] : row[i + k];
+                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, sent, k);
+                    row[i] = kept > other ? kept : other;
                 }
-            parts[0][warp >> 2][row0 + lane] = row[0];
+            partials[0][warp >> 2][row0 + lane] = row[0];
         }
         if (a.columns) {
             uint32_t col[GMM__CFG(gmm__words)];
@@ -9039,44 +9039,44 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q) parts[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
+                if (k / 2 == q) partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
         if (a.lines || a.columns) { /* then those of units are not asked for */
             const int32_t side = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
-            uint32_t *to = side ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
+            uint32_t *dst = side ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
                                 : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;
             __syncthreads();
             if ((side ? a.columns : a.lines) && l < (side ? n : p.m)) {
-                all = parts[side][0][l];
-                for (i = 1; i < (side ? 4 : 2); i++) all = all > parts[side][i][l] ? all : parts[side][i][l];
-                if (all > *(volatile uint32_t *)to) atomicMax(to, all);
+                maximum = partials[side][0][l];
+                for (i = 1; i < (side ? 4 : 2); i++) maximum = maximum > partials[side][i][l] ? maximum : partials[side][i][l];
+                if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
             }
-            if (at + (int32_t)gridDim.y < split.total) __syncthreads();
+            if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
             continue;
         }
 #endif
 #pragma unroll
         for (i = 0; i < 8; i++)
 #pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) all = GMM__CFG(gmm__word_max)(all, x[i][k]);
-        all = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(all));
-        if (lane == 0) most[0][warp] = all;
-#if GMM__TURNED
+            for (k = 0; k < GMM__CFG(gmm__words); k++) maximum = GMM__CFG(gmm__word_max)(maximum, x[i][k]);
+        maximum = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum));
+        if (lane == 0) shared_max[0][warp] = maximum;
+#if GMM__HADAMARD
         if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
             gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (q & 1));
-            all = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, q & 1));
+            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, q & 1));
         }
-        if (lane == 0) most[1][warp] = all;
+        if (lane == 0) shared_max[1][warp] = maximum;
 #endif
         __syncthreads();
-        if (threadIdx.x <= GMM__TURNED) {
-            uint32_t *to = (uint32_t *)a.amax[threadIdx.x] + p.unit;
-            all = most[threadIdx.x][0];
+        if (threadIdx.x <= GMM__HADAMARD) {
+            uint32_t *dst = (uint32_t *)a.amax[threadIdx.x] + p.unit;
+            maximum = shared_max[threadIdx.x][0];
             for (i = 1; i < GMM__QUANT_WARPS; i++)
-                all = all > most[threadIdx.x][i] ? all : most[threadIdx.x][i];
-            if (all > *(volatile uint32_t *)to) atomicMax(to, all);
+                maximum = maximum > shared_max[threadIdx.x][i] ? maximum : shared_max[threadIdx.x][i];
+            if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
         }
-        if (at + (int32_t)gridDim.y < split.total) __syncthreads();
+        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 
@@ -9093,14 +9093,14 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__WIDE (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
+#define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
 #define GMM__ROW_STEP 3 /* maxima or factors of a row of the tile, of two halves; one apart, so that banks differ */
 #define GMM__COL_STEP 5 /* of a column, of four quarters */
 
 /* Both copies of a tile that is loaded once. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float factors[2][GMM__COL_STEP * GMM_TILE];
+    __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
     const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
@@ -9111,50 +9111,50 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     const gmm_warp_split split = gmm__vec_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
-    if (!GMM__WIDE)
+    if (!GMM__BLOCK_SCALED)
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__CFG(gmm__words)], odd = 0;
-        float whole = 1.0f;
+        uint32_t x[8][GMM__CFG(gmm__words)], maximum_bits = 0;
+        float tile_scale = 1.0f;
         int32_t c0, i, j, k;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
         const int32_t n = (int32_t)a.cols - c0;
-        const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
-        const int32_t live = p.m - row0;
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t valid_rows = p.m - row0;
         GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, n, x);
 
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
-            whole = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
+            tile_scale = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
                                : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
                                                      f->pow2);
             if (a.record) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++) odd = GMM__CFG(gmm__word_max)(odd, x[i][k]);
-                odd = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(odd));
-                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(odd);
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) maximum_bits = GMM__CFG(gmm__word_max)(maximum_bits, x[i][k]);
+                maximum_bits = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum_bits));
+                if (lane == 0) smem_scales[0][warp] = gmm_f32_from_bits(maximum_bits);
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
             const int64_t line = (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + thread;
             const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[line] : 0.0f, qmax,
                                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
-            factors[0][thread * GMM__ROW_STEP] = scale;
+            smem_scales[0][thread * GMM__ROW_STEP] = scale;
             if (c0 == 0 && thread < p.m) {
-                uint8_t *to = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit);
-                ((float *)(void *)to)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
+                uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit);
+                ((float *)(void *)dst)[(a.grouped ? p.first : 0) + p.row + thread] = gmm_scale_inverse(scale);
             }
         }
         if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
             const int32_t l = thread - GMM_TILE;
-            factors[1][l * GMM__COL_STEP] =
+            smem_scales[1][l * GMM__COL_STEP] =
                 gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
-        if (GMM__WIDE) { /* maxima of parts of blocks */
-            uint32_t row[8], col[GMM__CFG(gmm__words)], most = 0;
+        if (GMM__BLOCK_SCALED) { /* maxima of parts of blocks */
+            uint32_t row[8], col[GMM__CFG(gmm__words)], maximum = 0;
 #pragma unroll
             for (k = 0; k < GMM__CFG(gmm__words); k++) col[k] = 0;
 #pragma unroll
@@ -9169,15 +9169,15 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
             if (GMM__SCALING == GMM_SCALING_128X128) {
 #pragma unroll
-                for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
-                most = __reduce_max_sync(0xFFFFFFFFu, most);
-                if (lane == 0) factors[0][warp] = gmm_f32_from_bits(most);
+                for (i = 0; i < 8; i++) maximum = maximum > row[i] ? maximum : row[i];
+                maximum = __reduce_max_sync(0xFFFFFFFFu, maximum);
+                if (lane == 0) smem_scales[0][warp] = gmm_f32_from_bits(maximum);
             } else {
                 if (rowwise) {
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         const uint32_t bits = gmm__quant_block_max(row[i], 8);
-                        if (c == 0) factors[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
+                        if (c == 0) smem_scales[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
                     }
                 }
                 if (columnwise) {
@@ -9193,7 +9193,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     if (q == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
-                            factors[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__CFG(gmm__word_value)(col, j);
+                            smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__CFG(gmm__word_value)(col, j);
                 }
             }
         }
@@ -9201,54 +9201,54 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
         /* Maxima become factors, scales are stored. */
         if (GMM__SCALING == GMM_SCALING_128X128) {
-            uint32_t most = 0;
+            uint32_t maximum = 0;
             for (i = 0; i < GMM__QUANT_WARPS; i++) {
-                const uint32_t bits = gmm_f32_bits(factors[0][i]);
-                most = most > bits ? most : bits;
+                const uint32_t bits = gmm_f32_bits(smem_scales[0][i]);
+                maximum = maximum > bits ? maximum : bits;
             }
-            whole = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
+            tile_scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
             for (k = 0; k < 2; k++) { /* padding stands behind a line's last block */
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
                 const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
-                uint8_t *to = gmm__vec_scales(m, a.scale_step[k], p.unit);
+                uint8_t *dst = gmm__vec_scales(m, a.scale_step[k], p.unit);
                 if (m->dtype != GMM_NONE && (thread == 0 || (block == used - 1 && block + thread < end)))
-                    ((float *)(void *)to)[(int64_t)line * end + block + thread] =
-                        thread == 0 ? gmm_scale_inverse(whole) : 0.0f;
+                    ((float *)(void *)dst)[(int64_t)line * end + block + thread] =
+                        thread == 0 ? gmm_scale_inverse(tile_scale) : 0.0f;
             }
         }
         if (GMM__SCALING == GMM_SCALING_1X128) {
-            const int32_t side = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), live = l < (side ? n : p.m);
-            const gmm_mat *m = side ? &a.columnwise : &a.rowwise;
+            const int32_t copy = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), valid_rows = l < (copy ? n : p.m);
+            const gmm_mat *m = copy ? &a.columnwise : &a.rowwise;
             if (m->dtype != GMM_NONE) {
-                const int64_t lines = side ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((reach + 3) & ~3);
-                const int64_t line = (side ? c0 : p.row) + l, block = (side ? p.row : c0) >> 7;
-                uint8_t *to = gmm__vec_scales(m, a.scale_step[side], p.unit);
-                float *at = factors[side] + l * (side ? GMM__COL_STEP : GMM__ROW_STEP), scale;
-                uint32_t most = 0;
-                for (i = 0; i < (side ? 4 : 2); i++)
-                    most = most > gmm_f32_bits(at[i]) ? most : gmm_f32_bits(at[i]);
-                scale = gmm_scale_from_amax(gmm_f32_from_bits(most), qmax, gmm_dtype_largest(a.source), f->eps,
+                const int64_t lines = copy ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((padded_rows + 3) & ~3);
+                const int64_t line = (copy ? c0 : p.row) + l, block = (copy ? p.row : c0) >> 7;
+                uint8_t *dst = gmm__vec_scales(m, a.scale_step[copy], p.unit);
+                float *smem = smem_scales[copy] + l * (copy ? GMM__COL_STEP : GMM__ROW_STEP), scale;
+                uint32_t maximum = 0;
+                for (i = 0; i < (copy ? 4 : 2); i++)
+                    maximum = maximum > gmm_f32_bits(smem[i]) ? maximum : gmm_f32_bits(smem[i]);
+                scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps,
                                             f->pow2);
-                at[0] = scale;
+                smem[0] = scale;
                 if (a.grouped)
-                    to += (int64_t)(side ? p.start >> 7 : p.start) * (side ? lines : (a.cols + 127) >> 7) * 4;
-                if (line < lines) ((float *)(void *)to)[block * lines + line] = live ? gmm_scale_inverse(scale) : 0.0f;
+                    dst += (int64_t)(copy ? p.start >> 7 : p.start) * (copy ? lines : (a.cols + 127) >> 7) * 4;
+                if (line < lines) ((float *)(void *)dst)[block * lines + line] = valid_rows ? gmm_scale_inverse(scale) : 0.0f;
             }
             __syncthreads();
         }
         if (rowwise && col0 < n) {
             const int64_t pitch = a.rowwise.ld;
-            uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
-            const float *by = factors[0] + row0 * GMM__ROW_STEP;
+            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.first + p.row + row0) * pitch + c0 + col0;
+            const float *line_scales = smem_scales[0] + row0 * GMM__ROW_STEP;
 #pragma unroll
-            for (i = 0; i < 8; i++, to += pitch) {
+            for (i = 0; i < 8; i++, dst += pitch) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    whole = by[i * GMM__ROW_STEP];
+                    tile_scale = line_scales[i * GMM__ROW_STEP];
 #pragma unroll
-                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), whole);
-                if (i < live) gmm_st_global_v2_b32(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
+                if (i < valid_rows) gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
         if (columnwise) { /* turned */
@@ -9256,35 +9256,35 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = a.columnwise.ld;
             const int64_t begin = (a.grouped ? p.start : 0) + p.row;
-            uint8_t *at = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
-            uint8_t *to = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
-            const float *by = factors[1] + col0 * GMM__COL_STEP;
+            uint8_t *smem = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
+            uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
+            const float *line_scales = smem_scales[1] + col0 * GMM__COL_STEP;
 #pragma unroll
             for (j = 0; j < 8; j++) {
                 float v[8];
                 if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    whole = by[j * GMM__COL_STEP];
+                    tile_scale = line_scales[j * GMM__COL_STEP];
 #pragma unroll
-                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), whole);
-                *(uint2 *)(void *)(at + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
+                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
+                *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
                                                                 gmm__quant_codes8(e5m2, v + 4));
             }
             __syncthreads();
             if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
-                for (k = first; k < GMM_TILE; k += step, to += step * pitch)
+                for (k = first; k < GMM_TILE; k += step, dst += step * pitch)
                     if (k < n)
-                        gmm_st_global_v4_b32(to, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
+                        gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
                                                                            chunk * 16));
         }
         if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* behind all stores */
             __syncthreads();
             if (thread < 2) {
-                uint32_t *to = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
+                uint32_t *dst = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
                 for (i = 0; i < GMM__QUANT_WARPS; i++)
-                    odd = odd > gmm_f32_bits(factors[0][i]) ? odd : gmm_f32_bits(factors[0][i]);
-                if ((thread ? columnwise : rowwise) && to && odd > *(volatile uint32_t *)(to + p.unit))
-                    atomicMax(to + p.unit, odd);
+                    maximum_bits = maximum_bits > gmm_f32_bits(smem_scales[0][i]) ? maximum_bits : gmm_f32_bits(smem_scales[0][i]);
+                if ((thread ? columnwise : rowwise) && dst && maximum_bits > *(volatile uint32_t *)(dst + p.unit))
+                    atomicMax(dst + p.unit, maximum_bits);
             }
         }
         if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
@@ -9293,7 +9293,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
 #undef GMM__COL_STEP
 #undef GMM__ROW_STEP
-#undef GMM__WIDE
+#undef GMM__BLOCK_SCALED
 #undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG
@@ -9302,8 +9302,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 /* ======================================================================= Bodies per source: NV16, whole vectors === */
 
 #elif GMM__BODY == 14
-#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__TURNED)
-#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__TURNED"
+#if !defined(GMM__TAG) || !defined(GMM__SOURCE) || !defined(GMM__HADAMARD)
+#error "gmm: this body needs GMM__TAG, GMM__SOURCE and GMM__HADAMARD"
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
@@ -9311,16 +9311,16 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 
 /* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
    bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__TURNED ? 3 : 2)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* of columns */
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
-    const int32_t right = c & 1, below = q & 1; /* the second lane of a block */
+    const int32_t second = c & 1, lower = q & 1; /* the second lane of a block */
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
-    const int32_t apart = columnwise && a.amax[1] != a.amax[0];
+    const int32_t separate_amax = columnwise && a.amax[1] != a.amax[0];
     const gmm_format *f = &a.format;
     int32_t strip;
     if (a.skip && *a.skip) return;
@@ -9332,195 +9332,195 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
-        const int32_t reach = a.grouped ? (p.rows + 127) & ~127 : p.rows, live = p.m - row0, cols = (int32_t)a.cols;
-        const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((reach + 63) >> 6) * 4;
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0, cols = (int32_t)a.cols;
+        const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
         const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
         GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, cols - c0, x);
-        for (k = 0; k <= apart; k++) {
+        for (k = 0; k <= separate_amax; k++) {
             const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
             const int32_t thread = gmm_tid_x();
             if (thread < GMM_TILE) encodes[k][thread] = thread < 127 ? gmm_nv_encode(&g, (uint8_t)thread) : g.mult;
         }
         __syncthreads();
         for (; c0 < end; c0 += GMM_TILE) {
-            const int32_t inside = col0 < cols - c0;
-            const float *const col_encodes = encodes[apart];
-            uint32_t odd = 0;
-#if !GMM__TURNED
-            uint32_t nibbles[8], most = 0;
+            const int32_t valid_cols = col0 < cols - c0;
+            const float *const col_encodes = encodes[separate_amax];
+            uint32_t has_nan = 0;
+#if !GMM__HADAMARD
+            uint32_t nibbles[8], maximum = 0;
 #endif
-            if (rowwise || !GMM__TURNED) { /* maxima of rows */
-                uint32_t row[8], four[2], mine, other;
+            if (rowwise || !GMM__HADAMARD) { /* maxima of rows */
+                uint32_t row[8], scales4[2], lane_scales, other;
                 float amax[4];
 #pragma unroll
                 for (i = 0; i < 8; i++) {
                     row[i] = 0;
 #pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_top)(row[i], x[i][k]);
+                    for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max_nan)(row[i], x[i][k]);
                     row[i] = GMM__CFG(gmm__word_fold)(row[i]);
-                    odd = row[i] > odd ? row[i] : odd;
+                    has_nan = row[i] > has_nan ? row[i] : has_nan;
                 }
-                odd = odd > 0x7F800000u; /* a NaN among the values */
-                if (odd)
+                has_nan = has_nan > 0x7F800000u; /* a NaN among the values */
+                if (has_nan)
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         row[i] = 0;
 #pragma unroll
                         for (k = 0; k < GMM__CFG(gmm__words); k++) {
                             row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
-#if GMM__TURNED
+#if GMM__HADAMARD
                             x[i][k] = gmm__vec_positive_nan(x[i][k]);
 #endif
                         }
                         row[i] = GMM__CFG(gmm__word_fold)(row[i]);
                     }
-#if !GMM__TURNED
+#if !GMM__HADAMARD
                 if (f->square) {
 #pragma unroll
-                    for (i = 0; i < 8; i++) most = most > row[i] ? most : row[i];
-                    most = gmm__quant_block_max(most, 2);
-                    other = __shfl_xor_sync(0xFFFFFFFFu, most, 8);
-                    most = most > other ? most : other;
+                    for (i = 0; i < 8; i++) maximum = maximum > row[i] ? maximum : row[i];
+                    maximum = gmm__quant_block_max(maximum, 2);
+                    other = __shfl_xor_sync(0xFFFFFFFFu, maximum, 8);
+                    maximum = maximum > other ? maximum : other;
 #pragma unroll
-                    for (i = 0; i < 8; i++) row[i] = i < live ? most : 0; /* no scales of rows that are not there */
+                    for (i = 0; i < 8; i++) row[i] = i < valid_rows ? maximum : 0; /* no scales of rows that are not there */
                 }
 #endif
 #pragma unroll
                 for (i = 0; i < 4; i++) {
-                    const uint32_t keep = right ? row[i + 4] : row[i];
-                    other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
-                    amax[i] = gmm_f32_from_bits(keep > other ? keep : other);
+                    const uint32_t kept = second ? row[i + 4] : row[i];
+                    other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + 4], 1);
+                    amax[i] = gmm_f32_from_bits(kept > other ? kept : other);
                 }
-                mine = gmm__vec_nv_scale4(amax, encodes[0], !GMM__TURNED);
-                other = __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
-                four[0] = right ? other : mine;
-                four[1] = right ? mine : other;
-#if !GMM__TURNED
+                lane_scales = gmm__vec_nv_scale4(amax, encodes[0], !GMM__HADAMARD);
+                other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 1);
+                scales4[0] = second ? other : lane_scales;
+                scales4[1] = second ? lane_scales : other;
+#if !GMM__HADAMARD
                 if (f->square) { /* both copies hold the same codes */
-                    const float by = gmm__vec_nv_encode(encodes[0], four, 0);
+                    const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, 0);
 #pragma unroll
                     for (i = 0; i < 8; i++) {
                         float v[8];
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        nibbles[i] = gmm__vec_e2m1x8(v, by, 0);
+                        nibbles[i] = gmm__vec_e2m1x8(v, multiplier, 0);
                     }
                 }
 #endif
                 if (rowwise) { /* bytes of four blocks of a row come together */
-                    uint8_t *to = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
+                    uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                                   (a.grouped ? (int64_t)p.start * row_along : 0);
-                    mine &= 0x7F7F7F7Fu;
-                    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 2);
-                    mine = __byte_perm(mine, other, c & 2 ? 0x3715 : 0x6240);
-                    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
-                    mine = __byte_perm(mine, other, c & 4 ? 0x3276 : 0x5410);
-                    gmm__vec_store_scales4(to, a.rowwise.scale_order, p.row, c0 / 16, row_along,
-                                      row0 + 4 * right + (c >> 1), col0 >> 6 << 2, mine);
+                    lane_scales &= 0x7F7F7F7Fu;
+                    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 2);
+                    lane_scales = __byte_perm(lane_scales, other, c & 2 ? 0x3715 : 0x6240);
+                    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
+                    lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3276 : 0x5410);
+                    gmm__vec_store_scales4(dst, a.rowwise.scale_order, p.row, c0 / 16, row_along,
+                                      row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
                 }
-#if GMM__TURNED
+#if GMM__HADAMARD
                 if (rowwise) { /* rows i and i + 4 at once: a lane draws for one of them, for both lanes of the block */
-                    uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+                    uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
-                    const int64_t per = (cols + 15) >> 4;
-                    const int64_t block = (p.row + row0 + 4 * right) * per + ((c0 + col0) >> 4);
+                    const int64_t blocks_per_row = (cols + 15) >> 4;
+                    const int64_t block = (p.row + row0 + 4 * second) * blocks_per_row + ((c0 + col0) >> 4);
 #pragma unroll
-                    for (i = 0; i < 4; i++, to += row_pitch) {
+                    for (i = 0; i < 4; i++, dst += row_pitch) {
                         uint32_t draw[4], random[2][2];
                         if (f->stochastic) {
-                            gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit, block + i * per,
+                            gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit, block + i * blocks_per_row,
                                            GMM_ROWWISE, draw);
 #pragma unroll
                             for (k = 0; k < 2; k++) {
-                                other = __shfl_xor_sync(0xFFFFFFFFu, right ? draw[k] : draw[k + 2], 1);
-                                random[0][k] = right ? other : draw[k];
-                                random[1][k] = right ? draw[k + 2] : other;
+                                other = __shfl_xor_sync(0xFFFFFFFFu, second ? draw[k] : draw[k + 2], 1);
+                                random[0][k] = second ? other : draw[k];
+                                random[1][k] = second ? draw[k + 2] : other;
                             }
                         }
 #pragma unroll
                         for (k = 0; k < 2; k++) {
-                            const float by = gmm__vec_nv_encode(encodes[0], four, i + 4 * k);
+                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i + 4 * k);
                             uint32_t code;
                             float v[8];
 #pragma unroll
                             for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
-                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, by, random[k])
-                                                 : gmm__vec_e2m1x8(v, by, 1);
-                            if (inside && i + 4 * k < live) gmm_st_global_b32(to + 4 * k * row_pitch, code);
+                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, random[k])
+                                                 : gmm__vec_e2m1x8(v, multiplier, 1);
+                            if (valid_cols && i + 4 * k < valid_rows) gmm_st_global_b32(dst + 4 * k * row_pitch, code);
                         }
                     }
                 }
 #else
-                if (rowwise && inside) {
-                    uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
+                if (rowwise && valid_cols) {
+                    uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
 #pragma unroll
-                    for (i = 0; i < 8; i++, to += row_pitch) {
-                        const float by = gmm__vec_nv_encode(encodes[0], four, i);
+                    for (i = 0; i < 8; i++, dst += row_pitch) {
+                        const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, i);
                         float v[8];
                         if (f->square) {
-                            if (i < live) gmm_st_global_b32(to, nibbles[i]);
+                            if (i < valid_rows) gmm_st_global_b32(dst, nibbles[i]);
                             continue;
                         }
 #pragma unroll
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        if (i < live) gmm_st_global_b32(to, gmm__vec_e2m1x8(v, by, 0));
+                        if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, multiplier, 0));
                     }
-                    if (odd | ((four[0] | four[1]) & 0x80u)) { /* once more by the codec, from memory */
-                        to -= 8 * row_pitch;
+                    if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) { /* once more by the codec, from memory */
+                        dst -= 8 * row_pitch;
 #pragma unroll 1
-                        for (k = 0; k < 64 && k >> 3 < live; k += 2) {
-                            const float by = gmm__vec_nv_encode(encodes[0], four, k >> 3);
+                        for (k = 0; k < 64 && k >> 3 < valid_rows; k += 2) {
+                            const float multiplier = gmm__vec_nv_encode(encodes[0], scales4, k >> 3);
                             uint32_t pair = 0;
 #pragma unroll 1
                             for (j = 0; j < 2; j++)
                                 pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
-                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), by)) << 4 * j;
-                            to[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
+                                            &a, &p, row0 + (k >> 3), c0 + col0 + (k & 7) + j), multiplier)) << 4 * j;
+                            dst[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)pair;
                         }
                     }
                 }
 #endif
             }
             if (columnwise) {
-                uint8_t *at = codes + col0 * GMM__NV_COLUMN + (col0 >> 3) * 16;
-                uint32_t mine;
+                uint8_t *smem = codes + col0 * GMM__NV_COLUMN + (col0 >> 3) * 16;
+                uint32_t lane_scales;
                 float amax[4];
-#if GMM__TURNED
+#if GMM__HADAMARD
                 uint32_t y[16][2];
-                if (f->hadamard) gmm__vec_flip_signs(x, (uint32_t)f->hadamard >> 8 * below);
-                gmm__vec_gather16(x, below, y);
-                at += 4 * below * GMM__NV_COLUMN + (row0 & ~15) / 2;
-                mine = 0;
+                if (f->hadamard) gmm__vec_flip_signs(x, (uint32_t)f->hadamard >> 8 * lower);
+                gmm__vec_gather16(x, lower, y);
+                smem += 4 * lower * GMM__NV_COLUMN + (row0 & ~15) / 2;
+                lane_scales = 0;
 #pragma unroll
                 for (j = 0; j < 4; j++) {
-                    uint32_t column[8], draw[4], to[2], most = 0;
-                    float by;
+                    uint32_t column[8], draw[4], dst[2], maximum = 0;
+                    float multiplier;
                     gmm__vec_column16(y, j, f->hadamard, column);
 #pragma unroll
-                    for (i = 0; i < 8; i++) most = gmm__word_max_bf16(most, column[i]);
-                    amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(most));
+                    for (i = 0; i < 8; i++) maximum = gmm__word_max_bf16(maximum, column[i]);
+                    amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(maximum));
                     amax[1] = amax[2] = amax[3] = 0.0f;
                     k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
-                    by = col_encodes[k];
-                    mine |= (uint32_t)k << 8 * j;
+                    multiplier = col_encodes[k];
+                    lane_scales |= (uint32_t)k << 8 * j;
                     if (f->stochastic)
                         gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
-                                       (int64_t)(c0 + col0 + 4 * below + j) * ((p.rows + 15) >> 4) +
+                                       (int64_t)(c0 + col0 + 4 * lower + j) * ((p.rows + 15) >> 4) +
                                            ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
 #pragma unroll
                     for (k = 0; k < 2; k++) {
                         float v[8];
 #pragma unroll
                         for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
-                        to[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, by, draw + 2 * k)
-                                              : gmm__vec_e2m1x8(v, by, 1);
+                        dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, multiplier, draw + 2 * k)
+                                              : gmm__vec_e2m1x8(v, multiplier, 1);
                     }
-                    *(uint2 *)(void *)(at + j * GMM__NV_COLUMN) = make_uint2(to[0], to[1]);
+                    *(uint2 *)(void *)(smem + j * GMM__NV_COLUMN) = make_uint2(dst[0], dst[1]);
                 }
 #else
-                uint32_t col[GMM__CFG(gmm__words)], four[2], other;
+                uint32_t col[GMM__CFG(gmm__words)], scales4[2], other;
 #pragma unroll
                 for (k = 0; k < GMM__CFG(gmm__words); k++) {
                     col[k] = 0;
@@ -9529,48 +9529,48 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 }
 #pragma unroll
                 for (k = 0; k < GMM__HALF_WORDS; k++) {
-                    const uint32_t give = below ? col[k] : col[k + GMM__HALF_WORDS];
-                    col[k] = GMM__CFG(gmm__word_max)(below ? col[k + GMM__HALF_WORDS] : col[k],
-                                                    __shfl_xor_sync(0xFFFFFFFFu, give, 8));
+                    const uint32_t sent = lower ? col[k] : col[k + GMM__HALF_WORDS];
+                    col[k] = GMM__CFG(gmm__word_max)(lower ? col[k + GMM__HALF_WORDS] : col[k],
+                                                    __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    amax[j] = f->square ? gmm_f32_from_bits(inside ? most : 0) : GMM__CFG(gmm__word_value)(col, j);
-                mine = gmm__vec_nv_scale4(amax, col_encodes, 1);
-                other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
-                four[0] = below ? other : mine;
-                four[1] = below ? mine : other;
-                at += row0 / 2;
+                    amax[j] = f->square ? gmm_f32_from_bits(valid_cols ? maximum : 0) : GMM__CFG(gmm__word_value)(col, j);
+                lane_scales = gmm__vec_nv_scale4(amax, col_encodes, 1);
+                other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
+                scales4[0] = lower ? other : lane_scales;
+                scales4[1] = lower ? lane_scales : other;
+                smem += row0 / 2;
                 if (f->square) gmm__vec_transpose_nibbles(nibbles);
 #pragma unroll
                 for (j = 0; j < 8; j++) {
-                    const float by = gmm__vec_nv_encode(col_encodes, four, j);
+                    const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, j);
                     float v[8];
                     if (f->square) {
-                        *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = nibbles[j];
+                        *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = nibbles[j];
                         continue;
                     }
 #pragma unroll
                     for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
-                    *(uint32_t *)(void *)(at + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, by, 0);
+                    *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, multiplier, 0);
                 }
-                if (odd | ((four[0] | four[1]) & 0x80u))
+                if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
 #pragma unroll 1
                     for (k = 0; k < 64; k += 2) {
-                        const float by = gmm__vec_nv_encode(col_encodes, four, k >> 3);
+                        const float multiplier = gmm__vec_nv_encode(col_encodes, scales4, k >> 3);
                         uint32_t pair = 0;
 #pragma unroll 1
                         for (j = 0; j < 2; j++)
-                            if ((k & 7) + j < live && inside)
+                            if ((k & 7) + j < valid_rows && valid_cols)
                                 pair |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(GMM__CFG(gmm__vec_reload)(
-                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), by)) << 4 * j;
-                        at[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
+                                            &a, &p, row0 + (k & 7) + j, c0 + col0 + (k >> 3)), multiplier)) << 4 * j;
+                        smem[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)pair;
                     }
-                mine &= 0x7F7F7F7Fu;
+                lane_scales &= 0x7F7F7F7Fu;
 #endif
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    scales[(col0 + 4 * below + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(mine >> 8 * j);
+                    scales[(col0 + 4 * lower + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
             }
             if (c0 + GMM_TILE < end) /* comes while codes leave */
                 GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
@@ -9580,7 +9580,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 const int32_t quad = 4 * (thread & 1);
                 const int64_t begin = (a.grouped ? p.start : 0) + p.row;
                 const int64_t lines = (cols + 127) & ~127;
-                uint8_t *to = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
+                uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
                               (c0 + first) * col_pitch;
                 uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                                  (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
@@ -9590,9 +9590,9 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
-                        to += GMM__QUANT_BLOCK / chunks * col_pitch)
+                        dst += GMM__QUANT_BLOCK / chunks * col_pitch)
                         if (k < cols - c0)
-                            gmm_st_global_v4_b32(to, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
+                            gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
                                                                                (k >> 3) * 16 + chunk * 16));
                 __syncthreads();
             }
@@ -9615,16 +9615,16 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__WIDE GMM__CFG(gmm__wide)
-#define GMM__ROW_WORDS (64 / GMM__WIDE) /* maxima of sixteen rows; two in a word where elements have 16 bits */
+#define GMM__ELEMS16 GMM__CFG(gmm__elems16)
+#define GMM__ROW_WORDS (64 / GMM__ELEMS16) /* maxima of sixteen rows; two in a word where elements have 16 bits */
 
-/* Both copies of 128 rows by 32 GMM__WIDE columns. A warp takes 32 rows by 16 GMM__WIDE columns and waits for no other:
-   a lane has sixteen rows, so that sixteen lanes write whole lines of memory at once. 32 / GMM__WIDE lanes share a
+/* Both copies of 128 rows by 32 GMM__ELEMS16 columns. A warp takes 32 rows by 16 GMM__ELEMS16 columns and waits for no other:
+   a lane has sixteen rows, so that sixteen lanes write whole lines of memory at once. 32 / GMM__ELEMS16 lanes share a
    block of a row, two lanes one of a column, and each makes the scales of its part of them. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
-    const int32_t top = warp % 4 * 32, row0 = top + 16 * q;
+    const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * q;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
     const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* of the largest */
@@ -9632,40 +9632,40 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         const gmm_warp_split split = gmm__vec_split(&a); /* again, so that registers are free in between */
-        uint32_t x[16][4], most = 0, mine, other, four[4];
+        uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
-        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__WIDE / 4, &c0);
-        const int32_t cols = (int32_t)a.cols, live = p.m - row0, reach = a.grouped ? (p.rows + 127) & ~127 : p.rows;
-        const int32_t row_along = (cols + 127) / 128 * 4, col_along = (reach + 127) / 128 * 4;
-        const int32_t lines = (cols + 127) & ~127, left = c0 + warp / 4 * 16 * GMM__WIDE, col = left + GMM__WIDE * c;
+        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__ELEMS16 / 4, &c0);
+        const int32_t cols = (int32_t)a.cols, valid_rows = p.m - row0, padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
+        const int32_t lines = (cols + 127) & ~127, warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16, col = warp_col + GMM__ELEMS16 * c;
         GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
 #pragma unroll
             for (i = 0; i < 16; i += 16 / GMM__ROW_WORDS) {
-                uint32_t far = x[i][0];
+                uint32_t maximum = x[i][0];
 #pragma unroll
-                for (k = 1; k < 4; k++) far = GMM__CFG(gmm__word_far)(far, x[i][k]);
-                if (GMM__WIDE == 8) {
-                    uint32_t next = x[i + 1][0];
+                for (k = 1; k < 4; k++) maximum = GMM__CFG(gmm__word_max_signed)(maximum, x[i][k]);
+                if (GMM__ELEMS16 == 8) {
+                    uint32_t other2 = x[i + 1][0];
 #pragma unroll
-                    for (k = 1; k < 4; k++) next = GMM__CFG(gmm__word_far)(next, x[i + 1][k]);
-                    far = GMM__CFG(gmm__word_far)(__byte_perm(far, next, 0x5410), __byte_perm(far, next, 0x7632));
+                    for (k = 1; k < 4; k++) other2 = GMM__CFG(gmm__word_max_signed)(other2, x[i + 1][k]);
+                    maximum = GMM__CFG(gmm__word_max_signed)(__byte_perm(maximum, other2, 0x5410), __byte_perm(maximum, other2, 0x7632));
                 }
-                row[i * GMM__ROW_WORDS / 16] = far;
+                row[i * GMM__ROW_WORDS / 16] = maximum;
             }
             if (square) {
-                most = row[0];
+                square_max = row[0];
 #pragma unroll
-                for (i = 1; i < GMM__ROW_WORDS; i++) most = GMM__CFG(gmm__word_far)(most, row[i]);
-                if (GMM__WIDE == 8) most = GMM__CFG(gmm__word_far)(most, __byte_perm(most, 0, 0x1032));
+                for (i = 1; i < GMM__ROW_WORDS; i++) square_max = GMM__CFG(gmm__word_max_signed)(square_max, row[i]);
+                if (GMM__ELEMS16 == 8) square_max = GMM__CFG(gmm__word_max_signed)(square_max, __byte_perm(square_max, 0, 0x1032));
 #pragma unroll
-                for (i = 1; i < 32; i = i == 16 / GMM__WIDE ? 16 : 2 * i)
-                    most = GMM__CFG(gmm__word_far)(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
-                most = GMM__CFG(gmm__word_max)(0, most);
+                for (i = 1; i < 32; i = i == 16 / GMM__ELEMS16 ? 16 : 2 * i)
+                    square_max = GMM__CFG(gmm__word_max_signed)(square_max, __shfl_xor_sync(0xFFFFFFFFu, square_max, i));
+                square_max = GMM__CFG(gmm__word_max)(0, square_max);
 #pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(most, i, p.m - row0);
+                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(square_max, i, p.m - row0);
             }
             /* lanes keep halves until they have two words */
 #pragma unroll
@@ -9673,114 +9673,114 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < GMM__ROW_WORDS / 2; i++)
                     if (i < k) {
-                        const int32_t near = GMM__ROW_WORDS / 2 / k, second = c & near;
-                        const uint32_t keep = second ? row[i + k] : row[i];
-                        other = __shfl_xor_sync(0xFFFFFFFFu, second ? row[i] : row[i + k], near);
-                        row[i] = GMM__CFG(gmm__word_far)(keep, other);
+                        const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = c & lane_stride;
+                        const uint32_t kept = upper ? row[i + k] : row[i];
+                        other = __shfl_xor_sync(0xFFFFFFFFu, upper ? row[i] : row[i + k], lane_stride);
+                        row[i] = GMM__CFG(gmm__word_max_signed)(kept, other);
                     }
             row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
             row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
-            mine = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1), inverse);
-            if (GMM__WIDE == 8)
-                mine |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
+            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1), inverse);
+            if (GMM__ELEMS16 == 8)
+                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
                                        inverse) << 16;
         }
         if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
             uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                              (a.grouped ? (int64_t)p.start * row_along : 0);
             const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
-            uint32_t next;
-            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 4);
-            four[0] = GMM__WIDE == 8 ? mine : c & 4 ? other | mine << 16 : mine | other << 16;
+            uint32_t other2;
+            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
+            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16 : lane_scales | other << 16;
             /* bytes of rows become those of blocks: four of one row, or two */
-            if (GMM__WIDE == 8) mine = __byte_perm(mine, other, c & 4 ? 0x3726 : 0x5140);
-            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
-            if (GMM__WIDE == 8)
-                mine = __byte_perm(mine, other, c & 8 ? 0x3276 : 0x5410);
-            if (GMM__WIDE == 8)
-                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, left / 32, row_along, l, 0, mine);
-            else if (left / 32 < row_along)
+            if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3726 : 0x5140);
+            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
+            if (GMM__ELEMS16 == 8)
+                lane_scales = __byte_perm(lane_scales, other, c & 8 ? 0x3276 : 0x5410);
+            if (GMM__ELEMS16 == 8)
+                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, l, 0, lane_scales);
+            else if (warp_col / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
-                                                   ? gmm_swizzle_offset(p.row + l, left / 32, row_along)
-                                                   : (int64_t)(p.row + l) * row_along + left / 32)) =
-                    (uint16_t)__byte_perm(mine, other, c & 8 ? 0x4415 : 0x4440);
-            other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 2);
-            four[1] = c & 2 ? four[0] : other;
-            four[0] = c & 2 ? other : four[0];
-            other = __shfl_xor_sync(0xFFFFFFFFu, four[0], 1);
-            next = __shfl_xor_sync(0xFFFFFFFFu, four[1], 1);
-            four[2] = c & 1 ? four[0] : other;
-            four[3] = c & 1 ? four[1] : next;
-            four[0] = c & 1 ? other : four[0];
-            four[1] = c & 1 ? next : four[1];
+                                                   ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
+                                                   : (int64_t)(p.row + l) * row_along + warp_col / 32)) =
+                    (uint16_t)__byte_perm(lane_scales, other, c & 8 ? 0x4415 : 0x4440);
+            other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 2);
+            scales4[1] = c & 2 ? scales4[0] : other;
+            scales4[0] = c & 2 ? other : scales4[0];
+            other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 1);
+            other2 = __shfl_xor_sync(0xFFFFFFFFu, scales4[1], 1);
+            scales4[2] = c & 1 ? scales4[0] : other;
+            scales4[3] = c & 1 ? scales4[1] : other2;
+            scales4[0] = c & 1 ? other : scales4[0];
+            scales4[1] = c & 1 ? other2 : scales4[1];
         }
         if (rowwise && col < cols) {
-            uint8_t *to = gmm__vec_data(&a.rowwise, a.step[0], p.unit) +
+            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) +
                           (p.first + p.row + row0) * a.rowwise.ld + col;
 #pragma unroll
-            for (i = 0; i < 16; i++, to += a.rowwise.ld) {
-                const float by = gmm__vec_mx_reciprocal(four, i);
-                float v[GMM__WIDE];
+            for (i = 0; i < 16; i++, dst += a.rowwise.ld) {
+                const float multiplier = gmm__vec_mx_reciprocal(scales4, i);
+                float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), by);
-                if (i < live) GMM__CFG(gmm__vec_store_codes)(to, e5m2, v);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier);
+                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
         if (columnwise) {
-            const int32_t line = col + GMM__WIDE / 2 * q, block = (p.row + top) / 32; /* of the lane's half */
+            const int32_t line = col + GMM__ELEMS16 / 2 * q, block = (p.row + warp_row) / 32; /* of the lane's half */
             uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                              (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
-            uint32_t far[4];
+            uint32_t maximum[4];
 #pragma unroll
             for (k = 0; k < 4; k++) {
-                far[k] = x[0][k];
+                maximum[k] = x[0][k];
 #pragma unroll
-                for (i = 1; i < 16; i++) far[k] = GMM__CFG(gmm__word_far)(far[k], x[i][k]);
+                for (i = 1; i < 16; i++) maximum[k] = GMM__CFG(gmm__word_max_signed)(maximum[k], x[i][k]);
             }
 #pragma unroll
             for (k = 0; k < 2; k++) {
-                const uint32_t keep = q ? far[k + 2] : far[k];
-                other = __shfl_xor_sync(0xFFFFFFFFu, q ? far[k] : far[k + 2], 16);
-                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_far)(keep, other));
-                far[k] = square ? col < cols ? most : 0 : other;
+                const uint32_t kept = q ? maximum[k + 2] : maximum[k];
+                other = __shfl_xor_sync(0xFFFFFFFFu, q ? maximum[k] : maximum[k + 2], 16);
+                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(kept, other));
+                maximum[k] = square ? col < cols ? square_max : 0 : other;
             }
-            mine = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(far, 0), GMM__CFG(gmm__word_value)(far, 1), inverse);
-            if (GMM__WIDE == 8)
-                mine |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(far, 2), GMM__CFG(gmm__word_value)(far, 3),
+            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0), GMM__CFG(gmm__word_value)(maximum, 1), inverse);
+            if (GMM__ELEMS16 == 8)
+                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2), GMM__CFG(gmm__word_value)(maximum, 3),
                                        inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);
 #pragma unroll
-                for (j = 0; j < GMM__WIDE / 2; j++) scale[16 * j] = (uint8_t)(mine >> 8 * j);
+                for (j = 0; j < GMM__ELEMS16 / 2; j++) scale[16 * j] = (uint8_t)(lane_scales >> 8 * j);
             } else if (line < lines) {
                 scale += (int64_t)block * lines + line;
-                if (GMM__WIDE == 8) gmm_st_global_b32(scale, mine);
-                else *(uint16_t *)(void *)scale = (uint16_t)mine;
+                if (GMM__ELEMS16 == 8) gmm_st_global_b32(scale, lane_scales);
+                else *(uint16_t *)(void *)scale = (uint16_t)lane_scales;
             }
-            other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
-            four[0] = q ? other : mine;
-            four[1] = q ? mine : other;
-            if (GMM__WIDE == 4) four[0] |= four[1] << 16;
+            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 16);
+            scales4[0] = q ? other : lane_scales;
+            scales4[1] = q ? lane_scales : other;
+            if (GMM__ELEMS16 == 4) scales4[0] |= scales4[1] << 16;
         }
         if (columnwise && col < cols) { /* in the order of the source */
-            uint8_t *to = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
+            uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
                           (p.first + p.row + row0) * a.columnwise.ld + col;
-            float by[GMM__WIDE];
+            float multiplier[GMM__ELEMS16];
 #pragma unroll
-            for (j = 0; j < GMM__WIDE; j++) by[j] = gmm__vec_mx_reciprocal(four, j);
+            for (j = 0; j < GMM__ELEMS16; j++) multiplier[j] = gmm__vec_mx_reciprocal(scales4, j);
 #pragma unroll
-            for (i = 0; i < 16; i++, to += a.columnwise.ld) {
-                float v[GMM__WIDE];
+            for (i = 0; i < 16; i++, dst += a.columnwise.ld) {
+                float v[GMM__ELEMS16];
 #pragma unroll
-                for (j = 0; j < GMM__WIDE; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), by[j]);
-                if (i < live) GMM__CFG(gmm__vec_store_codes)(to, e5m2, v);
+                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), multiplier[j]);
+                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
             }
         }
     }
 }
 
 #undef GMM__ROW_WORDS
-#undef GMM__WIDE
+#undef GMM__ELEMS16
 #undef GMM__CFG
 #undef GMM__NAME
 #undef GMM__TAG

@@ -75,7 +75,7 @@ static cudaError_t gmm__mma_quant_tail(const gmm__plan *plan, const gmm_mat *m, 
     t.pitch = pitch;
     t.bytes = bytes;
     t.rows = plan->call->rows;
-    t.live = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
+    t.valid_rows = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS) + plan->call->groups.count;
     t.skip = skip;
     return gmm__k_quantize_tail(&t, stream);
 }

@@ -57,7 +57,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     gmm__act_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
-    a.live = (const int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN) + call->groups.count;
+    a.valid_rows = (const int64_t *)gmm__part(plan, GMM__SPLIT_PLAIN) + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
     a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave; /* one block is the halves */

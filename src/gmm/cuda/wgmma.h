@@ -383,7 +383,7 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     for (side = 0; side < 2; side++) {
         const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
-        gmm_expand_side *s = &args.side[side];
+        gmm_expand_operand *s = &args.side[side];
         gmm_kmat *m = side ? &product->p.b : &product->p.a;
         int64_t cols;
         if (call->mat[role].scaling == GMM_SCALING_NONE) continue;

@@ -2,15 +2,15 @@
 #elif GMM__BODY == 8
 /* d += the product of m64 by n (in eights) by 32 bytes of k, or (`add` 0) d = it: 64 lines at `first` by n lines at
    `second`. */
-GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int eights, float *d,
-                                                                                  uint64_t first, uint64_t second,
-                                                                                  const int add = 1) {
+GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d,
+                                                                                  uint64_t desc_a, uint64_t desc_b,
+                                                                                  const int scale_d = 1) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    switch (eights) {
+    switch (n8) {
 #define GMM__X(e, u, n, b, a, c) \
-    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_ADD(c) ", 0;\n wgmma.mma_async.sync.aligned" \
+    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_SCALE_D(c) ", 0;\n wgmma.mma_async.sync.aligned" \
                          ".m64n" n GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
-                         : GMM__V##u : "l"(first), "l"(second), "r"(add)); break;
+                         : GMM__V##u : "l"(desc_a), "l"(desc_b), "r"(scale_d)); break;
     GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
     default: break;

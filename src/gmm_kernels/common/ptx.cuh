@@ -127,17 +127,17 @@ GMM__DEVICE void gmm_st_shared_v2_f32(uint32_t smem, float a, float b) {
 GMM__DEVICE void gmm_st_shared_u32(uint32_t smem, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem), "r"(v) : "memory");
 }
-GMM__DEVICE void gmm_st_global_b32(void *to, uint32_t a) {
-    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(to)), "r"(a) : "memory");
+GMM__DEVICE void gmm_st_global_b32(void *dst, uint32_t a) {
+    asm volatile("st.global.b32 [%0], %1;" : : "l"(__cvta_generic_to_global(dst)), "r"(a) : "memory");
 }
-GMM__DEVICE void gmm_st_global_v2_b32(void *to, uint32_t a, uint32_t b) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
+GMM__DEVICE void gmm_st_global_v2_b32(void *dst, uint32_t a, uint32_t b) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(dst)), "r"(a), "r"(b) : "memory");
 }
-GMM__DEVICE void gmm_st_global_v4_b32(void *to, uint4 v) {
+GMM__DEVICE void gmm_st_global_v4_b32(void *dst, uint4 v) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                 : : "l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+                 : : "l"(__cvta_generic_to_global(dst)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-GMM__DEVICE void gmm_prefetch_global_l2(const void *at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
+GMM__DEVICE void gmm_prefetch_global_l2(const void *address) { asm volatile("prefetch.global.L2 [%0];" : : "l"(address)); }
 
 /* --- four 8 x 8 blocks of 16-bit elements, one row address per lane; _trans transposes each block --- */
 GMM__DEVICE void gmm_ldmatrix_x4(uint32_t r[4], uint32_t smem) {
@@ -157,10 +157,10 @@ GMM__DEVICE void gmm_stmatrix_x4_trans(uint32_t smem, uint32_t a, uint32_t b, ui
                  : : "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 /* The same if `wanted`, which is equal in all lanes of the warp. */
-GMM__DEVICE void gmm_stmatrix_x4_trans_if(int wanted, uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+GMM__DEVICE void gmm_stmatrix_x4_trans_if(int enabled, uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %0, 0;\n"
                  " @p stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%1], {%2, %3, %4, %5};\n}"
-                 : : "r"(wanted), "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+                 : : "r"(enabled), "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 /* --- mma.sync: d += the product of a 16 x 16 and a 16 x 8 block, spread over the warp --- */
@@ -176,12 +176,12 @@ GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b)
 }
 
 /* --- cp.async: global to shared memory --- */
-GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(from));
+GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(src));
 }
 /* The first `bytes` of 16 or of 4 are read, the others become 0. `global`: an address of the global space. */
-GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(from), "r"(bytes));
+GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
 }
 GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(smem), "l"(global), "r"(bytes) : "memory");
@@ -277,9 +277,9 @@ GMM__DEVICE uint16_t gmm_cvt_e5m2x2(float high, float low) {
     return r;
 }
 /* Four E4M3 codes as two pairs of f16. */
-GMM__DEVICE void gmm_cvt_f16x2_e4m3x2(uint32_t codes, uint32_t to[2]) {
+GMM__DEVICE void gmm_cvt_f16x2_e4m3x2(uint32_t codes, uint32_t dst[2]) {
     asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
-        "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(to[0]), "=r"(to[1]) : "r"(codes));
+        "cvt.rn.f16x2.e4m3x2 %1, high; }" : "=r"(dst[0]), "=r"(dst[1]) : "r"(codes));
 }
 #endif
 
@@ -352,10 +352,10 @@ GMM__DEVICE uint32_t gmm_max_abs_abs_f32(uint32_t a, uint32_t b) {
     return a;
 }
 /* max(most, |a| + |b|) */
-GMM__DEVICE float gmm_max_sum_abs_f32(float most, float a, float b) {
+GMM__DEVICE float gmm_max_sum_abs_f32(float maximum, float a, float b) {
     asm("{\n.reg .f32 s, t;\nabs.f32 s, %1;\nabs.f32 t, %2;\nadd.rn.f32 s, s, t;\nmax.f32 %0, %0, s;\n}"
-        : "+f"(most) : "f"(a), "f"(b));
-    return most;
+        : "+f"(maximum) : "f"(a), "f"(b));
+    return maximum;
 }
 
 /* --- E2M1 codes from magnitudes --- */
@@ -378,11 +378,11 @@ GMM__DEVICE void gmm_e2m1_candidates(float m, uint32_t *low, uint32_t *middle, u
         : "=r"(*low), "=r"(*middle), "=r"(*high) : "f"(m));
 }
 /* m plus `share` of its step, times 2^-126 and cut: the code stands from bit 22 on */
-GMM__DEVICE uint32_t gmm_e2m1_add_share(float m, float share) {
+GMM__DEVICE uint32_t gmm_e2m1_add_fraction(float m, float fraction) {
     uint32_t bits;
     asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
         "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
         "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
-        : "=r"(bits) : "f"(m), "f"(share));
+        : "=r"(bits) : "f"(m), "f"(fraction));
     return bits;
 }

@@ -1,7 +1,7 @@
 /* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
    `t`, as [k][64 lines] box after box. */
-GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t at, int t) {
-    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(t ? 8192 >> 4 : 1) << 16 | (at & 0x3FFFF) >> 4;
+GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
+    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 | (smem & 0x3FFFF) >> 4;
 }
 GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
@@ -84,11 +84,11 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 
 #define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
 #define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
-#define GMM__W(x) GMM__WGMMA_TO "f"(x)
+#define GMM__W(x) GMM__WGMMA_CONSTRAINT "f"(x)
 
 #define GMM__BODY 8
-#define GMM__WGMMA_TO "+"
-#define GMM__WGMMA_ADD(c) c
+#define GMM__WGMMA_CONSTRAINT "+"
+#define GMM__WGMMA_SCALE_D(c) c
 #define GMM__TAG bf16
 #define GMM__WGMMA_TYPES "k16.f32.bf16.bf16"
 #define GMM__OP fwd
@@ -130,23 +130,23 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
 /* d += the product of m64 by n16u by k16: B's columns in registers, A's rows at da. */
-GMM__DEVICE void gmm_wgmma_rs_bf16(const int units, float *d, const uint32_t b[4], uint64_t da) {
+GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    switch (units) {
-#define GMM__X(u, n, b4, a) \
+    switch (n16) {
+#define GMM__X(u, n, regs, desc) \
     case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
-                         "k16.f32.bf16.bf16 {" GMM__T##u "}, {" b4 "}, " a ", p, 1, 1, 0;\n}" \
-                         : GMM__V##u : "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "l"(da)); break;
+                         "k16.f32.bf16.bf16 {" GMM__T##u "}, {" regs "}, " desc ", p, 1, 1, 0;\n}" \
+                         : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), "l"(desc_b)); break;
     GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;
     }
 #endif
 }
-#undef GMM__WGMMA_TO
-#undef GMM__WGMMA_ADD
-#define GMM__WGMMA_TO "="
-#define GMM__WGMMA_ADD(c) "0"
+#undef GMM__WGMMA_CONSTRAINT
+#undef GMM__WGMMA_SCALE_D
+#define GMM__WGMMA_CONSTRAINT "="
+#define GMM__WGMMA_SCALE_D(c) "0"
 #define GMM__WGMMA_MAJOR ""
 #define GMM__TAG e4m3
 #define GMM__WGMMA_TYPES "k32.f32.e4m3.e4m3"
@@ -161,7 +161,7 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int units, float *d, const uint32_t b[4
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
-#undef GMM__WGMMA_TO
-#undef GMM__WGMMA_ADD
+#undef GMM__WGMMA_CONSTRAINT
+#undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY
 

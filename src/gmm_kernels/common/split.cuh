@@ -4,14 +4,14 @@
    captured graph keeps what it was given. */
 enum { GMM_COPY_VALUES = 448 };
 typedef struct gmm_copy_args {
-    uint64_t *to;
+    uint64_t *dst;
     int32_t count;
     uint64_t values[GMM_COPY_VALUES];
 } gmm_copy_args;
 
 GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_constant__ gmm_copy_args args) {
     const int i = (int)threadIdx.x;
-    if (i < args.count) args.to[i] = args.values[i];
+    if (i < args.count) args.dst[i] = args.values[i];
 }
 
 /* ............................................................................................... Split offsets ... */
@@ -32,7 +32,7 @@ GMM__DEVICE int64_t gmm_split_value(const gmm_groups *s, int64_t i) {
 GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_t *warps, int64_t *total) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int step;
-    int64_t before;
+    int64_t prefix;
     for (step = 1; step < 32; step *= 2) {
         const int64_t other = (int64_t)__shfl_up_sync(0xFFFFFFFFu, (long long)v, (unsigned)step);
         if (lane >= step) v = maximum ? (v > other ? v : other) : (v > limit - other ? limit : v + other);
@@ -49,9 +49,9 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     }
     __syncthreads();
     *total = warps[31];
-    before = warp > 0 ? warps[warp - 1] : 0;
+    prefix = warp > 0 ? warps[warp - 1] : 0;
     __syncthreads();
-    return maximum ? (v > before ? v : before) : (v > limit - before ? limit : v + before);
+    return maximum ? (v > prefix ? v : prefix) : (v > limit - prefix ? limit : v + prefix);
 }
 
 /* Reads a split by the rule of gmm_split_end. What a group ends with is a scan, since the rule clamps to a range; the
@@ -60,7 +60,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     __shared__ int64_t warps[32], ends[GMM_OFFSETS_THREADS + 1];
     const gmm_groups *s = &args.groups;
     const int64_t capacity = s->capacity;
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
+    const int is_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
     int64_t rows = 0, tiles = 0, total;
     uint32_t fault = 0;
     int32_t first;
@@ -68,29 +68,29 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (tid == 0) {
         args.offsets[0] = 0;
         if (args.tiles) args.tiles[0] = 0;
-        if (by_offsets && gmm_split_value(s, 0) != 0)
+        if (is_offsets && gmm_split_value(s, 0) != 0)
             fault |= (uint32_t)GMM_FAULT_MONOTONIC;
     }
     for (first = 0; first < s->count; first += (int32_t)blockDim.x) {
         const int64_t g = (int64_t)first + tid;
-        const int live = g < s->count;
-        int64_t value = 0, end, i = g + by_offsets;
-        if (live) value = gmm_split_value(s, i);
+        const int valid = g < s->count;
+        int64_t value = 0, end, i = g + is_offsets;
+        if (valid) value = gmm_split_value(s, i);
         end = value < 0 ? 0 : value > capacity ? capacity : value;
         if (tid == 0) /* carries the chunk before on */
-            end = by_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
-        end = gmm_block_scan(end, by_offsets, capacity, warps, &total);
+            end = is_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
+        end = gmm_block_scan(end, is_offsets, capacity, warps, &total);
         ends[tid + 1] = end;
         if (tid == 0) ends[0] = rows;
         __syncthreads();
-        if (live) {
+        if (valid) {
             end = gmm_split_end(ends[tid], value, s->form, capacity, s->row_align, &fault);
             args.offsets[g + 1] = end;
         }
         if (args.tiles) {
-            int64_t count = live ? (end - ends[tid] + args.tile_rows - 1) / args.tile_rows : 0, sum;
+            int64_t count = valid ? (end - ends[tid] + args.tile_rows - 1) / args.tile_rows : 0, sum;
             count = gmm_block_scan(count, 0, INT64_MAX, warps, &sum);
-            if (live) args.tiles[g + 1] = (int32_t)(tiles + count);
+            if (valid) args.tiles[g + 1] = (int32_t)(tiles + count);
             tiles += sum;
         }
         rows = total;
@@ -102,7 +102,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
 /* The same for at most 32 groups, by a warp for itself, so that no kernel need run before: lane g gets where group g
    begins and its rows, and the tiles up to its end. `judge`: this warp reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
-GMM__DEVICE gmm_warp_split gmm_warp_split_of(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
+GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
     const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;
     const int32_t capacity = (int32_t)s->capacity, live = lane < s->count;
     const int64_t value = live ? gmm_split_value(s, lane + by_offsets) : 0;

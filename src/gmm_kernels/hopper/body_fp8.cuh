@@ -310,7 +310,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     offset = 8192 * index;
                     y = f->t.n0 + 64 * index;
                     if (!args.wgrad) {
-                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args.p.b, f->t.g) - GMM_SM90_MAP_BASE;
+                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args.p.b, f->t.g) - GMM_SM90_MAP_BASE;
                         end = (int32_t)(from >> 4 & 0x3FFF);
                         wrap = (int32_t)(from >> 18);
                     }
@@ -503,7 +503,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], outer_scale);
                 }
                 if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
-                    const char *const bias = gmm_kmat_at(&args.p.bias, t->g);
+                    const char *const bias = gmm_kmat_data(&args.p.bias, t->g);
                     const float *const row_scale = args.p.row_scale + t->row + t->m0 + 64 * wg;
                     const int scaled_rows = args.p.row_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
                     const int rows_left = t->cols;
@@ -576,7 +576,7 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
                     const int size = gmm_kmat_size(&args.p.d);
                     const int64_t pitch = args.p.d.ld * size;
                     const float beta = gmm_gemm_beta(&args.p, t->g);
-                    char *const d = gmm_kmat_at(&args.p.d, t->g) +
+                    char *const d = gmm_kmat_data(&args.p.d, t->g) +
                                     (t->m0 + 64 * wg + (args.wgrad ? 0 : (int64_t)t->row)) * pitch;
                     const int columns_to_128 = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
 #pragma unroll 1

@@ -242,7 +242,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
         { /* epilogue: accumulators to D, transposed through shared memory */
             const float alpha = args.p.alpha && t->k > 0 ? args.p.alpha[args.p.alpha_per_group ? t->g : 0] : 1.0f;
             const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE ? NULL
-                                                                                  : gmm_kmat_at(&args.p.bias, t->g);
+                                                                                  : gmm_kmat_data(&args.p.bias, t->g);
             const int row_blocks = t->row_blocks, rows = t->rows;
             const uint32_t slot_bars = order + 16; /* barriers of the store slots */
             if (alpha != 1.0f) {
@@ -279,7 +279,7 @@ case e: if (e <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) \
             }
             const float beta = gmm_gemm_beta(&args.p, t->g);
             const int by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args.p, t->g, beta);
-            char *const d = gmm_kmat_at(&args.p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * pitch;
+            char *const d = gmm_kmat_data(&args.p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * pitch;
             const int aligned = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
             if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
             if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */

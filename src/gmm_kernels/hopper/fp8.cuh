@@ -180,7 +180,7 @@ GMM__DEVICE float gmm_fp8_outer_scale(const gmm_fp8_args *args, const gmm_sm90_t
 
 /* Decides how a tile is stored. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
-    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
+    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
     f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;

@@ -168,7 +168,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
             gmm__qview v;
             codes.scaling = scaling;
             v = gmm__qview_of(&codes, args->along, 0, t->g, 0, 0, args->rows, args->cols);
-            word_step = gmm_q_steps(&codes, 0, v.lines).four;
+            word_step = gmm_qgemm_scale_strides_of(&codes, 0, v.lines).block4;
             aligned = ((uintptr_t)v.scale & 3) == 0;
 #pragma unroll
             for (i = 0; i < 4; i++) {

@@ -26,7 +26,7 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, int k_grouped, i
         box->x = tb ? t->n0 + 64 * index : 0;
         box->y = k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
         if (!k_grouped) {
-            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
+            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
             box->end = (int32_t)(from >> 4 & 0x3FFF);
             box->wrap = (int32_t)(from >> 18);
         }
@@ -68,7 +68,7 @@ GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
 /* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, nothing is added to. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
-    return (((uint64_t)(uintptr_t)gmm_kmat_at(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
+    return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
            (size == 4 || beta == 0.0f);
 }
 
@@ -121,7 +121,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
                 part_end += gmm_sm90_d_parts(t, size);
                 beta = gmm_gemm_beta(&args->p, t->g);
                 by_tma = gmm_sm90_d_by_tma(&args->p, t->g, beta);
-                from = (uint64_t)(uintptr_t)gmm_kmat_at(&args->p.d, t->g) - GMM_SM90_MAP_BASE;
+                from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, t->g) - GMM_SM90_MAP_BASE;
             }
         }
         if (done) break;

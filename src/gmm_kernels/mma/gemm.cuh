@@ -62,7 +62,7 @@ typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_t
 /* Shared memory: the stages, then for each warp 8 rows of its results on their way out. The large tile just fits the
    163 KiB of compute capability 8.0. */
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) \
-    GMM__CAT(gmm_out_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
+    GMM__CAT(gmm_store_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
     GMM__CAT(gmm_shared_, tag) = 2 * (st) * (bk) * ((bm) + (bn)) + 4 * 8 * ((bn) / (wn) + 8) * (wm) * (wn),
 enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_shared_end };
 #undef GMM__X
@@ -75,7 +75,7 @@ typedef struct gmm_gemm_tile {
 
 /* Places a tile of a group: along the rows first, in bands of 8 tiles, so that the tiles in flight share operands. */
 GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
-    const uint32_t band = i / (8 * tiles_n), first = band * 8, left = tiles_m - first, height = left < 8 ? left : 8;
+    const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first, height = remaining < 8 ? remaining : 8;
     i -= first * tiles_n;
     t->m0 = (int32_t)(first + i % height) * bm;
     t->n0 = (int32_t)(i / height) * bn;
@@ -87,56 +87,56 @@ GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
 }
 
 /* The first tile at or behind *at in this block's list that has work; 0 at the end. Tile numbers fit 32 bits. */
-GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *at,
+GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
                                    gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
     if (!ragged_k) {
         uint32_t q;
-        if (*at >= (int64_t)args->tiles[G] * tiles_n) return 0;
-        q = (uint32_t)*at / tiles_n;
+        if (*tile_index >= (int64_t)args->tiles[G] * tiles_n) return 0;
+        q = (uint32_t)*tile_index / tiles_n;
         gmm_find_group32(args->tiles, G, q, &t->g);
         t->row = args->offsets[t->g];
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
         q = (uint32_t)args->tiles[t->g];
-        gmm_tile_rasterize((uint32_t)*at - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
     } else {
-        const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, each = tiles_m * tiles_n;
+        const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, group_tiles = tiles_m * tiles_n;
         int32_t rows;
         for (;;) {
-            if (*at >= (int64_t)each * G) return 0;
-            t->g = (int32_t)((uint32_t)*at / each);
+            if (*tile_index >= (int64_t)group_tiles * G) return 0;
+            t->g = (int32_t)((uint32_t)*tile_index / group_tiles);
             t->row = args->offsets[t->g];
             rows = (int32_t)(args->offsets[t->g + 1] - t->row);
             if (!(args->frozen && args->frozen[t->g]) && !(rows == 0 && gmm_gemm_beta(args, t->g) == 1.0f)) break;
             { /* on to the first tile of this block in the next group */
-                const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * each - *at);
-                *at += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
+                const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * group_tiles - *tile_index);
+                *tile_index += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
             }
         }
         t->m = args->m;
         t->k = rows;
-        gmm_tile_rasterize((uint32_t)*at - (uint32_t)t->g * each, tiles_m, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*tile_index - (uint32_t)t->g * group_tiles, tiles_m, tiles_n, bm, bn, t);
     }
     return 1;
 }
 
 /* What the end of a tile needs beside the sums: read once per tile. */
-typedef struct gmm_gemm_out {
+typedef struct gmm_gemm_epilogue {
     char *d;      /* D of the group, at its first row */
     const char *bias;
     const float *row_scale;
     float alpha, beta;
-    int whole, bias_whole;
-} gmm_gemm_out;
+    int vec4, bias_vec4;
+} gmm_gemm_epilogue;
 
-GMM__DEVICE gmm_gemm_out gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
-    gmm_gemm_out o;
-    o.d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
-    o.whole = gmm_whole4(args->d.dtype, o.d, args->d.ld);
-    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_at(&args->bias, t->g) : NULL;
-    o.bias_whole = gmm_whole4(args->bias.dtype, o.bias, 4);
+GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
+    gmm_gemm_epilogue o;
+    o.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
+    o.vec4 = gmm_vec4_aligned(args->d.dtype, o.d, args->d.ld);
+    o.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
+    o.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, o.bias, 4);
     o.row_scale = !ragged_k && args->row_scale ? args->row_scale + t->row : NULL;
     o.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f; /* an empty sum is +0 */
     o.beta = gmm_gemm_beta(args, t->g);
@@ -145,9 +145,9 @@ GMM__DEVICE gmm_gemm_out gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int 
 
 /* Four sums of one row become elements of D: one rounding. `bias` holds the columns' biases. The steps are spelled out,
    so that the compiler fuses them alike wherever this is expanded. */
-GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_out *o, int32_t row, int32_t col,
+GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int32_t row, int32_t col,
                                 const float bias[4], float v[4]) {
-    char *to = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
+    char *dst = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
     const int count = args->n - col;
     int i;
 #pragma unroll
@@ -159,31 +159,31 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_out *o
     }
     if (o->beta != 0.0f) {
         float old[4];
-        gmm_read4(args->d.dtype, to, count, o->whole, old);
+        gmm_read4(args->d.dtype, dst, count, o->vec4, old);
 #pragma unroll
         for (i = 0; i < 4; i++) v[i] = __fmaf_rn(o->beta, old[i], v[i]);
     }
-    gmm_write4(args->d.dtype, to, count, o->whole, v);
+    gmm_write4(args->d.dtype, dst, count, o->vec4, v);
 }
 
 /* The same for up to 4 rows whose elements all exist and may be moved four at once: first all reads, then all writes.
    The sums stand in shared memory, the rows `hop` bytes apart in D and `out_hop` floats apart there. */
-GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_out *o, int rows, char *to, int64_t hop,
-                                     const float *row_scale, int rows_hop, const float *out, int out_hop,
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst, int64_t dst_stride,
+                                     const float *row_scale, int row_scale_step, const float *src, int src_stride,
                                      const float bias[4]) {
     float v[4][4];
-    uint4 old[4];
+    uint4 old_bits[4];
     const int f32 = args->d.dtype == GMM_F32;
     int r, i;
     if (o->beta != 0.0f) {
 #pragma unroll
         for (r = 0; r < rows; r++)
-            if (f32) old[r] = *(const uint4 *)(to + r * hop);
-            else *(uint2 *)&old[r] = *(const uint2 *)(to + r * hop);
+            if (f32) old_bits[r] = *(const uint4 *)(dst + r * dst_stride);
+            else *(uint2 *)&old_bits[r] = *(const uint2 *)(dst + r * dst_stride);
     }
 #pragma unroll
     for (r = 0; r < rows; r++) {
-        const float4 f = *(const float4 *)(out + r * out_hop);
+        const float4 f = *(const float4 *)(src + r * src_stride);
         v[r][0] = __fmul_rn(f.x, o->alpha);
         v[r][1] = __fmul_rn(f.y, o->alpha);
         v[r][2] = __fmul_rn(f.z, o->alpha);
@@ -192,7 +192,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_o
     if (o->bias) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            const float s = row_scale ? row_scale[r * rows_hop] : 1.0f;
+            const float s = row_scale ? row_scale[r * row_scale_step] : 1.0f;
 #pragma unroll
             for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
         }
@@ -200,24 +200,24 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_o
     if (o->beta != 0.0f) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
-            float was[4];
+            float old[4];
             if (f32) {
-                was[0] = __uint_as_float(old[r].x); was[1] = __uint_as_float(old[r].y);
-                was[2] = __uint_as_float(old[r].z); was[3] = __uint_as_float(old[r].w);
+                old[0] = __uint_as_float(old_bits[r].x); old[1] = __uint_as_float(old_bits[r].y);
+                old[2] = __uint_as_float(old_bits[r].z); old[3] = __uint_as_float(old_bits[r].w);
             } else {
-                was[0] = gmm_widen(args->d.dtype, (uint16_t)old[r].x);
-                was[1] = gmm_widen(args->d.dtype, (uint16_t)(old[r].x >> 16));
-                was[2] = gmm_widen(args->d.dtype, (uint16_t)old[r].y);
-                was[3] = gmm_widen(args->d.dtype, (uint16_t)(old[r].y >> 16));
+                old[0] = gmm_widen(args->d.dtype, (uint16_t)old_bits[r].x);
+                old[1] = gmm_widen(args->d.dtype, (uint16_t)(old_bits[r].x >> 16));
+                old[2] = gmm_widen(args->d.dtype, (uint16_t)old_bits[r].y);
+                old[3] = gmm_widen(args->d.dtype, (uint16_t)(old_bits[r].y >> 16));
             }
 #pragma unroll
-            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(o->beta, was[i], v[r][i]);
+            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(o->beta, old[i], v[r][i]);
         }
     }
 #pragma unroll
     for (r = 0; r < rows; r++)
-        if (f32) *(float4 *)(to + r * hop) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
-        else *(uint2 *)(to + r * hop) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
+        if (f32) *(float4 *)(dst + r * dst_stride) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
+        else *(uint2 *)(dst + r * dst_stride) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
                                                    gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
 }
 
@@ -227,7 +227,7 @@ GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, cons
     const char *d;
     int i;
     if (gmm_gemm_beta(args, t->g) == 0.0f) return;
-    d = gmm_kmat_at(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
+    d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
     for (i = (int)threadIdx.x; i < bm * lines; i += (int)blockDim.x) {
         const int32_t row = t->m0 + i / lines, col = t->n0 + i % lines * (128 / size);
         if (row < t->m && col < args->n)
@@ -236,15 +236,15 @@ GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, cons
 }
 
 /* Zeroes rows [from, capacity) of D, one warp to a row. */
-GMM__DEVICE void gmm_gemm_tail(const gmm_kmat *d, int64_t from, int64_t capacity, int32_t n) {
+GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_t capacity, int32_t n) {
     const int64_t warps = (int64_t)gridDim.x * (blockDim.x >> 5);
     const int64_t warp = (int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     const float zero[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-    const int size = gmm_kmat_size(d), whole = gmm_whole4(d->dtype, (const char *)d->data, d->ld);
+    const int size = gmm_kmat_size(d), vec4 = gmm_vec4_aligned(d->dtype, (const char *)d->data, d->ld);
     int64_t r;
     int32_t c;
-    for (r = from + warp; r < capacity; r += warps)
+    for (r = first_row + warp; r < capacity; r += warps)
         for (c = 4 * (int32_t)(threadIdx.x & 31); c < n; c += 128)
-            gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, whole, zero);
+            gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
 

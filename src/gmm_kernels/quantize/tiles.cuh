@@ -53,7 +53,7 @@ typedef struct gmm__transpose_args {
 typedef struct gmm__quant_tail_args {
     uint8_t *data;
     int64_t pitch, bytes, rows;
-    const int64_t *live;
+    const int64_t *valid_rows;
     const int32_t *skip;
 } gmm__quant_tail_args;
 
@@ -75,9 +75,9 @@ GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t 
         p.start = (int64_t)tiles[g] * GMM_TILE;
         p.row = strip * GMM_TILE - p.start;
     } else {
-        const uint32_t per = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), at = (uint32_t)strip;
-        p.unit = at / per;
-        p.row = (int64_t)(at % per) * GMM_TILE;
+        const uint32_t strips_per_unit = (uint32_t)((rows + GMM_TILE - 1) / GMM_TILE), index = (uint32_t)strip;
+        p.unit = index / strips_per_unit;
+        p.row = (int64_t)(index % strips_per_unit) * GMM_TILE;
         p.first = p.start = 0;
         p.rows = rows;
     }
@@ -92,24 +92,24 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
 /* Element (r, c) of a tile in shared memory. Columns are exchanged so that neither rows nor columns, four elements per
    lane, meet in a bank: lanes of a row begin with different ones of their four. */
 GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
-GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t by) {
+GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     const float a = v[0], b = v[1];
-    if (by & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
-    if (by & 2) {
+    if (count & 1) { v[0] = v[1]; v[1] = v[2]; v[2] = v[3]; v[3] = a; }
+    if (count & 2) {
         const float c = v[0], d = v[1];
         v[0] = v[2]; v[1] = v[3]; v[2] = c; v[3] = d;
     }
     (void)b;
 }
-GMM__DEVICE void gmm__quant_put_row(float *x, int32_t r, const float from[4]) {
+GMM__DEVICE void gmm__quant_store_row(float *x, int32_t r, const float src[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
-    float v[4] = { from[0], from[1], from[2], from[3] };
+    float v[4] = { src[0], src[1], src[2], src[3] };
     int32_t t;
     gmm__quant_rotate4(v, q);
 #pragma unroll
     for (t = 0; t < 4; t++) x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))] = v[t];
 }
-GMM__DEVICE void gmm__quant_get_row(const float *x, int32_t r, float v[4]) {
+GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
     const int32_t lane = gmm__lane(), q = lane >> 3;
     int32_t t;
 #pragma unroll
@@ -117,7 +117,7 @@ GMM__DEVICE void gmm__quant_get_row(const float *x, int32_t r, float v[4]) {
     gmm__quant_rotate4(v, (4 - q) & 3);
 }
 /* Four rows of column c, transformed in runs of 16 if `hadamard`. */
-GMM__DEVICE void gmm__quant_get_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
+GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
 #pragma unroll
@@ -151,13 +151,13 @@ GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
 }
 
 /* Raises the lane's amax, and the row's if it is wanted, by four values. */
-GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t all, const float v[4], uint32_t *line) {
+GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint32_t *line) {
     uint32_t bits = gmm__quant_amax4(v);
-    all = bits > all ? bits : all;
-    if (!line) return all;
+    amax = bits > amax ? bits : amax;
+    if (!line) return amax;
     bits = __reduce_max_sync(0xFFFFFFFFu, bits);
     if (gmm__lane() == 0) atomicMax(line, bits);
-    return all;
+    return amax;
 }
 
 /* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
@@ -205,27 +205,27 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
 GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
                                           uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
-    int32_t which, j, turn;
+    int32_t choice, j, src_lane;
     scale[0] = gmm_f32_to_e4m3(base);
     scale[1] = gmm_f32_to_e4m3(gmm__fmul(base, 1.5f));
 #pragma unroll
-    for (which = 0; which < 2; which++) {
-        const float enc = gmm_nv_encode(n, scale[which]), sf = gmm_e4m3_to_f32(scale[which]);
+    for (choice = 0; choice < 2; choice++) {
+        const float enc = gmm_nv_encode(n, scale[choice]), sf = gmm_e4m3_to_f32(scale[choice]);
         float e[4], sum = 0.0f;
 #pragma unroll
         for (j = 0; j < 4; j++) {
             const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], enc)));
-            const float back = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
-            const float miss = gmm__fadd(back, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
-            e[j] = squared ? gmm__fmul(miss, miss) : gmm_f32_from_bits(gmm_f32_bits(miss) & 0x7FFFFFFFu);
+            const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
+            const float difference = gmm__fadd(decoded, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
+            e[j] = squared ? gmm__fmul(difference, difference) : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
         }
-        for (turn = 0; turn < 4; turn++) {
-            float mine = sum;
+        for (src_lane = 0; src_lane < 4; src_lane++) {
+            float partial = sum;
 #pragma unroll
-            for (j = 0; j < 4; j++) mine = gmm__fadd(mine, e[j]);
-            sum = __shfl_sync(0xFFFFFFFFu, mine, (gmm__lane() & ~3) | turn);
+            for (j = 0; j < 4; j++) partial = gmm__fadd(partial, e[j]);
+            sum = __shfl_sync(0xFFFFFFFFu, partial, (gmm__lane() & ~3) | src_lane);
         }
-        error[which] = sum;
+        error[choice] = sum;
     }
 }
 
@@ -277,7 +277,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     const gmm_scaling scaling = f->scaling;
     const gmm__qview *view = &s->view;
     const int32_t lane = gmm__lane(), width = gmm_block_along(scaling), lanes = width ? width / 4 : 32;
-    const int32_t block = lane / lanes, live = l < s->lines, lead = lane % lanes == 0;
+    const int32_t block = lane / lanes, valid = l < s->lines, is_first_lane = lane % lanes == 0;
     const int32_t height = scaling == GMM_SCALING_128X128 ? GMM_TILE : f->square ? width : 1;
     const int64_t line = s->l0 + l;
     const int32_t count = s->data - 4 * lane;
@@ -288,10 +288,10 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         uint32_t bits = gmm__quant_block_max(gmm__quant_amax4(v), lanes);
         if (height > 1) bits = shared_amax[l / height * GMM_TILE_BLOCKS + block];
         amax = gmm_f32_from_bits(bits);
-    } else if (scaling == GMM_SCALING_ROW && live) amax = s->amax[l];
+    } else if (scaling == GMM_SCALING_ROW && valid) amax = s->amax[l];
     if (scaling == GMM_SCALING_NV16) {
         gmm_nv_global global = s->global;
-        if (s->per_line) global = gmm_nv_global_of(live ? s->amax[l] : 0.0f, global.e4m3_max);
+        if (s->per_line) global = gmm_nv_global_of(valid ? s->amax[l] : 0.0f, global.e4m3_max);
         if (f->four_over_six && height > 1)
             stored = shared_amax[GMM__QUANT_SQUARES + l / height * GMM_TILE_BLOCKS + block];
         else if (f->four_over_six) {
@@ -314,18 +314,18 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* padding stands behind the last block */
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
-        if (lead && line < s->scale_lines)
-            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = live ? stored : 0u;
+        if (is_first_lane && line < s->scale_lines)
+            ((uint32_t *)(void *)view->scale)[line + s->a0 / 128 * s->block_step] = valid ? stored : 0u;
     } else if (width) {
-        if (lead && block < s->end) {
+        if (is_first_lane && block < s->end) {
             const int64_t j = s->a0 / width + block;
             view->scale[view->order == GMM_SCALES_SWIZZLED ? gmm__qview_scale(view, line, j)
                                                            : line * s->line_step + j * s->block_step] =
-                live && block < s->used ? (uint8_t)stored : (uint8_t)0;
+                valid && block < s->used ? (uint8_t)stored : (uint8_t)0;
         }
-    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && live)
+    } else if (scaling == GMM_SCALING_ROW && view->direction == GMM_ROWWISE && lane == 0 && s->a0 == 0 && valid)
         ((float *)(void *)view->scale)[line] = gmm_f32_from_bits(stored);
-    if (!live) return;
+    if (!valid) return;
     if (f->stochastic) {
         uint32_t random[4], word = 0;
         gmm_draw_block(a->random[0], a->random[1], s->group, s->first_block + l * s->blocks_per_line + block,
@@ -343,19 +343,19 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
             codes[(4 * lane + i) * GMM__QUANT_CODES + l] =
                 f->dtype == GMM_E2M1 ? (uint8_t)((code >> 4 * i) & 15u) : (uint8_t)(code >> 8 * i);
     } else if (f->dtype == GMM_E2M1) {
-        uint8_t *to = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
-        if (count >= 4 && !((uintptr_t)to & 1)) *(uint16_t *)to = (uint16_t)code;
+        uint8_t *dst = view->data + (line * view->ld + s->a0) / 2 + 2 * lane;
+        if (count >= 4 && !((uintptr_t)dst & 1)) *(uint16_t *)dst = (uint16_t)code;
         else {
-            if (count > 0) to[0] = (uint8_t)code;
-            if (count > 2) to[1] = (uint8_t)(code >> 8);
+            if (count > 0) dst[0] = (uint8_t)code;
+            if (count > 2) dst[1] = (uint8_t)(code >> 8);
         }
     } else {
-        uint8_t *to = view->data + line * view->ld + s->a0 + 4 * lane;
-        if (count >= 4 && !((uintptr_t)to & 3)) *(uint32_t *)to = code;
+        uint8_t *dst = view->data + line * view->ld + s->a0 + 4 * lane;
+        if (count >= 4 && !((uintptr_t)dst & 3)) *(uint32_t *)dst = code;
         else
 #pragma unroll
             for (i = 0; i < 4; i++)
-                if (i < count) to[i] = (uint8_t)(code >> 8 * i);
+                if (i < count) dst[i] = (uint8_t)(code >> 8 * i);
     }
 }
 
@@ -375,8 +375,8 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
             float v[4];
-            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-            else gmm__quant_get_row(x, l, v);
+            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+            else gmm__quant_load_row(x, l, v);
             bits = gmm__quant_block_max(gmm__quant_amax4(v), width / 4);
             if (lane % (width / 4) == 0)
                 atomicMax(&shared_amax[l / height * GMM_TILE_BLOCKS + lane / (width / 4)], bits);
@@ -388,8 +388,8 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
             uint8_t scale[2];
             float v[4], error[2];
-            if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-            else gmm__quant_get_row(x, l, v);
+            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+            else gmm__quant_load_row(x, l, v);
             gmm__quant_four_over_six(&s->global, v, gmm_f32_from_bits(shared_amax[l / 16 * GMM_TILE_BLOCKS + lane / 4]),
                                      f->four_over_six == 2, scale, error);
             for (i = 0; i < 2; i++)
@@ -402,15 +402,15 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) {
             uint32_t *chosen = &shared_amax[GMM__QUANT_SQUARES + i];
             float *row[2];
-            int32_t by, j;
+            int32_t stride, j;
             row[0] = errors + i / GMM_TILE_BLOCKS * 16 * GMM_TILE_BLOCKS + i % GMM_TILE_BLOCKS;
             row[1] = row[0] + GMM_TILE * GMM_TILE_BLOCKS;
-            for (by = 8; by > 0; by /= 2)
-                for (j = 0; j < by; j++) {
+            for (stride = 8; stride > 0; stride /= 2)
+                for (j = 0; j < stride; j++) {
                     row[0][j * GMM_TILE_BLOCKS] = gmm__fadd(row[0][j * GMM_TILE_BLOCKS],
-                                                            row[0][(j + by) * GMM_TILE_BLOCKS]);
+                                                            row[0][(j + stride) * GMM_TILE_BLOCKS]);
                     row[1][j * GMM_TILE_BLOCKS] = gmm__fadd(row[1][j * GMM_TILE_BLOCKS],
-                                                            row[1][(j + by) * GMM_TILE_BLOCKS]);
+                                                            row[1][(j + stride) * GMM_TILE_BLOCKS]);
                 }
             *chosen = row[1][0] < row[0][0] ? *chosen >> 8 : *chosen & 0xFFu;
         }
@@ -418,31 +418,31 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
     for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
         float v[4];
-        if (columnwise) gmm__quant_get_col(x, l, hadamard, v);
-        else gmm__quant_get_row(x, l, v);
+        if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+        else gmm__quant_load_row(x, l, v);
         gmm__quant_line(a, s, l, v, shared_amax, codes);
     }
     if (!s->view.apart) return;
     __syncthreads();
     for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* rows of codes, as they are stored */
-        const uint8_t *from = codes + l * GMM__QUANT_CODES;
-        uint8_t *to = s->view.data;
+        const uint8_t *src = codes + l * GMM__QUANT_CODES;
+        uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
-            to += ((s->a0 + l) * s->view.ld + s->l0) / 2;
-            for (i = 2 * lane; i < s->lines; i += 64) to[i / 2] = (uint8_t)(from[i] | from[i + 1] << 4);
+            dst += ((s->a0 + l) * s->view.ld + s->l0) / 2;
+            for (i = 2 * lane; i < s->lines; i += 64) dst[i / 2] = (uint8_t)(src[i] | src[i + 1] << 4);
         } else {
-            to += (s->a0 + l) * s->view.ld + s->l0;
-            if (4 * lane + 4 <= s->lines && !((uintptr_t)to & 3))
-                *(uint32_t *)(to + 4 * lane) = *(const uint32_t *)(from + 4 * lane);
+            dst += (s->a0 + l) * s->view.ld + s->l0;
+            if (4 * lane + 4 <= s->lines && !((uintptr_t)dst & 3))
+                *(uint32_t *)(dst + 4 * lane) = *(const uint32_t *)(src + 4 * lane);
             else
-                for (i = 4 * lane; i < 4 * lane + 4 && i < s->lines; i++) to[i] = from[i];
+                for (i = 4 * lane; i < 4 * lane + 4 && i < s->lines; i++) dst[i] = src[i];
         }
     }
 }
 
 /* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. For
    threads `first`, first + step, ...; `settle`: what the casts read becomes what the caller gave. */
-GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t settle) {
+GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t store_amax) {
     const gmm_format *f = &a->format;
     const int32_t tensor = f->scaling == GMM_SCALING_TENSOR;
     const int32_t global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
@@ -465,7 +465,7 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
             }
         }
         if (a->phase == GMM_QUANT_CAST && tensor && copy[0]->dtype != GMM_NONE) amax[1] = amax[0];
-        if (settle) {
+        if (store_amax) {
             a->amax[0][i] = amax[0];
             a->amax[1][i] = amax[1];
         }
@@ -497,7 +497,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
     if (a.skip && *a.skip) return;
-    for (r = *a.live + blockIdx.x; r < a.rows; r += gridDim.x)
+    for (r = *a.valid_rows + blockIdx.x; r < a.rows; r += gridDim.x)
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
 }
 

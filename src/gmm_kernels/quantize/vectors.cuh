@@ -17,7 +17,7 @@ enum {
 /* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
    counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
 enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
-enum { gmm__wide_bf16 = 8, gmm__wide_f16 = 8, gmm__wide_f32 = 4 }; /* elements of sixteen bytes */
+enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements of sixteen bytes */
 GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
     return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
 }
@@ -26,54 +26,54 @@ GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
     return gmm_cvt_f32_f16(h);
 }
 GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
-GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t most, uint32_t w) {
-    return gmm_max_bf16x2(most, w & 0x7FFF7FFFu);
+GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t maximum, uint32_t w) {
+    return gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t most, uint32_t w) {
-    return gmm_max_f16x2(most, w & 0x7FFF7FFFu);
+GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t maximum, uint32_t w) {
+    return gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t most, uint32_t w) {
-    return gmm_max_abs_f32(most, w);
+GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_abs_f32(maximum, w);
 }
 /* The largest of a word of maxima, as bits of an fp32. */
-GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t most) {
-    const uint32_t low = most << 16, high = most & 0xFFFF0000u;
+GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t maximum) {
+    const uint32_t low = maximum << 16, high = maximum & 0xFFFF0000u;
     return low > high ? low : high;
 }
-GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t most) {
-    const uint32_t low = most & 0xFFFFu, high = most >> 16, w = low > high ? low : high;
+GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t maximum) {
+    const uint32_t low = maximum & 0xFFFFu, high = maximum >> 16, w = low > high ? low : high;
     return gmm_f32_bits(gmm__word_value_f16(&w, 0));
 }
-GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t most) { return most; }
+GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t maximum) { return maximum; }
 /* The same where a NaN counts as more than all others. */
-GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t most, uint32_t w) {
-    return gmm_max_nan_bf16x2(most, w & 0x7FFF7FFFu);
+GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t most, uint32_t w) {
-    return gmm_max_nan_f16x2(most, w & 0x7FFF7FFFu);
+GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t most, uint32_t w) {
-    return gmm_max_nan_abs_f32(most, w);
+GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_nan_abs_f32(maximum, w);
 }
 
 /* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
    NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
-GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t maximum, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_bf16x2(most, w);
+    return gmm_max_xorsign_abs_bf16x2(maximum, w);
 #else
-    return gmm__word_max_bf16(most & 0x7FFF7FFFu, w);
+    return gmm__word_max_bf16(maximum & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t most, uint32_t w) {
+GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t maximum, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_f16x2(most, w);
+    return gmm_max_xorsign_abs_f16x2(maximum, w);
 #else
-    return gmm__word_max_f16(most & 0x7FFF7FFFu, w);
+    return gmm__word_max_f16(maximum & 0x7FFF7FFFu, w);
 #endif
 }
-GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t most, uint32_t w) {
-    return gmm_max_abs_abs_f32(most, w);
+GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
+    return gmm_max_abs_abs_f32(maximum, w);
 }
 
 /* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
@@ -87,17 +87,17 @@ GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
 /* |v by|; capped: 6 if it is more, or a NaN. */
-GMM__DEVICE float gmm__vec_product(float v, float by, int capped) {
-    const float m = gmm_mul_abs_f32(v, by);
-    return capped ? gmm_min_6_f32(m) : m;
+GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
+    const float m = gmm_mul_abs_f32(v, multiplier);
+    return saturate ? gmm_min_6_f32(m) : m;
 }
-GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float by, int capped) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int saturate) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        gmm_e2m1_candidates(gmm__vec_product(v[j], by, capped), &low, &middle, &high);
+        gmm_e2m1_candidates(gmm__vec_product(v[j], multiplier, saturate), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
@@ -106,15 +106,15 @@ GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float by, int capped) {
 }
 /* The same by gmm_f32_to_e2m1_random, element j with byte j % 4 of word j / 4. A product rises by its share of a step
    and is cut: at 2^-126 times it, bits 22 and up are the code. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float by, const uint32_t random[2]) {
+GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float multiplier, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
-        const float m = gmm__vec_product(v[j], by, 1);
+        const float m = gmm__vec_product(v[j], multiplier, 1);
         /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
-        const float share = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        const uint32_t bits = gmm_e2m1_add_share(m, share);
+        const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
+        const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
         codes = codes * 16 + (bits >> 22);
     }
     return codes | gmm__vec_signs(v);
@@ -146,28 +146,28 @@ GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
 /* The strips of a call. All threads. */
 GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
-    if (a->warp_split) return gmm_warp_split_of(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
+    if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
                                                 blockIdx.y == 0);
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
 /* Where strip `at` is, and the first column of the `tiles` that the block takes of it. */
 typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
-GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t at,
+GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
                                               int32_t tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    const int32_t strip = a->backward ? w->total - 1 - at : at;
+    const int32_t strip = a->backward ? w->total - 1 - index : index;
     gmm__vec_strip p;
     *c0 = tile * tiles * GMM_TILE;
     if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
-        const int32_t mine = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
-        const int32_t before = __shfl_sync(0xFFFFFFFFu, mine, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
+        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
         p.unit = g;
         p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
-        p.start = before * GMM_TILE;
-        p.row = (strip - before) * GMM_TILE;
+        p.start = first_strip * GMM_TILE;
+        p.row = (strip - first_strip) * GMM_TILE;
         p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
     } else {
         const gmm__quant_strip w64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
@@ -187,13 +187,13 @@ GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t uni
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
 /* Codes of a row of a lane. */
-GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *to, int32_t e5m2, const float v[8]) {
-    gmm_st_global_v2_b32(to, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
+    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
-GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *to, int32_t e5m2,
-                                          const float v[8]) { gmm__vec_store_codes_bf16(to, e5m2, v); }
-GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *to, int32_t e5m2, const float v[4]) {
-    gmm_st_global_b32(to, gmm__quant_codes8(e5m2, v));
+GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2,
+                                          const float v[8]) { gmm__vec_store_codes_bf16(dst, e5m2, v); }
+GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
+    gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
 }
 /* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
 GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse) {
@@ -202,45 +202,45 @@ GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse
     int32_t i;
 #pragma unroll
     for (i = 0; i < 2; i++) {
-        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), up = (u + 0x7FFFFFu) >> 23;
-        bytes |= (u <= 0x400000u ? 0u : up < 254u ? up : 254u) << 8 * i;
+        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), exponent = (u + 0x7FFFFFu) >> 23;
+        bytes |= (u <= 0x400000u ? 0u : exponent < 254u ? exponent : 254u) << 8 * i;
     }
     return bytes;
 }
 /* gmm_e8m0_reciprocal of scale byte i of words. */
-GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *four, int32_t i) {
-    const uint32_t by = (254u - ((four[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
-    return gmm_f32_from_bits(by > 0x400000u ? by : 0x400000u);
+GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
+    const uint32_t bits = (254u - ((scales4[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
+    return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
 }
 
 /* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
    the tile begins with line `line` and block `block`, and a line has `along` scales. */
-GMM__DEVICE void gmm__vec_store_scales4(uint8_t *to, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
-                                   int32_t l, int32_t quad, uint32_t four) {
+GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+                                   int32_t l, int32_t quad, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
-        to += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
-    else to += (int64_t)line * along + block + (l * along + quad);
-    if (block + quad < along) gmm_st_global_b32(to, four);
+        dst += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
+    else dst += (int64_t)line * along + block + (l * along + quad);
+    if (block + quad < along) gmm_st_global_b32(dst, scales4);
 }
 
 /* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
 GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encodes, int check) {
-    float v[4], most = 0.0f;
-    uint32_t four;
+    float v[4], maximum = 0.0f;
+    uint32_t scales4;
     int32_t i;
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]); /* infinity too becomes the largest code */
-    four = gmm__quant_codes8(0, v);
+    scales4 = gmm__quant_codes8(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
-        const float m = gmm__fmul(amax[i], encodes[(four >> 8 * i) & 0x7Fu]);
-        most = m > most ? m : most;
+        const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
+        maximum = m > maximum ? m : maximum;
     }
-    return check && !(most < 6.75f) ? four | 0x80u : four;
+    return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
 /* What the elements of block i of eight multiply by; words of four scale bytes. */
-GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t four[2], int32_t i) {
-    return encodes[((i & 4 ? four[1] : four[0]) >> 8 * (i & 3)) & 0x7Fu];
+GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
+    return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
 
 /* BF16: NaNs lose their signs. */
@@ -260,15 +260,15 @@ GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
         for (k = 0; k < 4; k++) x[i][k] ^= flip;
     }
 }
-GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t below, uint32_t to[16][2]) {
+GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32_t dst[16][2]) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++)
 #pragma unroll
         for (k = 0; k < 2; k++) {
-            const uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, below ? x[i][k] : x[i][k + 2], 8);
-            to[i][k] = below ? got : x[i][k];
-            to[i + 8][k] = below ? x[i][k + 2] : got;
+            const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
+            dst[i][k] = lower ? received : x[i][k];
+            dst[i + 8][k] = lower ? x[i][k + 2] : received;
         }
 }
 /* Stages of strides 1 to `last` of a Hadamard transform of runs of 2 last values. */
@@ -285,7 +285,7 @@ GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last)
             }
 }
 /* Column j of four, transformed but for the signs, as words of two rows. NaNs lose their signs. */
-GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t to[8]) {
+GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t dst[8]) {
     float v[16];
     int32_t i;
 #pragma unroll
@@ -297,38 +297,38 @@ GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t h
     }
 #pragma unroll
     for (i = 0; i < 8; i++)
-        to[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
+        dst[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
 }
 /* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
    an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
-GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t below) {
-    float most = 0.0f;
+GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lower) {
+    float maximum = 0.0f;
     uint32_t bits;
     int32_t i, k, half;
 #pragma unroll
     for (k = 0; k < 2; k++) {
-        uint32_t mine[8], got[8];
+        uint32_t kept[8], received[8];
 #pragma unroll
         for (i = 0; i < 8; i++) {
-            got[i] = __shfl_xor_sync(0xFFFFFFFFu, below ? x[i][k] : x[i][k + 2], 8);
-            mine[i] = below ? x[i][k + 2] : x[i][k];
+            received[i] = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
+            kept[i] = lower ? x[i][k + 2] : x[i][k];
         }
 #pragma unroll
         for (half = 0; half < 2; half++) {
             float a[8], b[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&mine[i], half);
-                b[i] = gmm__word_value_bf16(&got[i], half);
+                a[i] = gmm__word_value_bf16(&kept[i], half);
+                b[i] = gmm__word_value_bf16(&received[i], half);
             }
             gmm__vec_hadamard_stages(a, 8, 4);
             gmm__vec_hadamard_stages(b, 8, 4);
 #pragma unroll
             for (i = 0; i < 8; i++)
-                most = gmm_max_sum_abs_f32(most, a[i], b[i]);
+                maximum = gmm_max_sum_abs_f32(maximum, a[i], b[i]);
         }
     }
-    bits = gmm_f32_to_bf16(gmm__fmul(most, 0.25f));
+    bits = gmm_f32_to_bf16(gmm__fmul(maximum, 0.25f));
     return bits << 16;
 }
 

@@ -9,9 +9,9 @@ GMM__DEVICE int32_t gmm__act_linear_offset(const gmm__act_args *a) { return a->i
 
 /* Row or column that place i of a destination takes its value from: from halves to blocks, or back. All in one unit. */
 GMM__DEVICE uint32_t gmm__glu_source(uint32_t i, uint32_t ffn, uint32_t block, int32_t inverse) {
-    const uint32_t half = i >= ffn, run = i / block;
+    const uint32_t half = i >= ffn, block_index = i / block;
     if (inverse) return (uint32_t)gmm__act_gate_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
-    return (run & 1u) * ffn + (run >> 1) * block + (i - run * block);
+    return (block_index & 1u) * ffn + (block_index >> 1) * block + (i - block_index * block);
 }
 
 /* Warps that share a row whose products are added up: all of a block, or one. */
@@ -45,9 +45,9 @@ GMM__DEVICE void gmm__deinterleave(gmm_dtype dtype, gmm__raw8 *first, gmm__raw8 
 }
 
 /* What eight activations read. */
-typedef struct gmm__act_in {
+typedef struct gmm__act_operands {
     gmm__raw8 a, b, dy; /* PAIRS: a and b hold the pairs of the first and the second quad */
-} gmm__act_in;
+} gmm__act_operands;
 
 /* Eight activations. The switch stands outside the loop, so that each case is straight-line code. */
 GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],

@@ -50,7 +50,7 @@ enum {
 };
 
 typedef struct gmm__act_args {
-    const int64_t *live; /* device: rows in use */
+    const int64_t *valid_rows; /* device: rows in use */
     int64_t rows;
     int32_t ffn, interleave; /* columns in 32 bits: 64-bit division is slow */
     int32_t tail_zero, gated, layout, wide;

@@ -4,12 +4,12 @@ GMM__DEVICE int32_t gmm__lane(void) { return (int32_t)(threadIdx.x & 31u); }
 GMM__DEVICE int32_t gmm__warp(void) { return (int32_t)(threadIdx.x >> 5); }
 
 /* One element. */
-GMM__DEVICE float gmm__get(const gmm__view *m, int64_t row, int64_t col) {
+GMM__DEVICE float gmm__load_f32(const gmm__view *m, int64_t row, int64_t col) {
     const int64_t i = row * m->ld + col;
     if (m->dtype == GMM_F32) return ((const float *)m->data)[i];
     return gmm_widen(m->dtype, ((const uint16_t *)m->data)[i]);
 }
-GMM__DEVICE void gmm__put(const gmm__view *m, int64_t row, int64_t col, float v) {
+GMM__DEVICE void gmm__store_f32(const gmm__view *m, int64_t row, int64_t col, float v) {
     const int64_t i = row * m->ld + col;
     if (m->dtype == GMM_F32) ((float *)m->data)[i] = v;
     else ((uint16_t *)m->data)[i] = (uint16_t)gmm_pack2(m->dtype, v, 0.0f);
@@ -47,9 +47,9 @@ GMM__DEVICE int gmm__vector_access(gmm_dtype fixed, const gmm__view *m, const gm
     return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
 }
 
-GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__lane_cols *q) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__vector_access(fixed, m, q);
+GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q) {
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
+    const int access = gmm__vector_access(static_dtype, m, q);
     gmm__raw8 r = GMM_ZERO;
     int32_t i, j;
     if (dtype == GMM_F32) {
@@ -84,8 +84,8 @@ GMM__DEVICE gmm__raw8 gmm__load8(gmm_dtype fixed, const gmm__view *m, int64_t ro
     return r;
 }
 
-GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__raw8 *r, float v[8]) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
+GMM__DEVICE void gmm__decode8(gmm_dtype static_dtype, const gmm__view *m, const gmm__raw8 *r, float v[8]) {
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
     int32_t i;
     if (dtype == GMM_F32) {
 #pragma unroll
@@ -99,10 +99,10 @@ GMM__DEVICE void gmm__decode8(gmm_dtype fixed, const gmm__view *m, const gmm__ra
     }
 }
 
-GMM__DEVICE void gmm__store8(gmm_dtype fixed, const gmm__view *m, int64_t row, const gmm__lane_cols *q,
+GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t row, const gmm__lane_cols *q,
                              const float v[8]) {
-    const gmm_dtype dtype = fixed != GMM_NONE ? fixed : m->dtype;
-    const int access = gmm__vector_access(fixed, m, q);
+    const gmm_dtype dtype = static_dtype != GMM_NONE ? static_dtype : m->dtype;
+    const int access = gmm__vector_access(static_dtype, m, q);
     int32_t i, j;
     if (dtype == GMM_F32) {
         float *p = (float *)m->data + row * m->ld;

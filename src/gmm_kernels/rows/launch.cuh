@@ -20,7 +20,7 @@ static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t ro
 }
 
 /* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
-static GMM__UNUSED gmm_dtype gmm__k_common(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
+static GMM__UNUSED gmm_dtype gmm__k_common_dtype(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
     if (!m->data) return dtype;
     return m->dtype == dtype && m->vec && cols % 8 == 0 ? dtype : GMM_NONE;
 }
@@ -80,7 +80,7 @@ GMM__ELEM_UNIT_PICK(copy)
 #undef GMM__ELEM_CASE_copy
 
 static GMM__UNUSED int64_t gmm__k_bytes(gmm_dtype dtype) { return gmm_dtype_bits(dtype) / 8; }
-static GMM__UNUSED uintptr_t gmm__k_bits(const gmm__view *m) {
+static GMM__UNUSED uintptr_t gmm__k_alignment(const gmm__view *m) {
     return (uintptr_t)m->data | (uintptr_t)(m->ld * gmm__k_bytes(m->dtype));
 }
 static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
@@ -98,7 +98,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__la
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* of a warp */
     gmm__k_act_layout(&a);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.y, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
@@ -111,8 +111,8 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     gmm__k_act_layout(&a);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.x, a.ffn), &a.dy, a.ffn);
-    dtype = gmm__k_common(gmm__k_common(dtype, &a.dx, a.ffn), &a.y, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.dy, a.ffn);
+    dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
     return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
@@ -129,24 +129,24 @@ static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
     *shared = 0;
     return GMM__ELEM_WARPS;
 }
-static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t most) {
+static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t max_blocks) {
     const int64_t blocks = (tasks + warps - 1) / warps;
-    if (!shared) most = (most - 1) / GMM__ELEM_PER_SM + 1; /* each warp holds its array in the workspace */
-    return blocks < most ? blocks : most;
+    if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp holds its array in the workspace */
+    return blocks < max_blocks ? blocks : max_blocks;
 }
-static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t most) {
+static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t max_blocks) {
     size_t shared;
     const int32_t warps = gmm__route_warps(experts, &shared);
-    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, most) * (size_t)warps * (size_t)experts * 4;
+    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)experts * 4;
 }
 /* Partial sums of all levels of adding up. */
 static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts) {
-    int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, all = rows;
+    int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, total_rows = rows;
     while (rows > 1) {
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        all += rows;
+        total_rows += rows;
     }
-    return (size_t)all * (size_t)(experts + (int64_t)1) * 4;
+    return (size_t)total_rows * (size_t)(experts + (int64_t)1) * 4;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__launch_limits limits,
@@ -218,10 +218,10 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__l
 }
 
 /* Strides and columns of a copy between two views, in the widest unit; *cols is the number of units. */
-static GMM__UNUSED uintptr_t gmm__k_copy_bits(const gmm__view *src, const gmm__view *dst, int64_t cols) {
-    return gmm__k_bits(src) | gmm__k_bits(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
+static GMM__UNUSED uintptr_t gmm__k_copy_alignment(const gmm__view *src, const gmm__view *dst, int64_t cols) {
+    return gmm__k_alignment(src) | gmm__k_alignment(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
 }
-static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t *cols, int64_t bytes) {
+static GMM__UNUSED void gmm__k_convert_to_units(gmm__view *src, gmm__view *dst, int64_t *cols, int64_t bytes) {
     const int64_t size = gmm__k_bytes(src->dtype);
     src->ld = src->ld * size / bytes;
     dst->ld = dst->ld * size / bytes;
@@ -232,20 +232,20 @@ static GMM__UNUSED void gmm__k_in_units(gmm__view *src, gmm__view *dst, int64_t 
 static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__launch_limits limits,
                                                    cudaStream_t stream) {
     gmm__permute_args a = *args;
-    const uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.hidden);
+    const uintptr_t bits = gmm__k_copy_alignment(&a.src, &a.dst, a.hidden);
     const int tokens = a.row_of && a.topk > 1;
-    int64_t bytes, rows = a.capacity, runs;
+    int64_t bytes, rows = a.capacity, segments;
     const void *kernel = tokens ? gmm__k_pick_permute_tokens(bits, &bytes) : gmm__k_pick_permute_rows(bits, &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.hidden, bytes);
-    runs = gmm__k_copy_spans(a.hidden);
-    if (tokens) rows = a.tokens > a.capacity / 32 / runs ? a.tokens : a.capacity / 32 / runs + 1;
-    return gmm__k_launch_rows(kernel, a.capacity > 0 ? rows : 0, runs, limits, &a, stream);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.hidden, bytes);
+    segments = gmm__k_copy_spans(a.hidden);
+    if (tokens) rows = a.tokens > a.capacity / 32 / segments ? a.tokens : a.capacity / 32 / segments + 1;
+    return gmm__k_launch_rows(kernel, a.capacity > 0 ? rows : 0, segments, limits, &a, stream);
 }
 
 /* Row of the precision table, and which columns a lane takes. */
 static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
     a->wide = a->src.dtype == GMM_F32 || a->dst.dtype == GMM_F32;
-    return gmm__k_common(gmm__k_common(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
+    return gmm__k_common_dtype(gmm__k_common_dtype(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
 }
 
 /* dst[t] = sum over slots of (probs) src[row]. */
@@ -286,8 +286,8 @@ static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, g
 static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch_limits limits, cudaStream_t stream) {
     gmm__pad_args a = *args;
     int64_t bytes;
-    const void *kernel = gmm__k_pick_pad(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+    const void *kernel = gmm__k_pick_pad(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
     /* without rows there still are sizes and faults */
     return gmm__k_launch_rows(kernel, a.rows > 0 ? a.rows : 1, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
@@ -297,7 +297,7 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__l
                                                cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
-    uintptr_t bits = gmm__k_copy_bits(&a.src, &a.dst, a.cols);
+    uintptr_t bits = gmm__k_copy_alignment(&a.src, &a.dst, a.cols);
     int64_t bytes;
     const void *kernel;
     if (!a.src_table) bits |= (uintptr_t)(a.src_stride * size);
@@ -305,7 +305,7 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__l
     if (a.src_table || a.dst_table) bits |= (uintptr_t)size;
     if (size == 8) bits |= 4;
     kernel = gmm__k_pick_glu_rows(bits, &bytes);
-    gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
     a.src_stride = a.src_stride * size / bytes;
     a.dst_stride = a.dst_stride * size / bytes;
     return gmm__k_launch_rows(kernel, a.count * 2 * a.ffn, gmm__k_copy_spans(a.cols), limits, &a, stream);
@@ -317,10 +317,10 @@ static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
-    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_bits(&a.src, &a.dst, a.block), &bytes);
+    const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_alignment(&a.src, &a.dst, a.block), &bytes);
     if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
     a.ffn = a.ffn * size / bytes;
-    gmm__k_in_units(&a.src, &a.dst, &a.block, bytes);
+    gmm__k_convert_to_units(&a.src, &a.dst, &a.block, bytes);
     return gmm__k_launch_rows(kernel, a.count, gmm__k_copy_spans(2 * a.ffn), limits, &a, stream);
 }
 
@@ -333,7 +333,7 @@ static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, i
 }
 
 /* Columns that one launch takes: kernels count them in 32 bits. A multiple of the span. */
-enum { GMM__ELEM_LONGEST = 1 << 30 };
+enum { GMM__ELEM_MAX_COLS = 1 << 30 };
 
 static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {
     return (char *)m->data + col * gmm__k_bytes(m->dtype);
@@ -343,16 +343,16 @@ static GMM__UNUSED cudaError_t gmm__k_accumulate(const gmm__accumulate_args *arg
                                                  cudaStream_t stream) {
     gmm__accumulate_args a = *args;
     cudaError_t status = cudaSuccess;
-    int64_t left;
-    int32_t j, beside;
+    int64_t remaining;
+    int32_t j, few_sms;
     gmm__k_flatten(&a.x, &a.y, &a.rows, &a.cols);
-    beside = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
+    few_sms = limits.sm_limit > 0 && a.rows == 1 && a.cols % 8 == 0 && !a.start.data && a.x.vec && a.y.vec &&
              a.y.dtype == GMM_F32 && (a.x.dtype == GMM_F32 || a.x.dtype == GMM_BF16);
-    if (beside && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
-    for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
-        if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
-        if (a.cols > left) a.cols = left;
-        if (beside)
+    if (few_sms && limits.max_ctas > limits.sm_limit) limits.max_ctas = limits.sm_limit;
+    for (remaining = a.cols; remaining > 0 && status == cudaSuccess; remaining -= a.cols) {
+        if (a.cols > GMM__ELEM_MAX_COLS) a.cols = GMM__ELEM_MAX_COLS;
+        if (a.cols > remaining) a.cols = remaining;
+        if (few_sms)
             status = gmm__k_launch(a.x.dtype == GMM_F32 ? (const void *)gmm_accumulate_few_sms_f32
                                                         : (const void *)gmm_accumulate_few_sms_bf16,
                                    (a.cols / 8 - 1) / GMM__SUM_BLOCK + 1, limits, GMM__SUM_BLOCK, 0, &a, stream);
@@ -371,13 +371,13 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
                                               cudaStream_t stream) {
     gmm__convert_args a = *args;
     cudaError_t status = cudaSuccess;
-    int64_t left;
+    int64_t remaining;
     gmm__k_flatten(&a.src, &a.dst, &a.rows, &a.cols);
     if (a.src.dtype == a.dst.dtype) {
         gmm__copy_args copy;
         int64_t bytes;
-        const void *kernel = gmm__k_pick_copy(gmm__k_copy_bits(&a.src, &a.dst, a.cols), &bytes);
-        gmm__k_in_units(&a.src, &a.dst, &a.cols, bytes);
+        const void *kernel = gmm__k_pick_copy(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
+        gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
         copy.src = a.src.data;
         copy.dst = a.dst.data;
         copy.rows = a.rows;
@@ -386,9 +386,9 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
         copy.dst_ld = a.dst.ld;
         return gmm__k_launch_rows(kernel, a.rows, gmm__k_copy_spans(a.cols), limits, &copy, stream);
     }
-    for (left = a.cols; left > 0 && status == cudaSuccess; left -= a.cols) {
-        if (a.cols > GMM__ELEM_LONGEST) a.cols = GMM__ELEM_LONGEST;
-        if (a.cols > left) a.cols = left;
+    for (remaining = a.cols; remaining > 0 && status == cudaSuccess; remaining -= a.cols) {
+        if (a.cols > GMM__ELEM_MAX_COLS) a.cols = GMM__ELEM_MAX_COLS;
+        if (a.cols > remaining) a.cols = remaining;
         status = gmm__k_launch_rows((const void *)gmm_convert_rows, a.rows, (gmm__k_parts(a.cols) + 1) / 2, limits, &a,
                                     stream);
         a.src.data = gmm__k_column(&a.src, a.cols);

@@ -53,7 +53,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_
 GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ gmm__map_args a) {
     gmm_pdl_wait();
     int64_t begin = 0;
-    int32_t base, over = 0;
+    int32_t base, overflow = 0;
     for (base = 0; base < a.experts; base += 32) {
         const int32_t e = base + gmm__lane();
         const int64_t n = e < a.experts ? a.starts[e] : 0, padded = (n + a.align - 1) / a.align * a.align;
@@ -64,10 +64,10 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ 
             a.starts[e] = first;
             if (a.sizes) a.sizes[e] = (int32_t)(last - first);
         }
-        if (end > a.capacity) over = 1;
+        if (end > a.capacity) overflow = 1;
         begin = __shfl_sync(0xFFFFFFFFu, end, 31);
     }
-    if (over) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
+    if (overflow) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
 }
 
 /* A warp (= block) per chunk: ranks 32 slots at a time, in their order. */
@@ -90,12 +90,12 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
             const int valid = expert >= 0 && expert < a.experts;
             const uint32_t peers = __match_any_sync(0xFFFFFFFFu, valid ? expert : -1);
             const int32_t rank = __popc(peers & ((1u << lane) - 1u));
-            const int32_t before = valid ? next[expert * stride] : 0;
+            const int32_t expert_rank = valid ? next[expert * stride] : 0;
             int64_t row = -1;
             __syncwarp();
-            if (valid && rank == 0) next[expert * stride] = before + __popc(peers);
+            if (valid && rank == 0) next[expert * stride] = expert_rank + __popc(peers);
             __syncwarp();
-            if (valid) row = a.starts[expert] + before + rank;
+            if (valid) row = a.starts[expert] + expert_rank + rank;
             if (row >= a.capacity) row = -1;
             if (slot < a.slots && a.row_of) a.row_of[slot] = (int32_t)row;
             if (row >= 0 && a.slot_of) a.slot_of[row] = (int32_t)slot;

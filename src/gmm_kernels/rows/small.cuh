@@ -49,12 +49,12 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
 }
 
 /* Adds 16 bytes of each of n addends, n a constant, so that all are on their way at once. Nobody reads them again. */
-GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t at,
+GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t index,
                                   float *sum) {
     uint4 v[4];
     int k, c;
 #pragma unroll
-    for (k = 0; k < n; k++) v[k] = __ldcs((const uint4 *)(const void *)a->addends[first + k] + at);
+    for (k = 0; k < n; k++) v[k] = __ldcs((const uint4 *)(const void *)a->addends[first + k] + index);
 #pragma unroll
     for (k = 0; k < n; k++) {
         const uint32_t w[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
@@ -70,26 +70,26 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
 GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
     const int quads = wide ? 1 : 2; /* of y that a thread has at a time */
     const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
-    int64_t at;
-    for (at = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; at < count; at += step) {
-        float4 *const y = (float4 *)a->y.data + at * quads;
-        float4 old[2];
+    int64_t index;
+    for (index = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; index < count; index += step) {
+        float4 *const y = (float4 *)a->y.data + index * quads;
+        float4 y_old[2];
         float sum[8];
         int32_t i;
         int j;
 #pragma unroll
-        for (j = 0; j < quads; j++) old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
-        for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, at, sum);
-        if (a->count & 2) gmm__add_addends(wide, 2, a, i, at, sum), i += 2;
-        if (a->count & 1) gmm__add_addends(wide, 1, a, i, at, sum);
+        for (j = 0; j < quads; j++) y_old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
+        for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, index, sum);
+        if (a->count & 2) gmm__add_addends(wide, 2, a, i, index, sum), i += 2;
+        if (a->count & 1) gmm__add_addends(wide, 1, a, i, index, sum);
 #pragma unroll
         for (j = 0; j < 4 * quads; j++) sum[j] = gmm_mul_rn_f32(a->scale, sum[j]);
 #pragma unroll
         for (j = 0; j < quads && a->beta != 0.0f; j++) {
-            sum[4 * j] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].x), sum[4 * j]);
-            sum[4 * j + 1] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].y), sum[4 * j + 1]);
-            sum[4 * j + 2] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].z), sum[4 * j + 2]);
-            sum[4 * j + 3] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, old[j].w), sum[4 * j + 3]);
+            sum[4 * j] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].x), sum[4 * j]);
+            sum[4 * j + 1] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].y), sum[4 * j + 1]);
+            sum[4 * j + 2] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].z), sum[4 * j + 2]);
+            sum[4 * j + 3] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].w), sum[4 * j + 3]);
         }
 #pragma unroll
         for (j = 0; j < quads; j++)

@@ -17,8 +17,8 @@ GMM__DEVICE int64_t gmm__warp_scan(int64_t v) { /* inclusive */
     int32_t d;
 #pragma unroll
     for (d = 1; d < 32; d <<= 1) {
-        const int64_t up = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)d);
-        if (gmm__lane() >= d) v += up;
+        const int64_t other = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)d);
+        if (gmm__lane() >= d) v += other;
     }
     return v;
 }
@@ -33,17 +33,17 @@ GMM__DEVICE void gmm__grid_loop_advance(gmm__grid_loop *w, uint32_t tasks) {
     w->part = part - rows * w->parts;
 }
 /* A warp takes `each` tasks after one another. */
-GMM__DEVICE gmm__grid_loop gmm__grid_loop_begin(int64_t parts, uint32_t each) {
+GMM__DEVICE gmm__grid_loop gmm__grid_loop_begin(int64_t parts, uint32_t tasks_per_warp) {
     gmm__grid_loop w;
     w.row = w.part = 0;
     w.parts = (uint32_t)parts;
-    w.step = gridDim.x * GMM__ELEM_WARPS * each;
-    gmm__grid_loop_advance(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * each);
+    w.step = gridDim.x * GMM__ELEM_WARPS * tasks_per_warp;
+    gmm__grid_loop_advance(&w, (blockIdx.x * GMM__ELEM_WARPS + (uint32_t)gmm__warp()) * tasks_per_warp);
     return w;
 }
 GMM__DEVICE void gmm__grid_loop_next(gmm__grid_loop *w) { gmm__grid_loop_advance(w, w->step); }
 /* The task behind the present one. */
-GMM__DEVICE gmm__grid_loop gmm__grid_loop_following(gmm__grid_loop w) {
+GMM__DEVICE gmm__grid_loop gmm__grid_loop_successor(gmm__grid_loop w) {
     if (++w.part < w.parts) return w;
     w.part = 0;
     w.row++;
@@ -55,17 +55,17 @@ GMM__DEVICE void gmm__fault(uint32_t *word, uint32_t bits) {
 }
 
 /* Rows in use according to expert sizes, by the rule of gmm_split_end; for a whole warp. */
-GMM__DEVICE int64_t gmm__live_rows(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
-    const int first = blockIdx.x == 0 && gmm__warp() == 0; /* one warp tells the faults */
+GMM__DEVICE int64_t gmm__valid_rows(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
+    const int reports = blockIdx.x == 0 && gmm__warp() == 0; /* one warp tells the faults */
     int64_t sum = 0;
     int32_t e;
     for (e = gmm__lane(); e < experts; e += 32) {
         if (sizes[e] > 0) sum += sizes[e];
-        else if (first && sizes[e] < 0) gmm__fault(fault, (uint32_t)GMM_FAULT_NEGATIVE);
+        else if (reports && sizes[e] < 0) gmm__fault(fault, (uint32_t)GMM_FAULT_NEGATIVE);
     }
     sum = __shfl_sync(0xFFFFFFFFu, gmm__warp_scan(sum), 31);
     if (sum <= capacity) return sum;
-    if (first && gmm__lane() == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_CAPACITY);
+    if (reports && gmm__lane() == 0) gmm__fault(fault, (uint32_t)GMM_FAULT_CAPACITY);
     return capacity;
 }
 
@@ -96,8 +96,8 @@ GMM__DEVICE int64_t gmm__pad_group(const gmm__pad_args *a, int64_t row) {
     int64_t first = 0, n = a->groups;
     while (n > 1) {
         const int64_t step = (n + 31) / 32, i = gmm__lane() * step;
-        const uint32_t below = __ballot_sync(0xFFFFFFFFu, i < n && gmm__pad_start(a, first + i, a->pad) <= row);
-        const int64_t skip = (int64_t)(__popc(below) - 1) * step;
+        const uint32_t starts = __ballot_sync(0xFFFFFFFFu, i < n && gmm__pad_start(a, first + i, a->pad) <= row);
+        const int64_t skip = (int64_t)(__popc(starts) - 1) * step;
         first += skip;
         n = n - skip < step ? n - skip : step;
     }

@@ -54,11 +54,12 @@
 
 /* ................................................................................................ PTX ... */
 
-/* Every inline PTX instruction of the kernels but wgmma (ptx_wgmma.cuh), one wrapper each, named as the PTX manual
-   names it. `smem` is the 32-bit shared address of an operand; "n" operands are constants, and so macros. A "memory"
-   clobber keeps the instruction in program order with memory accesses. */
+/* One wrapper for each inline PTX instruction of the kernels, named as in the PTX manual; those of wgmma are in
+   ptx_wgmma.cuh. `smem` is the 32-bit address of an operand in shared memory. Operands of constraint "n" must be
+   constants, so their wrappers are macros. A "memory" clobber keeps the instruction in program order with memory
+   accesses. */
 
-/* --- special registers, read again where they are used, so that they hold no register in between --- */
+/* --- special registers: read again at each use, so that their values do not occupy registers in between --- */
 GMM__DEVICE int gmm_tid_x(void) {
     int tid;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
@@ -80,20 +81,21 @@ GMM__DEVICE void gmm_griddepcontrol_launch_dependents(void) {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 GMM__DEVICE void gmm_griddepcontrol_wait(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
-/* The same; the variables `a` to `g` are computed before it and used after it. */
+/* The same instruction; the compiler must compute the variables `a` to `g` before it and may use them only after it. */
 #define GMM__GRIDDEPCONTROL_WAIT_WITH(a, b, c, d, e, f, g) \
     asm volatile("griddepcontrol.wait;" : "+r"(a), "+r"(b), "+r"(c), "+r"(d), "+r"(e), "+r"(f), "+r"(g) : : "memory")
-/* A load that is kept for the cache line it brings: with nanosleep of 0 the compiler must make it. */
+/* Keeps a load whose value is not used otherwise: the load brings a cache line. The conditional nanosleep of 0 ns
+   depends on the word, so the compiler cannot remove the load. */
 GMM__DEVICE void gmm_touch(uint32_t word) {
     asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 1;\n @p nanosleep.u32 0;\n}" : : "r"(word) : "memory");
 }
 
-/* --- registers per thread, and what the compiler may not move or merge --- */
+/* --- registers per thread, and barriers against reordering by the compiler --- */
 #define GMM__SETMAXNREG_DEC(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n))
 #define GMM__SETMAXNREG_INC(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(n))
-#define GMM__PIN_F32(x) asm volatile("" : "+f"(x) : : "memory") /* x has its value here, and memory too */
-#define GMM__PIN_U32(x) asm volatile("" : "+r"(x))              /* x is computed from here on anew */
-#define GMM__PIN_MEMORY() asm volatile("" : : : "memory")       /* loads and stores do not cross */
+#define GMM__PIN_F32(x) asm volatile("" : "+f"(x) : : "memory") /* x and memory have their values at this point */
+#define GMM__PIN_U32(x) asm volatile("" : "+r"(x))              /* x is computed anew after this point */
+#define GMM__PIN_MEMORY() asm volatile("" : : : "memory")       /* loads and stores do not cross this point */
 /* Keeps the computation of a box that nothing else uses. */
 #define GMM__USE_BOX(box, bytes) \
     asm volatile("" : : "r"((box).offset), "l"((box).map), "r"((box).x), "r"((box).y), "r"((box).end), \
@@ -107,7 +109,7 @@ GMM__DEVICE void gmm_fence_mbarrier_init(void) { asm volatile("fence.mbarrier_in
 GMM__DEVICE void gmm_mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
-/* Waits until the phase of this parity is complete. */
+/* Waits until the barrier has completed the phase of this parity. */
 GMM__DEVICE void gmm_mbarrier_wait(uint32_t bar, uint32_t parity) {
     uint32_t done;
     do {
@@ -118,20 +120,22 @@ GMM__DEVICE void gmm_mbarrier_wait(uint32_t bar, uint32_t parity) {
 GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
-/* Arrives at the same barrier of CTA `rank` of the cluster. What it releases has been read by wgmma and waited for; an
-   arrival of cluster scope would also wait for device memory, once per stage. */
+/* Arrives at the same barrier of CTA `rank` of the cluster. wgmma has already finished reading what the arrival
+   releases, so the default semantics suffice; release at cluster scope would also wait for stores to device memory,
+   once per stage. */
 GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
     asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
                  " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
 }
-/* Writes a word to CTA `rank` of the cluster and completes 4 bytes of the barrier there. */
+/* Writes one word into the shared memory of CTA `rank` of the cluster, and completes 4 bytes of transactions on its
+   barrier. */
 GMM__DEVICE void gmm_st_async_remote(uint32_t word, uint32_t bar, uint32_t rank, int value) {
     asm volatile("{\n .reg .b32 to, at;\n mapa.shared::cluster.u32 to, %0, %2;\n mapa.shared::cluster.u32 at, %1, %2;\n"
                  " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [at];\n}"
                  : : "r"(word), "r"(bar), "r"(rank), "r"(value) : "memory");
 }
 
-/* --- named barriers and the cluster's barrier --- */
+/* --- named barriers and the cluster barrier --- */
 #define GMM__BAR_SYNC(id, threads) asm volatile("bar.sync %0, %1;" : : "n"(id), "n"(threads) : "memory")
 GMM__DEVICE void gmm_bar_sync_128(int id) { asm volatile("bar.sync %0, 128;" : : "r"(id) : "memory"); }
 GMM__DEVICE void gmm_bar_sync_256(int id) { asm volatile("bar.sync %0, 256;" : : "r"(id) : "memory"); }
@@ -167,7 +171,7 @@ GMM__DEVICE void gmm_ld_shared_v4_u32(uint32_t smem, uint32_t v[4]) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(smem)
                  : "memory");
 }
-/* Two 16-bit values 8 bytes apart. */
+/* Loads two 16-bit values that are 8 bytes apart. */
 GMM__DEVICE void gmm_ld_shared_b16_pair(uint32_t smem, uint32_t *low, uint32_t *high) {
     asm volatile("{\n .reg .b16 x, y;\n ld.shared.b16 x, [%2];\n ld.shared.b16 y, [%2 + 8];\n"
                  " cvt.u32.u16 %0, x;\n cvt.u32.u16 %1, y;\n}" : "=r"(*low), "=r"(*high) : "r"(smem) : "memory");
@@ -193,7 +197,8 @@ GMM__DEVICE void gmm_st_global_v4_b32(void *dst, uint4 v) {
 }
 GMM__DEVICE void gmm_prefetch_global_l2(const void *address) { asm volatile("prefetch.global.L2 [%0];" : : "l"(address)); }
 
-/* --- four 8 x 8 blocks of 16-bit elements, one row address per lane; _trans transposes each block --- */
+/* --- ldmatrix, stmatrix: four 8 x 8 matrices of 16-bit elements, one row address per lane; _trans transposes each
+   --- */
 GMM__DEVICE void gmm_ldmatrix_x4(uint32_t r[4], uint32_t smem) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(smem));
@@ -210,14 +215,14 @@ GMM__DEVICE void gmm_stmatrix_x4_trans(uint32_t smem, uint32_t a, uint32_t b, ui
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};"
                  : : "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-/* The same if `wanted`, which is equal in all lanes of the warp. */
+/* The same where `enabled`, which is equal in all lanes of the warp. */
 GMM__DEVICE void gmm_stmatrix_x4_trans_if(int enabled, uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %0, 0;\n"
                  " @p stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%1], {%2, %3, %4, %5};\n}"
                  : : "r"(enabled), "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-/* --- mma.sync: d += the product of a 16 x 16 and a 16 x 8 block, spread over the warp --- */
+/* --- mma.sync m16n8k16: d += a b, where a is 16 x 16 and b is 16 x 8 --- */
 GMM__DEVICE void gmm_mma_bf16(float d[4], const uint32_t a[4], const uint32_t *b) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -233,7 +238,8 @@ GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b)
 GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(src));
 }
-/* The first `bytes` of 16 or of 4 are read, the others become 0. `global`: an address of the global space. */
+/* Reads the first `bytes` of 16 (or 4) bytes and writes zeros for the rest. `global` is an address of the global
+   space. */
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
 }
@@ -243,7 +249,8 @@ GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
 GMM__DEVICE void gmm_cp_async_commit_group(void) { asm volatile("cp.async.commit_group;"); }
 #define GMM__CP_ASYNC_WAIT_GROUP(groups) asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory")
 GMM__DEVICE void gmm_cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" : : : "memory"); }
-/* Arrives at the barrier when this thread's copies so far are complete; the barrier counts the arrival. */
+/* The barrier receives an arrival when all earlier cp.async copies of this thread are complete; the arrival count of
+   the barrier includes it. */
 GMM__DEVICE void gmm_cp_async_mbarrier_arrive(uint32_t bar) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(bar) : "memory");
 }
@@ -253,7 +260,7 @@ GMM__DEVICE void gmm_prefetch_tensormap(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 GMM__DEVICE void gmm_fence_proxy_async(void) { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
-/* To shared memory of this CTA or, with `multicast`, to the same place in both CTAs of the cluster. */
+/* Loads a box into shared memory of this CTA or, with `multicast`, to the same offset in both CTAs of the cluster. */
 GMM__DEVICE void gmm_tma_load(uint32_t smem, const CUtensorMap *map, uint32_t bar, int multicast, int32_t c0,
                               int32_t c1, int32_t c2, int32_t c3) {
     if (multicast)
@@ -265,7 +272,7 @@ GMM__DEVICE void gmm_tma_load(uint32_t smem, const CUtensorMap *map, uint32_t ba
                      " [%0], [%1, {%3, %4, %5, %6}], [%2];" : : "r"(smem), "l"(map), "r"(bar), "r"(c0), "r"(c1),
                      "r"(c2), "r"(c3) : "memory");
 }
-/* To device memory or, with `add`, added to the fp32 numbers there. */
+/* Stores a box to device memory or, with `add`, adds its fp32 elements to those in device memory. */
 GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t smem, int add, int32_t c0, int32_t c1, int32_t c2,
                                int32_t c3) {
     if (add)
@@ -276,7 +283,7 @@ GMM__DEVICE void gmm_tma_store(const CUtensorMap *map, uint32_t smem, int add, i
         asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                      : : "l"(map), "r"(smem), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
-/* Loads and stores whose lines the L2 evicts before others. */
+/* Loads and stores with the L2 policy evict-first. */
 GMM__DEVICE uint64_t gmm_createpolicy_evict_first(void) {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -299,7 +306,8 @@ GMM__DEVICE void gmm_tma_prefetch_l2(const CUtensorMap *map, int32_t c0, int32_t
                  : : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 GMM__DEVICE void gmm_bulk_commit_group(void) { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
-/* At most so many of this thread's latest groups of stores are still under way; _READ: still read shared memory. */
+/* Waits until at most so many bulk groups of this thread are pending; _READ waits only until their reads of shared
+   memory are complete. */
 #define GMM__BULK_WAIT_GROUP(groups) asm volatile("cp.async.bulk.wait_group %0;" : : "n"(groups) : "memory")
 #define GMM__BULK_WAIT_GROUP_READ(groups) asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(groups) : "memory")
 
@@ -337,7 +345,7 @@ GMM__DEVICE void gmm_cvt_f16x2_e4m3x2(uint32_t codes, uint32_t dst[2]) {
 }
 #endif
 
-/* --- arithmetic that no compiler flag contracts, flushes or reorders --- */
+/* --- arithmetic with fixed rounding, which compiler flags neither contract, flush to zero nor reorder --- */
 GMM__DEVICE float gmm_mul_rn_f32(float a, float b) {
     float r;
     asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -353,7 +361,8 @@ GMM__DEVICE uint32_t gmm_prmt(uint32_t a, uint32_t b, uint32_t selector) {
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
     return r;
 }
-/* Products of two pairs, each rounded once; subnormal values count. bf16 has no mul.rn.bf16x2 before sm_90: a b - 0. */
+/* Products of two pairs, each rounded once; subnormal values are kept. There is no mul.rn.bf16x2 before sm_90, so
+   bf16 takes fma(a, b, -0). */
 GMM__DEVICE uint32_t gmm_mul_bf16x2(uint32_t a, uint32_t b) {
     uint32_t r;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
@@ -365,7 +374,7 @@ GMM__DEVICE uint32_t gmm_mul_f16x2(uint32_t a, uint32_t b) {
     return r;
 }
 
-/* --- maxima of magnitudes; _nan: a NaN is larger than all numbers, else it is ignored --- */
+/* --- maxima of absolute values; _nan variants return NaN if an operand is NaN, the others ignore it --- */
 GMM__DEVICE uint32_t gmm_max_bf16x2(uint32_t a, uint32_t b) {
     asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
     return a;
@@ -390,7 +399,7 @@ GMM__DEVICE uint32_t gmm_max_nan_abs_f32(uint32_t a, uint32_t b) {
     asm("{\n.reg .b32 t;\nabs.f32 t, %1;\nmax.NaN.f32 %0, %0, t;\n}" : "+r"(a) : "r"(b));
     return a;
 }
-/* The larger magnitude with the exclusive or of the signs. */
+/* The operand of larger absolute value, with the exclusive or of both signs. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
 GMM__DEVICE uint32_t gmm_max_xorsign_abs_bf16x2(uint32_t a, uint32_t b) {
     asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
@@ -405,33 +414,35 @@ GMM__DEVICE uint32_t gmm_max_abs_abs_f32(uint32_t a, uint32_t b) {
     asm("{\n.reg .b32 s, t;\nabs.f32 s, %0;\nabs.f32 t, %1;\nmax.f32 %0, s, t;\n}" : "+r"(a) : "r"(b));
     return a;
 }
-/* max(most, |a| + |b|) */
+/* max(maximum, |a| + |b|) */
 GMM__DEVICE float gmm_max_sum_abs_f32(float maximum, float a, float b) {
     asm("{\n.reg .f32 s, t;\nabs.f32 s, %1;\nabs.f32 t, %2;\nadd.rn.f32 s, s, t;\nmax.f32 %0, %0, s;\n}"
         : "+f"(maximum) : "f"(a), "f"(b));
     return maximum;
 }
 
-/* --- E2M1 codes from magnitudes --- */
+/* --- E2M1 codes of absolute values --- */
 /* |a b| */
 GMM__DEVICE float gmm_mul_abs_f32(float a, float b) {
     float m;
     asm("{\n.reg .f32 t;\nabs.f32 %0, %1;\nabs.f32 t, %2;\nmul.rn.f32 %0, %0, t;\n}" : "=&f"(m) : "f"(a), "f"(b));
     return m;
 }
-/* min(m, 6), and 6 for a NaN */
+/* min(m, 6); NaN becomes 6 */
 GMM__DEVICE float gmm_min_6_f32(float m) {
     asm("min.f32 %0, %0, 0f40C00000;" : "+f"(m));
     return m;
 }
-/* 2 m, m + 2 and m / 2 + 4 rounded to even integers, as the low bits of numbers from 2^23 on */
+/* 2 m, m + 2 and m / 2 + 4, each rounded to an integer (ties to even) by an addition to 2^23: the low bits of the
+   fp32 sums */
 GMM__DEVICE void gmm_e2m1_candidates(float m, uint32_t *low, uint32_t *middle, uint32_t *high) {
     asm("{\n.reg .f32 t;\nfma.rn.f32 t, %3, 0f40000000, 0f4B000000;\nmov.b32 %0, t;\n"
         "add.rn.f32 t, %3, 0f4B000002;\nmov.b32 %1, t;\n"
         "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
         : "=r"(*low), "=r"(*middle), "=r"(*high) : "f"(m));
 }
-/* m plus `share` of its step, times 2^-126 and cut: the code stands from bit 22 on */
+/* Adds the fraction `fraction` of the E2M1 step at m, multiplies by 2^-126 and truncates: bits 22 and up hold the
+   code. */
 GMM__DEVICE uint32_t gmm_e2m1_add_fraction(float m, float fraction) {
     uint32_t bits;
     asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
@@ -440,11 +451,11 @@ GMM__DEVICE uint32_t gmm_e2m1_add_fraction(float m, float fraction) {
         : "=r"(bits) : "f"(m), "f"(fraction));
     return bits;
 }
-/* A matrix per group as kernels address it: group g starts at table[g], or at data + g stride. */
+/* A matrix of each group: group g is at table[g] or, without a table, at data + g stride. */
 typedef struct gmm_kmat {
     void *data;
-    void *const *table; /* device memory */
-    int64_t stride;     /* bytes from group to group; 0 = one matrix for all */
+    void *const *table; /* in device memory */
+    int64_t stride;     /* bytes between the matrices of two groups; 0: all groups share one matrix */
     int64_t ld;         /* elements */
     gmm_dtype dtype;    /* GMM_NONE = absent */
 } gmm_kmat;
@@ -454,7 +465,8 @@ GMM__DEVICE char *gmm_kmat_data(const gmm_kmat *m, int64_t g) {
 }
 GMM__DEVICE int gmm_kmat_size(const gmm_kmat *m) { return m->dtype == GMM_F32 ? 4 : 2; }
 
-/* The 16-bit formats in hardware: the same bits as the codecs of gmm_quant.h, stored NaN included. */
+/* Conversions of 16-bit formats by hardware instructions. They give the same bits as the codecs of gmm_quant.h, for
+   NaN as well. */
 GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
     return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
@@ -464,8 +476,9 @@ GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
     return r;
 }
 
-/* Up to 4 elements in a row; `count` may be more than 4, or 0 and less. Missing ones read as 0. `whole` says that 4
-   elements may be moved at once. */
+/* Reads and writes up to 4 consecutive elements of a row. `count` is the number of elements left in the row; it may
+   be above 4 or below 1. Elements beyond the row read as 0 and are not written. `vec4`: the address is aligned for
+   one access of 4 elements. */
 GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *src, int count, int vec4, float v[4]) {
     uint16_t h[4] = { 0, 0, 0, 0 };
     int i;
@@ -513,14 +526,14 @@ GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, con
         if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(u.y >> 16);
     }
 }
-/* Whether every fourth element of a matrix's rows stands where 4 can be moved at once. */
+/* Whether groups of 4 elements in the rows of a matrix are aligned for one vector access. */
 GMM__DEVICE int gmm_vec4_aligned(gmm_dtype dtype, const char *base, int64_t ld) {
     const uint64_t unit = dtype == GMM_F32 ? 16 : 8;
     return (((uint64_t)(uintptr_t)base | (uint64_t)ld * (unit / 4)) & (unit - 1)) == 0;
 }
 
-/* Moves *g up to the group that holds item `i` of lists whose ends are prefix sums: ends[g] <= i < ends[g + 1]. All
-   lanes of a warp take part with equal arguments. */
+/* Advances *g to the group that contains item `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]. The whole
+   warp calls it, with equal arguments in all lanes. */
 GMM__DEVICE void gmm_find_group32(const int32_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
@@ -538,9 +551,10 @@ GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i
     } while (passed == 32);
 }
 
-/* Kernels that are launched early: from compute capability 9.0 on they may take their places while the last blocks of
-   the kernel before them in the stream run, which saves the time between the two. They wait for all of it here, before
-   they read or write anything. */
+/* Programmatic dependent launch (from compute capability 9.0 on): a kernel may be launched while the last CTAs of
+   its predecessor in the stream still run, which hides the launch latency. This function lets the successor launch,
+   and waits until the predecessor has finished and its writes are visible. A kernel calls it before it reads or
+   writes device memory. */
 GMM__DEVICE void gmm_pdl_wait(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     gmm_griddepcontrol_launch_dependents();
@@ -568,8 +582,8 @@ static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsig
 
 /* ....................................................................................... Values from the host ... */
 
-/* Writes up to GMM_COPY_VALUES words that travel as kernel parameters, so that the host array may change at once and a
-   captured graph keeps what it was given. */
+/* Writes up to GMM_COPY_VALUES words to device memory. The words are kernel parameters, so the host array may change
+   as soon as the launch returns, and a captured graph keeps the captured values. */
 enum { GMM_COPY_VALUES = 448 };
 typedef struct gmm_copy_args {
     uint64_t *dst;
@@ -588,15 +602,17 @@ enum { GMM_OFFSETS_THREADS = 1024 };
 typedef struct gmm_offsets_args {
     gmm_groups groups;  /* splits in device memory */
     int64_t *offsets;   /* [G + 1] */
-    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of tile_rows rows; may be NULL */
+    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; may be NULL */
     int32_t tile_rows;
 } gmm_offsets_args;
 
+/* Entry i of the split in device memory. */
 GMM__DEVICE int64_t gmm_split_value(const gmm_groups *s, int64_t i) {
     return s->dtype == GMM_I64 ? ((const int64_t *)s->splits)[i] : ((const int32_t *)s->splits)[i];
 }
 
-/* Inclusive scan over the block of values >= 0: their sum cut off at `limit`, or their maximum. *total is the last. */
+/* Inclusive scan over the CTA of values >= 0: their sum, saturated at `limit`, or their maximum. *total receives the
+   last value. `warps` is shared scratch memory of 32 words. */
 GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_t *warps, int64_t *total) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int step;
@@ -622,8 +638,9 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     return maximum ? (v > prefix ? v : prefix) : (v > limit - prefix ? limit : v + prefix);
 }
 
-/* Reads a split by the rule of gmm_split_end. What a group ends with is a scan, since the rule clamps to a range; the
-   rule itself then judges each group for faults, beside all others. One block, of whole warps. */
+/* Reads a split by the rule of gmm_split_end and writes row offsets and tile counts. The end of a group is a scan
+   with saturation, because the rule clamps to [0, capacity]; gmm_split_end is then evaluated for every group in
+   parallel and reports faults. One CTA of full warps. */
 GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __grid_constant__ gmm_offsets_args args) {
     __shared__ int64_t warps[32], ends[GMM_OFFSETS_THREADS + 1];
     const gmm_groups *s = &args.groups;
@@ -645,7 +662,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
         int64_t value = 0, end, i = g + is_offsets;
         if (valid) value = gmm_split_value(s, i);
         end = value < 0 ? 0 : value > capacity ? capacity : value;
-        if (tid == 0) /* carries the chunk before on */
+        if (tid == 0) /* adds the end of the previous chunk */
             end = is_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
         end = gmm_block_scan(end, is_offsets, capacity, warps, &total);
         ends[tid + 1] = end;
@@ -667,8 +684,9 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
 
-/* The same for at most 32 groups, by a warp for itself, so that no kernel need run before: lane g gets where group g
-   begins and its rows, and the tiles up to its end. `judge`: this warp reports faults. */
+/* The same for at most 32 groups, computed by each warp for itself, so that no kernel has to run before. Lane g
+   receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with
+   `report_faults` reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
 GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
     const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;
@@ -1459,7 +1477,7 @@ static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, co
 
 /* ................................................................................................... Tail of D ... */
 
-/* For products whose own kernel does not know the tail. */
+/* Zeroes the rows of D behind the last group, for engines whose GEMM kernel does not do it. */
 enum { GMM_TAIL_THREADS = 256 };
 typedef struct gmm_tail_args {
     gmm_kmat d;         /* [capacity, n] */
@@ -1467,8 +1485,8 @@ typedef struct gmm_tail_args {
     int32_t n;
 } gmm_tail_args;
 
-/* Rows that a split has, by the rule of gmm_split_end: the largest offset, or the sum of the sizes, cut off at the
-   capacity. One warp. */
+/* Number of rows in a split by the rule of gmm_split_end: the largest offset or the sum of the sizes, saturated at
+   the capacity. One warp. */
 GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
     const int is_offsets = s->form == GMM_SPLIT_OFFSETS;
     const int64_t capacity = s->capacity;
@@ -1487,6 +1505,7 @@ GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
     return rows;
 }
 
+/* Zeroes rows [rows of the split, capacity) of D, one warp per row. */
 GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_constant__ gmm_tail_args args) {
     gmm_gemm_zero_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
 }
@@ -1707,8 +1726,8 @@ GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
     else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
 }
 
-/* wgmma descriptor of a tile that stands in boxes of 128-byte lines, swizzled by 128 bytes: as [line][k], or, with
-   `t`, as [k][64 lines] box after box. */
+/* wgmma descriptor of a tile in boxes of 128-byte lines with 128-byte swizzle. K-major tiles are [line][k]; MN-major
+   tiles (`mn_major`) are boxes of [k][64 lines] one after another. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 | (smem & 0x3FFFF) >> 4;
 }
@@ -1716,7 +1735,9 @@ GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;
 GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 #define GMM__WGMMA_WAIT(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(groups) : "memory")
 
-/* X(n / 8, what names the sums, n, the descriptors behind 4 sums per 8). Odd eights stand where they save most. */
+/* Shapes of wgmma with operands in shared memory: X(N / 8, tag of the accumulator operand list, N, asm operands of
+   descriptor A, descriptor B and scale_d). Each thread holds N / 2 accumulators. Odd multiples of 8 are listed where
+   tiles of that height save most. */
 #define GMM__T1 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define GMM__T2 GMM__T1 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define GMM__T3 GMM__T2 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -1776,7 +1797,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(30, 15, "240", "%120", "%121", "%122") \
     X(32, 16, "256", "%128", "%129", "%130")
 
-/* X(units, n, four registers, the descriptor behind 8 sums per unit) */
+/* Shapes of wgmma with A in registers: X(N / 16, N, asm operands of A's four registers, asm operand of descriptor
+   B). */
 #define GMM_WGMMA_RS_LIST(X) \
     X(1, "16", "%8,%9,%10,%11", "%12") \
     X(2, "32", "%16,%17,%18,%19", "%20") \
@@ -1838,7 +1860,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #include GMM_KERNELS_FILE
 #undef GMM__TAG
 #undef GMM__WGMMA_TYPES
-/* d += the product of m64 by n16u by k16: B's columns in registers, A's rows at da. */
+/* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d += A B. swap_ab: A holds columns of the
+   weights, `desc_b` describes rows of tokens. */
 GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (n16) {
@@ -3713,8 +3736,8 @@ static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
 
 /* ............................................................................................... Launchers ... */
 
-/* Blocks that a persistent kernel starts: `items` is an upper bound of its work. A limit leaves the other
-   multiprocessors alone, so it counts one block for each. */
+/* Number of CTAs that a persistent kernel starts. `items` is an upper bound of its work items. An SM limit leaves
+   the other multiprocessors to other kernels, so it allows one CTA for each multiprocessor. */
 static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t items) {
     const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
     return (int32_t)(items < 1 ? 1 : items < max_blocks ? items : max_blocks);
@@ -3776,15 +3799,16 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
 
 #define GMM__ELEM_DONE
 
-/* Precisions. X(tag, dtype): all operands have this dtype, 16-byte aligned rows and a multiple of 8 columns; the row
-   `any` reads dtypes and alignment at run time, serves what the others do not, and adds in the same order. */
+/* Precision instances. X(tag, dtype): all operands have this dtype, rows aligned to 16 bytes and a multiple of 8
+   columns. The instance `any` reads dtypes and alignment at run time and serves all other calls; it adds in the same
+   order, so results are equal. */
 #define GMM__ELEM_PRECISIONS(X) \
     X(bf16, GMM_BF16) \
     X(f16, GMM_F16) \
     X(f32, GMM_F32) \
     X(any, GMM_NONE)
 
-/* Units in which rows are copied. X(tag, type, bytes) */
+/* Units of copies. X(tag, type, bytes): rows are copied in elements of this type. */
 #define GMM__ELEM_UNITS(X) \
     X(b16, uint4, 16) \
     X(b4, uint32_t, 4) \
@@ -3792,25 +3816,25 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
     X(b1, uint8_t, 1)
 
 enum {
-    GMM__ELEM_BLOCK = 128,   /* threads of a block */
-    GMM__ELEM_WARPS = 4,     /* of them */
-    GMM__ELEM_PER_SM = 16,   /* blocks that callers let launchers start per multiprocessor */
+    GMM__ELEM_BLOCK = 128,   /* threads of a CTA */
+    GMM__ELEM_WARPS = 4,     /* warps of a CTA */
+    GMM__ELEM_PER_SM = 16,   /* CTAs per multiprocessor that callers let launchers start */
     GMM__ELEM_STREAM_PER_SM = 128,
-        /* the same for kernels that stream rows: a grid in the order of addresses is faster than
-                                one that stays, but blocks that find no row cost time as well */
-    GMM__ELEM_SPAN = 256,    /* columns a warp handles at a time: 8 per lane */
-    GMM__COPY_SPAN = 128,     /* units a warp copies at a time: 4 per lane */
-    GMM__SUM_BLOCK = 1024,   /* threads of a block that has a multiprocessor for its sums */
+        /* The same for kernels that stream rows: CTAs in the order of addresses are faster than a grid of resident
+           CTAs, but CTAs without a row cost time as well. */
+    GMM__ELEM_SPAN = 256,    /* columns that a warp processes at a time: 8 per lane */
+    GMM__COPY_SPAN = 128,     /* units that a warp copies at a time: 4 per lane */
+    GMM__SUM_BLOCK = 1024,   /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
     GMM__ELEM_ADDENDS = 256, /* matrices that one launch adds up: their addresses are kernel parameters */
     GMM__MAP_CHUNK = 1024,   /* slots whose ranks one warp counts */
-    GMM__ROUTE_CHUNK = 8,    /* tokens whose loss terms are added first */
-    GMM__ROUTE_FOLD = 64,    /* partial sums added in one step */
-    GMM__ELEM_SHARED = 48 * 1024 /* bytes that a block has without asking */
+    GMM__ROUTE_CHUNK = 8,    /* tokens whose loss terms one warp adds up first */
+    GMM__ROUTE_FOLD = 64,    /* partial sums that one step adds up */
+    GMM__ELEM_SHARED = 48 * 1024 /* bytes of shared memory that a CTA has without an attribute */
 };
 
 /* ................................................................................. Arguments of the launchers ... */
 
-/* A matrix as kernels see it. vec: base and rows are aligned to 16 bytes. data NULL: absent. */
+/* A matrix as kernels address it. vec: base and rows are aligned to 16 bytes. data NULL: the matrix is absent. */
 typedef struct gmm__view {
     void *data;
     int64_t ld; /* elements */
@@ -3818,17 +3842,18 @@ typedef struct gmm__view {
     int32_t vec;
 } gmm__view;
 
-/* Where the two inputs of a gated activation stand. */
+/* Layout of the gate and linear columns of a gated activation. */
 enum {
-    GMM__GLU_SPLIT = 0,  /* eight gate columns and eight linear columns are contiguous */
+    /* blocks of a multiple of 8 columns, or halves: 8 gate columns and 8 linear columns are contiguous */
+    GMM__GLU_SPLIT = 0,
     GMM__GLU_PAIRS = 1,  /* gate and linear columns alternate */
-    GMM__GLU_ELEMENT = 2 /* other blocks: element by element */
+    GMM__GLU_ELEMENT = 2 /* other block sizes: elements are accessed one by one */
 };
 
 typedef struct gmm__act_args {
-    const int64_t *valid_rows; /* device: rows in use */
+    const int64_t *valid_rows; /* device memory: number of rows in use */
     int64_t rows;
-    int32_t ffn, interleave; /* columns in 32 bits: 64-bit division is slow */
+    int32_t ffn, interleave; /* columns are 32-bit, since 64-bit division is slow */
     int32_t tail_zero, gated, layout, wide;
     gmm_act_kind kind;
     gmm_act_coef coef;
@@ -3842,12 +3867,12 @@ typedef struct gmm__route_args {
     int64_t tokens;
     int32_t experts, topk, sigmoid, normalize;
     float scale;
-    float aux, z;              /* aux_coeff E / (topk T^2) and z_coeff / T; 0 = no such loss */
+    float aux, z;              /* aux_coeff E / (topk T^2) and z_coeff / T; 0: the loss is not computed */
     const float *expert_bias, *dprobs, *dloss;
     int32_t *indices, *counts, *offsets; /* counts: forward needs it for offsets and aux_loss */
     float *probs, *aux_loss, *z_loss;
-    float *sums;               /* forward with losses: gmm__route_sums_bytes */
-    float *scratch;            /* gmm__route_scratch_bytes */
+    float *sums;               /* forward with losses: gmm__route_sums_bytes bytes */
+    float *scratch;            /* gmm__route_scratch_bytes bytes */
 } gmm__route_args;
 
 typedef struct gmm__map_args {
@@ -3861,64 +3886,64 @@ typedef struct gmm__map_args {
 } gmm__map_args;
 
 typedef struct gmm__permute_args {
-    gmm__view src, dst;        /* see the launchers */
+    gmm__view src, dst;        /* each launcher says what they are */
     int64_t tokens, capacity, hidden;
     int32_t topk, experts, tail_zero, wide;
     const int32_t *row_of, *slot_of, *sizes;
-    const float *probs;        /* of slots; NULL = ones */
-    const float *row_probs_in; /* gmm__k_gather_probs reads */
-    uint32_t *fault;           /* NULL = not wanted */
-    float *row_probs;          /* gmm__k_permute_rows writes */
-    float *dprobs;             /* gmm__k_gather_probs and gmm__k_unpermute_dots write */
+    const float *probs;        /* probabilities of slots; NULL: ones */
+    const float *row_probs_in; /* read by gmm__k_gather_probs */
+    uint32_t *fault;           /* NULL: faults are not reported */
+    float *row_probs;          /* written by gmm__k_permute_rows */
+    float *dprobs;             /* written by gmm__k_gather_probs and gmm__k_unpermute_dots */
 } gmm__permute_args;
 
-/* Rows of groups as they are and with every group rounded up to `align` rows, cut off at `capacity`. */
+/* Rows of groups without padding and with each group padded to a multiple of `align` rows, cut off at `capacity`. */
 typedef struct gmm__pad_args {
     gmm__view src, dst;
-    int64_t rows, cols;        /* capacity of dst */
-    const int64_t *offsets;    /* device [groups + 1]: the groups as they are */
-    const int32_t *blocks;     /* device [groups + 1]: prefix sums of their blocks of `align` rows */
+    int64_t rows, cols;        /* rows: capacity of dst */
+    const int64_t *offsets;    /* device [groups + 1]: offsets without padding */
+    const int32_t *blocks;     /* device [groups + 1]: prefix sums of the groups' blocks of `align` rows */
     int64_t groups, align, capacity;
-    int32_t pad, tail_zero;    /* pad: dst is the padded side */
+    int32_t pad, tail_zero;    /* pad: dst has the padding, else src has it */
     const float *src_prob;
     float *dst_prob;
-    int32_t *sizes;            /* padded sizes; NULL = not wanted */
-    uint32_t *fault;           /* NULL = not wanted */
+    int32_t *sizes;            /* padded sizes; NULL: not written */
+    uint32_t *fault;           /* NULL: faults are not reported */
 } gmm__pad_args;
 
-/* Moves 2 ffn rows or columns between halves and blocks. With tables, data is NULL. */
+/* Permutes 2 ffn rows or columns between halves and blocks. Where a table is given, data is NULL. */
 typedef struct gmm__glu_args {
     gmm__view src, dst;
-    void *const *src_table, *const *dst_table; /* device */
-    int64_t src_stride, dst_stride;            /* elements from matrix to matrix */
+    void *const *src_table, *const *dst_table; /* in device memory */
+    int64_t src_stride, dst_stride;            /* elements between consecutive matrices */
     int64_t count, ffn, cols, block;
     int32_t inverse;
 } gmm__glu_args;
 
-/* y = beta y + scale (start + x_0 + x_1 + ...), summed up in fp32 from the left; beta 0 does not read y. */
+/* y = beta y + scale (start + x_0 + x_1 + ...), summed in fp32 from left to right; y is not read where beta is 0. */
 typedef struct gmm__accumulate_args {
-    gmm__view x, y, start;     /* x: every addend, but for data; start: fp32 or absent */
+    gmm__view x, y, start;     /* x: dtype and layout of every addend, without data; start: fp32 or absent */
     const char *addends[GMM__ELEM_ADDENDS];
-    int32_t count;             /* of them, >= 1 */
-    int64_t rows, cols;        /* any; the launcher cuts long rows */
+    int32_t count;             /* number of addends, at least 1 */
+    int64_t rows, cols;        /* any; the launcher splits long rows */
     float scale, beta;
 } gmm__accumulate_args;
 
-/* dst = src: F32, F16, BF16 into one another; any other dtype of whole bytes into itself. */
+/* dst = src. F32, F16 and BF16 convert into one another; any other dtype of whole bytes is copied. */
 typedef struct gmm__convert_args {
     gmm__view src, dst;
     int64_t rows, cols;
 } gmm__convert_args;
 
-/* A unit copy: the same kernels serve every dtype. Strides and columns count units. */
+/* A copy in units (GMM__ELEM_UNITS): the same kernels serve every dtype. Strides and columns count units. */
 typedef struct gmm__copy_args {
     const void *src;
     void *dst;
     int64_t rows, cols, src_ld, dst_ld;
 } gmm__copy_args;
 
-/* What a call leaves its kernels: blocks of a grid at most, whether they may be launched early, and how many
-   multiprocessors; 0 = all. */
+/* Launch limits of a call: most CTAs of a grid, whether programmatic dependent launch is used, and how many
+   multiprocessors may be used (0: all). */
 typedef struct gmm__launch_limits {
     int64_t max_ctas;
     int32_t pdl, sm_limit;
@@ -3929,7 +3954,7 @@ typedef struct gmm__launch_limits {
 GMM__DEVICE int32_t gmm__lane(void) { return (int32_t)(threadIdx.x & 31u); }
 GMM__DEVICE int32_t gmm__warp(void) { return (int32_t)(threadIdx.x >> 5); }
 
-/* One element. */
+/* Loads or stores one element. */
 GMM__DEVICE float gmm__load_f32(const gmm__view *m, int64_t row, int64_t col) {
     const int64_t i = row * m->ld + col;
     if (m->dtype == GMM_F32) return ((const float *)m->data)[i];
@@ -3941,9 +3966,10 @@ GMM__DEVICE void gmm__store_f32(const gmm__view *m, int64_t row, int64_t col, fl
     else ((uint16_t *)m->data)[i] = (uint16_t)gmm_pack2(m->dtype, v, 0.0f);
 }
 
-/* The eight columns of a lane: two quads of neighbours, of which n count (which may be below 0). In 16-bit rows the
-   quads are neighbours too, so that one access takes both. In fp32 rows each quad follows the one of the lane before,
-   so that the accesses of a warp leave no gaps: memory is slow to write half a sector. */
+/* The eight columns of a lane: two vectors of 4 consecutive columns, of which n[] exist (n may be below 0). In
+   16-bit rows the two vectors are adjacent, so that one 16-byte access covers both. In fp32 rows each vector is
+   adjacent to that of the previous lane, so that the accesses of a warp are contiguous: writes of half a sector are
+   slow. */
 typedef struct gmm__lane_cols { int32_t col[2], n[2]; } gmm__lane_cols;
 
 GMM__DEVICE gmm__lane_cols gmm__lane_cols_at(int32_t first, int32_t second, int32_t cols) {
@@ -3954,19 +3980,19 @@ GMM__DEVICE gmm__lane_cols gmm__lane_cols_at(int32_t first, int32_t second, int3
     q.n[1] = min(cols - second, 4);
     return q;
 }
-/* Those of this lane in part `part` of a row of `cols` columns; wide: as in fp32 rows. */
+/* The columns of this lane in part `part` of a row of `cols` columns. `wide`: the layout of fp32 rows. */
 GMM__DEVICE gmm__lane_cols gmm__lane_cols_of(int wide, int32_t part, int32_t cols) {
     const int32_t first = part * GMM__ELEM_SPAN + gmm__lane() * (wide ? 4 : 8);
     return gmm__lane_cols_at(first, first + (wide ? 128 : 4), cols);
 }
 
-/* Eight elements as they stand in memory; 16-bit elements fill the first four words. Loading and decoding are apart so
-   that a kernel can have several loads under way. Elements that do not count read as 0 and are not written. `fixed` is
-   the dtype of the table's row. */
+/* Eight elements in their memory format; 16-bit elements fill the first four words. Loading and decoding are
+   separate functions so that a kernel can have several loads in flight. Columns beyond the row read as 0 and are not
+   written. `static_dtype` is the dtype of the kernel instance, GMM_NONE if it is read at run time. */
 typedef struct gmm__raw8 { uint32_t w[8]; } gmm__raw8;
 
-/* How the quads of a matrix are accessed: 2 both at once, 1 one by one, of which the second may be absent, 0 element by
-   element. */
+/* Access width of a lane's two vectors: 2 one access for both, 1 one access each (the second may be absent), 0
+   element by element. */
 GMM__DEVICE int gmm__vector_access(gmm_dtype fixed, const gmm__view *m, const gmm__lane_cols *q) {
     if (fixed != GMM_NONE) return fixed == GMM_F32 ? 1 : 2;
     if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
@@ -4063,14 +4089,14 @@ GMM__DEVICE void gmm__store8(gmm_dtype static_dtype, const gmm__view *m, int64_t
 
 /* ........................................................................................................ Warps ... */
 
-/* Sums over a warp, the same on every lane: a tree, whose order is fixed. */
+/* Reductions over a warp; every lane receives the result. A butterfly, so the order of additions is fixed. */
 GMM__DEVICE float gmm__warp_sum(float v) {
     int32_t d;
 #pragma unroll
     for (d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
     return v;
 }
-GMM__DEVICE float gmm__warp_max(float v) { /* a NaN loses */
+GMM__DEVICE float gmm__warp_max(float v) { /* NaN is ignored */
     int32_t d;
 #pragma unroll
     for (d = 16; d > 0; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, d));
@@ -4086,8 +4112,8 @@ GMM__DEVICE int64_t gmm__warp_scan(int64_t v) { /* inclusive */
     return v;
 }
 
-/* The tasks of a warp: parts of rows, in their order dealt round robin to all warps of the grid. Rows and parts fit 31
-   bits, and so do the tasks that a grid holds; launchers see to it. */
+/* Grid-stride loop over the tasks of a kernel: parts of rows, in order, assigned round robin to all warps of the
+   grid. Launchers ensure that rows, parts and the tasks of one round fit 31 bits. */
 typedef struct gmm__grid_loop { uint32_t row, part, parts, step; } gmm__grid_loop;
 
 GMM__DEVICE void gmm__grid_loop_advance(gmm__grid_loop *w, uint32_t tasks) {
@@ -4095,7 +4121,7 @@ GMM__DEVICE void gmm__grid_loop_advance(gmm__grid_loop *w, uint32_t tasks) {
     w->row += rows;
     w->part = part - rows * w->parts;
 }
-/* A warp takes `each` tasks after one another. */
+/* A warp takes `tasks_per_warp` consecutive tasks in every round. */
 GMM__DEVICE gmm__grid_loop gmm__grid_loop_begin(int64_t parts, uint32_t tasks_per_warp) {
     gmm__grid_loop w;
     w.row = w.part = 0;
@@ -4105,7 +4131,7 @@ GMM__DEVICE gmm__grid_loop gmm__grid_loop_begin(int64_t parts, uint32_t tasks_pe
     return w;
 }
 GMM__DEVICE void gmm__grid_loop_next(gmm__grid_loop *w) { gmm__grid_loop_advance(w, w->step); }
-/* The task behind the present one. */
+/* The next task in order. */
 GMM__DEVICE gmm__grid_loop gmm__grid_loop_successor(gmm__grid_loop w) {
     if (++w.part < w.parts) return w;
     w.part = 0;
@@ -4117,9 +4143,9 @@ GMM__DEVICE void gmm__fault(uint32_t *word, uint32_t bits) {
     if (word && bits) atomicOr(word, bits);
 }
 
-/* Rows in use according to expert sizes, by the rule of gmm_split_end; for a whole warp. */
+/* Number of used rows by the rule of gmm_split_end on expert sizes. The whole warp calls it. */
 GMM__DEVICE int64_t gmm__valid_rows(const int32_t *sizes, int32_t experts, int64_t capacity, uint32_t *fault) {
-    const int reports = blockIdx.x == 0 && gmm__warp() == 0; /* one warp tells the faults */
+    const int reports = blockIdx.x == 0 && gmm__warp() == 0; /* one warp reports faults */
     int64_t sum = 0;
     int32_t e;
     for (e = gmm__lane(); e < experts; e += 32) {
@@ -4132,7 +4158,7 @@ GMM__DEVICE int64_t gmm__valid_rows(const int32_t *sizes, int32_t experts, int64
     return capacity;
 }
 
-/* An entry of a map, -1 if it is outside [-1, limit). */
+/* Entry i of a map, or -1 where it is outside of [-1, limit). */
 GMM__DEVICE int32_t gmm__map_entry(const int32_t *map, int64_t i, int64_t limit, uint32_t *fault) {
     const int32_t v = map[i];
     if (v >= 0 && v < limit) return v;
@@ -4140,7 +4166,7 @@ GMM__DEVICE int32_t gmm__map_entry(const int32_t *map, int64_t i, int64_t limit,
     return -1;
 }
 
-/* Row of slot i of a token, -1 behind the last slot; and its probability. */
+/* Row of slot i of a token, -1 beyond the last slot, and its probability. */
 GMM__DEVICE int32_t gmm__slot_row(const gmm__permute_args *a, int64_t token, int32_t i, float *prob) {
     const int64_t slot = token * a->topk + i;
     *prob = 1.0f;
@@ -4149,12 +4175,13 @@ GMM__DEVICE int32_t gmm__slot_row(const gmm__permute_args *a, int64_t token, int
     return gmm__map_entry(a->row_of, slot, a->capacity, a->fault);
 }
 
-/* Where a group starts, on either side of padding. */
+/* First row of group g, with or without padding. */
 GMM__DEVICE int64_t gmm__pad_start(const gmm__pad_args *a, int64_t g, int32_t padded) {
     return padded ? min(a->blocks[g] * a->align, a->capacity) : a->offsets[g];
 }
 
-/* The group that holds a row of dst, by a 32-way search of the whole warp: the last one that starts at or before it. */
+/* The group that contains a row of dst: the last group that starts at or before the row. A 32-way search by the
+   whole warp. */
 GMM__DEVICE int64_t gmm__pad_group(const gmm__pad_args *a, int64_t row) {
     int64_t first = 0, n = a->groups;
     while (n > 1) {
@@ -4169,32 +4196,34 @@ GMM__DEVICE int64_t gmm__pad_group(const gmm__pad_args *a, int64_t row) {
 
 /* ................................................................................................... Activation ... */
 
-/* Column of the gate that output j reads (gmm_glu_gate_column in 32 bits), and how far behind it the linear part is. */
+/* Column of the gate that output column j reads (gmm_glu_gate_column in 32 bits), and the distance from the gate
+   column to the linear column. */
 GMM__DEVICE int32_t gmm__act_gate_column(int32_t j, int32_t interleave) {
     const uint32_t block = interleave ? (uint32_t)j / (uint32_t)interleave : 0u;
     return j + (int32_t)block * interleave;
 }
 GMM__DEVICE int32_t gmm__act_linear_offset(const gmm__act_args *a) { return a->interleave ? a->interleave : a->ffn; }
 
-/* Row or column that place i of a destination takes its value from: from halves to blocks, or back. All in one unit. */
+/* Source row or column of row or column i of the destination: from halves to blocks or, `inverse`, from blocks to
+   halves. All arguments count the same unit. */
 GMM__DEVICE uint32_t gmm__glu_source(uint32_t i, uint32_t ffn, uint32_t block, int32_t inverse) {
     const uint32_t half = i >= ffn, block_index = i / block;
     if (inverse) return (uint32_t)gmm__act_gate_column((int32_t)(i - half * ffn), (int32_t)block) + half * block;
     return (block_index & 1u) * ffn + (block_index >> 1) * block + (i - block_index * block);
 }
 
-/* Warps that share a row whose products are added up: all of a block, or one. */
+/* Warps that share a row when dprob is computed: all warps of a CTA for long rows, else one. */
 static __host__ __device__ __forceinline__ GMM__UNUSED int32_t gmm__act_warps_per_row(int32_t ffn) {
     return ffn > (GMM__ELEM_WARPS - 1) * GMM__ELEM_SPAN ? GMM__ELEM_WARPS : 1;
 }
 
-/* Takes element i of eight from one place. */
+/* Loads element i of a lane's eight elements from one column. */
 GMM__DEVICE void gmm__load_element(const gmm__view *m, int64_t row, int64_t col, int32_t i, gmm__raw8 *r) {
     if (m->dtype == GMM_F32) r->w[i] = ((const uint32_t *)m->data)[row * m->ld + col];
     else r->w[i / 2] |= (uint32_t)((const uint16_t *)m->data)[row * m->ld + col] << (i & 1) * 16;
 }
 
-/* From a0 b0 a1 b1 ... in both to all a in the first and all b in the second. */
+/* Deinterleaves pairs: `first` and `second` hold a0 b0 a1 b1 ...; afterwards `first` holds all a and `second` all b. */
 GMM__DEVICE void gmm__deinterleave(gmm_dtype dtype, gmm__raw8 *first, gmm__raw8 *second) {
     const gmm__raw8 u = *first, v = *second;
     int32_t i;
@@ -4213,12 +4242,14 @@ GMM__DEVICE void gmm__deinterleave(gmm_dtype dtype, gmm__raw8 *first, gmm__raw8 
     }
 }
 
-/* What eight activations read. */
+/* Raw inputs of eight activations. */
 typedef struct gmm__act_operands {
-    gmm__raw8 a, b, dy; /* PAIRS: a and b hold the pairs of the first and the second quad */
+    /* GMM__GLU_PAIRS: a and b hold the interleaved pairs of the first and of the second four outputs */
+    gmm__raw8 a, b, dy;
 } gmm__act_operands;
 
-/* Eight activations. The switch stands outside the loop, so that each case is straight-line code. */
+/* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
+   straight-line code. */
 GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
                                 float da[8], float db[8]) {
     int32_t i;
@@ -5483,7 +5514,8 @@ static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, c
 
 /* ....................................................................................... Accumulate and convert ... */
 
-/* y = beta y + scale (start + x_0 + x_1 + ...). Two spans per task, so that two accesses or more are under way. */
+/* y = beta y + scale (start + x_0 + x_1 + ...). A task is two spans of a row, so that at least two loads are in
+   flight. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
@@ -5531,7 +5563,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
     }
 }
 
-/* Adds 16 bytes of each of n addends, n a constant, so that all are on their way at once. Nobody reads them again. */
+/* Adds 16 bytes of each of n addends. n is a constant, so that all loads are in flight at once. The addends are not
+   read again (streaming loads). */
 GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t index,
                                   float *sum) {
     uint4 v[4];
@@ -5548,10 +5581,10 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
         }
     }
 }
-/* The same sum for one row of whole vectors, F32 or BF16 into F32, by few blocks: each takes a multiprocessor and has
-   enough under way for it, so that a GEMM beside it keeps those that it has. */
+/* The same sum for one row in whole vectors, F32 or BF16 into F32, by few CTAs: each occupies a multiprocessor and
+   keeps enough loads in flight for it, so that a concurrent GEMM keeps its own multiprocessors. */
 GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
-    const int quads = wide ? 1 : 2; /* of y that a thread has at a time */
+    const int quads = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
     const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
     int64_t index;
     for (index = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; index < count; index += step) {
@@ -5590,7 +5623,7 @@ gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
     gmm__accumulate_few_sms(0, &a);
 }
 
-/* dst = src in another float dtype. */
+/* dst = src converted to another float dtype. A task is two spans of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
     gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;
@@ -5616,7 +5649,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_
 
 /* ...................................................................................................... Routing ... */
 
-/* Orders scores: larger first, then lower index; NaN behind everything. Never 0. */
+/* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
 GMM__DEVICE uint64_t gmm__rank(float v, int32_t e) {
     const uint32_t u = gmm_f32_bits(v);
     const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
@@ -5645,10 +5678,10 @@ GMM__DEVICE float gmm__route_score(const gmm__route_args *a, int64_t t, int32_t 
     return a->sigmoid ? gmm_sigmoid(l) : gmm_exp(l - largest) / sum;
 }
 
-/* Scores so small that their sum is 0 in fp32 share nothing out. */
+/* part / sum, or 0 where the scores are so small that their sum underflows to 0 in fp32. */
 GMM__DEVICE float gmm__safe_quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
-/* A warp's array of `experts` values: in shared memory where that suffices. */
+/* A warp's array of `experts` floats: in shared memory, or in `scratch` where it does not fit. */
 GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
     extern __shared__ float gmm__route_shared[];
     const int64_t warps = blockDim.x / 32u;
@@ -5656,7 +5689,8 @@ GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
                       : gmm__route_shared + (int64_t)gmm__warp() * a->experts;
 }
 
-/* A warp routes a token after the other; with losses, ROUTE_CHUNK of them, whose loss terms it adds up. */
+/* Selects the topk experts of each token and writes their indices and probabilities. One warp per token or, with
+   losses, per chunk of GMM__ROUTE_CHUNK tokens, whose loss terms the warp adds up in order. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
     gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
@@ -5681,7 +5715,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
             for (e = lane; e < a.experts; e += 32) {
                 const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__safe_quotient(s, total) : s;
                 value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
-                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* always this lane */
+                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* the same lane always updates expert e */
             }
             if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
             for (i = 0; i < a.topk; i++) {
@@ -5693,7 +5727,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
                 previous_rank = gmm__warp_max_rank(max_rank);
                 if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_rank);
             }
-            for (i = lane; i < a.topk; i += 32) { /* what this lane wrote */
+            for (i = lane; i < a.topk; i += 32) { /* each lane reads the indices that it wrote */
                 e = a.indices[t * a.topk + i];
                 selected_sum += gmm__route_score(&a, t, e, m, z);
                 if (a.counts) atomicAdd(&a.counts[e], 1);
@@ -5709,7 +5743,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
     }
 }
 
-/* Adds rows of partial sums, ROUTE_FOLD at a time: in [rows][cols] -> out [ceil(rows / ROUTE_FOLD)][cols]. */
+/* Adds up partial sums, GMM__ROUTE_FOLD rows at a time: in [rows][cols] -> out [ceil(rows / GMM__ROUTE_FOLD)][cols].
+   A CTA processes 32 columns of one fold; each warp adds a quarter of the rows. */
 typedef struct gmm__fold_args {
     const float *in;
     float *out;
@@ -5739,7 +5774,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_co
     }
 }
 
-/* One warp: prefix sums of the counts, and the losses from the sums over all tokens. */
+/* offsets = prefix sums of the counts; aux_loss and z_loss from the sums over all tokens. One warp. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gmm__route_args a) {
     gmm_pdl_wait();
     const int32_t lane = gmm__lane();
@@ -5762,8 +5797,9 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gm
     if (a.z_loss && lane == 0) a.z_loss[0] = a.sums && a.z != 0.0f ? a.z * a.sums[a.experts] : 0.0f;
 }
 
-/* A warp per token. w[e] = score times its gradient: then every score in a denominator meets one in a numerator, and no
-   quotient of small numbers is left. */
+/* dlogits of each token from the gradients of probabilities and losses. One warp per token. w[e] is the score times
+   its gradient: every score in a denominator then meets a score in a numerator, which avoids quotients of two small
+   numbers. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
     gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
@@ -5777,7 +5813,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
         int32_t e, i;
         if (!a.sigmoid || a.z != 0.0f) gmm__route_softmax(&a, t, &m, &z);
 
-        /* the loss: q_e has the gradient aux c_e */
+        /* auxiliary loss: q_e, the normalised score, has the gradient aux c_e */
         if (a.aux != 0.0f && a.sigmoid) {
             float sum = 0.0f;
             for (e = lane; e < a.experts; e += 32) sum += gmm__route_score(&a, t, e, m, z);
@@ -5790,7 +5826,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
             w[e] = a.aux == 0.0f ? 0.0f : gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total) *
                                               (aux * (float)a.counts[e] - mean);
 
-        /* the probabilities: scale s_i / D, with D the sum over the chosen if normalised */
+        /* probabilities: scale s_i / D, where D is the sum over the selected scores if they are normalised, else 1 */
         if (a.dprobs) {
             const int32_t *selected = a.indices + t * a.topk;
             const float *g = a.dprobs + t * a.topk;
@@ -5804,7 +5840,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
                     if ((uint32_t)selected[i] < (uint32_t)a.experts)
                         weighted_sum += g[i] * gmm__safe_quotient(gmm__route_score(&a, t, selected[i], m, z), divisor);
             }
-            for (i = 0; i < a.topk; i++) { /* the lane that owns the expert adds */
+            for (i = 0; i < a.topk; i++) { /* the lane that holds expert e adds */
                 e = selected[i];
                 if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
                     w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) * (g[i] - weighted_sum);
@@ -5818,7 +5854,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
         }
         for (e = lane; e < a.experts; e += 32) {
             float one_minus_s = 0.0f, d;
-            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__load_f32(&a.logits, t, e), &one_minus_s); /* 1 - s, digits kept */
+            /* 1 - s without cancellation */
+            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__load_f32(&a.logits, t, e), &one_minus_s);
             d = a.sigmoid ? w[e] * one_minus_s : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
             if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__load_f32(&a.logits, t, e) - m) / z);
             gmm__store_f32(&a.dlogits, t, e, d);
@@ -5828,12 +5865,14 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
 
 /* ............................................................................................. Permutation maps ... */
 
-/* Slots per expert of each chunk. Integer atomics: the order of arrival does not matter. */
+/* counts[e][c] = slots of expert e in chunk c. One CTA per chunk. Integer atomics, so the order of additions does
+   not matter. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid_constant__ gmm__map_args a) {
     gmm_pdl_wait();
     extern __shared__ int32_t gmm__map_shared[];
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
-    const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED; /* else the launcher has zeroed a.counts */
+    /* else counts are in device memory, and the launcher has zeroed them */
+    const int shared = (int64_t)a.experts * 4 <= GMM__ELEM_SHARED;
     int64_t c;
     for (c = blockIdx.x; c < chunks; c += gridDim.x) {
         int32_t e, i;
@@ -5857,7 +5896,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_count(const __grid
     }
 }
 
-/* A warp per expert: prefix sums over the chunks, in place; totals into starts. */
+/* Exclusive prefix sums of each expert's counts over the chunks, in place; starts[e] receives the total. One warp
+   per expert. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_constant__ gmm__map_args a) {
     gmm_pdl_wait();
     const int64_t chunks = (a.slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
@@ -5877,7 +5917,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_permute_scan(const __grid_
     }
 }
 
-/* One warp: where each expert starts, how many rows it gets, and whether all fit. */
+/* starts[e] = first row of expert e, sizes[e] = its rows with padding; reports a capacity fault. One warp. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ gmm__map_args a) {
     gmm_pdl_wait();
     int64_t begin = 0;
@@ -5898,7 +5938,8 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_permute_starts(const __grid_constant__ 
     if (overflow) gmm__fault(a.fault, (uint32_t)GMM_FAULT_CAPACITY);
 }
 
-/* A warp (= block) per chunk: ranks 32 slots at a time, in their order. */
+/* Assigns rows to slots. One warp (= CTA) per chunk ranks 32 slots at a time, in the order of slots: a slot's row is
+   its expert's first row plus the number of earlier slots of that expert. */
 GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__ gmm__map_args a) {
     gmm_pdl_wait();
     extern __shared__ int32_t gmm__map_shared[];
@@ -5907,7 +5948,7 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
     const int32_t lane = gmm__lane();
     int64_t c;
     for (c = blockIdx.x; c < chunks; c += gridDim.x) {
-        int32_t *next = shared ? gmm__map_shared : a.counts + c; /* rank of an expert's next slot */
+        int32_t *next = shared ? gmm__map_shared : a.counts + c; /* rank of the next slot of each expert */
         const int64_t stride = shared ? 1 : chunks;
         int32_t e, i;
         for (e = lane; shared && e < a.experts; e += 32) next[e] = a.counts[e * chunks + c];
@@ -5932,7 +5973,7 @@ GMM__KERNEL __launch_bounds__(32, 16) gmm_permute_assign(const __grid_constant__
     }
 }
 
-/* dprobs of each slot from the gradient of its row's probability; dropped slots get 0. */
+/* dprobs[slot] = gradient of the probability of the slot's row; dropped slots receive 0. One thread per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
     const int64_t slots = a.tokens * a.topk, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
@@ -5945,8 +5986,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
 
 /* .................................................................................................... Launchers ... */
 
-/* Grids have limits.max_ctas blocks at most, and kernels loop. Results do not depend on it. Every kernel calls
-   gmm_pdl_wait. */
+/* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
+   kernel calls gmm_pdl_wait. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
                                              int32_t threads,
                                              size_t shared, const void *args, cudaStream_t stream) {
@@ -5955,7 +5996,7 @@ static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks,
     return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, args, stream);
 }
 
-/* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */
+/* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp per task. */
 static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t rows, int64_t parts,
                                                   gmm__launch_limits limits,
                                                   const void *args, cudaStream_t stream) {
@@ -5964,13 +6005,14 @@ static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t ro
     return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, limits, GMM__ELEM_BLOCK, 0, args, stream);
 }
 
-/* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
+/* dtype of the precision instance that serves a view and the views before it, which have the dtype `dtype`; GMM_NONE
+   selects the instance `any`. */
 static GMM__UNUSED gmm_dtype gmm__k_common_dtype(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
     if (!m->data) return dtype;
     return m->dtype == dtype && m->vec && cols % 8 == 0 ? dtype : GMM_NONE;
 }
 
-/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation for a row of the precision table. */
+/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation in the instance of a dtype. */
 #define GMM__ELEM_CASE(tag, row, op) if (dtype == row) return (const void *)gmm_##op##_##tag;
 #define GMM__ELEM_PICK(op) \
     static GMM__UNUSED const void *gmm__k_pick_##op(gmm_dtype dtype) { \
@@ -5995,7 +6037,7 @@ GMM__ELEM_PICK(unpermute_dots)
 #undef GMM__ELEM_CASE_unpermute_bwd
 #undef GMM__ELEM_CASE_unpermute_dots
 
-/* The same for units: the widest that divides `bits`, an OR of addresses and byte counts. */
+/* The same for units: the widest unit whose size divides `bits`, the bitwise OR of addresses and byte counts. */
 #define GMM__ELEM_UNIT_CASE(tag, size, op) \
     if (bits % size == 0) { *bytes = size; return (const void *)gmm_##op##_##tag; }
 #define GMM__ELEM_UNIT_PICK(op) \
@@ -6041,7 +6083,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__la
                                               cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
-    int64_t spans; /* of a warp */
+    int64_t spans; /* spans that a warp processes together */
     gmm__k_act_layout(&a);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
@@ -6059,13 +6101,15 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.dy, a.ffn);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
-    a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
+    /* determines the order of sums, so it must not depend on outputs, which may be absent */
+    a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32;
     return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
                               a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
                                   stream);
 }
 
-/* Warps per block and blocks of the routing kernels; *shared is 0 where the arrays need `scratch`. */
+/* Warps per CTA and CTAs of the routing kernels. *shared is 0 where the arrays of `experts` values do not fit into
+   shared memory and are in `scratch`. */
 static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
     int32_t warps = GMM__ELEM_WARPS;
     while (warps > 1 && (int64_t)warps * experts * 4 > GMM__ELEM_SHARED) warps /= 2;
@@ -6076,7 +6120,7 @@ static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
 }
 static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t max_blocks) {
     const int64_t blocks = (tasks + warps - 1) / warps;
-    if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp holds its array in the workspace */
+    if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp has an array in the workspace */
     return blocks < max_blocks ? blocks : max_blocks;
 }
 static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t max_blocks) {
@@ -6084,7 +6128,7 @@ static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t exper
     const int32_t warps = gmm__route_warps(experts, &shared);
     return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)experts * 4;
 }
-/* Partial sums of all levels of adding up. */
+/* Bytes of the partial sums of all levels of the reduction. */
 static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts) {
     int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, total_rows = rows;
     while (rows > 1) {
@@ -6162,7 +6206,7 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__l
     return status;
 }
 
-/* Strides and columns of a copy between two views, in the widest unit; *cols is the number of units. */
+/* Alignment of a copy between two views, and conversion of strides and columns into units of `bytes`. */
 static GMM__UNUSED uintptr_t gmm__k_copy_alignment(const gmm__view *src, const gmm__view *dst, int64_t cols) {
     return gmm__k_alignment(src) | gmm__k_alignment(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
 }
@@ -6173,7 +6217,8 @@ static GMM__UNUSED void gmm__k_convert_to_units(gmm__view *src, gmm__view *dst, 
     *cols = *cols * size / bytes;
 }
 
-/* dst[r] = src[token of r]; row_probs. With row_of, tokens are read once; with one expert per token they are anyway. */
+/* dst[r] = src[token of r]; row_probs. With row_of each token's row is read once; with one expert per token that
+   holds for gmm_permute_rows as well. */
 static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__launch_limits limits,
                                                    cudaStream_t stream) {
     gmm__permute_args a = *args;
@@ -6187,7 +6232,7 @@ static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args
     return gmm__k_launch_rows(kernel, a.capacity > 0 ? rows : 0, segments, limits, &a, stream);
 }
 
-/* Row of the precision table, and which columns a lane takes. */
+/* Selects the precision instance, and the column layout of lanes (`wide`). */
 static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
     a->wide = a->src.dtype == GMM_F32 || a->dst.dtype == GMM_F32;
     return gmm__k_common_dtype(gmm__k_common_dtype(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
@@ -6233,11 +6278,12 @@ static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch
     int64_t bytes;
     const void *kernel = gmm__k_pick_pad(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
     gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
-    /* without rows there still are sizes and faults */
+    /* sizes and faults are written even if there are no rows */
     return gmm__k_launch_rows(kernel, a.rows > 0 ? a.rows : 1, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
-/* The 2 ffn rows of each of `count` matrices move. Tables: elements of device tables are aligned to the dtype only. */
+/* Permutes the 2 ffn rows of each of `count` matrices. Matrices addressed by device tables are aligned to their
+   dtype only. */
 static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__launch_limits limits,
                                                cudaStream_t stream) {
     gmm__glu_args a = *args;
@@ -6256,20 +6302,20 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__l
     return gmm__k_launch_rows(kernel, a.count * 2 * a.ffn, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
-/* The 2 ffn columns of one matrix of `count` rows move. */
+/* Permutes the 2 ffn columns of one matrix of `count` rows. */
 static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__launch_limits limits,
                                                   cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
     const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_alignment(&a.src, &a.dst, a.block), &bytes);
-    if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
+    if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* cannot happen, since block divides ffn */
     a.ffn = a.ffn * size / bytes;
     gmm__k_convert_to_units(&a.src, &a.dst, &a.block, bytes);
     return gmm__k_launch_rows(kernel, a.count, gmm__k_copy_spans(2 * a.ffn), limits, &a, stream);
 }
 
-/* A matrix without gaps is one long row. */
+/* Treats matrices without gaps between rows as one long row. */
 static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, int64_t *rows, int64_t *cols) {
     if (*rows > 1 && a->ld == *cols && b->ld == *cols) {
         *cols *= *rows;
@@ -6277,7 +6323,7 @@ static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, i
     }
 }
 
-/* Columns that one launch takes: kernels count them in 32 bits. A multiple of the span. */
+/* Most columns of one launch, since kernels count columns in 32 bits. A multiple of GMM__ELEM_SPAN. */
 enum { GMM__ELEM_MAX_COLS = 1 << 30 };
 
 static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {
@@ -6958,7 +7004,7 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 
 #define GMM__WIDE(dynamic) (GMM__STATIC_DTYPE == GMM_NONE ? (dynamic) : GMM__STATIC_DTYPE == GMM_F32)
 
-/* Reads the gate and the linear part of the quads q, and dy if there is one. */
+/* Loads the gate and linear inputs of a lane's columns q, and dy if it is given. */
 GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q) {
     gmm__act_operands in = GMM_ZERO;
     gmm__lane_cols x_cols = *q;
@@ -6995,7 +7041,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_ope
     gmm__decode8(GMM__STATIC_DTYPE, &a->x, &in->b, vb);
 }
 
-/* Writes the gradients of both inputs. */
+/* Stores the gradients of the gate and linear inputs. */
 GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q,
                                                const float va[8], const float vb[8]) {
     gmm__lane_cols dx_cols = *q;
@@ -7028,10 +7074,12 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
     }
 }
 
-/* Spans that a warp reads together: enough accesses under way, and the steps around them shared. */
+/* Spans of GMM__ELEM_SPAN columns that a warp loads together, so that enough loads are in flight and loop overhead
+   is shared. */
 #define GMM__SPANS (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 2 : 1)
 
-/* y = p f(x) */
+/* y = p f(x): the forward activation of each row, multiplied by the row's probability p. A task is GMM__SPANS spans
+   of a row; rows beyond the used ones become zeros if the tail is zeroed. Grid-stride loop, one warp per task. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
@@ -7070,14 +7118,15 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
 }
 #undef GMM__SPANS
 
-/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a row is taken by one warp or, from as many spans on as a
-   block has warps, by a block; its lanes add in an order that depends on ffn and the dtypes alone. */
+/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob, one warp computes a row or, where a row has at least
+   as many spans as a CTA has warps, one CTA; the order of additions depends on ffn and the dtypes alone. Without
+   dprob each span is a task of its own. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 7 : 5)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
     const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    const uint32_t row_warps = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps of a row */
+    const uint32_t row_warps = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps that share a row */
     __shared__ float sums[GMM__ELEM_WARPS];
     gmm__grid_loop w = gmm__grid_loop_begin(row_warps, 1);
     for (; w.row < rows; gmm__grid_loop_next(&w)) {
@@ -7110,7 +7159,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
         }
         if (!a.dprob) continue;
         sum = gmm__warp_sum(sum);
-        if (row_warps > 1) { /* the block's */
+        if (row_warps > 1) { /* sums of the CTA's warps */
             int32_t i;
             if (gmm__lane() == 0) sums[gmm__warp()] = sum;
             __syncthreads();
@@ -7121,10 +7170,11 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     }
 }
 
-/* Rows of a token that are read at once. */
+/* Rows of a token that a warp loads at once. */
 #define GMM__BATCH (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 4 : 2)
 
-/* out[t] = sum over slots of (probs) rows[row], in slot order. Where the rows stand is read one batch ahead. */
+/* out[t] = sum over slots of (probs) rows[row], in the order of slots. A task is one span of a token. The row
+   indices of a batch are loaded one batch ahead. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
@@ -7171,7 +7221,7 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 }
 #undef GMM__BATCH
 
-/* drows[r] = (probs) dout[token of r]; zeros in padding. Two spans per task. */
+/* drows[r] = (probs) dout[token of r]; rows of padding become zeros. A task is two spans of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
@@ -7202,7 +7252,7 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
     }
 }
 
-/* dprobs[slot] = dout[token] . rows[row]: a warp per slot. */
+/* dprobs[slot] = dout[token] . rows[row]. One warp per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
@@ -7252,7 +7302,8 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
-/* Four units per lane of one row, so that all loads come before the first store; src NULL gives zeros. */
+/* Loads, stores or copies a segment of GMM__COPY_SPAN units of a row, four units per lane, so that all loads are
+   issued before the first store. src NULL gives zeros. */
 GMM__DEVICE void GMM__NAME(gmm__load_segment)(const GMM__UNIT *src, int64_t segment, int64_t units, GMM__UNIT v[4]) {
     const int64_t first = segment * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
@@ -7274,6 +7325,7 @@ GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *d
     GMM__NAME(gmm__store_segment)(dst, segment, units, v);
 }
 
+/* Copies rows. A task is one segment of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
     gmm_pdl_wait();
@@ -7283,6 +7335,8 @@ GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
                                     w.part, a.cols);
 }
 
+/* dst[r] = src[token of slot_of[r]], zeros in padding; row_probs[r] = probs[slot_of[r]]. A task is one segment of a
+   row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
@@ -7298,9 +7352,9 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     }
 }
 
-/* The same where row_of is there, too: a token's row is read once and written to each of its rows. slot_of decides, and
-   row_of only says where to look, so that any two maps give what gmm_permute_rows gives. Rows that no slot leads to,
-   padding for one, come last: a warp looks for them among 32. */
+/* The same where row_of is given too: each token's row is read once and written to all of its rows. slot_of is
+   authoritative and row_of only a hint, so that any two maps give the result of gmm_permute_rows. Rows that no
+   token's entry in row_of leads to, such as padding, are written last: a warp searches 32 rows at a time for them. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
@@ -7308,7 +7362,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
         stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
-    const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits, as maps are int32 */
+    const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits 32 bits, since maps are int32 */
     int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, valid_rows = -1;
     gmm__grid_loop w = gmm__grid_loop_begin(segments, 1);
     for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
@@ -7319,7 +7373,8 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
             const int32_t choice = i + gmm__lane(), slot = (int32_t)w.row * a.topk + choice;
             int32_t row = choice < a.topk ? a.row_of[slot] : -1;
             uint32_t pending;
-            if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
+            /* read after the first loads are issued */
+            if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault);
             if (row < 0 || row >= valid_rows || a.slot_of[row] != slot) row = -1;
             if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
             for (pending = __ballot_sync(0xFFFFFFFFu, row >= 0); pending; pending &= pending - 1) {
@@ -7348,6 +7403,8 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
     }
 }
 
+/* Copies row j of each group of src to row j of the group of dst; rows that src does not have become zeros. The
+   first CTA also writes the padded sizes and reports a capacity fault. A task is one segment of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
     gmm_pdl_wait();
@@ -7373,6 +7430,7 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
     }
 }
 
+/* Permutes the 2 ffn rows of each of `count` matrices. A task is one segment of a row of dst. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
@@ -7387,6 +7445,8 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
     }
 }
 
+/* Permutes the 2 ffn columns of a matrix of `count` rows. A task is one segment of a row: loads are gathered, stores
+   are coalesced. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
@@ -7414,8 +7474,8 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n (in eights) by 32 bytes of k, or (`add` 0) d = it: 64 lines at `first` by n lines at
-   `second`. */
+/* One wgmma of M = 64, N = 8 n8 and 32 bytes of K: d = A B + d, or d = A B where `scale_d` is 0. `desc_a` and
+   `desc_b` are the descriptors of the operands in shared memory. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d,
                                                                                   uint64_t desc_a, uint64_t desc_b,
                                                                                   const int scale_d = 1) {

@@ -1,7 +1,7 @@
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-/* d += the product of m64 by n (in eights) by 32 bytes of k, or (`add` 0) d = it: 64 lines at `first` by n lines at
-   `second`. */
+/* One wgmma of M = 64, N = 8 n8 and 32 bytes of K: d = A B + d, or d = A B where `scale_d` is 0. `desc_a` and
+   `desc_b` are the descriptors of the operands in shared memory. */
 GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d,
                                                                                   uint64_t desc_a, uint64_t desc_b,
                                                                                   const int scale_d = 1) {

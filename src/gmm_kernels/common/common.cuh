@@ -1,8 +1,8 @@
-/* A matrix per group as kernels address it: group g starts at table[g], or at data + g stride. */
+/* A matrix of each group: group g is at table[g] or, without a table, at data + g stride. */
 typedef struct gmm_kmat {
     void *data;
-    void *const *table; /* device memory */
-    int64_t stride;     /* bytes from group to group; 0 = one matrix for all */
+    void *const *table; /* in device memory */
+    int64_t stride;     /* bytes between the matrices of two groups; 0: all groups share one matrix */
     int64_t ld;         /* elements */
     gmm_dtype dtype;    /* GMM_NONE = absent */
 } gmm_kmat;
@@ -12,7 +12,8 @@ GMM__DEVICE char *gmm_kmat_data(const gmm_kmat *m, int64_t g) {
 }
 GMM__DEVICE int gmm_kmat_size(const gmm_kmat *m) { return m->dtype == GMM_F32 ? 4 : 2; }
 
-/* The 16-bit formats in hardware: the same bits as the codecs of gmm_quant.h, stored NaN included. */
+/* Conversions of 16-bit formats by hardware instructions. They give the same bits as the codecs of gmm_quant.h, for
+   NaN as well. */
 GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
     return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
@@ -22,8 +23,9 @@ GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
     return r;
 }
 
-/* Up to 4 elements in a row; `count` may be more than 4, or 0 and less. Missing ones read as 0. `whole` says that 4
-   elements may be moved at once. */
+/* Reads and writes up to 4 consecutive elements of a row. `count` is the number of elements left in the row; it may
+   be above 4 or below 1. Elements beyond the row read as 0 and are not written. `vec4`: the address is aligned for
+   one access of 4 elements. */
 GMM__DEVICE void gmm_read4(gmm_dtype dtype, const char *src, int count, int vec4, float v[4]) {
     uint16_t h[4] = { 0, 0, 0, 0 };
     int i;
@@ -71,14 +73,14 @@ GMM__DEVICE void gmm_write4(gmm_dtype dtype, char *dst, int count, int vec4, con
         if (count > 3) ((uint16_t *)dst)[3] = (uint16_t)(u.y >> 16);
     }
 }
-/* Whether every fourth element of a matrix's rows stands where 4 can be moved at once. */
+/* Whether groups of 4 elements in the rows of a matrix are aligned for one vector access. */
 GMM__DEVICE int gmm_vec4_aligned(gmm_dtype dtype, const char *base, int64_t ld) {
     const uint64_t unit = dtype == GMM_F32 ? 16 : 8;
     return (((uint64_t)(uintptr_t)base | (uint64_t)ld * (unit / 4)) & (unit - 1)) == 0;
 }
 
-/* Moves *g up to the group that holds item `i` of lists whose ends are prefix sums: ends[g] <= i < ends[g + 1]. All
-   lanes of a warp take part with equal arguments. */
+/* Advances *g to the group that contains item `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]. The whole
+   warp calls it, with equal arguments in all lanes. */
 GMM__DEVICE void gmm_find_group32(const int32_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
@@ -96,9 +98,10 @@ GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i
     } while (passed == 32);
 }
 
-/* Kernels that are launched early: from compute capability 9.0 on they may take their places while the last blocks of
-   the kernel before them in the stream run, which saves the time between the two. They wait for all of it here, before
-   they read or write anything. */
+/* Programmatic dependent launch (from compute capability 9.0 on): a kernel may be launched while the last CTAs of
+   its predecessor in the stream still run, which hides the launch latency. This function lets the successor launch,
+   and waits until the predecessor has finished and its writes are visible. A kernel calls it before it reads or
+   writes device memory. */
 GMM__DEVICE void gmm_pdl_wait(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     gmm_griddepcontrol_launch_dependents();

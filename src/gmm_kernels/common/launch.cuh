@@ -1,7 +1,7 @@
 /* ............................................................................................... Launchers ... */
 
-/* Blocks that a persistent kernel starts: `items` is an upper bound of its work. A limit leaves the other
-   multiprocessors alone, so it counts one block for each. */
+/* Number of CTAs that a persistent kernel starts. `items` is an upper bound of its work items. An SM limit leaves
+   the other multiprocessors to other kernels, so it allows one CTA for each multiprocessor. */
 static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t items) {
     const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
     return (int32_t)(items < 1 ? 1 : items < max_blocks ? items : max_blocks);

@@ -1,7 +1,7 @@
 /* ....................................................................................... Values from the host ... */
 
-/* Writes up to GMM_COPY_VALUES words that travel as kernel parameters, so that the host array may change at once and a
-   captured graph keeps what it was given. */
+/* Writes up to GMM_COPY_VALUES words to device memory. The words are kernel parameters, so the host array may change
+   as soon as the launch returns, and a captured graph keeps the captured values. */
 enum { GMM_COPY_VALUES = 448 };
 typedef struct gmm_copy_args {
     uint64_t *dst;
@@ -20,15 +20,17 @@ enum { GMM_OFFSETS_THREADS = 1024 };
 typedef struct gmm_offsets_args {
     gmm_groups groups;  /* splits in device memory */
     int64_t *offsets;   /* [G + 1] */
-    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of tile_rows rows; may be NULL */
+    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; may be NULL */
     int32_t tile_rows;
 } gmm_offsets_args;
 
+/* Entry i of the split in device memory. */
 GMM__DEVICE int64_t gmm_split_value(const gmm_groups *s, int64_t i) {
     return s->dtype == GMM_I64 ? ((const int64_t *)s->splits)[i] : ((const int32_t *)s->splits)[i];
 }
 
-/* Inclusive scan over the block of values >= 0: their sum cut off at `limit`, or their maximum. *total is the last. */
+/* Inclusive scan over the CTA of values >= 0: their sum, saturated at `limit`, or their maximum. *total receives the
+   last value. `warps` is shared scratch memory of 32 words. */
 GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_t *warps, int64_t *total) {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int step;
@@ -54,8 +56,9 @@ GMM__DEVICE int64_t gmm_block_scan(int64_t v, int maximum, int64_t limit, int64_
     return maximum ? (v > prefix ? v : prefix) : (v > limit - prefix ? limit : v + prefix);
 }
 
-/* Reads a split by the rule of gmm_split_end. What a group ends with is a scan, since the rule clamps to a range; the
-   rule itself then judges each group for faults, beside all others. One block, of whole warps. */
+/* Reads a split by the rule of gmm_split_end and writes row offsets and tile counts. The end of a group is a scan
+   with saturation, because the rule clamps to [0, capacity]; gmm_split_end is then evaluated for every group in
+   parallel and reports faults. One CTA of full warps. */
 GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __grid_constant__ gmm_offsets_args args) {
     __shared__ int64_t warps[32], ends[GMM_OFFSETS_THREADS + 1];
     const gmm_groups *s = &args.groups;
@@ -77,7 +80,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
         int64_t value = 0, end, i = g + is_offsets;
         if (valid) value = gmm_split_value(s, i);
         end = value < 0 ? 0 : value > capacity ? capacity : value;
-        if (tid == 0) /* carries the chunk before on */
+        if (tid == 0) /* adds the end of the previous chunk */
             end = is_offsets ? (end > rows ? end : rows) : (end > capacity - rows ? capacity : end + rows);
         end = gmm_block_scan(end, is_offsets, capacity, warps, &total);
         ends[tid + 1] = end;
@@ -99,8 +102,9 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     if (fault && s->fault) atomicOr(s->fault, fault);
 }
 
-/* The same for at most 32 groups, by a warp for itself, so that no kernel need run before: lane g gets where group g
-   begins and its rows, and the tiles up to its end. `judge`: this warp reports faults. */
+/* The same for at most 32 groups, computed by each warp for itself, so that no kernel has to run before. Lane g
+   receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with
+   `report_faults` reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
 GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
     const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;

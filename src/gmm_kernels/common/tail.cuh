@@ -1,6 +1,6 @@
 /* ................................................................................................... Tail of D ... */
 
-/* For products whose own kernel does not know the tail. */
+/* Zeroes the rows of D behind the last group, for engines whose GEMM kernel does not do it. */
 enum { GMM_TAIL_THREADS = 256 };
 typedef struct gmm_tail_args {
     gmm_kmat d;         /* [capacity, n] */
@@ -8,8 +8,8 @@ typedef struct gmm_tail_args {
     int32_t n;
 } gmm_tail_args;
 
-/* Rows that a split has, by the rule of gmm_split_end: the largest offset, or the sum of the sizes, cut off at the
-   capacity. One warp. */
+/* Number of rows in a split by the rule of gmm_split_end: the largest offset or the sum of the sizes, saturated at
+   the capacity. One warp. */
 GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
     const int is_offsets = s->form == GMM_SPLIT_OFFSETS;
     const int64_t capacity = s->capacity;
@@ -28,6 +28,7 @@ GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
     return rows;
 }
 
+/* Zeroes rows [rows of the split, capacity) of D, one warp per row. */
 GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_constant__ gmm_tail_args args) {
     gmm_gemm_zero_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
 }

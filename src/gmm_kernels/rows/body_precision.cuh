@@ -9,7 +9,7 @@
 
 #define GMM__WIDE(dynamic) (GMM__STATIC_DTYPE == GMM_NONE ? (dynamic) : GMM__STATIC_DTYPE == GMM_F32)
 
-/* Reads the gate and the linear part of the quads q, and dy if there is one. */
+/* Loads the gate and linear inputs of a lane's columns q, and dy if it is given. */
 GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q) {
     gmm__act_operands in = GMM_ZERO;
     gmm__lane_cols x_cols = *q;
@@ -46,7 +46,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_ope
     gmm__decode8(GMM__STATIC_DTYPE, &a->x, &in->b, vb);
 }
 
-/* Writes the gradients of both inputs. */
+/* Stores the gradients of the gate and linear inputs. */
 GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q,
                                                const float va[8], const float vb[8]) {
     gmm__lane_cols dx_cols = *q;
@@ -79,10 +79,12 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
     }
 }
 
-/* Spans that a warp reads together: enough accesses under way, and the steps around them shared. */
+/* Spans of GMM__ELEM_SPAN columns that a warp loads together, so that enough loads are in flight and loop overhead
+   is shared. */
 #define GMM__SPANS (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 2 : 1)
 
-/* y = p f(x) */
+/* y = p f(x): the forward activation of each row, multiplied by the row's probability p. A task is GMM__SPANS spans
+   of a row; rows beyond the used ones become zeros if the tail is zeroed. Grid-stride loop, one warp per task. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
@@ -121,14 +123,15 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
 }
 #undef GMM__SPANS
 
-/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob a row is taken by one warp or, from as many spans on as a
-   block has warps, by a block; its lanes add in an order that depends on ffn and the dtypes alone. */
+/* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob, one warp computes a row or, where a row has at least
+   as many spans as a CTA has warps, one CTA; the order of additions depends on ffn and the dtypes alone. Without
+   dprob each span is a task of its own. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 7 : 5)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     gmm_pdl_wait();
     const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
     const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    const uint32_t row_warps = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps of a row */
+    const uint32_t row_warps = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps that share a row */
     __shared__ float sums[GMM__ELEM_WARPS];
     gmm__grid_loop w = gmm__grid_loop_begin(row_warps, 1);
     for (; w.row < rows; gmm__grid_loop_next(&w)) {
@@ -161,7 +164,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
         }
         if (!a.dprob) continue;
         sum = gmm__warp_sum(sum);
-        if (row_warps > 1) { /* the block's */
+        if (row_warps > 1) { /* sums of the CTA's warps */
             int32_t i;
             if (gmm__lane() == 0) sums[gmm__warp()] = sum;
             __syncthreads();
@@ -172,10 +175,11 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     }
 }
 
-/* Rows of a token that are read at once. */
+/* Rows of a token that a warp loads at once. */
 #define GMM__BATCH (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 4 : 2)
 
-/* out[t] = sum over slots of (probs) rows[row], in slot order. Where the rows stand is read one batch ahead. */
+/* out[t] = sum over slots of (probs) rows[row], in the order of slots. A task is one span of a token. The row
+   indices of a batch are loaded one batch ahead. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
@@ -222,7 +226,7 @@ GMM__NAME(gmm_unpermute_fwd)(const __grid_constant__ gmm__permute_args a) {
 }
 #undef GMM__BATCH
 
-/* drows[r] = (probs) dout[token of r]; zeros in padding. Two spans per task. */
+/* drows[r] = (probs) dout[token of r]; rows of padding become zeros. A task is two spans of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
@@ -253,7 +257,7 @@ GMM__NAME(gmm_unpermute_bwd)(const __grid_constant__ gmm__permute_args a) {
     }
 }
 
-/* dprobs[slot] = dout[token] . rows[row]: a warp per slot. */
+/* dprobs[slot] = dout[token] . rows[row]. One warp per slot. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6)
 GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();

@@ -7,7 +7,8 @@
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
 
-/* Four units per lane of one row, so that all loads come before the first store; src NULL gives zeros. */
+/* Loads, stores or copies a segment of GMM__COPY_SPAN units of a row, four units per lane, so that all loads are
+   issued before the first store. src NULL gives zeros. */
 GMM__DEVICE void GMM__NAME(gmm__load_segment)(const GMM__UNIT *src, int64_t segment, int64_t units, GMM__UNIT v[4]) {
     const int64_t first = segment * GMM__COPY_SPAN + gmm__lane();
     int32_t j;
@@ -29,6 +30,7 @@ GMM__DEVICE void GMM__NAME(gmm__copy_segment)(const GMM__UNIT *src, GMM__UNIT *d
     GMM__NAME(gmm__store_segment)(dst, segment, units, v);
 }
 
+/* Copies rows. A task is one segment of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
     gmm_pdl_wait();
@@ -38,6 +40,8 @@ GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
                                     w.part, a.cols);
 }
 
+/* dst[r] = src[token of slot_of[r]], zeros in padding; row_probs[r] = probs[slot_of[r]]. A task is one segment of a
+   row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 10)
 GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
@@ -53,9 +57,9 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
     }
 }
 
-/* The same where row_of is there, too: a token's row is read once and written to each of its rows. slot_of decides, and
-   row_of only says where to look, so that any two maps give what gmm_permute_rows gives. Rows that no slot leads to,
-   padding for one, come last: a warp looks for them among 32. */
+/* The same where row_of is given too: each token's row is read once and written to all of its rows. slot_of is
+   authoritative and row_of only a hint, so that any two maps give the result of gmm_permute_rows. Rows that no
+   token's entry in row_of leads to, such as padding, are written last: a warp searches 32 rows at a time for them. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
     gmm_pdl_wait();
@@ -63,7 +67,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
         stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
     const GMM__UNIT *src = (const GMM__UNIT *)a.src.data;
     GMM__UNIT *dst = (GMM__UNIT *)a.dst.data;
-    const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits, as maps are int32 */
+    const int32_t slots = (int32_t)(a.tokens * a.topk); /* fits 32 bits, since maps are int32 */
     int64_t base = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + gmm__warp() * 32, valid_rows = -1;
     gmm__grid_loop w = gmm__grid_loop_begin(segments, 1);
     for (; w.row < a.tokens; gmm__grid_loop_next(&w)) {
@@ -74,7 +78,8 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
             const int32_t choice = i + gmm__lane(), slot = (int32_t)w.row * a.topk + choice;
             int32_t row = choice < a.topk ? a.row_of[slot] : -1;
             uint32_t pending;
-            if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault); /* behind the first loads */
+            /* read after the first loads are issued */
+            if (valid_rows < 0) valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault);
             if (row < 0 || row >= valid_rows || a.slot_of[row] != slot) row = -1;
             if (row >= 0 && w.part == 0 && a.row_probs) a.row_probs[row] = a.probs[slot];
             for (pending = __ballot_sync(0xFFFFFFFFu, row >= 0); pending; pending &= pending - 1) {
@@ -103,6 +108,8 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
     }
 }
 
+/* Copies row j of each group of src to row j of the group of dst; rows that src does not have become zeros. The
+   first CTA also writes the padded sizes and reports a capacity fault. A task is one segment of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 12)
 GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
     gmm_pdl_wait();
@@ -128,6 +135,7 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
     }
 }
 
+/* Permutes the 2 ffn rows of each of `count` matrices. A task is one segment of a row of dst. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();
@@ -142,6 +150,8 @@ GMM__NAME(gmm_glu_rows)(const __grid_constant__ gmm__glu_args a) {
     }
 }
 
+/* Permutes the 2 ffn columns of a matrix of `count` rows. A task is one segment of a row: loads are gathered, stores
+   are coalesced. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
     gmm_pdl_wait();

@@ -3,7 +3,7 @@
 GMM__DEVICE int32_t gmm__lane(void) { return (int32_t)(threadIdx.x & 31u); }
 GMM__DEVICE int32_t gmm__warp(void) { return (int32_t)(threadIdx.x >> 5); }
 
-/* One element. */
+/* Loads or stores one element. */
 GMM__DEVICE float gmm__load_f32(const gmm__view *m, int64_t row, int64_t col) {
     const int64_t i = row * m->ld + col;
     if (m->dtype == GMM_F32) return ((const float *)m->data)[i];
@@ -15,9 +15,10 @@ GMM__DEVICE void gmm__store_f32(const gmm__view *m, int64_t row, int64_t col, fl
     else ((uint16_t *)m->data)[i] = (uint16_t)gmm_pack2(m->dtype, v, 0.0f);
 }
 
-/* The eight columns of a lane: two quads of neighbours, of which n count (which may be below 0). In 16-bit rows the
-   quads are neighbours too, so that one access takes both. In fp32 rows each quad follows the one of the lane before,
-   so that the accesses of a warp leave no gaps: memory is slow to write half a sector. */
+/* The eight columns of a lane: two vectors of 4 consecutive columns, of which n[] exist (n may be below 0). In
+   16-bit rows the two vectors are adjacent, so that one 16-byte access covers both. In fp32 rows each vector is
+   adjacent to that of the previous lane, so that the accesses of a warp are contiguous: writes of half a sector are
+   slow. */
 typedef struct gmm__lane_cols { int32_t col[2], n[2]; } gmm__lane_cols;
 
 GMM__DEVICE gmm__lane_cols gmm__lane_cols_at(int32_t first, int32_t second, int32_t cols) {
@@ -28,19 +29,19 @@ GMM__DEVICE gmm__lane_cols gmm__lane_cols_at(int32_t first, int32_t second, int3
     q.n[1] = min(cols - second, 4);
     return q;
 }
-/* Those of this lane in part `part` of a row of `cols` columns; wide: as in fp32 rows. */
+/* The columns of this lane in part `part` of a row of `cols` columns. `wide`: the layout of fp32 rows. */
 GMM__DEVICE gmm__lane_cols gmm__lane_cols_of(int wide, int32_t part, int32_t cols) {
     const int32_t first = part * GMM__ELEM_SPAN + gmm__lane() * (wide ? 4 : 8);
     return gmm__lane_cols_at(first, first + (wide ? 128 : 4), cols);
 }
 
-/* Eight elements as they stand in memory; 16-bit elements fill the first four words. Loading and decoding are apart so
-   that a kernel can have several loads under way. Elements that do not count read as 0 and are not written. `fixed` is
-   the dtype of the table's row. */
+/* Eight elements in their memory format; 16-bit elements fill the first four words. Loading and decoding are
+   separate functions so that a kernel can have several loads in flight. Columns beyond the row read as 0 and are not
+   written. `static_dtype` is the dtype of the kernel instance, GMM_NONE if it is read at run time. */
 typedef struct gmm__raw8 { uint32_t w[8]; } gmm__raw8;
 
-/* How the quads of a matrix are accessed: 2 both at once, 1 one by one, of which the second may be absent, 0 element by
-   element. */
+/* Access width of a lane's two vectors: 2 one access for both, 1 one access each (the second may be absent), 0
+   element by element. */
 GMM__DEVICE int gmm__vector_access(gmm_dtype fixed, const gmm__view *m, const gmm__lane_cols *q) {
     if (fixed != GMM_NONE) return fixed == GMM_F32 ? 1 : 2;
     if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;

@@ -1,7 +1,7 @@
 /* .................................................................................................... Launchers ... */
 
-/* Grids have limits.max_ctas blocks at most, and kernels loop. Results do not depend on it. Every kernel calls
-   gmm_pdl_wait. */
+/* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
+   kernel calls gmm_pdl_wait. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
                                              int32_t threads,
                                              size_t shared, const void *args, cudaStream_t stream) {
@@ -10,7 +10,7 @@ static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks,
     return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, args, stream);
 }
 
-/* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp each. */
+/* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp per task. */
 static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t rows, int64_t parts,
                                                   gmm__launch_limits limits,
                                                   const void *args, cudaStream_t stream) {
@@ -19,13 +19,14 @@ static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t ro
     return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, limits, GMM__ELEM_BLOCK, 0, args, stream);
 }
 
-/* dtype of the table row that can serve a view beside `dtype` (that of the views before it): GMM_NONE = `any`. */
+/* dtype of the precision instance that serves a view and the views before it, which have the dtype `dtype`; GMM_NONE
+   selects the instance `any`. */
 static GMM__UNUSED gmm_dtype gmm__k_common_dtype(gmm_dtype dtype, const gmm__view *m, int64_t cols) {
     if (!m->data) return dtype;
     return m->dtype == dtype && m->vec && cols % 8 == 0 ? dtype : GMM_NONE;
 }
 
-/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation for a row of the precision table. */
+/* Defines gmm__k_pick_<op>(dtype): the kernel of an operation in the instance of a dtype. */
 #define GMM__ELEM_CASE(tag, row, op) if (dtype == row) return (const void *)gmm_##op##_##tag;
 #define GMM__ELEM_PICK(op) \
     static GMM__UNUSED const void *gmm__k_pick_##op(gmm_dtype dtype) { \
@@ -50,7 +51,7 @@ GMM__ELEM_PICK(unpermute_dots)
 #undef GMM__ELEM_CASE_unpermute_bwd
 #undef GMM__ELEM_CASE_unpermute_dots
 
-/* The same for units: the widest that divides `bits`, an OR of addresses and byte counts. */
+/* The same for units: the widest unit whose size divides `bits`, the bitwise OR of addresses and byte counts. */
 #define GMM__ELEM_UNIT_CASE(tag, size, op) \
     if (bits % size == 0) { *bytes = size; return (const void *)gmm_##op##_##tag; }
 #define GMM__ELEM_UNIT_PICK(op) \
@@ -96,7 +97,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__la
                                               cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
-    int64_t spans; /* of a warp */
+    int64_t spans; /* spans that a warp processes together */
     gmm__k_act_layout(&a);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
@@ -114,13 +115,15 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.dy, a.ffn);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
-    a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32; /* orders sums: not by outputs, which may be absent */
+    /* determines the order of sums, so it must not depend on outputs, which may be absent */
+    a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32;
     return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
                               a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
                                   stream);
 }
 
-/* Warps per block and blocks of the routing kernels; *shared is 0 where the arrays need `scratch`. */
+/* Warps per CTA and CTAs of the routing kernels. *shared is 0 where the arrays of `experts` values do not fit into
+   shared memory and are in `scratch`. */
 static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
     int32_t warps = GMM__ELEM_WARPS;
     while (warps > 1 && (int64_t)warps * experts * 4 > GMM__ELEM_SHARED) warps /= 2;
@@ -131,7 +134,7 @@ static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
 }
 static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t max_blocks) {
     const int64_t blocks = (tasks + warps - 1) / warps;
-    if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp holds its array in the workspace */
+    if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp has an array in the workspace */
     return blocks < max_blocks ? blocks : max_blocks;
 }
 static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t max_blocks) {
@@ -139,7 +142,7 @@ static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t exper
     const int32_t warps = gmm__route_warps(experts, &shared);
     return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)experts * 4;
 }
-/* Partial sums of all levels of adding up. */
+/* Bytes of the partial sums of all levels of the reduction. */
 static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts) {
     int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, total_rows = rows;
     while (rows > 1) {
@@ -217,7 +220,7 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__l
     return status;
 }
 
-/* Strides and columns of a copy between two views, in the widest unit; *cols is the number of units. */
+/* Alignment of a copy between two views, and conversion of strides and columns into units of `bytes`. */
 static GMM__UNUSED uintptr_t gmm__k_copy_alignment(const gmm__view *src, const gmm__view *dst, int64_t cols) {
     return gmm__k_alignment(src) | gmm__k_alignment(dst) | (uintptr_t)(cols * gmm__k_bytes(src->dtype));
 }
@@ -228,7 +231,8 @@ static GMM__UNUSED void gmm__k_convert_to_units(gmm__view *src, gmm__view *dst, 
     *cols = *cols * size / bytes;
 }
 
-/* dst[r] = src[token of r]; row_probs. With row_of, tokens are read once; with one expert per token they are anyway. */
+/* dst[r] = src[token of r]; row_probs. With row_of each token's row is read once; with one expert per token that
+   holds for gmm_permute_rows as well. */
 static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args, gmm__launch_limits limits,
                                                    cudaStream_t stream) {
     gmm__permute_args a = *args;
@@ -242,7 +246,7 @@ static GMM__UNUSED cudaError_t gmm__k_permute_rows(const gmm__permute_args *args
     return gmm__k_launch_rows(kernel, a.capacity > 0 ? rows : 0, segments, limits, &a, stream);
 }
 
-/* Row of the precision table, and which columns a lane takes. */
+/* Selects the precision instance, and the column layout of lanes (`wide`). */
 static GMM__UNUSED gmm_dtype gmm__k_precision(gmm__permute_args *a) {
     a->wide = a->src.dtype == GMM_F32 || a->dst.dtype == GMM_F32;
     return gmm__k_common_dtype(gmm__k_common_dtype(a->src.dtype, &a->src, a->hidden), &a->dst, a->hidden);
@@ -288,11 +292,12 @@ static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch
     int64_t bytes;
     const void *kernel = gmm__k_pick_pad(gmm__k_copy_alignment(&a.src, &a.dst, a.cols), &bytes);
     gmm__k_convert_to_units(&a.src, &a.dst, &a.cols, bytes);
-    /* without rows there still are sizes and faults */
+    /* sizes and faults are written even if there are no rows */
     return gmm__k_launch_rows(kernel, a.rows > 0 ? a.rows : 1, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
-/* The 2 ffn rows of each of `count` matrices move. Tables: elements of device tables are aligned to the dtype only. */
+/* Permutes the 2 ffn rows of each of `count` matrices. Matrices addressed by device tables are aligned to their
+   dtype only. */
 static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__launch_limits limits,
                                                cudaStream_t stream) {
     gmm__glu_args a = *args;
@@ -311,20 +316,20 @@ static GMM__UNUSED cudaError_t gmm__k_glu_rows(const gmm__glu_args *args, gmm__l
     return gmm__k_launch_rows(kernel, a.count * 2 * a.ffn, gmm__k_copy_spans(a.cols), limits, &a, stream);
 }
 
-/* The 2 ffn columns of one matrix of `count` rows move. */
+/* Permutes the 2 ffn columns of one matrix of `count` rows. */
 static GMM__UNUSED cudaError_t gmm__k_glu_columns(const gmm__glu_args *args, gmm__launch_limits limits,
                                                   cudaStream_t stream) {
     gmm__glu_args a = *args;
     const int64_t size = gmm__k_bytes(a.src.dtype);
     int64_t bytes;
     const void *kernel = gmm__k_pick_glu_columns(gmm__k_copy_alignment(&a.src, &a.dst, a.block), &bytes);
-    if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* block divides ffn */
+    if (a.ffn * size % bytes != 0) return cudaErrorInvalidValue; /* cannot happen, since block divides ffn */
     a.ffn = a.ffn * size / bytes;
     gmm__k_convert_to_units(&a.src, &a.dst, &a.block, bytes);
     return gmm__k_launch_rows(kernel, a.count, gmm__k_copy_spans(2 * a.ffn), limits, &a, stream);
 }
 
-/* A matrix without gaps is one long row. */
+/* Treats matrices without gaps between rows as one long row. */
 static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, int64_t *rows, int64_t *cols) {
     if (*rows > 1 && a->ld == *cols && b->ld == *cols) {
         *cols *= *rows;
@@ -332,7 +337,7 @@ static GMM__UNUSED void gmm__k_flatten(const gmm__view *a, const gmm__view *b, i
     }
 }
 
-/* Columns that one launch takes: kernels count them in 32 bits. A multiple of the span. */
+/* Most columns of one launch, since kernels count columns in 32 bits. A multiple of GMM__ELEM_SPAN. */
 enum { GMM__ELEM_MAX_COLS = 1 << 30 };
 
 static GMM__UNUSED void *gmm__k_column(const gmm__view *m, int64_t col) {

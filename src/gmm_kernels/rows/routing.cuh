@@ -1,6 +1,6 @@
 /* ...................................................................................................... Routing ... */
 
-/* Orders scores: larger first, then lower index; NaN behind everything. Never 0. */
+/* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
 GMM__DEVICE uint64_t gmm__rank(float v, int32_t e) {
     const uint32_t u = gmm_f32_bits(v);
     const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
@@ -29,10 +29,10 @@ GMM__DEVICE float gmm__route_score(const gmm__route_args *a, int64_t t, int32_t 
     return a->sigmoid ? gmm_sigmoid(l) : gmm_exp(l - largest) / sum;
 }
 
-/* Scores so small that their sum is 0 in fp32 share nothing out. */
+/* part / sum, or 0 where the scores are so small that their sum underflows to 0 in fp32. */
 GMM__DEVICE float gmm__safe_quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
-/* A warp's array of `experts` values: in shared memory where that suffices. */
+/* A warp's array of `experts` floats: in shared memory, or in `scratch` where it does not fit. */
 GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
     extern __shared__ float gmm__route_shared[];
     const int64_t warps = blockDim.x / 32u;
@@ -40,7 +40,8 @@ GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
                       : gmm__route_shared + (int64_t)gmm__warp() * a->experts;
 }
 
-/* A warp routes a token after the other; with losses, ROUTE_CHUNK of them, whose loss terms it adds up. */
+/* Selects the topk experts of each token and writes their indices and probabilities. One warp per token or, with
+   losses, per chunk of GMM__ROUTE_CHUNK tokens, whose loss terms the warp adds up in order. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
     gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
@@ -65,7 +66,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
             for (e = lane; e < a.experts; e += 32) {
                 const float s = gmm__route_score(&a, t, e, m, z), q = a.sigmoid ? gmm__safe_quotient(s, total) : s;
                 value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
-                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* always this lane */
+                if (sums) sums[e] = t == c * chunk ? q : sums[e] + q; /* the same lane always updates expert e */
             }
             if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
             for (i = 0; i < a.topk; i++) {
@@ -77,7 +78,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
                 previous_rank = gmm__warp_max_rank(max_rank);
                 if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_rank);
             }
-            for (i = lane; i < a.topk; i += 32) { /* what this lane wrote */
+            for (i = lane; i < a.topk; i += 32) { /* each lane reads the indices that it wrote */
                 e = a.indices[t * a.topk + i];
                 selected_sum += gmm__route_score(&a, t, e, m, z);
                 if (a.counts) atomicAdd(&a.counts[e], 1);
@@ -93,7 +94,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_co
     }
 }
 
-/* Adds rows of partial sums, ROUTE_FOLD at a time: in [rows][cols] -> out [ceil(rows / ROUTE_FOLD)][cols]. */
+/* Adds up partial sums, GMM__ROUTE_FOLD rows at a time: in [rows][cols] -> out [ceil(rows / GMM__ROUTE_FOLD)][cols].
+   A CTA processes 32 columns of one fold; each warp adds a quarter of the rows. */
 typedef struct gmm__fold_args {
     const float *in;
     float *out;
@@ -123,7 +125,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_fold(const __grid_co
     }
 }
 
-/* One warp: prefix sums of the counts, and the losses from the sums over all tokens. */
+/* offsets = prefix sums of the counts; aux_loss and z_loss from the sums over all tokens. One warp. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gmm__route_args a) {
     gmm_pdl_wait();
     const int32_t lane = gmm__lane();
@@ -146,8 +148,9 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gm
     if (a.z_loss && lane == 0) a.z_loss[0] = a.sums && a.z != 0.0f ? a.z * a.sums[a.experts] : 0.0f;
 }
 
-/* A warp per token. w[e] = score times its gradient: then every score in a denominator meets one in a numerator, and no
-   quotient of small numbers is left. */
+/* dlogits of each token from the gradients of probabilities and losses. One warp per token. w[e] is the score times
+   its gradient: every score in a denominator then meets a score in a numerator, which avoids quotients of two small
+   numbers. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
     gmm_pdl_wait();
     const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
@@ -161,7 +164,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
         int32_t e, i;
         if (!a.sigmoid || a.z != 0.0f) gmm__route_softmax(&a, t, &m, &z);
 
-        /* the loss: q_e has the gradient aux c_e */
+        /* auxiliary loss: q_e, the normalised score, has the gradient aux c_e */
         if (a.aux != 0.0f && a.sigmoid) {
             float sum = 0.0f;
             for (e = lane; e < a.experts; e += 32) sum += gmm__route_score(&a, t, e, m, z);
@@ -174,7 +177,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
             w[e] = a.aux == 0.0f ? 0.0f : gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total) *
                                               (aux * (float)a.counts[e] - mean);
 
-        /* the probabilities: scale s_i / D, with D the sum over the chosen if normalised */
+        /* probabilities: scale s_i / D, where D is the sum over the selected scores if they are normalised, else 1 */
         if (a.dprobs) {
             const int32_t *selected = a.indices + t * a.topk;
             const float *g = a.dprobs + t * a.topk;
@@ -188,7 +191,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
                     if ((uint32_t)selected[i] < (uint32_t)a.experts)
                         weighted_sum += g[i] * gmm__safe_quotient(gmm__route_score(&a, t, selected[i], m, z), divisor);
             }
-            for (i = 0; i < a.topk; i++) { /* the lane that owns the expert adds */
+            for (i = 0; i < a.topk; i++) { /* the lane that holds expert e adds */
                 e = selected[i];
                 if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
                     w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) * (g[i] - weighted_sum);
@@ -202,7 +205,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
         }
         for (e = lane; e < a.experts; e += 32) {
             float one_minus_s = 0.0f, d;
-            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__load_f32(&a.logits, t, e), &one_minus_s); /* 1 - s, digits kept */
+            /* 1 - s without cancellation */
+            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__load_f32(&a.logits, t, e), &one_minus_s);
             d = a.sigmoid ? w[e] * one_minus_s : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
             if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__load_f32(&a.logits, t, e) - m) / z);
             gmm__store_f32(&a.dlogits, t, e, d);

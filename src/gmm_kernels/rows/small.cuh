@@ -1,6 +1,7 @@
 /* ....................................................................................... Accumulate and convert ... */
 
-/* y = beta y + scale (start + x_0 + x_1 + ...). Two spans per task, so that two accesses or more are under way. */
+/* y = beta y + scale (start + x_0 + x_1 + ...). A task is two spans of a row, so that at least two loads are in
+   flight. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __grid_constant__ gmm__accumulate_args a) {
     gmm_pdl_wait();
     const int wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
@@ -48,7 +49,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 6) gmm_accumulate_rows(const __gr
     }
 }
 
-/* Adds 16 bytes of each of n addends, n a constant, so that all are on their way at once. Nobody reads them again. */
+/* Adds 16 bytes of each of n addends. n is a constant, so that all loads are in flight at once. The addends are not
+   read again (streaming loads). */
 GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a, int32_t first, int64_t index,
                                   float *sum) {
     uint4 v[4];
@@ -65,10 +67,10 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
         }
     }
 }
-/* The same sum for one row of whole vectors, F32 or BF16 into F32, by few blocks: each takes a multiprocessor and has
-   enough under way for it, so that a GEMM beside it keeps those that it has. */
+/* The same sum for one row in whole vectors, F32 or BF16 into F32, by few CTAs: each occupies a multiprocessor and
+   keeps enough loads in flight for it, so that a concurrent GEMM keeps its own multiprocessors. */
 GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
-    const int quads = wide ? 1 : 2; /* of y that a thread has at a time */
+    const int quads = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
     const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
     int64_t index;
     for (index = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; index < count; index += step) {
@@ -107,7 +109,7 @@ gmm_accumulate_few_sms_bf16(const __grid_constant__ gmm__accumulate_args a) {
     gmm__accumulate_few_sms(0, &a);
 }
 
-/* dst = src in another float dtype. */
+/* dst = src converted to another float dtype. A task is two spans of a row. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_constant__ gmm__convert_args a) {
     gmm_pdl_wait();
     const int wide = a.src.dtype == GMM_F32 || a.dst.dtype == GMM_F32;

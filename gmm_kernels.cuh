@@ -4,25 +4,28 @@
  * Quick start: none of its own. The CUDA half of gmm.h's implementation includes this file; nothing else does.
  *
  * CONTENTS
- *     Tables and launchers    common helpers, the split kernel, grouped products (portable; on Hopper), bias
- *                             gradient, rows (activation, routing, permute, pad, gated layout, quantization,
- *                             accumulate, convert)
- *     Bodies 1 to 15          the file includes itself once per row of a table, with GMM__BODY and the row's tags set:
- *                             1 product on tensor cores, 2 fp32 product, 3 bias gradient, 4 rows by precision,
- *                             5 rows by unit of copying, 6 amax by source, 7 casts by source and format, 8 wgmma
- *                             instruction, 9 product on Hopper, 10 product of quantized operands, 11 FP8 product on
- *                             Hopper, 12 amax, 13 to 15 casts of whole vectors. So a profiler and a debugger
- *                             see every line of a kernel.
+ *     Tables and launchers    common helpers, the split kernel, grouped GEMMs (portable; on Hopper), bias gradient, row
+ *                             kernels (activation, routing, permute, pad, gated layout, accumulate, convert),
+ *                             quantization
+ *     Bodies 1 to 15          kernels that exist in several instances. The file includes itself once per instance, with
+ *                             GMM__BODY and the instance's tags defined, so that profilers and debuggers see every
+ *                             line of a kernel:
+ *                             1 GEMM on tensor cores (mma.sync), 2 fp32 GEMM, 3 bias gradient, 4 row kernels by
+ *                             precision, 5 row kernels by copy unit, 6 amaxes by source, 7 casts by source, 8 wgmma
+ *                             instructions, 9 GEMM on Hopper, 10 GEMM of quantized operands, 11 FP8 GEMM on Hopper,
+ *                             12 vectorized amaxes, 13 to 15 vectorized casts.
  *
  * CONFIGURATION (before gmm.h)
- *     GMM_KERNELS_FILE   name under which this file finds itself; default "gmm_kernels.cuh". Set it if you rename it.
+ *     GMM_KERNELS_FILE   the name under which this file includes itself; default "gmm_kernels.cuh". Define it if you
+ *                        rename the file.
  *
  * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
- * capacities alone; those on Hopper need sm_90a and are compiled empty elsewhere. Launchers take plain argument
- * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels are launched
- * early (gmm_pdl_wait): they take their places while their predecessor in the stream ends, and wait for all of it.
- * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; no
- * floating-point atomics.
+ * capacities alone. The Hopper kernels need sm_90a and are empty on other architectures. Launchers take plain argument
+ * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels use
+ * programmatic dependent launch (gmm_pdl_wait): their CTAs may become resident while the predecessor in the stream
+ * finishes, and wait for its completion before they access memory.
+ * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; there
+ * are no floating-point atomics.
  *
  * REVISIONS (full list: CHANGELOG.md)
  *     0.1.0  first version
@@ -719,36 +722,36 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
 
 /* ............................................................................................. Grouped products ... */
 
-/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups of one call, where the groups are ranges of rows of
-   the token matrices. What is ragged is the rows of A and D (fwd, dgrad) or the contraction (wgrad).
-   fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
-   dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
-   wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
+/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups g of one call. Groups are ranges of rows of the token
+   matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
+       fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
+       dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
+       wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
 typedef struct gmm_gemm_args {
     gmm_kmat a, b, d, bias;
     const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along their rows */
+    const int32_t *tiles;     /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
     int32_t groups;
-    int32_t m, n, k;          /* extents; the ragged one is not read */
+    int32_t m, n, k;          /* extents; the grouped one is not read */
     int64_t capacity;
-    const float *alpha;       /* [G] or [1]; NULL = 1 */
+    const float *alpha;       /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
-    int32_t zero_tail;        /* fwd, dgrad: rows of D that no group has become 0 */
-    const float *row_scale;   /* [T]; NULL = 1 */
+    int32_t zero_tail;        /* fwd, dgrad: rows of D behind the last group become 0 */
+    const float *row_scale;   /* [T] factor of the bias; NULL: 1 */
     const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL = none */
+    const uint8_t *frozen;    /* [G]; NULL: no group is frozen */
     float beta_all;
 } gmm_gemm_args;
 
-/* Operations: X(tag, A stands as [k][m], B stands as [k][n], the contraction is ragged) */
+/* Operations: X(tag, A is stored as [k][m], B is stored as [k][n], k-grouped) */
 #define GMM_GEMM_OP_LIST(X) \
     X(fwd, 0, 0, 0) \
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, blocks per multiprocessor, skip)
-   skip = 1: blocks of 16 rows that the group does not have are not multiplied, for few tokens per group. All tiles
-   multiply an element in the same order, so that the choice never shows in a result. */
+/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, CTAs per multiprocessor, skip).
+   skip = 1: blocks of 16 rows beyond the group's last row are not multiplied, for few tokens per group. All tiles
+   accumulate an element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
     X(256x128, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
@@ -778,21 +781,22 @@ enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_tiles_end };
 typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_tile;
 #undef GMM__X
 
-/* Shared memory: the stages, then for each warp 8 rows of its results on their way out. The large tile just fits the
-   163 KiB of compute capability 8.0. */
+/* Shared memory: the stages, then 8 rows of fp32 results per warp for the epilogue. The large tile just fits the 163
+   KiB of compute capability 8.0. */
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) \
     GMM__CAT(gmm_store_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
     GMM__CAT(gmm_shared_, tag) = 2 * (st) * (bk) * ((bm) + (bn)) + 4 * 8 * ((bn) / (wn) + 8) * (wm) * (wn),
 enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_shared_end };
 #undef GMM__X
 
-/* One tile of the list. */
+/* A work tile. */
 typedef struct gmm_gemm_tile {
-    int32_t g, m0, n0, m, k; /* group, first row and column in the group, the group's extents */
+    int32_t g, m0, n0, m, k; /* group, first row and column in the group, extents of the group */
     int64_t row;             /* first row of the group in the token matrices */
 } gmm_gemm_tile;
 
-/* Places a tile of a group: along the rows first, in bands of 8 tiles, so that the tiles in flight share operands. */
+/* Rasterization of a group's tiles: along the rows first, in bands of 8 tiles, so that concurrent tiles share
+   operands in the L2. */
 GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
     const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first, height = remaining < 8 ? remaining : 8;
     i -= first * tiles_n;
@@ -800,12 +804,13 @@ GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles
     t->n0 = (int32_t)(i / height) * bn;
 }
 
-/* What group g does to D. */
+/* Factor of the previous value of D in group g. */
 GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
     return args->beta ? args->beta[g] : args->beta_all;
 }
 
-/* The first tile at or behind *at in this block's list that has work; 0 at the end. Tile numbers fit 32 bits. */
+/* Finds the first tile at or after *tile_index in this CTA's sequence that has work, and returns 0 at the end. The
+   whole warp calls it. Tile numbers fit 32 bits. */
 GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
                                    gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
@@ -829,7 +834,7 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
             t->row = args->offsets[t->g];
             rows = (int32_t)(args->offsets[t->g + 1] - t->row);
             if (!(args->frozen && args->frozen[t->g]) && !(rows == 0 && gmm_gemm_beta(args, t->g) == 1.0f)) break;
-            { /* on to the first tile of this block in the next group */
+            { /* skip to the first tile of this CTA in the next group */
                 const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * group_tiles - *tile_index);
                 *tile_index += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
             }
@@ -841,9 +846,9 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
     return 1;
 }
 
-/* What the end of a tile needs beside the sums: read once per tile. */
+/* Arguments of the epilogue that are constant over a tile. */
 typedef struct gmm_gemm_epilogue {
-    char *d;      /* D of the group, at its first row */
+    char *d;      /* first row of the group in D */
     const char *bias;
     const float *row_scale;
     float alpha, beta;
@@ -862,8 +867,9 @@ GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args,
     return o;
 }
 
-/* Four sums of one row become elements of D: one rounding. `bias` holds the columns' biases. The steps are spelled out,
-   so that the compiler fuses them alike wherever this is expanded. */
+/* Epilogue of four accumulators of one row: scales, adds bias and beta D, rounds once and stores. `bias` holds the
+   biases of the columns. The operations are explicit intrinsics, so that the compiler contracts them equally at
+   every place of expansion. */
 GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int32_t row, int32_t col,
                                 const float bias[4], float v[4]) {
     char *dst = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
@@ -885,8 +891,9 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
     gmm_write4(args->d.dtype, dst, count, o->vec4, v);
 }
 
-/* The same for up to 4 rows whose elements all exist and may be moved four at once: first all reads, then all writes.
-   The sums stand in shared memory, the rows `hop` bytes apart in D and `out_hop` floats apart there. */
+/* The same for up to 4 rows that are complete and aligned for vector access: all loads are issued before the first
+   store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
+   between the rows in shared memory. */
 GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst, int64_t dst_stride,
                                      const float *row_scale, int row_scale_step, const float *src, int src_stride,
                                      const float bias[4]) {
@@ -940,7 +947,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
                                                    gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
 }
 
-/* Asks for the part of D that a tile adds to, so that it waits in the L2. */
+/* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
 GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
     const int size = gmm_kmat_size(&args->d), lines = bn * size / 128;
     const char *d;
@@ -954,7 +961,7 @@ GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, cons
     }
 }
 
-/* Zeroes rows [from, capacity) of D, one warp to a row. */
+/* Zeroes rows [first_row, capacity) of D, one warp per row. */
 GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_t capacity, int32_t n) {
     const int64_t warps = (int64_t)gridDim.x * (blockDim.x >> 5);
     const int64_t warp = (int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
@@ -967,19 +974,20 @@ GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_
             gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
 
-/* One operand of 16-bit elements on its way into a stage. A stage holds lines of contiguous elements: rows of an
-   operand that stands as [row][k], or values of k of one that stands as [k][row]. A thread moves the 16-byte chunk at
-   `from` and those `step` lines further on; `lines` and `cols` say how many lines and elements are left from there. */
+/* A thread's view of one 16-bit operand that is copied into stages. A stage consists of lines of contiguous
+   elements: rows of an operand stored as [row][k], or values of k of an operand stored as [k][row]. The thread
+   copies the 16-byte chunk at `src` and further chunks, `chunk_stride` bytes apart. `lines` and `cols` are the
+   numbers of lines and elements left from there. */
 typedef struct gmm_stage_loader {
     const char *src;
-    int64_t chunk_stride, stage_stride; /* bytes to the next chunk of the stage, and to the next stage */
-    int32_t lines, cols;  /* of stage 0 */
+    int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
+    int32_t lines, cols;  /* left in stage 0 */
     int32_t aligned;        /* chunks are aligned to 16 bytes */
-    int32_t full_stages;         /* stages that are whole, and exist to the last element */
-    uint32_t offset;          /* byte in the stage */
+    int32_t full_stages;         /* number of stages that are complete and aligned */
+    uint32_t offset;          /* offset in the stage */
 } gmm_stage_loader;
 
-/* Chunks are permuted inside a line so that 8 neighbouring lines fall into different banks. */
+/* Swizzle: chunks are permuted within a line so that 8 adjacent lines fall into different banks. */
 GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
     return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
 }
@@ -1003,7 +1011,7 @@ GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g,
     return loader;
 }
 
-/* Moves stage number `q` and steps on. */
+/* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
 GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step, int line_bytes,
                                 int k_lines,
                                 int k_cols) {
@@ -1031,7 +1039,7 @@ GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage
     loader->src += loader->stage_stride;
 }
 
-/* Tile of the fp32 product, which runs on the plain arithmetic units. */
+/* Tile of the fp32 product, which uses the CUDA cores. */
 enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gmm_threads_f32 = 256 };
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
@@ -1078,8 +1086,8 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #undef GMM__TAG
 #undef GMM__BODY
 
-/* One depth of an operand of the fp32 product: 4 values of k of a row or, where the operand stands as [k][rows], 4 rows
-   of a value of k, twice per thread; into registers, and from there to shared memory as [k][rows]. */
+/* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
+   stored as [k][rows], 4 rows of a value of k; then it stores them to shared memory as [k][rows]. */
 GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, int64_t ld, int rows, int k0, int k,
                                float v[2][4]) {
     int i;
@@ -1138,25 +1146,27 @@ enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernel
 
 /* ................................................................................ Grouped products, quantized ... */
 
-/* The same products where both operands are quantized, or the weights alone. An operand is seen as lines that run along
-   the contraction: while a stage is multiplied, the codes of the next one become 16-bit elements in shared memory, once
-   per tile, and those behind it are asked for. Where the scales go:
-   MX32, NV16     into the elements, in BF16: a code times its scale is exact, MX32 for scales of 2^-124 to 2^119 and
-                  above or below unless the element leaves BF16's range; NV16 in F16 too, beside F16 tokens
-   1X128, 128X128 onto the sum of each 128 along the contraction; MX32 beside F16 tokens onto each 32
-   others         onto the whole sum, with NV16's amax, at the end
-   Codes alone are multiplied as F16, which holds all of FP8. */
+/* The same products where both operands are quantized, or the weights alone. An operand is a set of lines along the
+   contraction (gmm_quant.h, section 6). While a stage is multiplied, the codes of the next stage are dequantized into
+   16-bit elements in shared memory, once per tile, and the codes behind them are in flight. Where scales are applied:
+       MX32, NV16      to the elements, in BF16, where code times scale is exact: for MX32 with scales of 2^-124 to
+         2^119, and with others unless the element leaves the range of BF16; NV16 also in F16, where tokens are F16
+       1X128, 128X128  to the partial sum of every 128 elements along the contraction
+       MX32 beside F16 tokens  to the partial sum of every 32 elements
+       others          to the complete sum in the epilogue, as well as NV16's amax
+   Codes without scales are multiplied as F16, which represents all FP8 values exactly. */
 typedef struct gmm_qgemm_args {
     gmm_gemm_args p;               /* without a and b */
-    gmm_mat a, b;                  /* copies, or for a tokens; tables in device memory */
+    gmm_mat a, b;                  /* quantized copies, or for a 16-bit tokens; tables in device memory */
     gmm_direction a_along, b_along;
     int32_t a_cols, b_rows, b_cols; /* columns of the matrices that were quantized; rows of the weights */
-    int32_t k_round;               /* 16 for transformed copies, whose last rows spread, else 1 */
-    int32_t block;                 /* elements along the contraction whose sum is scaled by itself */
+    /* 16 for Hadamard-transformed copies, where a transform spreads the last rows over a block of 16; else 1 */
+    int32_t k_round;
+    int32_t block;                 /* elements along the contraction whose partial sum is scaled (block-scaled kinds) */
 } gmm_qgemm_args;
 
-/* Kinds of product: X(tag, A stands as [k][lines], B stands as [k][lines], sums in parts, dtype). Columnwise MX32
-   stands like that. */
+/* Kinds of products: X(tag, A is stored as [k][lines], B is stored as [k][lines], block-scaled sums, dtype of the
+   elements). Columnwise MX32 is stored as [k][lines]. */
 #define GMM_QUANT_KIND_LIST(X) \
     X(bf16, 0, 0, 0, GMM_BF16) \
     X(bf16_nn, 0, 1, 0, GMM_BF16) \
@@ -1176,9 +1186,9 @@ typedef struct gmm_qgemm_args {
 enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
 #undef GMM__X
 
-/* A tile is 128 rows, as groups are placed in columnwise copies, by 256 columns, or 128 where sums come in parts; a
-   stage is 64 deep. Shared memory: the elements of two stages, A's before B's, where results leave too; the scales of
-   four; the tile. */
+/* A tile has 128 rows, like the granularity of groups in columnwise copies, and 256 columns, or 128 for block-scaled
+   sums. A stage has 64 values of k. Shared memory: elements of two stages, A before B, which the epilogue reuses;
+   scales of four stages; the work tile. */
 enum {
     GMM_QGEMM_TILE_M = 128, GMM_QGEMM_TILE_K = 64, GMM_QGEMM_THREADS = 256, gmm_qgemm_tile_n_0 = 256, gmm_qgemm_tile_n_1 = 128,
     gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0), gmm_qgemm_slot_bytes_1 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1),
@@ -1186,19 +1196,21 @@ enum {
     gmm_qgemm_smem_bytes_1 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1) + 4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
 };
 
-/* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
+/* Products of two pairs of 16-bit elements, each rounded once; subnormal values are kept. */
 GMM__DEVICE uint32_t gmm_mul_16bit_x2(gmm_dtype dtype, uint32_t a, uint32_t b) {
     return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
 
-/* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
+/* Converts four FP8 codes to `dtype`: exponent and mantissa bits are shifted into place, and one multiplication
+   corrects the exponent bias. */
 GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t dst[2]) {
     const int e4m3 = format == GMM_E4M3, is_f16 = dtype == GMM_F16;
     const uint32_t a = gmm_prmt(codes, 0u, 0x1404u), b = gmm_prmt(codes, 0u, 0x3424u);
     const int shift = is_f16 ? 1 : e4m3 ? 4 : 3;
     const uint32_t field = is_f16 ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
     const uint32_t exponent_scale = is_f16 ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
-    const uint32_t nonfinite = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
+    /* codes of NaN and infinity */
+    const uint32_t nonfinite = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u;
     if (is_f16 && !e4m3) {
         dst[0] = a;
         dst[1] = b;
@@ -1220,7 +1232,7 @@ GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t
     dst[0] = gmm_mul_16bit_x2(dtype, dst[0], exponent_scale);
     dst[1] = gmm_mul_16bit_x2(dtype, dst[1], exponent_scale);
 }
-/* Eight E2M1 codes; sign and fields go to the upper byte of each element first. */
+/* Converts eight E2M1 codes; each code is first moved to the upper byte of its element. */
 GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t dst[4]) {
     const uint32_t exponent_scale = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
     const uint32_t low_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
@@ -1232,15 +1244,15 @@ GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t d
     }
 }
 
-/* One operand of a tile as a thread moves it: chunks of 16 bytes, each some rows on. A stage holds 64 elements of each
-   line; of an operand that stands as [k][lines], all lines of each of 64 values of k. */
+/* A thread's view of one operand of a tile: it loads chunks of 16 bytes, some rows apart. A stage holds 64 elements
+   of each line, or 64 rows of an operand that is stored as [k][lines] (`mn_major`). */
 typedef struct gmm_qgemm_operand {
-    const char *src;    /* the thread's first chunk of the stage that comes next */
-    int32_t rows, bytes; /* left from there: of what stands one below the other; along it */
+    const char *src;    /* first chunk of the thread in the next stage */
+    int32_t rows, bytes; /* what is left from there: rows of memory, and bytes along a row */
     int32_t aligned;       /* chunks are aligned to 16 bytes */
 } gmm_qgemm_operand;
 
-/* Chunks of a row of a stage, as power of two; `wide` is the lines of the tile over 64, as power of two. */
+/* log2 of the chunks in a row of a stage. `log2_n64`: log2 of (lines of the tile / 64). */
 GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_n64) {
     return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_n64 : 0);
 }
@@ -1248,7 +1260,8 @@ GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
 
-/* Opens lines [line, lines) of an operand; k elements of each exist. `row` is the first one of the group in tokens. */
+/* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
+   matrix. */
 GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major, int log2_n64, int64_t row,
                             int32_t line, int32_t lines, int32_t k) {
     const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
@@ -1260,14 +1273,14 @@ GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, 
     s->rows = (mn_major ? k : lines - line) - first;
     s->bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
 }
-/* On to the next stage. */
+/* Advances to the next stage. */
 GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *m, int mn_major) {
     const int bits = gmm_qgemm_element_bits(m);
     if (mn_major) s->rows -= GMM_QGEMM_TILE_K;
     else s->bytes -= GMM_QGEMM_TILE_K * bits / 8;
     s->src += mn_major ? GMM_QGEMM_TILE_K * (m->ld * bits / 8) : GMM_QGEMM_TILE_K * bits / 8;
 }
-/* Bytes of the thread's chunk i that exist, and where they stand. */
+/* Address of the thread's chunk i, and the number of its bytes that exist. */
 GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i, const char **src) {
     const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_n64));
     *src = s->src + row_offset * (m->ld * gmm_qgemm_element_bits(m) / 8);
@@ -1288,7 +1301,7 @@ GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat
     }
     return v;
 }
-/* Tokens go straight to their place. */
+/* Copies 16-bit tokens to the stage without conversion. */
 GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat *m, char *dst) {
     const char *src;
     int i, e;
@@ -1303,15 +1316,15 @@ GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat
     }
 }
 
-/* Turns chunk i into elements at `to`, times their scales if `scales` is given: for each block of a line, `lines` to a
-   block, as elements. */
+/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its
+   block; scales are elements, [block][lines]. */
 GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i, uint4 codes, char *dst,
                               const uint16_t *scales, int lines) {
     const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
     const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
-    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* of blocks in a chunk; else it lies in one */
+    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else it lies in one */
     uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
     if (scales && !mn_major) {
@@ -1320,7 +1333,7 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
         scale_pair[1] = pairs ? scale[lines] * 0x00010001u : scale_pair[0];
     }
 #pragma unroll
-    for (e = 0; e < 4; e++) { /* eighths of the row */
+    for (e = 0; e < 4; e++) { /* groups of 8 elements of the row */
         const uint32_t eighth = chunk * (fp4 ? 4 : 2) + e;
         uint32_t v[4];
         if (!fp4 && e >= 2) break;
@@ -1343,12 +1356,12 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
     }
 }
 
-/* Bytes of the scales of a line from block to block within four, and from four to four. */
+/* Strides of a line's scales, in bytes: between blocks within four blocks, and between groups of four blocks. */
 typedef struct gmm_qgemm_scale_strides {
     int32_t block, block4;
 } gmm_qgemm_scale_strides;
 
-/* Of a group whose scales lie as those of `lines` lines. */
+/* Strides for a group whose scales are laid out for `lines` lines. */
 GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t lines) {
     const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
     gmm_qgemm_scale_strides t;
@@ -1357,13 +1370,13 @@ GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m,
     t.block4 = swizzled ? 512 : 4 * t.block;
     return t;
 }
-/* The first scale of a line, one thread to a line; NULL without scales and behind the last line. */
+/* Address of a line's first scale, one thread per line; NULL without scales and beyond the last line. */
 GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
     const int32_t width = gmm_block_along(scaling);
     return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
 }
-/* What a line needs of stage q: scale bytes of its blocks, the first lowest; or the fp32 scale of blocks of 128. Behind
-   its k elements, and without scales, zeros. */
+/* Loads the scales of a line in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32 scale of
+   a block of 128. Zeros beyond the line's k elements and without scales. */
 GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q, int32_t k) {
     const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
     const int32_t first = count == 1 ? q / 2 : count * q;
@@ -1377,7 +1390,8 @@ GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_
         if (i < count && q * GMM_QGEMM_TILE_K + i * (GMM_QGEMM_TILE_K / count) < k) bits |= (uint32_t)src[i * t.block] << (8 * i);
     return bits;
 }
-/* Keeps it at `slot` of line `at` of `lines`: as elements, or with parts as fp32, where tokens are not scaled. */
+/* Stores the loaded scales into `slot` for line `index` of `lines`: as elements or, for block-scaled sums, as fp32,
+   where unquantized tokens have the scale 1. */
 GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits, char *slot, int index,
                             int lines) {
     const int mx = scaling == GMM_SCALING_MX32;
@@ -1403,7 +1417,7 @@ GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_s
     }
 }
 
-/* What line l is multiplied by outside of the sum, and the share that stands in for 1 / (6 e4m3_max) of NV16. */
+/* Factor of line l that is constant over the contraction, and the divisor of NV16's factor, 6 e4m3_max. */
 GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
     if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
@@ -3291,17 +3305,18 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
 
 /* .................................................................. Copies as operands of 16-bit products ... */
 
-/* MX32 and NV16 copies as matrices of 16-bit elements, code times scale, as the products of quantized operands make
-   them in shared memory, for the products of 16-bit matrices. Copies whose lines run along the contraction, and
-   columnwise MX32, keep their places: rows of `to` are rows of the copy, without gaps. Columnwise NV16 tokens are
-   turned, since wgrad's operands stand as [k][lines]: rows of `to` are tokens, each group's behind the one before and
-   filled up to a multiple of 16 rows, which transformed copies use and others have as zeros. */
+/* Dequantizes MX32 and NV16 copies into matrices of 16-bit elements, code times scale, for the 16-bit Hopper
+   products; the values are those that mma/quantized.cuh makes in shared memory. Copies whose lines run along the
+   contraction, and columnwise MX32, keep their layout: rows of `to` are rows of the copy, without gaps. Columnwise
+   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `to` are tokens. Each group
+   follows the previous one and is filled up to a multiple of 16 rows; the added rows hold the spread values of
+   Hadamard-transformed copies, else zeros. */
 typedef struct gmm_expand_operand {
-    gmm_mat from;          /* tables in device memory; dtype GMM_NONE = absent */
+    gmm_mat from;          /* tables in device memory; dtype GMM_NONE: absent */
     uint16_t *to;
     gmm_direction direction;
-    int32_t grouped;       /* tokens */
-    int32_t rows, cols;    /* of each matrix that was quantized; of tokens the capacity */
+    int32_t grouped;       /* the matrix holds tokens */
+    int32_t rows, cols;    /* of each quantized matrix; for tokens rows is the capacity */
 } gmm_expand_operand;
 
 typedef struct gmm_expand_args {
@@ -3310,24 +3325,25 @@ typedef struct gmm_expand_args {
     int32_t groups;
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of tiles of GMM_GROUP_ROWS rows */
-    const int32_t *units;   /* [G + 1] of 16 rows; turned copies */
+    const int32_t *units;   /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
     int64_t *ends;          /* [G + 1] receives 16 times these */
-    const float *alpha;     /* [G] or [1]; NULL = 1 */
+    const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
-    float *factor;          /* [G] receives what multiplies the groups' sums; NULL = not wanted */
+    float *factor;          /* [G] receives the alpha of each group's product; NULL: not written */
 } gmm_expand_args;
 
 enum {
     GMM_EXPAND_THREADS = 256,
-    GMM_EXPAND_MAX_THREADS = 1024, /* where blocks have a multiprocessor to themselves */
-    GMM_EXPAND_LINES = 4,   /* that a warp takes side by side, 256 elements of each at a time */
-    GMM_EXPAND_SPAN = 1024, /* elements of each that it takes in all */
+    GMM_EXPAND_MAX_THREADS = 1024, /* threads of a CTA that has a multiprocessor to itself */
+    GMM_EXPAND_LINES = 4,   /* lines that a warp processes together, 256 elements of each at a time */
+    GMM_EXPAND_SPAN = 1024, /* elements of each line in a task */
     GMM_EXPAND_TRANSPOSE_THREADS = 256,
-    GMM_EXPAND_STRIPS = 2,    /* that a block turns with 64 lines at a time: 128 bytes of what is read and written */
-    GMM_EXPAND_STRIP_LINES = 128    /* that it takes in all */
+    /* strips that a CTA transposes, 64 lines at a time: 128 bytes are contiguous in loads and stores */
+    GMM_EXPAND_STRIPS = 2,
+    GMM_EXPAND_STRIP_LINES = 128    /* lines in a task */
 };
 
-/* Eight codes at `from` as they stand, the first in the lowest bits. `whole`: they are aligned. */
+/* Loads eight codes, the first in the lowest bits. `aligned`: by vector loads. */
 GMM__DEVICE uint2 gmm_expand_load8(int fp4, const uint8_t *src, int aligned) {
     uint2 v = make_uint2(0u, 0u);
     int i;
@@ -3352,7 +3368,7 @@ GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4,
     }
 }
 
-/* Four scale bytes as elements. */
+/* Converts four scale bytes to elements. */
 GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t dst[2]) {
     const uint32_t low = bytes & 0x7F7F7F7Fu;
     const uint32_t zero = ~((low + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
@@ -3371,18 +3387,19 @@ GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_
                      (gmm_prmt(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
 }
 
-/* What a lane holds of a step: eight codes of each line; a scale byte of each line, or of MX32 columnwise, where lines
-   share them, eight bytes. */
+/* Registers of a lane for one step: eight codes of each line, and a scale byte of each line or, for columnwise MX32,
+   whose scales apply to blocks of lines, eight bytes for eight columns. */
 typedef struct gmm_expand_step {
     uint2 codes[GMM_EXPAND_LINES];
     uint32_t scale[GMM_EXPAND_LINES];
 } gmm_expand_step;
 
-/* Where the lines of a warp stand. */
+/* Addresses and strides of a warp's lines. */
 typedef struct gmm_expand_lines_view {
     const uint8_t *data, *scale;
     int64_t pitch;
-    int32_t line_stride, block4_stride; /* bytes of scales: from line to line (apart and swizzled: 128 lines), from four blocks on */
+    /* bytes of scales: between lines (mn_major and swizzled: between 128 lines), and between groups of four blocks */
+    int32_t line_stride, block4_stride;
     int32_t count, aligned, swizzled;
 } gmm_expand_lines_view;
 
@@ -3415,11 +3432,12 @@ GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, in
     }
 }
 
-/* Lines [line, line + 4) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them. One warp. dtype, mx, fp4 and
-   apart are constants; apart: MX32 columnwise, whose rows are the lines here. */
+/* Dequantizes lines [line, line + GMM_EXPAND_LINES) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them.
+   One warp. dtype, mx, fp4 and mn_major are constants. mn_major: columnwise MX32, where the lines here are rows of
+   memory. */
 GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype, int mx,
                                   int fp4, int mn_major, int32_t g, int32_t line, int32_t c) {
-    const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are the matrix's columns */
+    const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are columns of the matrix */
     const int32_t width = transposed ? s->rows : s->cols, end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
     int64_t row = 0, start = 0, rows = s->rows;
     gmm_expand_lines_view p;
@@ -3473,12 +3491,13 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
     }
 }
 
-/* Columnwise NV16, 32 rows of a strip of tokens: where a lane reads them and writes its part of rows. */
+/* A lane's view of 32 rows of a strip of columnwise NV16 tokens: where it loads lines, and where it stores rows. */
 typedef struct gmm_expand_strip {
     const uint8_t *data, *scale; /* of line 0 */
     uint16_t *to;
-    int32_t line_stride;                /* bytes of scales from line to line, or from 128 lines to the next, swizzled */
-    int32_t valid_rows, rows;          /* from the strip's first on: rows of the copy, of the result */
+    int32_t line_stride;                /* bytes of scales between lines, or between 128 lines if they are swizzled */
+    /* counted from the first row of the strip: rows that the copy has, rows that are written */
+    int32_t valid_rows, rows;
 } gmm_expand_strip;
 
 typedef struct gmm_expand_strip_step {
@@ -3504,15 +3523,16 @@ GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_
     }
 }
 
-/* GMM_EXPAND_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens, GMM_EXPAND_STRIP_LINES lines from `line` on, turned in
-   shared memory. One block. */
+/* Transposes GMM_EXPAND_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens through shared memory, for
+   GMM_EXPAND_STRIP_LINES lines from `line` on. One CTA. */
 GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype,
                                    int32_t strip, int32_t line, char *shared) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int swizzled = s->from.scale_order == GMM_SCALES_SWIZZLED;
     const int32_t lines = s->cols, end = lines - line < GMM_EXPAND_STRIP_LINES ? lines : line + GMM_EXPAND_STRIP_LINES, first = line;
-    const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8; /* that a thread writes */
+    /* row and chunk that this thread stores */
+    const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8;
     const int64_t pitch = s->from.ld / 2;
     gmm_expand_strip t[GMM_EXPAND_STRIPS];
     gmm_expand_strip_step next;
@@ -3521,7 +3541,8 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
     memset(&next, 0, sizeof next);
 #pragma unroll
     for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
-        const int exists = strip + h < args->tiles[args->groups]; /* else that before, which is not written again */
+        /* else the previous strip is loaded again and not stored */
+        const int exists = strip + h < args->tiles[args->groups];
         gmm_mat from = s->from;
         gmm__qview v;
         int32_t rows, row;
@@ -3535,7 +3556,7 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
         t[h].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
         t[h].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
         t[h].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
-        t[h].valid_rows = s->from.hadamard ? t[h].rows : rows - row; /* transformed rows spread */
+        t[h].valid_rows = s->from.hadamard ? t[h].rows : rows - row; /* a transform spreads the last rows over 16 */
         t[h].to = s->to + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
     }
 #pragma unroll 1
@@ -3552,7 +3573,7 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
 #pragma unroll
         for (h = 0; h < GMM_EXPAND_STRIPS; h++)
 #pragma unroll
-            for (i = 0; i < 4; i++) { /* of matrix j, column 2 q + b is row 32 q + 2 j + b */
+            for (i = 0; i < 4; i++) { /* matrix j of the stmatrix: column 2 q + b is row 32 q + 2 j + b */
                 const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
                 const uint32_t scale = gmm_prmt(scales[h], 0u, i < 2 ? 0x1010u : 0x3232u);
                 const uint4 codes = step.codes[h];
@@ -3581,8 +3602,7 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
 #endif
 }
 
-/* What every launch of this section does once: what multiplies the groups' sums, and the groups' ends in turned
-   copies. */
+/* Writes, once per launch, the alpha of each group's product and the row offsets of groups in transposed copies. */
 GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
     const gmm_mat *a = &args->side[0].from, *b = &args->side[1].from;
     const float la = a->scaling != GMM_SCALING_NV16 ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f
@@ -3599,6 +3619,8 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
         args->ends[g] = 16 * (int64_t)args->units[g];
 }
 
+/* Dequantizes copies that keep their layout. A task is GMM_EXPAND_LINES lines of GMM_EXPAND_SPAN elements;
+   grid-stride loop, one warp per task, first all tasks of operand 0, then those of operand 1. */
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
     enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
     int32_t task, k;
@@ -3638,6 +3660,8 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
     }
 }
 
+/* Dequantizes and transposes columnwise NV16 tokens. A task is GMM_EXPAND_STRIPS strips by GMM_EXPAND_STRIP_LINES
+   lines; grid-stride loop, one CTA per task. */
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_EXPAND_STRIPS];
     int32_t task = (int32_t)blockIdx.x, strip_groups, k;
@@ -3659,7 +3683,8 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4) gmm_expand_column
     }
 }
 
-/* `columns`: the sides are columnwise NV16 tokens. `limited`: a block per multiprocessor, of those it may use. */
+/* `columns`: the operands are columnwise NV16 tokens. `limited`: the grid has one CTA per multiprocessor that may be
+   used. */
 static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int pdl,
                                                  const gmm_expand_args *args, cudaStream_t stream) {
     const int threads = columns ? GMM_EXPAND_TRANSPOSE_THREADS : limited ? GMM_EXPAND_MAX_THREADS : GMM_EXPAND_THREADS;
@@ -3669,22 +3694,23 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
 
 /* ......................................................................................... Bias gradient ... */
 
-/* db_g[n] = sum over the group's rows of s[r] dy[r][n]: pieces of GMM_BGRAD_ROWS rows, counted from the group's start,
-   are summed in a fixed order, and then the pieces in theirs. d_row_scale[r] = sum over n of dy[r][n] bias_g[n]. */
+/* db_g[n] = sum over the group's rows of s[r] dy[r][n]. Chunks of GMM_BGRAD_ROWS rows, counted from the start of the
+   group, are summed in a fixed order; then their partial sums are added in order of the chunks. d_row_scale[r] = sum
+   over n of dy[r][n] bias_g[n]. */
 enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
     gmm_kmat dy, db, bias;
     const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] prefix sums of the groups' pieces */
-    float *partials;            /* [pieces][n] */
+    const int32_t *tiles;     /* [G + 1] prefix sums of the groups' chunks */
+    float *partials;            /* [chunks][n] partial sums */
     int32_t groups, n;
     int64_t capacity;
-    const float *row_scale;   /* NULL = 1 */
+    const float *row_scale;   /* NULL: ones */
     const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL = none */
+    const uint8_t *frozen;    /* [G]; NULL: no group is frozen */
     float beta_all;
     int32_t row_add, zero_tail;
-    float *d_row_scale;       /* NULL = not wanted */
+    float *d_row_scale;       /* NULL: not written */
 } gmm_bgrad_args;
 
 #define GMM__BODY 3
@@ -3699,6 +3725,8 @@ typedef struct gmm_bgrad_args {
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
+/* db_g[n] = beta db_g[n] + sum over the partial sums of the group's chunks. One thread per element; no access to
+   frozen groups, nor to groups without rows whose beta is 1. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __grid_constant__ gmm_bgrad_args args) {
     const int64_t count = (int64_t)args.groups * args.n;
     int64_t i;
@@ -3722,7 +3750,7 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
     }
 }
 
-/* One row per precision of dy. */
+/* One row per dtype of dy. */
 typedef struct gmm_bgrad_kernel {
     gmm_dtype dtype;
     const void *partials, *rows;
@@ -4296,12 +4324,13 @@ GMM__ELEM_UNITS(GMM__X)
 
 /* ................................................................................................. Quantization ... */
 
-/* Tiles of GMM_TILE rows of one group or matrix by GMM_TILE columns: a block of threads takes one after another. Every
-   copy is seen as lines (gmm_quant.h, section 6): a warp takes a line, a lane four elements in a row of it. */
+/* General casts. A tile is GMM_TILE rows of one group or matrix by GMM_TILE columns; a CTA processes one tile after
+   another. A copy is a set of lines along its direction (gmm_quant.h, section 6): a warp processes one line at a
+   time, a lane four consecutive elements of it. */
 enum {
     GMM__QUANT_BLOCK = 256,
     GMM__QUANT_WARPS = GMM__QUANT_BLOCK / 32,
-    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes from row to row of codes that wait to be turned */
+    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes between rows of codes that are transposed in shared memory */
     GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
     GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
@@ -4310,25 +4339,28 @@ enum {
 };
 
 typedef struct gmm__quant_args {
-    gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE = absent */
+    gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE: absent */
     gmm_format format;
-    gmm_dtype source;                 /* dtype that block scales take the source for */
+    gmm_dtype source;                 /* dtype of the source for the limits of block scales */
     int32_t grouped, phase, first_group;
-    int64_t units, rows, cols;        /* rows: capacity, or of each matrix */
+    int64_t units, rows, cols;        /* rows: capacity, or rows of each matrix */
     int64_t col_tiles;
-    const int64_t *offsets;           /* grouped: [units + 1] rows */
-    const int32_t *tiles;             /* grouped: [units + 1] strips */
-    gmm_groups groups;                /* read by the kernels themselves if `few` */
+    const int64_t *offsets;           /* grouped: [units + 1] row offsets */
+    const int32_t *tiles;             /* grouped: [units + 1] prefix sums of strips */
+    gmm_groups groups;                /* read by the kernels themselves where warp_split is set */
     int32_t warp_split;                 /* vectorized, at most 32 groups: offsets and tiles are not set */
-    float *amax[2];                   /* [units]: of the rowwise and of the columnwise copy */
-    float *lines, *columns;           /* amax by row and by column; NULL = not needed */
+    float *amax[2];                   /* [units]: amaxes of the rowwise and of the columnwise copy */
+    float *lines, *columns;           /* amaxes by row and by column; NULL: not needed */
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    int32_t vectorized;                /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 those turned, too */
-    int32_t record;                   /* vectorized and delayed: the casts raise the amaxes of the copies */
-    int32_t backward;                 /* vectorized: tiles from the last to the first, which the caches still hold */
-    int64_t step[3], scale_step[2];   /* vectorized: bytes from matrix to matrix of copies and source; of their scales */
+    /* every row is aligned whole vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
+    int32_t vectorized;
+    int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
+    /* vectorized: tiles from the last to the first, since the L2 still holds the last ones */
+    int32_t backward;
+    /* vectorized: bytes between matrices of the copies and the source, and between their scales */
+    int64_t step[3], scale_step[2];
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -4345,7 +4377,7 @@ typedef struct gmm__transpose_args {
     int64_t units, rows, cols;
 } gmm__transpose_args;
 
-/* Rows [live, rows) of `bytes` at `pitch` become zeros. */
+/* Rows [*valid_rows, rows) of `bytes` bytes each, `pitch` bytes apart, become zeros. */
 typedef struct gmm__quant_tail_args {
     uint8_t *data;
     int64_t pitch, bytes, rows;
@@ -4353,7 +4385,8 @@ typedef struct gmm__quant_tail_args {
     const int32_t *skip;
 } gmm__quant_tail_args;
 
-/* A strip: its unit, first row within it, rows, and where the unit stands in the source and among padded rows. */
+/* A strip of GMM_TILE rows: unit, first row in the unit, its rows, rows of the unit, first row of the unit in the
+   source, and first row among padded rows. */
 typedef struct gmm__quant_strip { int64_t unit, row, m, rows, first, start; } gmm__quant_strip;
 
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
@@ -4385,8 +4418,9 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
     return gmm__qview_of(m, direction, grouped, p->unit, p->first, p->start, p->rows, cols);
 }
 
-/* Element (r, c) of a tile in shared memory. Columns are exchanged so that neither rows nor columns, four elements per
-   lane, meet in a bank: lanes of a row begin with different ones of their four. */
+/* Index of element (r, c) of a tile in shared memory. Columns are permuted so that accesses of four elements per
+   lane, along rows and along columns, are free of bank conflicts: the lanes of a row start with different elements
+   of their four. */
 GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
 GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     const float a = v[0], b = v[1];
@@ -4412,7 +4446,7 @@ GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
     for (t = 0; t < 4; t++) v[t] = x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))];
     gmm__quant_rotate4(v, (4 - q) & 3);
 }
-/* Four rows of column c, transformed in runs of 16 if `hadamard`. */
+/* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`. */
 GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
@@ -4446,7 +4480,7 @@ GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
     return gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(0u, v[0]), v[1]), v[2]), v[3]);
 }
 
-/* Raises the lane's amax, and the row's if it is wanted, by four values. */
+/* Updates the lane's amax, and the row's unless `line` is NULL, by four values. */
 GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint32_t *line) {
     uint32_t bits = gmm__quant_amax4(v);
     amax = bits > amax ? bits : amax;
@@ -4456,7 +4490,8 @@ GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint3
     return amax;
 }
 
-/* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
+/* Encodes four products, the first into the lowest bits. The instructions give the same bits as the codecs of
+   gmm_quant.h. */
 GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
     uint16_t low, high;
@@ -4486,7 +4521,7 @@ GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float f
     return dtype == GMM_E2M1 ? gmm__quant_codes4(p) : gmm__quant_codes8(dtype == GMM_E5M2, p);
 }
 
-/* Largest of the lanes that share a block; 4, 8 or 32 of them. */
+/* Maximum over the 4, 8 or 32 lanes that share a block. */
 GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     int32_t d;
     for (d = 1; d < lanes; d <<= 1) {
@@ -4496,8 +4531,8 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     return v;
 }
 
-/* NV16 by the better of two scales, as on the host: both, and what a block of one line misses by each, summed in the
-   order of its elements. */
+/* NV16 with the better of two scales, as on the host: computes both scales, and the error of a block of one line
+   with each, summed in the order of its elements. */
 GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
                                           uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
@@ -4525,23 +4560,23 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
     }
 }
 
-/* One copy of one tile. */
+/* The part of one copy that belongs to one tile. */
 typedef struct gmm__quant_copy_tile {
     gmm__qview view;
-    int64_t l0, a0;           /* of the tile, in lines and along them */
-    int32_t lines, data;      /* lines that have values; elements along a line that are stored */
-    const float *amax;        /* of the unit, or of line l0 on if per_line */
+    int64_t l0, a0;           /* first line of the tile, first element along lines */
+    int32_t lines, data;      /* lines with values; elements along a line that are stored */
+    const float *amax;        /* of the unit or, if per_line, of line l0 and the following ones */
     int32_t per_line;
     float scale;
     int64_t group, first_block, blocks_per_line;
-    gmm_nv_global global;     /* NV16, not per line */
+    gmm_nv_global global;     /* NV16 with one amax per unit */
     float factor;             /* TENSOR */
-    int64_t line_step, block_step; /* scales from line to line and from block to block, but for SWIZZLED */
+    int64_t line_step, block_step; /* strides of scales between lines and between blocks, except for SWIZZLED */
     int64_t scale_lines;      /* with padding */
-    int32_t used, end;        /* blocks of the tile that hold values, and with padding */
+    int32_t used, end;        /* blocks of the tile with values, and with padding */
 } gmm__quant_copy_tile;
 
-/* What all lines of a side share. */
+/* Initializes what all lines of a copy's tile share. */
 GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scaling scaling, gmm__quant_copy_tile *s) {
     const gmm_format *f = &a->format;
     const gmm__qview *v = &s->view;
@@ -4552,7 +4587,7 @@ GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scalin
         const int64_t used = gmm__ceil_div(v->along, width), end = gmm__round_up(used, 4), first = s->a0 / width;
         s->used = (int32_t)(used - first < GMM_TILE_BLOCKS ? used - first : (int64_t)GMM_TILE_BLOCKS);
         s->end = (int32_t)(end - first < GMM_TILE_BLOCKS ? end - first : (int64_t)GMM_TILE_BLOCKS);
-        s->line_step = gmm__qview_scale(v, 1, 0); /* blocks of 128 x 128: 0 */
+        s->line_step = gmm__qview_scale(v, 1, 0); /* 0 for blocks of 128 x 128 */
         s->block_step = gmm__qview_scale(v, 0, 1);
         s->scale_lines = width == 128 ? gmm__round_up(v->lines, 4) : gmm__round_up(v->lines, 128);
     }
@@ -4565,8 +4600,8 @@ GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scalin
                                                      gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
 }
 
-/* Scale and codes of the four values of line l. `shared_amax` is that of a square tile's block; codes of copies in the
-   source's order wait in `codes`. */
+/* Computes and stores the scale and codes of a lane's four values of line l. `shared_amax`: amaxes of square blocks.
+   Codes of copies in the order of the source go to `codes` first. */
 GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy_tile *s, int32_t l, const float v[4],
                                  const uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
@@ -4607,7 +4642,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     }
     if (scaling == GMM_SCALING_128X128) {
         const int64_t first = gmm__qview_scale(view, line, s->a0 / 128);
-        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* padding stands behind the last block */
+        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* the padding is behind the last block */
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
         if (is_first_lane && line < s->scale_lines)
@@ -4655,7 +4690,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     }
 }
 
-/* All lines of one copy of a tile whose values stand in x. For all threads of a block at once. */
+/* Quantizes all lines of one copy of a tile whose values are in x. All threads of the CTA call it. */
 GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant_copy_tile *s, const float *x,
                                      uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
@@ -4679,7 +4714,8 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         }
         __syncthreads();
     }
-    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) { /* errors of rows fold in halves */
+    /* errors of the 16 rows of a block, summed as a tree */
+    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) {
         float *errors = (float *)(void *)codes; /* [2][GMM_TILE][GMM_TILE_BLOCKS] */
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
             uint8_t scale[2];
@@ -4720,7 +4756,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
     if (!s->view.apart) return;
     __syncthreads();
-    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* rows of codes, as they are stored */
+    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
         const uint8_t *src = codes + l * GMM__QUANT_CODES;
         uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
@@ -4736,8 +4772,9 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
 }
 
-/* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. For
-   threads `first`, first + step, ...; `settle`: what the casts read becomes what the caller gave. */
+/* Stores what depends on amaxes alone: amaxes for the caller, scales of whole tensors and of columns. Threads
+   `first`, first + step, ... share the work. `store_amax`: amaxes that the caller gave replace those that the casts
+   read. */
 GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t store_amax) {
     const gmm_format *f = &a->format;
     const int32_t tensor = f->scaling == GMM_SCALING_TENSOR;
@@ -4784,12 +4821,14 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
             a->rowwise.amax[i] = a->lines[i];
 }
+/* gmm__quant_scales by a kernel of its own, for the general casts. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
     gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
                       1);
 }
 
+/* Zeroes the rows behind the last group. One CTA per row. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
     if (a.skip && *a.skip) return;
@@ -4797,26 +4836,28 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
 }
 
-/* --- whole vectors: what serves usual shapes at the speed of memory --- */
+/* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
-/* A block takes tiles of 128 x 128, a warp 32 rows by 64 columns of one: lane 8 q + c rows 8 q to 8 q + 7 and columns
-   8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a
-   lane has 8 codes of every line of a copy. Transposed codes are turned in shared memory. Where both copies of MX32
-   keep the order of the source, a lane has sixteen rows of sixteen bytes, so that sixteen lanes write whole lines of
-   memory: half lines cost a fifth. */
+/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 q + c holds rows 8 q to 8 q + 7 and
+   columns 8 c to 8 c + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
+   lanes, and a lane has 8 codes of every line of a copy. Columnwise codes are transposed in shared memory. MX32,
+   whose copies both keep the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen lanes
+   write whole memory lines: half lines cost a fifth of the time. */
 enum {
     GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
-    GMM__VEC_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
+    /* bytes of a column of codes; 16 more after every eight columns */
+    GMM__VEC_COLUMN = GMM_TILE,
     GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
-    GMM__VEC_TILES = 2,                    /* of a strip, that a block of NV16 takes, or of MX32 from 16 bits */
+    /* tiles of a strip that a CTA processes (NV16, and MX32 from 16-bit sources) */
+    GMM__VEC_TILES = 2,
     GMM__NV_COLUMN = GMM_TILE / 2,
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
 
-/* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
-   counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
+/* Functions of words of packed elements: the values of eight elements, and maxima of absolute values, which ignore
+   NaN. The instructions keep subnormal values whatever the compiler flags. */
 enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
-enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements of sixteen bytes */
+enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements in sixteen bytes */
 GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
     return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
 }
@@ -4834,7 +4875,7 @@ GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t maximum, uint32_t w) {
 GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t maximum, uint32_t w) {
     return gmm_max_abs_f32(maximum, w);
 }
-/* The largest of a word of maxima, as bits of an fp32. */
+/* The larger half of a word of maxima, as bits of an fp32. */
 GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t maximum) {
     const uint32_t low = maximum << 16, high = maximum & 0xFFFF0000u;
     return low > high ? low : high;
@@ -4844,7 +4885,7 @@ GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t maximum) {
     return gmm_f32_bits(gmm__word_value_f16(&w, 0));
 }
 GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t maximum) { return maximum; }
-/* The same where a NaN counts as more than all others. */
+/* Maxima that return NaN if an operand is NaN. */
 GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t maximum, uint32_t w) {
     return gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu);
 }
@@ -4855,8 +4896,9 @@ GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t maximum, uint32_t w) {
     return gmm_max_nan_abs_f32(maximum, w);
 }
 
-/* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
-   NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
+/* Maxima in fewer instructions, for chains that start with an unmodified word: the sign of the result is
+   meaningless, and a result is NaN only if all operands are. gmm__word_max_*(0, result) is the absolute value, 0 for
+   NaN. */
 GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t maximum, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
     return gmm_max_xorsign_abs_bf16x2(maximum, w);
@@ -4875,9 +4917,9 @@ GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
     return gmm_max_abs_abs_f32(maximum, w);
 }
 
-/* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
-   each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. Products are
-   `capped` at 6, or none of them may be a NaN or reach 7. */
+/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4 and m
+   / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
+   Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
 GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
                                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
@@ -4885,7 +4927,7 @@ GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
                                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
-/* |v by|; capped: 6 if it is more, or a NaN. */
+/* |v multiplier|; saturate: 6 if it is larger or NaN. */
 GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
     const float m = gmm_mul_abs_f32(v, multiplier);
     return saturate ? gmm_min_6_f32(m) : m;
@@ -4903,22 +4945,23 @@ GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int sat
     codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
     return codes | gmm__vec_signs(v);
 }
-/* The same by gmm_f32_to_e2m1_random, element j with byte j % 4 of word j / 4. A product rises by its share of a step
-   and is cut: at 2^-126 times it, bits 22 and up are the code. */
+/* The same with stochastic rounding as in gmm_f32_to_e2m1_random; element j uses byte j % 4 of word j / 4. A product
+   is increased by a random fraction of the E2M1 step and truncated: multiplied by 2^-126, bits 22 and up are the
+   code. */
 GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float multiplier, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         const float m = gmm__vec_product(v[j], multiplier, 1);
-        /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
+        /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
         const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
         codes = codes * 16 + (bits >> 22);
     }
     return codes | gmm__vec_signs(v);
 }
-/* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
+/* Transposes an 8 x 8 matrix of nibbles: nibble j of word i becomes nibble i of word j. */
 GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
     int32_t i;
 #pragma unroll
@@ -4942,7 +4985,7 @@ GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
     }
 }
 
-/* The strips of a call. All threads. */
+/* Number of strips of a call, and the split if warps compute it. All threads call it. */
 GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
     if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
@@ -4950,7 +4993,7 @@ GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
-/* Where strip `at` is, and the first column of the `tiles` that the block takes of it. */
+/* Strip number `index`, and the first column of the `tiles` tiles that the CTA processes of it. */
 typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
 GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
                                               int32_t tiles, int32_t *c0) {
@@ -4985,7 +5028,7 @@ GMM__DEVICE uint8_t *gmm__vec_data(const gmm_mat *m, int64_t step, int64_t unit)
 GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
-/* Codes of a row of a lane. */
+/* Stores the codes of a lane's part of a row. */
 GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
     gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
@@ -4994,7 +5037,8 @@ GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2,
 GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
     gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
 }
-/* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
+/* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
+   largest value. */
 GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse) {
     const float amax[2] = { first, second };
     uint32_t bytes = 0;
@@ -5006,14 +5050,14 @@ GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse
     }
     return bytes;
 }
-/* gmm_e8m0_reciprocal of scale byte i of words. */
+/* gmm_e8m0_reciprocal of scale byte i of an array of words. */
 GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
     const uint32_t bits = (254u - ((scales4[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
     return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
 }
 
-/* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
-   the tile begins with line `line` and block `block`, and a line has `along` scales. */
+/* Stores four scale bytes of line l of a tile, the first of block `quad` of the tile. `dst`: scales of the copy,
+   where the tile starts with line `line` and block `block` and a line has `along` scales. */
 GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
                                    int32_t l, int32_t quad, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
@@ -5022,13 +5066,14 @@ GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int
     if (block + quad < along) gmm_st_global_b32(dst, scales4);
 }
 
-/* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
+/* NV16 scale bytes of four blocks. `check`: bit 7 of the first byte is set if a product may reach 7. */
 GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encodes, int check) {
     float v[4], maximum = 0.0f;
     uint32_t scales4;
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]); /* infinity too becomes the largest code */
+    /* infinity saturates to the largest code as well */
+    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
     scales4 = gmm__quant_codes8(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
@@ -5037,19 +5082,20 @@ GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encode
     }
     return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
-/* What the elements of block i of eight multiply by; words of four scale bytes. */
+/* Encode multiplier of block i of eight, whose scale bytes are in two words. */
 GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
     return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
 
-/* BF16: NaNs lose their signs. */
+/* BF16: clears the sign of NaN. */
 GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
     if ((w & 0x7FFFu) > 0x7F80u) w &= 0xFFFF7FFFu;
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
-/* BF16: signs of rows flipped by bits of `signs`. Then the words of a lane's 8 rows by 8 columns become 16 rows by 4
-   columns: of the lanes of 16 rows the one above keeps its left columns, the one below its right ones. */
+/* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
+   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the upper lane keeps its left columns,
+   the lower lane its right ones. */
 GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
@@ -5070,7 +5116,7 @@ GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32
             dst[i + 8][k] = lower ? x[i][k + 2] : received;
         }
 }
-/* Stages of strides 1 to `last` of a Hadamard transform of runs of 2 last values. */
+/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
 GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last) {
     int32_t i, stride;
 #pragma unroll
@@ -5083,7 +5129,8 @@ GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last)
                 v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
             }
 }
-/* Column j of four, transformed but for the signs, as words of two rows. NaNs lose their signs. */
+/* Column j of a lane's four columns as words of two rows, Hadamard-transformed without the signs of rows if
+   `hadamard`. NaN loses its sign. */
 GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t dst[8]) {
     float v[16];
     int32_t i;
@@ -5098,8 +5145,8 @@ GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t h
     for (i = 0; i < 8; i++)
         dst[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
 }
-/* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
-   an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
+/* Largest absolute value of the transforms of this lane's and its neighbour's blocks of 16, as bits of an fp32
+   rounded to BF16. The last stage takes |a| + |b|, the larger of |a + b| and |a - b|, so that it needs no order. */
 GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lower) {
     float maximum = 0.0f;
     uint32_t bits;
@@ -5131,7 +5178,8 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
     return bits << 16;
 }
 
-/* Values of a copy, in the order of the source. */
+/* Dequantizes a copy in either direction into a matrix in the layout of the source. A CTA processes one 128 x 128
+   tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
@@ -5169,8 +5217,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
     }
 }
 
-/* Rows 4 q to 4 q + 3 of a tile, 4 bytes of each per lane, become words of 4 rows: those of one column stand side by
-   side, and the lanes of a warp in different banks. */
+/* Transposes rows 4 q to 4 q + 3 of a tile, of which each lane has 4 bytes per row, into words that hold 4 rows of
+   one column. Words of one column are contiguous, and the lanes of a warp access different banks. */
 GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *tile) {
     const uint32_t a = __byte_perm(v[0], v[1], 0x5140), b = __byte_perm(v[2], v[3], 0x5140);
     const uint32_t c = __byte_perm(v[0], v[1], 0x7362), d = __byte_perm(v[2], v[3], 0x7362);
@@ -5185,7 +5233,8 @@ GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *
     }
 }
 
-/* Tiles of 128 x 128 bytes, turned in shared memory; by words where both sides allow them. */
+/* Transposes codes of one byte, and scales, in tiles of 128 x 128 through shared memory; by 32-bit words where both
+   matrices are aligned. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
@@ -5236,6 +5285,7 @@ typedef struct gmm__update_args {
     float qmax;
 } gmm__update_args;
 
+/* Delayed scaling: each slot's scale from its amax history. One thread per slot. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
     const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     if (i < a.slots)
@@ -5243,7 +5293,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
-/* A rank's part of sharded masters: amaxes of blocks by maxima on their bits, or scales and codes. */
+/* A rank's part of sharded master weights: gmm_shard_amax takes amaxes of blocks by atomic maxima on their bits,
+   gmm_shard_codes writes scales and codes. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
@@ -5289,7 +5340,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* Casts: any format of each source. */
+/* Casts to any format, by dtype of the source. */
 #define GMM__BODY 7
 #define GMM__TAG bf16
 #include GMM_KERNELS_FILE
@@ -5384,7 +5435,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* NV16; turned: BF16, whose columnwise copy is transformed or whose codes are rounded at random. */
+/* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
 #define GMM__BODY 14
 #define GMM__HADAMARD 0
 #define GMM__TAG nv16_bf16
@@ -5404,7 +5455,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #undef GMM__HADAMARD
 #undef GMM__BODY
 
-/* The first row that fits a call serves it; scaling NONE fits all. */
+/* The first row that fits a call serves it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
@@ -5431,7 +5482,8 @@ static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t
     return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
 }
 
-/* `most`: blocks of kernels that stay on the multiprocessors; `stream_most`: of those in the order of addresses. */
+/* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
+   addresses. */
 static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
                                                int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
@@ -6399,6 +6451,10 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 
+/* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
+   loaded by cp.async into a ring of STAGES stages; a fragment of the next step is loaded while the present one is
+   multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D are stored in
+   whole vectors, while the first stages of the next tile are in flight. */
 GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
@@ -6407,7 +6463,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
         WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
         A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
-        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that all threads move at once */
+        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that the CTA copies at once */
         A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
         STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
@@ -6416,15 +6472,16 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
     float *store_smem = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * STORE_LD;
-    uint32_t a_offset, b_offset; /* where this lane reads its row of the first block of a stage */
-    gmm_gemm_tile load_tile, mma_tile; /* on its way in; on its way out */
+    uint32_t a_offset, b_offset; /* offset of this lane's row of the first 8 x 8 blocks in a stage */
+    gmm_gemm_tile load_tile, mma_tile; /* the tile whose operands are loaded; the tile that is multiplied and stored */
     gmm_stage_loader load_a, load_b;
     float acc[MT][NT][4];
     uint32_t a[2][MT][4], b[2][NT / 2][4];
     int64_t tile_index = blockIdx.x;
     int first_tile, i, j, h, d, s, k_tiles = 0, row_blocks, read_offset, write_offset;
 
-    /* A: blocks (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8); B: (n, k), (n, k + 8), (n + 8, k), (n + 8, k + 8) */
+    /* Order of the four 8 x 8 blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k),
+       (n, k + 8), (n + 8, k), (n + 8, k + 8). */
     if (TA)
         a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
     else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
@@ -6432,12 +6489,12 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
     else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
     b_offset += A_BYTES;
 
-/* Stage number q of the tile, to byte `at`. */
+/* Loads stage number q of the tile to byte `offset` of shared memory. */
 #define GMM__LOAD_STAGE(q, offset) \
     gmm_stage_load(&load_a, gmm_shared + (offset), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
     gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
     gmm_cp_async_commit_group()
-/* Fragments of step s of the stage at `base`. */
+/* ldmatrix of step s of the stage at `base`: the warp's fragments of A and B. */
 #define GMM__LOAD_A(frag, base, s) \
     _Pragma("unroll") for (i = 0; i < MT; i++) \
         if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
@@ -6449,7 +6506,8 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
 
     load_tile.g = mma_tile.g = 0;
     for (first_tile = 1;; first_tile = 0, tile_index += gridDim.x) {
-        /* every stage has been read: the next tile's first ones travel while the sums of the last one are stored */
+        /* all stages have been read: the first stages of the next tile are loaded while the epilogue stores the
+           previous tile */
         const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
         if (has_tile) {
             load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0, RAGGED_K ? load_tile.m0 : 0,
@@ -6459,12 +6517,14 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
                                 TB ? load_tile.n0 : 0,
                                TB ? load_tile.k : args.n - load_tile.n0, TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS,
                                BN, TB ? BK : 0, TB ? 0 : BK);
-            k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1; /* an empty group multiplies one stage of zeros */
+            /* an empty group multiplies one stage of zeros */
+            k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
             for (s = 0; s < STAGES - 1; s++) {
                 if (s < k_tiles) {
                     GMM__LOAD_STAGE(s, s * STAGE);
-                } else gmm_cp_async_commit_group(); /* waits count alike */
+                /* keeps the number of cp.async groups constant, which wait_group relies on */
+                } else gmm_cp_async_commit_group();
             }
         }
         if (!first_tile) {
@@ -6476,7 +6536,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
                 gmm_read4(args.bias.dtype, epilogue.bias + (int64_t)col * size, args.n - col, epilogue.bias_vec4, bias);
             }
 #pragma unroll 1
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
                 const int32_t first_row = mma_tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
                 const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
                 if (first_row >= mma_tile.m) break;
@@ -6510,7 +6570,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
         if (!has_tile) break;
 
         mma_tile = load_tile;
-        row_blocks = (mma_tile.m - mma_tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        row_blocks = (mma_tile.m - mma_tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
         read_offset = 0;
         write_offset = (STAGES - 1) * STAGE;
 #pragma unroll
@@ -6527,7 +6587,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
         for (d = 0; d < k_tiles; d++) {
 #pragma unroll
             for (s = 0; s < KT; s++) {
-                /* fragments are read one step ahead, across the border of two stages too */
+                /* fragments are loaded one step ahead, also across the boundary of two stages */
                 if (s + 1 < KT) {
                     GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
                     GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
@@ -6571,6 +6631,10 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
 #ifndef GMM__OP
 #error "gmm: this body needs GMM__OP"
 #endif
+/* D = A B^T in fp32 on the CUDA cores: every element is one chain of FMAs in the order of k. A CTA of 256 threads
+   computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
+   each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
+   multiplied. */
 GMM__KERNEL __launch_bounds__(gmm_threads_f32, 1)
 GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_args args) {
     enum {
@@ -6658,6 +6722,10 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
 #endif
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _quant_), GMM__KIND)
 
+/* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
+   while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
+   other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along rows and 4 along
+   columns. */
 GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
@@ -6674,7 +6742,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid >> 5, warp_m = warp / 4 * 64, warp_n = warp % 4 * WN;
     const gmm_scaling sa = args.a.scaling, sb = args.b.scaling, s0 = tid < BM ? sa : sb;
-    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE; /* A needs nothing but to travel */
+    /* A is 16-bit tokens, which are copied without conversion */
+    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE;
     const int has_scales = BLOCK_SCALED || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
     const int a_passes = tokens ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
     const int b_passes = (args.b.dtype == GMM_E2M1 ? 1 : 2) * (BN / 128);
@@ -6699,7 +6768,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
     b_offset += A_BYTES;
 
-/* Fragments of step s of the stage at `base`: of 16 rows, and of all columns. */
+/* ldmatrix of step s of the stage at `base`: fragments of 16 rows of A, and of all columns of B. */
 #define GMM__LOAD_A(base, s, i) \
     if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
     else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
@@ -6713,7 +6782,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     const gmm__qview va = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
     const gmm__qview vb = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
                                         RAGGED_K ? start : 0, RAGGED_K ? rows : args.b_rows, args.b_cols)
-/* Scales of stage q, asked for before, are kept; the next ones are asked for. */
+/* Stores the scales of stage q, which were loaded into registers before, and loads those of the next stage. */
 #define GMM__STORE_SCALES(q) \
     gmm_qgemm_store_scales(dtype, BLOCK_SCALED, s0, scale_bits0, slots + ((q) & 3) * SLOT, tid, LINES); \
     if (LINES > 256 && tid < 128) gmm_qgemm_store_scales(dtype, BLOCK_SCALED, sb, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
@@ -6722,7 +6791,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     scale_bits0 = gmm_qgemm_load_scales(line_scales0, BLOCK_SCALED ? steps : tid < BM ? GMM__SCALE_STRIDES(a) : GMM__SCALE_STRIDES(b), s0, q, k); \
     if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
 #define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
-/* Chunk i of stage t becomes elements; its successor is asked for. */
+/* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
+   registers. */
 #define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_n64, i, t, offset) \
     gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (offset), \
                  has_scales && !BLOCK_SCALED ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) : NULL, \
@@ -6731,7 +6801,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
 
     for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
         const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
-        const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
         {
             GMM__VIEWS;
             gmm_qgemm_operand_init(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
@@ -6742,7 +6812,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             if (BLOCK_SCALED)
                 steps = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, va.lines) : gmm_qgemm_scale_strides_of(&args.b, TB, vb.lines);
         }
-        k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1; /* an empty group multiplies one stage of zeros */
+        /* an empty group multiplies one stage of zeros */
+        k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1;
 #pragma unroll
         for (i = 0; i < 2; i++)
             if (i < a_passes) ra[i] = gmm_qgemm_load_chunk(&qa, &args.a, TA, 1, i);
@@ -6754,8 +6825,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             GMM__LOAD_SCALES(0);
             GMM__STORE_SCALES(0);
         }
-        __syncthreads(); /* scales are there, and results of the tile before have left */
-        if (tid == 0) *smem_tile = tile; /* not in registers while products are made */
+        __syncthreads(); /* scales are stored, and the epilogue of the previous tile has finished with shared memory */
+        if (tid == 0) *smem_tile = tile; /* kept in shared memory, so that it takes no registers in the mainloop */
         if (has_scales) {
             GMM__STORE_SCALES(1);
         }
@@ -6785,7 +6856,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
             const int has_next = d + 1 < k_tiles;
             GMM__CP_ASYNC_WAIT_GROUP(0);
-            __syncthreads(); /* stage d is there, and d - 1 has been read */
+            __syncthreads(); /* stage d is complete, and stage d - 1 has been read */
             if (tokens && has_next) gmm_qgemm_copy_tokens(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
             gmm_cp_async_commit_group();
             if (!tokens || has_next) gmm_qgemm_operand_advance(&qa, &args.a, TA);
@@ -6796,7 +6867,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             GMM__LOAD_A(base, 0, 0);
             GMM__LOAD_B(base, 0);
 #pragma unroll
-            for (s = 0; s < KT; s++) { /* between products, a part of the next stage is made */
+            for (s = 0; s < KT; s++) { /* dequantization of the next stage is interleaved with the products */
 #pragma unroll
                 for (i = 0; i < MT; i++) {
                     if (i + 1 < MT) {
@@ -6837,9 +6908,9 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             }
         }
 
-        { /* what is outside of the sums; then they leave as those of plain products do */
+        { /* epilogue: apply the scales that are constant over the contraction, then store as the plain products do */
             gmm_gemm_epilogue epilogue;
-            __syncthreads(); /* elements have been read: results stand there now */
+            __syncthreads(); /* all stages have been read: their memory is reused for the results */
             tile = *smem_tile;
             GMM__VIEWS;
             const float inverse = gmm__fdiv(1.0f, gmm__fmul(gmm_qgemm_outer_divisor(&va, sa), gmm_qgemm_outer_divisor(&vb, sb)));
@@ -6860,7 +6931,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
                 gmm_read4(args.p.bias.dtype, epilogue.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
                           epilogue.bias_vec4, bias);
 #pragma unroll 1
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
                 const int32_t first_row = tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
                 const int32_t frag_row = first_row + (lane >> 2);
                 const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
@@ -6917,6 +6988,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
 #if !defined(GMM__TAG) || !defined(GMM__DTYPE)
 #error "gmm: this body needs GMM__TAG and GMM__DTYPE"
 #endif
+/* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
+   chunk: 64 threads cover the columns, 4 each, and four sets of them take every fourth row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
     enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
@@ -6956,7 +7029,8 @@ GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad
     }
 }
 
-/* One warp to a row. */
+/* d_row_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
+   row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
     enum { WARPS = GMM_BGRAD_THREADS / 32, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
@@ -8839,8 +8913,8 @@ GMM__KERNEL GMM__FP8_BOUNDS GMM__NAME(const __grid_constant__ gmm_fp8_args args)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
-/* A tile of a strip into shared memory (if x is not NULL), zeros where rows or columns end; and the lane's amax of it.
-   A quantized source comes as F32. */
+/* Loads a tile of a strip into shared memory (unless x is NULL), with zeros beyond the last row and column, and
+   returns the lane's amax of it. A quantized source is dequantized to F32. */
 GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_strip *p, int64_t c0,
                                                 int32_t n, int32_t lines, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
@@ -8881,7 +8955,8 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
     return amax;
 }
 
-/* Amaxes of units, rows and columns, by maxima on their bits: the same in any order. They start at 0. */
+/* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
+   the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
@@ -8930,11 +9005,11 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
-/* Both copies of a tile that is loaded once. */
+/* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes, and chosen scales */
+    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
@@ -8992,7 +9067,7 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
 #if !GMM__HADAMARD
-/* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
+/* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
 GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                             int32_t col0, int32_t c0, int32_t n,
                                             uint32_t x[8][GMM__NAME(gmm__words)]) {
@@ -9014,7 +9089,7 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__v
         }
 }
 
-/* The same of sixteen rows of sixteen bytes, from column `col` of the matrix on. */
+/* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
 GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                               int32_t col, uint32_t x[16][4]) {
     const int64_t size = 16 / GMM__NAME(gmm__elems16), pitch = a->src.ld * size;
@@ -9033,13 +9108,13 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm_
     }
 }
 
-/* A word of the maxima of sixteen rows where all have the same; zero of those that are not there. */
+/* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
 GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
     if (GMM__NAME(gmm__elems16) == 4) return word < rows ? maximum : 0;
     return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
 }
 
-/* An element of a tile from memory. */
+/* Reads one element of a tile from device memory. */
 GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
                                               int32_t col) {
     return gmm_load((gmm_dtype)GMM__NAME(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
@@ -9047,12 +9122,13 @@ GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm
 }
 #endif
 
-/* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
+/* The same amaxes as gmm_quantize_amax, for sources with whole vectors: either of units, or of rows and columns. A
+   CTA takes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and transformed */
+    __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
 #if !GMM__HADAMARD
-    __shared__ uint32_t partials[2][4][GMM_TILE]; /* of two halves of rows, of four quarters of columns */
+    __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
 #endif
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
@@ -9075,7 +9151,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
                 for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
                 row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
-            /* lane 8 q + c keeps row c of its eight */
+            /* butterfly: lane 8 q + c keeps the maximum of row c of its eight rows */
 #pragma unroll
             for (k = 4; k >= 1; k >>= 1)
 #pragma unroll
@@ -9101,7 +9177,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             for (k = 0; k < 8; k++)
                 if (k / 2 == q) partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
-        if (a.lines || a.columns) { /* then those of units are not asked for */
+        if (a.lines || a.columns) { /* amaxes of units are not needed then */
             const int32_t side = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
             uint32_t *dst = side ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
                                 : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;
@@ -9154,10 +9230,12 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
-#define GMM__ROW_STEP 3 /* maxima or factors of a row of the tile, of two halves; one apart, so that banks differ */
-#define GMM__COL_STEP 5 /* of a column, of four quarters */
+/* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
+#define GMM__ROW_STEP 3
+#define GMM__COL_STEP 5 /* stride of those of a column, which has four quarters */
 
-/* Both copies of a tile that is loaded once. */
+/* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once: maxima of blocks or given
+   amaxes become scales, then rowwise codes are stored from registers and columnwise codes through shared memory. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
@@ -9213,7 +9291,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
-        if (GMM__BLOCK_SCALED) { /* maxima of parts of blocks */
+        if (GMM__BLOCK_SCALED) { /* maxima of the parts of blocks */
             uint32_t row[8], col[GMM__CFG(gmm__words)], maximum = 0;
 #pragma unroll
             for (k = 0; k < GMM__CFG(gmm__words); k++) col[k] = 0;
@@ -9244,7 +9322,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                     for (k = 0; k < GMM__CFG(gmm__words); k++) {
 #pragma unroll
-                        for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++) /* no registers for them before */
+                        /* 16-bit sources did this above; there F32 sources have no registers left */
+                        for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
                             col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                         for (i = 8; i < 32; i <<= 1)
@@ -9259,7 +9338,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         }
         if (GMM__SCALING != GMM_SCALING_TENSOR) __syncthreads();
 
-        /* Maxima become factors, scales are stored. */
+        /* Computes scales from maxima and stores their inverses. */
         if (GMM__SCALING == GMM_SCALING_128X128) {
             uint32_t maximum = 0;
             for (i = 0; i < GMM__QUANT_WARPS; i++) {
@@ -9267,7 +9346,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 maximum = maximum > bits ? maximum : bits;
             }
             tile_scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
-            for (k = 0; k < 2; k++) { /* padding stands behind a line's last block */
+            for (k = 0; k < 2; k++) { /* the padding is behind the last block of a line */
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
                 const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
@@ -9311,7 +9390,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (i < valid_rows) gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
-        if (columnwise) { /* turned */
+        if (columnwise) { /* transposed through shared memory */
             const int32_t bytes = GMM__VEC_COLUMN, chunks = bytes / 16;
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = a.columnwise.ld;
@@ -9337,7 +9416,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
                                                                            chunk * 16));
         }
-        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* behind all stores */
+        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* after all stores */
             __syncthreads();
             if (thread < 2) {
                 uint32_t *dst = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
@@ -9369,16 +9448,18 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
-/* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
-   bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
+/* NV16 in both directions from tiles that are loaded once. Two lanes share a block; each computes the scales of half
+   of the blocks of both. Scales are bytes, which index a table of all encode multipliers that the unit can have.
+   GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
+   then lies in one lane. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
+    __shared__ float encodes[2][GMM_TILE]; /* multipliers by scale byte; entry 127 is the multiplier of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
-    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* of columns */
+    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* scales of the columnwise copy */
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
-    const int32_t second = c & 1, lower = q & 1; /* the second lane of a block */
+    const int32_t second = c & 1, lower = q & 1; /* whether this is the second lane of a block */
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t separate_amax = columnwise && a.amax[1] != a.amax[0];
     const gmm_format *f = &a.format;
@@ -9387,7 +9468,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__vec_split(&a); /* again, so that registers are free in between */
+        /* computed again for each strip, so that it holds no registers in the loop body */
+        const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
@@ -9421,7 +9503,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     row[i] = GMM__CFG(gmm__word_fold)(row[i]);
                     has_nan = row[i] > has_nan ? row[i] : has_nan;
                 }
-                has_nan = has_nan > 0x7F800000u; /* a NaN among the values */
+                has_nan = has_nan > 0x7F800000u; /* a value is NaN */
                 if (has_nan)
 #pragma unroll
                     for (i = 0; i < 8; i++) {
@@ -9443,7 +9525,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     other = __shfl_xor_sync(0xFFFFFFFFu, maximum, 8);
                     maximum = maximum > other ? maximum : other;
 #pragma unroll
-                    for (i = 0; i < 8; i++) row[i] = i < valid_rows ? maximum : 0; /* no scales of rows that are not there */
+                    /* rows beyond the last one have no scales */
+                    for (i = 0; i < 8; i++) row[i] = i < valid_rows ? maximum : 0;
                 }
 #endif
 #pragma unroll
@@ -9468,7 +9551,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     }
                 }
 #endif
-                if (rowwise) { /* bytes of four blocks of a row come together */
+                if (rowwise) { /* transpose bytes: a lane receives the scales of four adjacent blocks of a row */
                     uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                                   (a.grouped ? (int64_t)p.start * row_along : 0);
                     lane_scales &= 0x7F7F7F7Fu;
@@ -9480,7 +9563,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                       row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
                 }
 #if GMM__HADAMARD
-                if (rowwise) { /* rows i and i + 4 at once: a lane draws for one of them, for both lanes of the block */
+                /* rows i and i + 4 at once: each lane draws random bits for one of them, for both lanes of the block */
+                if (rowwise) {
                     uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
                     const int64_t blocks_per_row = (cols + 15) >> 4;
@@ -9527,7 +9611,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
                         if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, multiplier, 0));
                     }
-                    if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) { /* once more by the codec, from memory */
+                    /* encode again by the scalar codec, from device memory */
+                    if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) {
                         dst -= 8 * row_pitch;
 #pragma unroll 1
                         for (k = 0; k < 64 && k >> 3 < valid_rows; k += 2) {
@@ -9632,10 +9717,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 for (j = 0; j < 4; j++)
                     scales[(col0 + 4 * lower + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
             }
-            if (c0 + GMM_TILE < end) /* comes while codes leave */
+            if (c0 + GMM_TILE < end) /* the next tile is loaded while codes are stored */
                 GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
-                const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
+                /* computed here, so that they hold no registers before */
+                const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16;
                 const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
                 const int32_t quad = 4 * (thread & 1);
                 const int64_t begin = (a.grouped ? p.start : 0) + p.row;
@@ -9676,22 +9762,25 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__ELEMS16 GMM__CFG(gmm__elems16)
-#define GMM__ROW_WORDS (64 / GMM__ELEMS16) /* maxima of sixteen rows; two in a word where elements have 16 bits */
+/* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
+#define GMM__ROW_WORDS (64 / GMM__ELEMS16)
 
-/* Both copies of 128 rows by 32 GMM__ELEMS16 columns. A warp takes 32 rows by 16 GMM__ELEMS16 columns and waits for no other:
-   a lane has sixteen rows, so that sixteen lanes write whole lines of memory at once. 32 / GMM__ELEMS16 lanes share a
-   block of a row, two lanes one of a column, and each makes the scales of its part of them. */
+/* MX32 in both directions from one load. A CTA quantizes 128 rows by 32 GMM__ELEMS16 columns, a warp 32 rows by 16
+   GMM__ELEMS16 columns of them without synchronization with other warps. A lane holds sixteen rows of sixteen bytes,
+   so that sixteen lanes write whole memory lines. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
+   block of a column; each computes the scales of its part of the blocks. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
     const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * q;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
-    const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* of the largest */
+    const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* reciprocal of the largest value */
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__vec_split(&a); /* again, so that registers are free in between */
+        /* computed again for each strip, so that it holds no registers in the loop body */
+        const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
@@ -9727,7 +9816,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(square_max, i, p.m - row0);
             }
-            /* lanes keep halves until they have two words */
+            /* butterfly: each step halves the rows of a lane, until it has two words */
 #pragma unroll
             for (k = GMM__ROW_WORDS / 2; k >= 2; k >>= 1)
 #pragma unroll
@@ -9745,14 +9834,14 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
                                        inverse) << 16;
         }
-        if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
+        if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
             uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                              (a.grouped ? (int64_t)p.start * row_along : 0);
             const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
             uint32_t other2;
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
             scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16 : lane_scales | other << 16;
-            /* bytes of rows become those of blocks: four of one row, or two */
+            /* transpose bytes: from scales of several rows to scales of four (F32: two) adjacent blocks of one row */
             if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3726 : 0x5140);
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
             if (GMM__ELEMS16 == 8)
@@ -9787,7 +9876,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (columnwise) {
-            const int32_t line = col + GMM__ELEMS16 / 2 * q, block = (p.row + warp_row) / 32; /* of the lane's half */
+            /* block of the lane's 32 rows */
+            const int32_t line = col + GMM__ELEMS16 / 2 * q, block = (p.row + warp_row) / 32;
             uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                              (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
             uint32_t maximum[4];
@@ -9822,7 +9912,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             scales4[1] = q ? lane_scales : other;
             if (GMM__ELEMS16 == 4) scales4[0] |= scales4[1] << 16;
         }
-        if (columnwise && col < cols) { /* in the order of the source */
+        if (columnwise && col < cols) { /* codes in the order of the source */
             uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
                           (p.first + p.row + row0) * a.columnwise.ld + col;
             float multiplier[GMM__ELEMS16];

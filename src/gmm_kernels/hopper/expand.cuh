@@ -1,16 +1,17 @@
 /* .................................................................. Copies as operands of 16-bit products ... */
 
-/* MX32 and NV16 copies as matrices of 16-bit elements, code times scale, as the products of quantized operands make
-   them in shared memory, for the products of 16-bit matrices. Copies whose lines run along the contraction, and
-   columnwise MX32, keep their places: rows of `to` are rows of the copy, without gaps. Columnwise NV16 tokens are
-   turned, since wgrad's operands stand as [k][lines]: rows of `to` are tokens, each group's behind the one before and
-   filled up to a multiple of 16 rows, which transformed copies use and others have as zeros. */
+/* Dequantizes MX32 and NV16 copies into matrices of 16-bit elements, code times scale, for the 16-bit Hopper
+   products; the values are those that mma/quantized.cuh makes in shared memory. Copies whose lines run along the
+   contraction, and columnwise MX32, keep their layout: rows of `to` are rows of the copy, without gaps. Columnwise
+   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `to` are tokens. Each group
+   follows the previous one and is filled up to a multiple of 16 rows; the added rows hold the spread values of
+   Hadamard-transformed copies, else zeros. */
 typedef struct gmm_expand_operand {
-    gmm_mat from;          /* tables in device memory; dtype GMM_NONE = absent */
+    gmm_mat from;          /* tables in device memory; dtype GMM_NONE: absent */
     uint16_t *to;
     gmm_direction direction;
-    int32_t grouped;       /* tokens */
-    int32_t rows, cols;    /* of each matrix that was quantized; of tokens the capacity */
+    int32_t grouped;       /* the matrix holds tokens */
+    int32_t rows, cols;    /* of each quantized matrix; for tokens rows is the capacity */
 } gmm_expand_operand;
 
 typedef struct gmm_expand_args {
@@ -19,24 +20,25 @@ typedef struct gmm_expand_args {
     int32_t groups;
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of tiles of GMM_GROUP_ROWS rows */
-    const int32_t *units;   /* [G + 1] of 16 rows; turned copies */
+    const int32_t *units;   /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
     int64_t *ends;          /* [G + 1] receives 16 times these */
-    const float *alpha;     /* [G] or [1]; NULL = 1 */
+    const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
-    float *factor;          /* [G] receives what multiplies the groups' sums; NULL = not wanted */
+    float *factor;          /* [G] receives the alpha of each group's product; NULL: not written */
 } gmm_expand_args;
 
 enum {
     GMM_EXPAND_THREADS = 256,
-    GMM_EXPAND_MAX_THREADS = 1024, /* where blocks have a multiprocessor to themselves */
-    GMM_EXPAND_LINES = 4,   /* that a warp takes side by side, 256 elements of each at a time */
-    GMM_EXPAND_SPAN = 1024, /* elements of each that it takes in all */
+    GMM_EXPAND_MAX_THREADS = 1024, /* threads of a CTA that has a multiprocessor to itself */
+    GMM_EXPAND_LINES = 4,   /* lines that a warp processes together, 256 elements of each at a time */
+    GMM_EXPAND_SPAN = 1024, /* elements of each line in a task */
     GMM_EXPAND_TRANSPOSE_THREADS = 256,
-    GMM_EXPAND_STRIPS = 2,    /* that a block turns with 64 lines at a time: 128 bytes of what is read and written */
-    GMM_EXPAND_STRIP_LINES = 128    /* that it takes in all */
+    /* strips that a CTA transposes, 64 lines at a time: 128 bytes are contiguous in loads and stores */
+    GMM_EXPAND_STRIPS = 2,
+    GMM_EXPAND_STRIP_LINES = 128    /* lines in a task */
 };
 
-/* Eight codes at `from` as they stand, the first in the lowest bits. `whole`: they are aligned. */
+/* Loads eight codes, the first in the lowest bits. `aligned`: by vector loads. */
 GMM__DEVICE uint2 gmm_expand_load8(int fp4, const uint8_t *src, int aligned) {
     uint2 v = make_uint2(0u, 0u);
     int i;
@@ -61,7 +63,7 @@ GMM__DEVICE void gmm_expand_convert8(gmm_dtype dtype, gmm_dtype format, int fp4,
     }
 }
 
-/* Four scale bytes as elements. */
+/* Converts four scale bytes to elements. */
 GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_t bytes, uint32_t dst[2]) {
     const uint32_t low = bytes & 0x7F7F7F7Fu;
     const uint32_t zero = ~((low + 0x7F7F7F7Fu) | bytes) & 0x80808080u;
@@ -80,18 +82,19 @@ GMM__DEVICE void gmm_expand_scales(gmm_dtype dtype, gmm_scaling scaling, uint32_
                      (gmm_prmt(nan, 0u, i ? 0xBBAAu : 0x9988u) & 0x007F007Fu);
 }
 
-/* What a lane holds of a step: eight codes of each line; a scale byte of each line, or of MX32 columnwise, where lines
-   share them, eight bytes. */
+/* Registers of a lane for one step: eight codes of each line, and a scale byte of each line or, for columnwise MX32,
+   whose scales apply to blocks of lines, eight bytes for eight columns. */
 typedef struct gmm_expand_step {
     uint2 codes[GMM_EXPAND_LINES];
     uint32_t scale[GMM_EXPAND_LINES];
 } gmm_expand_step;
 
-/* Where the lines of a warp stand. */
+/* Addresses and strides of a warp's lines. */
 typedef struct gmm_expand_lines_view {
     const uint8_t *data, *scale;
     int64_t pitch;
-    int32_t line_stride, block4_stride; /* bytes of scales: from line to line (apart and swizzled: 128 lines), from four blocks on */
+    /* bytes of scales: between lines (mn_major and swizzled: between 128 lines), and between groups of four blocks */
+    int32_t line_stride, block4_stride;
     int32_t count, aligned, swizzled;
 } gmm_expand_lines_view;
 
@@ -124,11 +127,12 @@ GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, in
     }
 }
 
-/* Lines [line, line + 4) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them. One warp. dtype, mx, fp4 and
-   apart are constants; apart: MX32 columnwise, whose rows are the lines here. */
+/* Dequantizes lines [line, line + GMM_EXPAND_LINES) of group or matrix g, elements [c, c + GMM_EXPAND_SPAN) of them.
+   One warp. dtype, mx, fp4 and mn_major are constants. mn_major: columnwise MX32, where the lines here are rows of
+   memory. */
 GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype, int mx,
                                   int fp4, int mn_major, int32_t g, int32_t line, int32_t c) {
-    const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are the matrix's columns */
+    const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are columns of the matrix */
     const int32_t width = transposed ? s->rows : s->cols, end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
     int64_t row = 0, start = 0, rows = s->rows;
     gmm_expand_lines_view p;
@@ -182,12 +186,13 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
     }
 }
 
-/* Columnwise NV16, 32 rows of a strip of tokens: where a lane reads them and writes its part of rows. */
+/* A lane's view of 32 rows of a strip of columnwise NV16 tokens: where it loads lines, and where it stores rows. */
 typedef struct gmm_expand_strip {
     const uint8_t *data, *scale; /* of line 0 */
     uint16_t *to;
-    int32_t line_stride;                /* bytes of scales from line to line, or from 128 lines to the next, swizzled */
-    int32_t valid_rows, rows;          /* from the strip's first on: rows of the copy, of the result */
+    int32_t line_stride;                /* bytes of scales between lines, or between 128 lines if they are swizzled */
+    /* counted from the first row of the strip: rows that the copy has, rows that are written */
+    int32_t valid_rows, rows;
 } gmm_expand_strip;
 
 typedef struct gmm_expand_strip_step {
@@ -213,15 +218,16 @@ GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_
     }
 }
 
-/* GMM_EXPAND_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens, GMM_EXPAND_STRIP_LINES lines from `line` on, turned in
-   shared memory. One block. */
+/* Transposes GMM_EXPAND_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens through shared memory, for
+   GMM_EXPAND_STRIP_LINES lines from `line` on. One CTA. */
 GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype,
                                    int32_t strip, int32_t line, char *shared) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int swizzled = s->from.scale_order == GMM_SCALES_SWIZZLED;
     const int32_t lines = s->cols, end = lines - line < GMM_EXPAND_STRIP_LINES ? lines : line + GMM_EXPAND_STRIP_LINES, first = line;
-    const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8; /* that a thread writes */
+    /* row and chunk that this thread stores */
+    const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8;
     const int64_t pitch = s->from.ld / 2;
     gmm_expand_strip t[GMM_EXPAND_STRIPS];
     gmm_expand_strip_step next;
@@ -230,7 +236,8 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
     memset(&next, 0, sizeof next);
 #pragma unroll
     for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
-        const int exists = strip + h < args->tiles[args->groups]; /* else that before, which is not written again */
+        /* else the previous strip is loaded again and not stored */
+        const int exists = strip + h < args->tiles[args->groups];
         gmm_mat from = s->from;
         gmm__qview v;
         int32_t rows, row;
@@ -244,7 +251,7 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
         t[h].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
         t[h].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
         t[h].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
-        t[h].valid_rows = s->from.hadamard ? t[h].rows : rows - row; /* transformed rows spread */
+        t[h].valid_rows = s->from.hadamard ? t[h].rows : rows - row; /* a transform spreads the last rows over 16 */
         t[h].to = s->to + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
     }
 #pragma unroll 1
@@ -261,7 +268,7 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
 #pragma unroll
         for (h = 0; h < GMM_EXPAND_STRIPS; h++)
 #pragma unroll
-            for (i = 0; i < 4; i++) { /* of matrix j, column 2 q + b is row 32 q + 2 j + b */
+            for (i = 0; i < 4; i++) { /* matrix j of the stmatrix: column 2 q + b is row 32 q + 2 j + b */
                 const uint32_t c = (uint32_t)lane % 8, row = 32 * (c / 2) + 2 * (4 * i + (uint32_t)lane / 8) + c % 2;
                 const uint32_t scale = gmm_prmt(scales[h], 0u, i < 2 ? 0x1010u : 0x3232u);
                 const uint4 codes = step.codes[h];
@@ -290,8 +297,7 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
 #endif
 }
 
-/* What every launch of this section does once: what multiplies the groups' sums, and the groups' ends in turned
-   copies. */
+/* Writes, once per launch, the alpha of each group's product and the row offsets of groups in transposed copies. */
 GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
     const gmm_mat *a = &args->side[0].from, *b = &args->side[1].from;
     const float la = a->scaling != GMM_SCALING_NV16 ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f
@@ -308,6 +314,8 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
         args->ends[g] = 16 * (int64_t)args->units[g];
 }
 
+/* Dequantizes copies that keep their layout. A task is GMM_EXPAND_LINES lines of GMM_EXPAND_SPAN elements;
+   grid-stride loop, one warp per task, first all tasks of operand 0, then those of operand 1. */
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
     enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
     int32_t task, k;
@@ -347,6 +355,8 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
     }
 }
 
+/* Dequantizes and transposes columnwise NV16 tokens. A task is GMM_EXPAND_STRIPS strips by GMM_EXPAND_STRIP_LINES
+   lines; grid-stride loop, one CTA per task. */
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_EXPAND_STRIPS];
     int32_t task = (int32_t)blockIdx.x, strip_groups, k;
@@ -368,7 +378,8 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4) gmm_expand_column
     }
 }
 
-/* `columns`: the sides are columnwise NV16 tokens. `limited`: a block per multiprocessor, of those it may use. */
+/* `columns`: the operands are columnwise NV16 tokens. `limited`: the grid has one CTA per multiprocessor that may be
+   used. */
 static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int limited, int pdl,
                                                  const gmm_expand_args *args, cudaStream_t stream) {
     const int threads = columns ? GMM_EXPAND_TRANSPOSE_THREADS : limited ? GMM_EXPAND_MAX_THREADS : GMM_EXPAND_THREADS;

@@ -4,6 +4,8 @@
 #if !defined(GMM__TAG) || !defined(GMM__DTYPE)
 #error "gmm: this body needs GMM__TAG and GMM__DTYPE"
 #endif
+/* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
+   chunk: 64 threads cover the columns, 4 each, and four sets of them take every fourth row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
     enum { LINES = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
@@ -43,7 +45,8 @@ GMM__CAT(gmm_linear_bgrad_partials_, GMM__TAG)(const __grid_constant__ gmm_bgrad
     }
 }
 
-/* One warp to a row. */
+/* d_row_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
+   row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_args args) {
     enum { WARPS = GMM_BGRAD_THREADS / 32, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };

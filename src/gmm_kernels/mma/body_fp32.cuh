@@ -4,6 +4,10 @@
 #ifndef GMM__OP
 #error "gmm: this body needs GMM__OP"
 #endif
+/* D = A B^T in fp32 on the CUDA cores: every element is one chain of FMAs in the order of k. A CTA of 256 threads
+   computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
+   each. Two buffers of 16 values of k: the loads of the next stage are in flight while the present one is
+   multiplied. */
 GMM__KERNEL __launch_bounds__(gmm_threads_f32, 1)
 GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_args args) {
     enum {

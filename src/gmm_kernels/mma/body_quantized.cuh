@@ -6,6 +6,10 @@
 #endif
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _quant_), GMM__KIND)
 
+/* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
+   while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
+   other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along rows and 4 along
+   columns. */
 GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
@@ -22,7 +26,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid >> 5, warp_m = warp / 4 * 64, warp_n = warp % 4 * WN;
     const gmm_scaling sa = args.a.scaling, sb = args.b.scaling, s0 = tid < BM ? sa : sb;
-    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE; /* A needs nothing but to travel */
+    /* A is 16-bit tokens, which are copied without conversion */
+    const int tokens = !RAGGED_K && sa == GMM_SCALING_NONE;
     const int has_scales = BLOCK_SCALED || sb == GMM_SCALING_MX32 || sb == GMM_SCALING_NV16;
     const int a_passes = tokens ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
     const int b_passes = (args.b.dtype == GMM_E2M1 ? 1 : 2) * (BN / 128);
@@ -47,7 +52,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
     b_offset += A_BYTES;
 
-/* Fragments of step s of the stage at `base`: of 16 rows, and of all columns. */
+/* ldmatrix of step s of the stage at `base`: fragments of 16 rows of A, and of all columns of B. */
 #define GMM__LOAD_A(base, s, i) \
     if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((i) * 32)) + (s) * 16 * A_LINE); \
     else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((s) * 32)) + (i) * 16 * A_LINE)
@@ -61,7 +66,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     const gmm__qview va = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
     const gmm__qview vb = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
                                         RAGGED_K ? start : 0, RAGGED_K ? rows : args.b_rows, args.b_cols)
-/* Scales of stage q, asked for before, are kept; the next ones are asked for. */
+/* Stores the scales of stage q, which were loaded into registers before, and loads those of the next stage. */
 #define GMM__STORE_SCALES(q) \
     gmm_qgemm_store_scales(dtype, BLOCK_SCALED, s0, scale_bits0, slots + ((q) & 3) * SLOT, tid, LINES); \
     if (LINES > 256 && tid < 128) gmm_qgemm_store_scales(dtype, BLOCK_SCALED, sb, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
@@ -70,7 +75,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     scale_bits0 = gmm_qgemm_load_scales(line_scales0, BLOCK_SCALED ? steps : tid < BM ? GMM__SCALE_STRIDES(a) : GMM__SCALE_STRIDES(b), s0, q, k); \
     if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
 #define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
-/* Chunk i of stage t becomes elements; its successor is asked for. */
+/* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
+   registers. */
 #define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_n64, i, t, offset) \
     gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (offset), \
                  has_scales && !BLOCK_SCALED ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) : NULL, \
@@ -79,7 +85,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
 
     for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
         const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
-        const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
         {
             GMM__VIEWS;
             gmm_qgemm_operand_init(&qa, &args.a, &va, TA, 1, tile.row, tile.m0, tile.m, k);
@@ -90,7 +96,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             if (BLOCK_SCALED)
                 steps = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, va.lines) : gmm_qgemm_scale_strides_of(&args.b, TB, vb.lines);
         }
-        k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1; /* an empty group multiplies one stage of zeros */
+        /* an empty group multiplies one stage of zeros */
+        k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1;
 #pragma unroll
         for (i = 0; i < 2; i++)
             if (i < a_passes) ra[i] = gmm_qgemm_load_chunk(&qa, &args.a, TA, 1, i);
@@ -102,8 +109,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             GMM__LOAD_SCALES(0);
             GMM__STORE_SCALES(0);
         }
-        __syncthreads(); /* scales are there, and results of the tile before have left */
-        if (tid == 0) *smem_tile = tile; /* not in registers while products are made */
+        __syncthreads(); /* scales are stored, and the epilogue of the previous tile has finished with shared memory */
+        if (tid == 0) *smem_tile = tile; /* kept in shared memory, so that it takes no registers in the mainloop */
         if (has_scales) {
             GMM__STORE_SCALES(1);
         }
@@ -133,7 +140,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             const uint32_t base = shared + (uint32_t)((d & 1) * STAGE);
             const int has_next = d + 1 < k_tiles;
             GMM__CP_ASYNC_WAIT_GROUP(0);
-            __syncthreads(); /* stage d is there, and d - 1 has been read */
+            __syncthreads(); /* stage d is complete, and stage d - 1 has been read */
             if (tokens && has_next) gmm_qgemm_copy_tokens(&qa, &args.a, gmm_shared + ((d + 1) & 1) * STAGE);
             gmm_cp_async_commit_group();
             if (!tokens || has_next) gmm_qgemm_operand_advance(&qa, &args.a, TA);
@@ -144,7 +151,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             GMM__LOAD_A(base, 0, 0);
             GMM__LOAD_B(base, 0);
 #pragma unroll
-            for (s = 0; s < KT; s++) { /* between products, a part of the next stage is made */
+            for (s = 0; s < KT; s++) { /* dequantization of the next stage is interleaved with the products */
 #pragma unroll
                 for (i = 0; i < MT; i++) {
                     if (i + 1 < MT) {
@@ -185,9 +192,9 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             }
         }
 
-        { /* what is outside of the sums; then they leave as those of plain products do */
+        { /* epilogue: apply the scales that are constant over the contraction, then store as the plain products do */
             gmm_gemm_epilogue epilogue;
-            __syncthreads(); /* elements have been read: results stand there now */
+            __syncthreads(); /* all stages have been read: their memory is reused for the results */
             tile = *smem_tile;
             GMM__VIEWS;
             const float inverse = gmm__fdiv(1.0f, gmm__fmul(gmm_qgemm_outer_divisor(&va, sa), gmm_qgemm_outer_divisor(&vb, sb)));
@@ -208,7 +215,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
                 gmm_read4(args.p.bias.dtype, epilogue.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
                           epilogue.bias_vec4, bias);
 #pragma unroll 1
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
                 const int32_t first_row = tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
                 const int32_t frag_row = first_row + (lane >> 2);
                 const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;

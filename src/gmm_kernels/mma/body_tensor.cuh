@@ -7,6 +7,10 @@
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 #define GMM__NAME GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 
+/* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
+   loaded by cp.async into a ring of STAGES stages; a fragment of the next step is loaded while the present one is
+   multiplied. Epilogue: accumulators pass through 8 rows of shared memory per warp, so that rows of D are stored in
+   whole vectors, while the first stages of the next tile are in flight. */
 GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
@@ -15,7 +19,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
         WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
         A_LINE = TA ? 2 * BM : 2 * BK, B_LINE = TB ? 2 * BN : 2 * BK, /* bytes */
         A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
-        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that all threads move at once */
+        A_STEP = THREADS * 16 / A_LINE, B_STEP = THREADS * 16 / B_LINE, /* lines that the CTA copies at once */
         A_CHUNKS = BM * BK / 8 / THREADS, B_CHUNKS = BN * BK / 8 / THREADS,
         STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
@@ -24,15 +28,16 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
     float *store_smem = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * STORE_LD;
-    uint32_t a_offset, b_offset; /* where this lane reads its row of the first block of a stage */
-    gmm_gemm_tile load_tile, mma_tile; /* on its way in; on its way out */
+    uint32_t a_offset, b_offset; /* offset of this lane's row of the first 8 x 8 blocks in a stage */
+    gmm_gemm_tile load_tile, mma_tile; /* the tile whose operands are loaded; the tile that is multiplied and stored */
     gmm_stage_loader load_a, load_b;
     float acc[MT][NT][4];
     uint32_t a[2][MT][4], b[2][NT / 2][4];
     int64_t tile_index = blockIdx.x;
     int first_tile, i, j, h, d, s, k_tiles = 0, row_blocks, read_offset, write_offset;
 
-    /* A: blocks (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8); B: (n, k), (n, k + 8), (n + 8, k), (n + 8, k + 8) */
+    /* Order of the four 8 x 8 blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k),
+       (n, k + 8), (n + 8, k), (n + 8, k + 8). */
     if (TA)
         a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
     else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
@@ -40,12 +45,12 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
     else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
     b_offset += A_BYTES;
 
-/* Stage number q of the tile, to byte `at`. */
+/* Loads stage number q of the tile to byte `offset` of shared memory. */
 #define GMM__LOAD_STAGE(q, offset) \
     gmm_stage_load(&load_a, gmm_shared + (offset), q, A_CHUNKS, A_STEP, A_LINE, TA ? BK : 0, TA ? 0 : BK); \
     gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, B_CHUNKS, B_STEP, B_LINE, TB ? BK : 0, TB ? 0 : BK); \
     gmm_cp_async_commit_group()
-/* Fragments of step s of the stage at `base`. */
+/* ldmatrix of step s of the stage at `base`: the warp's fragments of A and B. */
 #define GMM__LOAD_A(frag, base, s) \
     _Pragma("unroll") for (i = 0; i < MT; i++) \
         if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_LINE); \
@@ -57,7 +62,8 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
 
     load_tile.g = mma_tile.g = 0;
     for (first_tile = 1;; first_tile = 0, tile_index += gridDim.x) {
-        /* every stage has been read: the next tile's first ones travel while the sums of the last one are stored */
+        /* all stages have been read: the first stages of the next tile are loaded while the epilogue stores the
+           previous tile */
         const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
         if (has_tile) {
             load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0, RAGGED_K ? load_tile.m0 : 0,
@@ -67,12 +73,14 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
                                 TB ? load_tile.n0 : 0,
                                TB ? load_tile.k : args.n - load_tile.n0, TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS,
                                BN, TB ? BK : 0, TB ? 0 : BK);
-            k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1; /* an empty group multiplies one stage of zeros */
+            /* an empty group multiplies one stage of zeros */
+            k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
             for (s = 0; s < STAGES - 1; s++) {
                 if (s < k_tiles) {
                     GMM__LOAD_STAGE(s, s * STAGE);
-                } else gmm_cp_async_commit_group(); /* waits count alike */
+                /* keeps the number of cp.async groups constant, which wait_group relies on */
+                } else gmm_cp_async_commit_group();
             }
         }
         if (!first_tile) {
@@ -84,7 +92,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
                 gmm_read4(args.bias.dtype, epilogue.bias + (int64_t)col * size, args.n - col, epilogue.bias_vec4, bias);
             }
 #pragma unroll 1
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time, so that one copy of the code that stores is enough */
+            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
                 const int32_t first_row = mma_tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
                 const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
                 if (first_row >= mma_tile.m) break;
@@ -118,7 +126,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
         if (!has_tile) break;
 
         mma_tile = load_tile;
-        row_blocks = (mma_tile.m - mma_tile.m0 - warp_m + 15) / 16; /* of 16 rows that this warp has */
+        row_blocks = (mma_tile.m - mma_tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
         read_offset = 0;
         write_offset = (STAGES - 1) * STAGE;
 #pragma unroll
@@ -135,7 +143,7 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
         for (d = 0; d < k_tiles; d++) {
 #pragma unroll
             for (s = 0; s < KT; s++) {
-                /* fragments are read one step ahead, across the border of two stages too */
+                /* fragments are loaded one step ahead, also across the boundary of two stages */
                 if (s + 1 < KT) {
                     GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
                     GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);

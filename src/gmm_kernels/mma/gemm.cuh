@@ -1,35 +1,35 @@
 /* ............................................................................................. Grouped products ... */
 
-/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups of one call, where the groups are ranges of rows of
-   the token matrices. What is ragged is the rows of A and D (fwd, dgrad) or the contraction (wgrad).
-   fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
-   dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
-   wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
+/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups g of one call. Groups are ranges of rows of the token
+   matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
+       fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
+       dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
+       wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
 typedef struct gmm_gemm_args {
     gmm_kmat a, b, d, bias;
     const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along their rows */
+    const int32_t *tiles;     /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
     int32_t groups;
-    int32_t m, n, k;          /* extents; the ragged one is not read */
+    int32_t m, n, k;          /* extents; the grouped one is not read */
     int64_t capacity;
-    const float *alpha;       /* [G] or [1]; NULL = 1 */
+    const float *alpha;       /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
-    int32_t zero_tail;        /* fwd, dgrad: rows of D that no group has become 0 */
-    const float *row_scale;   /* [T]; NULL = 1 */
+    int32_t zero_tail;        /* fwd, dgrad: rows of D behind the last group become 0 */
+    const float *row_scale;   /* [T] factor of the bias; NULL: 1 */
     const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL = none */
+    const uint8_t *frozen;    /* [G]; NULL: no group is frozen */
     float beta_all;
 } gmm_gemm_args;
 
-/* Operations: X(tag, A stands as [k][m], B stands as [k][n], the contraction is ragged) */
+/* Operations: X(tag, A is stored as [k][m], B is stored as [k][n], k-grouped) */
 #define GMM_GEMM_OP_LIST(X) \
     X(fwd, 0, 0, 0) \
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1)
 
-/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, blocks per multiprocessor, skip)
-   skip = 1: blocks of 16 rows that the group does not have are not multiplied, for few tokens per group. All tiles
-   multiply an element in the same order, so that the choice never shows in a result. */
+/* Tiles: X(tag, rows, columns, depth, stages, warps along rows, warps along columns, CTAs per multiprocessor, skip).
+   skip = 1: blocks of 16 rows beyond the group's last row are not multiplied, for few tokens per group. All tiles
+   accumulate an element in the same order, so results do not depend on the tile. */
 #define GMM_MMA_TILE_LIST(X) \
     X(256x128, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
@@ -59,21 +59,22 @@ enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_tiles_end };
 typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_tile;
 #undef GMM__X
 
-/* Shared memory: the stages, then for each warp 8 rows of its results on their way out. The large tile just fits the
-   163 KiB of compute capability 8.0. */
+/* Shared memory: the stages, then 8 rows of fp32 results per warp for the epilogue. The large tile just fits the 163
+   KiB of compute capability 8.0. */
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) \
     GMM__CAT(gmm_store_ld_, tag) = (bn) / (wn) + 8, GMM__CAT(gmm_threads_, tag) = 32 * (wm) * (wn), \
     GMM__CAT(gmm_shared_, tag) = 2 * (st) * (bk) * ((bm) + (bn)) + 4 * 8 * ((bn) / (wn) + 8) * (wm) * (wn),
 enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_shared_end };
 #undef GMM__X
 
-/* One tile of the list. */
+/* A work tile. */
 typedef struct gmm_gemm_tile {
-    int32_t g, m0, n0, m, k; /* group, first row and column in the group, the group's extents */
+    int32_t g, m0, n0, m, k; /* group, first row and column in the group, extents of the group */
     int64_t row;             /* first row of the group in the token matrices */
 } gmm_gemm_tile;
 
-/* Places a tile of a group: along the rows first, in bands of 8 tiles, so that the tiles in flight share operands. */
+/* Rasterization of a group's tiles: along the rows first, in bands of 8 tiles, so that concurrent tiles share
+   operands in the L2. */
 GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
     const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first, height = remaining < 8 ? remaining : 8;
     i -= first * tiles_n;
@@ -81,12 +82,13 @@ GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles
     t->n0 = (int32_t)(i / height) * bn;
 }
 
-/* What group g does to D. */
+/* Factor of the previous value of D in group g. */
 GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
     return args->beta ? args->beta[g] : args->beta_all;
 }
 
-/* The first tile at or behind *at in this block's list that has work; 0 at the end. Tile numbers fit 32 bits. */
+/* Finds the first tile at or after *tile_index in this CTA's sequence that has work, and returns 0 at the end. The
+   whole warp calls it. Tile numbers fit 32 bits. */
 GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
                                    gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
@@ -110,7 +112,7 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
             t->row = args->offsets[t->g];
             rows = (int32_t)(args->offsets[t->g + 1] - t->row);
             if (!(args->frozen && args->frozen[t->g]) && !(rows == 0 && gmm_gemm_beta(args, t->g) == 1.0f)) break;
-            { /* on to the first tile of this block in the next group */
+            { /* skip to the first tile of this CTA in the next group */
                 const uint32_t skip = (uint32_t)((int64_t)(t->g + 1) * group_tiles - *tile_index);
                 *tile_index += (int64_t)((skip + gridDim.x - 1) / gridDim.x) * gridDim.x;
             }
@@ -122,9 +124,9 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
     return 1;
 }
 
-/* What the end of a tile needs beside the sums: read once per tile. */
+/* Arguments of the epilogue that are constant over a tile. */
 typedef struct gmm_gemm_epilogue {
-    char *d;      /* D of the group, at its first row */
+    char *d;      /* first row of the group in D */
     const char *bias;
     const float *row_scale;
     float alpha, beta;
@@ -143,8 +145,9 @@ GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args,
     return o;
 }
 
-/* Four sums of one row become elements of D: one rounding. `bias` holds the columns' biases. The steps are spelled out,
-   so that the compiler fuses them alike wherever this is expanded. */
+/* Epilogue of four accumulators of one row: scales, adds bias and beta D, rounds once and stores. `bias` holds the
+   biases of the columns. The operations are explicit intrinsics, so that the compiler contracts them equally at
+   every place of expansion. */
 GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int32_t row, int32_t col,
                                 const float bias[4], float v[4]) {
     char *dst = o->d + ((int64_t)row * args->d.ld + col) * gmm_kmat_size(&args->d);
@@ -166,8 +169,9 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
     gmm_write4(args->d.dtype, dst, count, o->vec4, v);
 }
 
-/* The same for up to 4 rows whose elements all exist and may be moved four at once: first all reads, then all writes.
-   The sums stand in shared memory, the rows `hop` bytes apart in D and `out_hop` floats apart there. */
+/* The same for up to 4 rows that are complete and aligned for vector access: all loads are issued before the first
+   store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
+   between the rows in shared memory. */
 GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst, int64_t dst_stride,
                                      const float *row_scale, int row_scale_step, const float *src, int src_stride,
                                      const float bias[4]) {
@@ -221,7 +225,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
                                                    gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
 }
 
-/* Asks for the part of D that a tile adds to, so that it waits in the L2. */
+/* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
 GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
     const int size = gmm_kmat_size(&args->d), lines = bn * size / 128;
     const char *d;
@@ -235,7 +239,7 @@ GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, cons
     }
 }
 
-/* Zeroes rows [from, capacity) of D, one warp to a row. */
+/* Zeroes rows [first_row, capacity) of D, one warp per row. */
 GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_t capacity, int32_t n) {
     const int64_t warps = (int64_t)gridDim.x * (blockDim.x >> 5);
     const int64_t warp = (int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);

@@ -1,24 +1,26 @@
 /* ................................................................................ Grouped products, quantized ... */
 
-/* The same products where both operands are quantized, or the weights alone. An operand is seen as lines that run along
-   the contraction: while a stage is multiplied, the codes of the next one become 16-bit elements in shared memory, once
-   per tile, and those behind it are asked for. Where the scales go:
-   MX32, NV16     into the elements, in BF16: a code times its scale is exact, MX32 for scales of 2^-124 to 2^119 and
-                  above or below unless the element leaves BF16's range; NV16 in F16 too, beside F16 tokens
-   1X128, 128X128 onto the sum of each 128 along the contraction; MX32 beside F16 tokens onto each 32
-   others         onto the whole sum, with NV16's amax, at the end
-   Codes alone are multiplied as F16, which holds all of FP8. */
+/* The same products where both operands are quantized, or the weights alone. An operand is a set of lines along the
+   contraction (gmm_quant.h, section 6). While a stage is multiplied, the codes of the next stage are dequantized into
+   16-bit elements in shared memory, once per tile, and the codes behind them are in flight. Where scales are applied:
+       MX32, NV16      to the elements, in BF16, where code times scale is exact: for MX32 with scales of 2^-124 to
+         2^119, and with others unless the element leaves the range of BF16; NV16 also in F16, where tokens are F16
+       1X128, 128X128  to the partial sum of every 128 elements along the contraction
+       MX32 beside F16 tokens  to the partial sum of every 32 elements
+       others          to the complete sum in the epilogue, as well as NV16's amax
+   Codes without scales are multiplied as F16, which represents all FP8 values exactly. */
 typedef struct gmm_qgemm_args {
     gmm_gemm_args p;               /* without a and b */
-    gmm_mat a, b;                  /* copies, or for a tokens; tables in device memory */
+    gmm_mat a, b;                  /* quantized copies, or for a 16-bit tokens; tables in device memory */
     gmm_direction a_along, b_along;
     int32_t a_cols, b_rows, b_cols; /* columns of the matrices that were quantized; rows of the weights */
-    int32_t k_round;               /* 16 for transformed copies, whose last rows spread, else 1 */
-    int32_t block;                 /* elements along the contraction whose sum is scaled by itself */
+    /* 16 for Hadamard-transformed copies, where a transform spreads the last rows over a block of 16; else 1 */
+    int32_t k_round;
+    int32_t block;                 /* elements along the contraction whose partial sum is scaled (block-scaled kinds) */
 } gmm_qgemm_args;
 
-/* Kinds of product: X(tag, A stands as [k][lines], B stands as [k][lines], sums in parts, dtype). Columnwise MX32
-   stands like that. */
+/* Kinds of products: X(tag, A is stored as [k][lines], B is stored as [k][lines], block-scaled sums, dtype of the
+   elements). Columnwise MX32 is stored as [k][lines]. */
 #define GMM_QUANT_KIND_LIST(X) \
     X(bf16, 0, 0, 0, GMM_BF16) \
     X(bf16_nn, 0, 1, 0, GMM_BF16) \
@@ -38,9 +40,9 @@ typedef struct gmm_qgemm_args {
 enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
 #undef GMM__X
 
-/* A tile is 128 rows, as groups are placed in columnwise copies, by 256 columns, or 128 where sums come in parts; a
-   stage is 64 deep. Shared memory: the elements of two stages, A's before B's, where results leave too; the scales of
-   four; the tile. */
+/* A tile has 128 rows, like the granularity of groups in columnwise copies, and 256 columns, or 128 for block-scaled
+   sums. A stage has 64 values of k. Shared memory: elements of two stages, A before B, which the epilogue reuses;
+   scales of four stages; the work tile. */
 enum {
     GMM_QGEMM_TILE_M = 128, GMM_QGEMM_TILE_K = 64, GMM_QGEMM_THREADS = 256, gmm_qgemm_tile_n_0 = 256, gmm_qgemm_tile_n_1 = 128,
     gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0), gmm_qgemm_slot_bytes_1 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1),
@@ -48,19 +50,21 @@ enum {
     gmm_qgemm_smem_bytes_1 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1) + 4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
 };
 
-/* Products of pairs of 16-bit elements, each rounded once; subnormal values count. */
+/* Products of two pairs of 16-bit elements, each rounded once; subnormal values are kept. */
 GMM__DEVICE uint32_t gmm_mul_16bit_x2(gmm_dtype dtype, uint32_t a, uint32_t b) {
     return dtype == GMM_BF16 ? gmm_mul_bf16x2(a, b) : gmm_mul_f16x2(a, b);
 }
 
-/* Four FP8 codes as elements of `dtype`: the fields move to their place, and one product corrects the exponent. */
+/* Converts four FP8 codes to `dtype`: exponent and mantissa bits are shifted into place, and one multiplication
+   corrects the exponent bias. */
 GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t codes, uint32_t dst[2]) {
     const int e4m3 = format == GMM_E4M3, is_f16 = dtype == GMM_F16;
     const uint32_t a = gmm_prmt(codes, 0u, 0x1404u), b = gmm_prmt(codes, 0u, 0x3424u);
     const int shift = is_f16 ? 1 : e4m3 ? 4 : 3;
     const uint32_t field = is_f16 ? 0x3F803F80u : e4m3 ? 0x07F007F0u : 0x0FE00FE0u;
     const uint32_t exponent_scale = is_f16 ? 0x5C005C00u : e4m3 ? 0x7B807B80u : 0x77807780u; /* 2^8; 2^120; 2^112 */
-    const uint32_t nonfinite = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u; /* NaN, Inf */
+    /* codes of NaN and infinity */
+    const uint32_t nonfinite = ((codes & 0x7F7F7F7Fu) + (e4m3 ? 0x01010101u : 0x04040404u)) & 0x80808080u;
     if (is_f16 && !e4m3) {
         dst[0] = a;
         dst[1] = b;
@@ -82,7 +86,7 @@ GMM__DEVICE void gmm_fp8_to_16bit_x4(gmm_dtype dtype, gmm_dtype format, uint32_t
     dst[0] = gmm_mul_16bit_x2(dtype, dst[0], exponent_scale);
     dst[1] = gmm_mul_16bit_x2(dtype, dst[1], exponent_scale);
 }
-/* Eight E2M1 codes; sign and fields go to the upper byte of each element first. */
+/* Converts eight E2M1 codes; each code is first moved to the upper byte of its element. */
 GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t dst[4]) {
     const uint32_t exponent_scale = dtype == GMM_F16 ? 0x74007400u : 0x7E807E80u; /* 2^14; 2^126 */
     const uint32_t low_codes = codes << 4, field = dtype == GMM_F16 ? 0x0E000E00u : 0x01C001C0u;
@@ -94,15 +98,15 @@ GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t d
     }
 }
 
-/* One operand of a tile as a thread moves it: chunks of 16 bytes, each some rows on. A stage holds 64 elements of each
-   line; of an operand that stands as [k][lines], all lines of each of 64 values of k. */
+/* A thread's view of one operand of a tile: it loads chunks of 16 bytes, some rows apart. A stage holds 64 elements
+   of each line, or 64 rows of an operand that is stored as [k][lines] (`mn_major`). */
 typedef struct gmm_qgemm_operand {
-    const char *src;    /* the thread's first chunk of the stage that comes next */
-    int32_t rows, bytes; /* left from there: of what stands one below the other; along it */
+    const char *src;    /* first chunk of the thread in the next stage */
+    int32_t rows, bytes; /* what is left from there: rows of memory, and bytes along a row */
     int32_t aligned;       /* chunks are aligned to 16 bytes */
 } gmm_qgemm_operand;
 
-/* Chunks of a row of a stage, as power of two; `wide` is the lines of the tile over 64, as power of two. */
+/* log2 of the chunks in a row of a stage. `log2_n64`: log2 of (lines of the tile / 64). */
 GMM__DEVICE int gmm_qgemm_chunk_shift(const gmm_mat *m, int mn_major, int log2_n64) {
     return (m->scaling == GMM_SCALING_NONE ? 3 : m->dtype == GMM_E2M1 ? 1 : 2) + (mn_major ? log2_n64 : 0);
 }
@@ -110,7 +114,8 @@ GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
     return m->scaling == GMM_SCALING_NONE ? 16 : m->dtype == GMM_E2M1 ? 4 : 8;
 }
 
-/* Opens lines [line, lines) of an operand; k elements of each exist. `row` is the first one of the group in tokens. */
+/* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
+   matrix. */
 GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major, int log2_n64, int64_t row,
                             int32_t line, int32_t lines, int32_t k) {
     const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
@@ -122,14 +127,14 @@ GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, 
     s->rows = (mn_major ? k : lines - line) - first;
     s->bytes = (int32_t)(((int64_t)(mn_major ? lines - line : k) * bits + 7) / 8) - 16 * chunk;
 }
-/* On to the next stage. */
+/* Advances to the next stage. */
 GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *m, int mn_major) {
     const int bits = gmm_qgemm_element_bits(m);
     if (mn_major) s->rows -= GMM_QGEMM_TILE_K;
     else s->bytes -= GMM_QGEMM_TILE_K * bits / 8;
     s->src += mn_major ? GMM_QGEMM_TILE_K * (m->ld * bits / 8) : GMM_QGEMM_TILE_K * bits / 8;
 }
-/* Bytes of the thread's chunk i that exist, and where they stand. */
+/* Address of the thread's chunk i, and the number of its bytes that exist. */
 GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i, const char **src) {
     const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_n64));
     *src = s->src + row_offset * (m->ld * gmm_qgemm_element_bits(m) / 8);
@@ -150,7 +155,7 @@ GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat
     }
     return v;
 }
-/* Tokens go straight to their place. */
+/* Copies 16-bit tokens to the stage without conversion. */
 GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat *m, char *dst) {
     const char *src;
     int i, e;
@@ -165,15 +170,15 @@ GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat
     }
 }
 
-/* Turns chunk i into elements at `to`, times their scales if `scales` is given: for each block of a line, `lines` to a
-   block, as elements. */
+/* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its
+   block; scales are elements, [block][lines]. */
 GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i, uint4 codes, char *dst,
                               const uint16_t *scales, int lines) {
     const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
     const uint32_t w[4] = { codes.x, codes.y, codes.z, codes.w };
-    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* of blocks in a chunk; else it lies in one */
+    const int pairs = fp4 && m->scaling == GMM_SCALING_NV16; /* a chunk holds two scale blocks, else it lies in one */
     uint32_t scale_pair[2] = { 0u, 0u };
     int e, j;
     if (scales && !mn_major) {
@@ -182,7 +187,7 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
         scale_pair[1] = pairs ? scale[lines] * 0x00010001u : scale_pair[0];
     }
 #pragma unroll
-    for (e = 0; e < 4; e++) { /* eighths of the row */
+    for (e = 0; e < 4; e++) { /* groups of 8 elements of the row */
         const uint32_t eighth = chunk * (fp4 ? 4 : 2) + e;
         uint32_t v[4];
         if (!fp4 && e >= 2) break;
@@ -205,12 +210,12 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
     }
 }
 
-/* Bytes of the scales of a line from block to block within four, and from four to four. */
+/* Strides of a line's scales, in bytes: between blocks within four blocks, and between groups of four blocks. */
 typedef struct gmm_qgemm_scale_strides {
     int32_t block, block4;
 } gmm_qgemm_scale_strides;
 
-/* Of a group whose scales lie as those of `lines` lines. */
+/* Strides for a group whose scales are laid out for `lines` lines. */
 GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m, int mn_major, int64_t lines) {
     const int swizzled = m->scale_order == GMM_SCALES_SWIZZLED;
     gmm_qgemm_scale_strides t;
@@ -219,13 +224,13 @@ GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m,
     t.block4 = swizzled ? 512 : 4 * t.block;
     return t;
 }
-/* The first scale of a line, one thread to a line; NULL without scales and behind the last line. */
+/* Address of a line's first scale, one thread per line; NULL without scales and beyond the last line. */
 GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
     const int32_t width = gmm_block_along(scaling);
     return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
 }
-/* What a line needs of stage q: scale bytes of its blocks, the first lowest; or the fp32 scale of blocks of 128. Behind
-   its k elements, and without scales, zeros. */
+/* Loads the scales of a line in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32 scale of
+   a block of 128. Zeros beyond the line's k elements and without scales. */
 GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q, int32_t k) {
     const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
     const int32_t first = count == 1 ? q / 2 : count * q;
@@ -239,7 +244,8 @@ GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_
         if (i < count && q * GMM_QGEMM_TILE_K + i * (GMM_QGEMM_TILE_K / count) < k) bits |= (uint32_t)src[i * t.block] << (8 * i);
     return bits;
 }
-/* Keeps it at `slot` of line `at` of `lines`: as elements, or with parts as fp32, where tokens are not scaled. */
+/* Stores the loaded scales into `slot` for line `index` of `lines`: as elements or, for block-scaled sums, as fp32,
+   where unquantized tokens have the scale 1. */
 GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits, char *slot, int index,
                             int lines) {
     const int mx = scaling == GMM_SCALING_MX32;
@@ -265,7 +271,7 @@ GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_s
     }
 }
 
-/* What line l is multiplied by outside of the sum, and the share that stands in for 1 / (6 e4m3_max) of NV16. */
+/* Factor of line l that is constant over the contraction, and the divisor of NV16's factor, 6 e4m3_max. */
 GMM__DEVICE float gmm_qgemm_outer_scale(const gmm__qview *v, gmm_scaling scaling, int32_t l) {
     if (scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return scaling == GMM_SCALING_TENSOR || scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;

@@ -1,16 +1,17 @@
-/* One operand of 16-bit elements on its way into a stage. A stage holds lines of contiguous elements: rows of an
-   operand that stands as [row][k], or values of k of one that stands as [k][row]. A thread moves the 16-byte chunk at
-   `from` and those `step` lines further on; `lines` and `cols` say how many lines and elements are left from there. */
+/* A thread's view of one 16-bit operand that is copied into stages. A stage consists of lines of contiguous
+   elements: rows of an operand stored as [row][k], or values of k of an operand stored as [k][row]. The thread
+   copies the 16-byte chunk at `src` and further chunks, `chunk_stride` bytes apart. `lines` and `cols` are the
+   numbers of lines and elements left from there. */
 typedef struct gmm_stage_loader {
     const char *src;
-    int64_t chunk_stride, stage_stride; /* bytes to the next chunk of the stage, and to the next stage */
-    int32_t lines, cols;  /* of stage 0 */
+    int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
+    int32_t lines, cols;  /* left in stage 0 */
     int32_t aligned;        /* chunks are aligned to 16 bytes */
-    int32_t full_stages;         /* stages that are whole, and exist to the last element */
-    uint32_t offset;          /* byte in the stage */
+    int32_t full_stages;         /* number of stages that are complete and aligned */
+    uint32_t offset;          /* offset in the stage */
 } gmm_stage_loader;
 
-/* Chunks are permuted inside a line so that 8 neighbouring lines fall into different banks. */
+/* Swizzle: chunks are permuted within a line so that 8 adjacent lines fall into different banks. */
 GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_bytes) {
     return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
 }
@@ -34,7 +35,7 @@ GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g,
     return loader;
 }
 
-/* Moves stage number `q` and steps on. */
+/* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
 GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step, int line_bytes,
                                 int k_lines,
                                 int k_cols) {
@@ -62,7 +63,7 @@ GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage
     loader->src += loader->stage_stride;
 }
 
-/* Tile of the fp32 product, which runs on the plain arithmetic units. */
+/* Tile of the fp32 product, which uses the CUDA cores. */
 enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gmm_threads_f32 = 256 };
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
@@ -109,8 +110,8 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #undef GMM__TAG
 #undef GMM__BODY
 
-/* One depth of an operand of the fp32 product: 4 values of k of a row or, where the operand stands as [k][rows], 4 rows
-   of a value of k, twice per thread; into registers, and from there to shared memory as [k][rows]. */
+/* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
+   stored as [k][rows], 4 rows of a value of k; then it stores them to shared memory as [k][rows]. */
 GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, int64_t ld, int rows, int k0, int k,
                                float v[2][4]) {
     int i;

@@ -8,7 +8,7 @@
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 
 #if !GMM__HADAMARD
-/* A lane's part of a tile: eight rows of eight columns; zeros where rows or columns end. */
+/* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
 GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                             int32_t col0, int32_t c0, int32_t n,
                                             uint32_t x[8][GMM__NAME(gmm__words)]) {
@@ -30,7 +30,7 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__v
         }
 }
 
-/* The same of sixteen rows of sixteen bytes, from column `col` of the matrix on. */
+/* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
 GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
                                               int32_t col, uint32_t x[16][4]) {
     const int64_t size = 16 / GMM__NAME(gmm__elems16), pitch = a->src.ld * size;
@@ -49,13 +49,13 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm_
     }
 }
 
-/* A word of the maxima of sixteen rows where all have the same; zero of those that are not there. */
+/* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
 GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
     if (GMM__NAME(gmm__elems16) == 4) return word < rows ? maximum : 0;
     return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
 }
 
-/* An element of a tile from memory. */
+/* Reads one element of a tile from device memory. */
 GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
                                               int32_t col) {
     return gmm_load((gmm_dtype)GMM__NAME(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
@@ -63,12 +63,13 @@ GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm
 }
 #endif
 
-/* Amaxes of units, and of rows and columns where they are wanted: as gmm_quantize_amax. */
+/* The same amaxes as gmm_quantize_amax, for sources with whole vectors: either of units, or of rows and columns. A
+   CTA takes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
 GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and transformed */
+    __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
 #if !GMM__HADAMARD
-    __shared__ uint32_t partials[2][4][GMM_TILE]; /* of two halves of rows, of four quarters of columns */
+    __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
 #endif
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
@@ -91,7 +92,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
                 for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
                 row[i] = GMM__CFG(gmm__word_fold)(row[i]);
             }
-            /* lane 8 q + c keeps row c of its eight */
+            /* butterfly: lane 8 q + c keeps the maximum of row c of its eight rows */
 #pragma unroll
             for (k = 4; k >= 1; k >>= 1)
 #pragma unroll
@@ -117,7 +118,7 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             for (k = 0; k < 8; k++)
                 if (k / 2 == q) partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
-        if (a.lines || a.columns) { /* then those of units are not asked for */
+        if (a.lines || a.columns) { /* amaxes of units are not needed then */
             const int32_t side = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
             uint32_t *dst = side ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
                                 : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;

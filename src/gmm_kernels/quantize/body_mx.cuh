@@ -7,22 +7,25 @@
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__ELEMS16 GMM__CFG(gmm__elems16)
-#define GMM__ROW_WORDS (64 / GMM__ELEMS16) /* maxima of sixteen rows; two in a word where elements have 16 bits */
+/* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
+#define GMM__ROW_WORDS (64 / GMM__ELEMS16)
 
-/* Both copies of 128 rows by 32 GMM__ELEMS16 columns. A warp takes 32 rows by 16 GMM__ELEMS16 columns and waits for no other:
-   a lane has sixteen rows, so that sixteen lanes write whole lines of memory at once. 32 / GMM__ELEMS16 lanes share a
-   block of a row, two lanes one of a column, and each makes the scales of its part of them. */
+/* MX32 in both directions from one load. A CTA quantizes 128 rows by 32 GMM__ELEMS16 columns, a warp 32 rows by 16
+   GMM__ELEMS16 columns of them without synchronization with other warps. A lane holds sixteen rows of sixteen bytes,
+   so that sixteen lanes write whole memory lines. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
+   block of a column; each computes the scales of its part of the blocks. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 4, c = lane & 15;
     const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * q;
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
-    const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* of the largest */
+    const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* reciprocal of the largest value */
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__vec_split(&a); /* again, so that registers are free in between */
+        /* computed again for each strip, so that it holds no registers in the loop body */
+        const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
@@ -58,7 +61,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(square_max, i, p.m - row0);
             }
-            /* lanes keep halves until they have two words */
+            /* butterfly: each step halves the rows of a lane, until it has two words */
 #pragma unroll
             for (k = GMM__ROW_WORDS / 2; k >= 2; k >>= 1)
 #pragma unroll
@@ -76,14 +79,14 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
                                        inverse) << 16;
         }
-        if (rowwise) { /* the block's scales of four rows are two lanes' for F32 */
+        if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
             uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                              (a.grouped ? (int64_t)p.start * row_along : 0);
             const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
             uint32_t other2;
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
             scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16 : lane_scales | other << 16;
-            /* bytes of rows become those of blocks: four of one row, or two */
+            /* transpose bytes: from scales of several rows to scales of four (F32: two) adjacent blocks of one row */
             if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3726 : 0x5140);
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
             if (GMM__ELEMS16 == 8)
@@ -118,7 +121,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (columnwise) {
-            const int32_t line = col + GMM__ELEMS16 / 2 * q, block = (p.row + warp_row) / 32; /* of the lane's half */
+            /* block of the lane's 32 rows */
+            const int32_t line = col + GMM__ELEMS16 / 2 * q, block = (p.row + warp_row) / 32;
             uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
                              (a.grouped ? (int64_t)(p.start / 32) * lines : 0);
             uint32_t maximum[4];
@@ -153,7 +157,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             scales4[1] = q ? lane_scales : other;
             if (GMM__ELEMS16 == 4) scales4[0] |= scales4[1] << 16;
         }
-        if (columnwise && col < cols) { /* in the order of the source */
+        if (columnwise && col < cols) { /* codes in the order of the source */
             uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
                           (p.first + p.row + row0) * a.columnwise.ld + col;
             float multiplier[GMM__ELEMS16];

@@ -8,16 +8,18 @@
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
-/* Both copies of tiles that are loaded once. Two lanes share a block, and each makes the scales of half of theirs:
-   bytes, which find factors in a table of all that the unit can have. Turned: blocks of a column are one lane's. */
+/* NV16 in both directions from tiles that are loaded once. Two lanes share a block; each computes the scales of half
+   of the blocks of both. Scales are bytes, which index a table of all encode multipliers that the unit can have.
+   GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
+   then lies in one lane. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float encodes[2][GMM_TILE]; /* by scale byte; the last is what amaxes of blocks are multiplied by */
+    __shared__ float encodes[2][GMM_TILE]; /* multipliers by scale byte; entry 127 is the multiplier of block amaxes */
     __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
-    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* of columns */
+    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* scales of the columnwise copy */
     const int32_t lane = gmm__lane(), warp = gmm__warp(), q = lane >> 3, c = lane & 7;
     const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * q, col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * c;
-    const int32_t second = c & 1, lower = q & 1; /* the second lane of a block */
+    const int32_t second = c & 1, lower = q & 1; /* whether this is the second lane of a block */
     const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
     const int32_t separate_amax = columnwise && a.amax[1] != a.amax[0];
     const gmm_format *f = &a.format;
@@ -26,7 +28,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
-        const gmm_warp_split split = gmm__vec_split(&a); /* again, so that registers are free in between */
+        /* computed again for each strip, so that it holds no registers in the loop body */
+        const gmm_warp_split split = gmm__vec_split(&a);
         uint32_t x[8][GMM__CFG(gmm__words)];
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
@@ -60,7 +63,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     row[i] = GMM__CFG(gmm__word_fold)(row[i]);
                     has_nan = row[i] > has_nan ? row[i] : has_nan;
                 }
-                has_nan = has_nan > 0x7F800000u; /* a NaN among the values */
+                has_nan = has_nan > 0x7F800000u; /* a value is NaN */
                 if (has_nan)
 #pragma unroll
                     for (i = 0; i < 8; i++) {
@@ -82,7 +85,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     other = __shfl_xor_sync(0xFFFFFFFFu, maximum, 8);
                     maximum = maximum > other ? maximum : other;
 #pragma unroll
-                    for (i = 0; i < 8; i++) row[i] = i < valid_rows ? maximum : 0; /* no scales of rows that are not there */
+                    /* rows beyond the last one have no scales */
+                    for (i = 0; i < 8; i++) row[i] = i < valid_rows ? maximum : 0;
                 }
 #endif
 #pragma unroll
@@ -107,7 +111,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     }
                 }
 #endif
-                if (rowwise) { /* bytes of four blocks of a row come together */
+                if (rowwise) { /* transpose bytes: a lane receives the scales of four adjacent blocks of a row */
                     uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
                                   (a.grouped ? (int64_t)p.start * row_along : 0);
                     lane_scales &= 0x7F7F7F7Fu;
@@ -119,7 +123,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                       row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
                 }
 #if GMM__HADAMARD
-                if (rowwise) { /* rows i and i + 4 at once: a lane draws for one of them, for both lanes of the block */
+                /* rows i and i + 4 at once: each lane draws random bits for one of them, for both lanes of the block */
+                if (rowwise) {
                     uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
                                   (p.first + p.row + row0) * row_pitch;
                     const int64_t blocks_per_row = (cols + 15) >> 4;
@@ -166,7 +171,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
                         if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, multiplier, 0));
                     }
-                    if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) { /* once more by the codec, from memory */
+                    /* encode again by the scalar codec, from device memory */
+                    if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) {
                         dst -= 8 * row_pitch;
 #pragma unroll 1
                         for (k = 0; k < 64 && k >> 3 < valid_rows; k += 2) {
@@ -271,10 +277,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 for (j = 0; j < 4; j++)
                     scales[(col0 + 4 * lower + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
             }
-            if (c0 + GMM_TILE < end) /* comes while codes leave */
+            if (c0 + GMM_TILE < end) /* the next tile is loaded while codes are stored */
                 GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
             if (columnwise) {
-                const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16; /* not kept before */
+                /* computed here, so that they hold no registers before */
+                const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16;
                 const int32_t chunk = thread % chunks, first = thread / chunks, l = thread >> 1;
                 const int32_t quad = 4 * (thread & 1);
                 const int64_t begin = (a.grouped ? p.start : 0) + p.row;

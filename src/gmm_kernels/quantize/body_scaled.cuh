@@ -7,10 +7,12 @@
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
 #define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
-#define GMM__ROW_STEP 3 /* maxima or factors of a row of the tile, of two halves; one apart, so that banks differ */
-#define GMM__COL_STEP 5 /* of a column, of four quarters */
+/* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
+#define GMM__ROW_STEP 3
+#define GMM__COL_STEP 5 /* stride of those of a column, which has four quarters */
 
-/* Both copies of a tile that is loaded once. */
+/* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once: maxima of blocks or given
+   amaxes become scales, then rowwise codes are stored from registers and columnwise codes through shared memory. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
 GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
     __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
@@ -66,7 +68,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 gmm_scale_from_amax(l < n ? a.columns[p.unit * a.cols + c0 + l] : 0.0f, qmax,
                                     gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
         }
-        if (GMM__BLOCK_SCALED) { /* maxima of parts of blocks */
+        if (GMM__BLOCK_SCALED) { /* maxima of the parts of blocks */
             uint32_t row[8], col[GMM__CFG(gmm__words)], maximum = 0;
 #pragma unroll
             for (k = 0; k < GMM__CFG(gmm__words); k++) col[k] = 0;
@@ -97,7 +99,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                     for (k = 0; k < GMM__CFG(gmm__words); k++) {
 #pragma unroll
-                        for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++) /* no registers for them before */
+                        /* 16-bit sources did this above; there F32 sources have no registers left */
+                        for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
                             col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
                         for (i = 8; i < 32; i <<= 1)
@@ -112,7 +115,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         }
         if (GMM__SCALING != GMM_SCALING_TENSOR) __syncthreads();
 
-        /* Maxima become factors, scales are stored. */
+        /* Computes scales from maxima and stores their inverses. */
         if (GMM__SCALING == GMM_SCALING_128X128) {
             uint32_t maximum = 0;
             for (i = 0; i < GMM__QUANT_WARPS; i++) {
@@ -120,7 +123,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 maximum = maximum > bits ? maximum : bits;
             }
             tile_scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
-            for (k = 0; k < 2; k++) { /* padding stands behind a line's last block */
+            for (k = 0; k < 2; k++) { /* the padding is behind the last block of a line */
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
                 const int32_t used = (int32_t)(((k ? p.rows : a.cols) + 127) / 128), end = (used + 3) & ~3;
@@ -164,7 +167,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (i < valid_rows) gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
-        if (columnwise) { /* turned */
+        if (columnwise) { /* transposed through shared memory */
             const int32_t bytes = GMM__VEC_COLUMN, chunks = bytes / 16;
             const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
             const int64_t pitch = a.columnwise.ld;
@@ -190,7 +193,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                         gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
                                                                            chunk * 16));
         }
-        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* behind all stores */
+        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* after all stores */
             __syncthreads();
             if (thread < 2) {
                 uint32_t *dst = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);

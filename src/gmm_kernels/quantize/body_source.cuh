@@ -7,8 +7,8 @@
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
 
-/* A tile of a strip into shared memory (if x is not NULL), zeros where rows or columns end; and the lane's amax of it.
-   A quantized source comes as F32. */
+/* Loads a tile of a strip into shared memory (unless x is NULL), with zeros beyond the last row and column, and
+   returns the lane's amax of it. A quantized source is dequantized to F32. */
 GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const gmm__quant_strip *p, int64_t c0,
                                                 int32_t n, int32_t lines, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
@@ -49,7 +49,8 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
     return amax;
 }
 
-/* Amaxes of units, rows and columns, by maxima on their bits: the same in any order. They start at 0. */
+/* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
+   the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
@@ -98,11 +99,11 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
 #endif
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
-/* Both copies of a tile that is loaded once. */
+/* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes, and chosen scales */
+    __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);

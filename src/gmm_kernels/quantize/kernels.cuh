@@ -1,4 +1,5 @@
-/* Values of a copy, in the order of the source. */
+/* Dequantizes a copy in either direction into a matrix in the layout of the source. A CTA processes one 128 x 128
+   tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
     const int64_t items = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
@@ -36,8 +37,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
     }
 }
 
-/* Rows 4 q to 4 q + 3 of a tile, 4 bytes of each per lane, become words of 4 rows: those of one column stand side by
-   side, and the lanes of a warp in different banks. */
+/* Transposes rows 4 q to 4 q + 3 of a tile, of which each lane has 4 bytes per row, into words that hold 4 rows of
+   one column. Words of one column are contiguous, and the lanes of a warp access different banks. */
 GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *tile) {
     const uint32_t a = __byte_perm(v[0], v[1], 0x5140), b = __byte_perm(v[2], v[3], 0x5140);
     const uint32_t c = __byte_perm(v[0], v[1], 0x7362), d = __byte_perm(v[2], v[3], 0x7362);
@@ -52,7 +53,8 @@ GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *
     }
 }
 
-/* Tiles of 128 x 128 bytes, turned in shared memory; by words where both sides allow them. */
+/* Transposes codes of one byte, and scales, in tiles of 128 x 128 through shared memory; by 32-bit words where both
+   matrices are aligned. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
@@ -103,6 +105,7 @@ typedef struct gmm__update_args {
     float qmax;
 } gmm__update_args;
 
+/* Delayed scaling: each slot's scale from its amax history. One thread per slot. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
     const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     if (i < a.slots)
@@ -110,7 +113,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
                                        a.scale[i]);
 }
 
-/* A rank's part of sharded masters: amaxes of blocks by maxima on their bits, or scales and codes. */
+/* A rank's part of sharded master weights: gmm_shard_amax takes amaxes of blocks by atomic maxima on their bits,
+   gmm_shard_codes writes scales and codes. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
@@ -156,7 +160,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* Casts: any format of each source. */
+/* Casts to any format, by dtype of the source. */
 #define GMM__BODY 7
 #define GMM__TAG bf16
 #include GMM_KERNELS_FILE
@@ -251,7 +255,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* NV16; turned: BF16, whose columnwise copy is transformed or whose codes are rounded at random. */
+/* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
 #define GMM__BODY 14
 #define GMM__HADAMARD 0
 #define GMM__TAG nv16_bf16

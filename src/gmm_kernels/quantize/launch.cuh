@@ -1,4 +1,4 @@
-/* The first row that fits a call serves it; scaling NONE fits all. */
+/* The first row that fits a call serves it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
@@ -25,7 +25,8 @@ static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t
     return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
 }
 
-/* `most`: blocks of kernels that stay on the multiprocessors; `stream_most`: of those in the order of addresses. */
+/* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
+   addresses. */
 static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
                                                int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;

@@ -1,11 +1,12 @@
 /* ................................................................................................. Quantization ... */
 
-/* Tiles of GMM_TILE rows of one group or matrix by GMM_TILE columns: a block of threads takes one after another. Every
-   copy is seen as lines (gmm_quant.h, section 6): a warp takes a line, a lane four elements in a row of it. */
+/* General casts. A tile is GMM_TILE rows of one group or matrix by GMM_TILE columns; a CTA processes one tile after
+   another. A copy is a set of lines along its direction (gmm_quant.h, section 6): a warp processes one line at a
+   time, a lane four consecutive elements of it. */
 enum {
     GMM__QUANT_BLOCK = 256,
     GMM__QUANT_WARPS = GMM__QUANT_BLOCK / 32,
-    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes from row to row of codes that wait to be turned */
+    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes between rows of codes that are transposed in shared memory */
     GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
     GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
@@ -14,25 +15,28 @@ enum {
 };
 
 typedef struct gmm__quant_args {
-    gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE = absent */
+    gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE: absent */
     gmm_format format;
-    gmm_dtype source;                 /* dtype that block scales take the source for */
+    gmm_dtype source;                 /* dtype of the source for the limits of block scales */
     int32_t grouped, phase, first_group;
-    int64_t units, rows, cols;        /* rows: capacity, or of each matrix */
+    int64_t units, rows, cols;        /* rows: capacity, or rows of each matrix */
     int64_t col_tiles;
-    const int64_t *offsets;           /* grouped: [units + 1] rows */
-    const int32_t *tiles;             /* grouped: [units + 1] strips */
-    gmm_groups groups;                /* read by the kernels themselves if `few` */
+    const int64_t *offsets;           /* grouped: [units + 1] row offsets */
+    const int32_t *tiles;             /* grouped: [units + 1] prefix sums of strips */
+    gmm_groups groups;                /* read by the kernels themselves where warp_split is set */
     int32_t warp_split;                 /* vectorized, at most 32 groups: offsets and tiles are not set */
-    float *amax[2];                   /* [units]: of the rowwise and of the columnwise copy */
-    float *lines, *columns;           /* amax by row and by column; NULL = not needed */
+    float *amax[2];                   /* [units]: amaxes of the rowwise and of the columnwise copy */
+    float *lines, *columns;           /* amaxes by row and by column; NULL: not needed */
     const float *scale;
     const int32_t *skip;
     const uint64_t *random;
-    int32_t vectorized;                /* whole vectors everywhere: 1 bodies 12 to 15 may serve, 2 those turned, too */
-    int32_t record;                   /* vectorized and delayed: the casts raise the amaxes of the copies */
-    int32_t backward;                 /* vectorized: tiles from the last to the first, which the caches still hold */
-    int64_t step[3], scale_step[2];   /* vectorized: bytes from matrix to matrix of copies and source; of their scales */
+    /* every row is aligned whole vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
+    int32_t vectorized;
+    int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
+    /* vectorized: tiles from the last to the first, since the L2 still holds the last ones */
+    int32_t backward;
+    /* vectorized: bytes between matrices of the copies and the source, and between their scales */
+    int64_t step[3], scale_step[2];
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -49,7 +53,7 @@ typedef struct gmm__transpose_args {
     int64_t units, rows, cols;
 } gmm__transpose_args;
 
-/* Rows [live, rows) of `bytes` at `pitch` become zeros. */
+/* Rows [*valid_rows, rows) of `bytes` bytes each, `pitch` bytes apart, become zeros. */
 typedef struct gmm__quant_tail_args {
     uint8_t *data;
     int64_t pitch, bytes, rows;
@@ -57,7 +61,8 @@ typedef struct gmm__quant_tail_args {
     const int32_t *skip;
 } gmm__quant_tail_args;
 
-/* A strip: its unit, first row within it, rows, and where the unit stands in the source and among padded rows. */
+/* A strip of GMM_TILE rows: unit, first row in the unit, its rows, rows of the unit, first row of the unit in the
+   source, and first row among padded rows. */
 typedef struct gmm__quant_strip { int64_t unit, row, m, rows, first, start; } gmm__quant_strip;
 
 GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int64_t units, int64_t rows) {
@@ -89,8 +94,9 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
     return gmm__qview_of(m, direction, grouped, p->unit, p->first, p->start, p->rows, cols);
 }
 
-/* Element (r, c) of a tile in shared memory. Columns are exchanged so that neither rows nor columns, four elements per
-   lane, meet in a bank: lanes of a row begin with different ones of their four. */
+/* Index of element (r, c) of a tile in shared memory. Columns are permuted so that accesses of four elements per
+   lane, along rows and along columns, are free of bank conflicts: the lanes of a row start with different elements
+   of their four. */
 GMM__DEVICE int32_t gmm__quant_smem_index(int32_t r, int32_t c) { return r * GMM_TILE + (c ^ ((r >> 2) & 31)); }
 GMM__DEVICE void gmm__quant_rotate4(float v[4], int32_t count) {
     const float a = v[0], b = v[1];
@@ -116,7 +122,7 @@ GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
     for (t = 0; t < 4; t++) v[t] = x[gmm__quant_smem_index(r, 4 * lane + ((t + q) & 3))];
     gmm__quant_rotate4(v, (4 - q) & 3);
 }
-/* Four rows of column c, transformed in runs of 16 if `hadamard`. */
+/* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`. */
 GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
@@ -150,7 +156,7 @@ GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
     return gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(0u, v[0]), v[1]), v[2]), v[3]);
 }
 
-/* Raises the lane's amax, and the row's if it is wanted, by four values. */
+/* Updates the lane's amax, and the row's unless `line` is NULL, by four values. */
 GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint32_t *line) {
     uint32_t bits = gmm__quant_amax4(v);
     amax = bits > amax ? bits : amax;
@@ -160,7 +166,8 @@ GMM__DEVICE uint32_t gmm__quant_line_amax(uint32_t amax, const float v[4], uint3
     return amax;
 }
 
-/* Codes of four products, the first in the lowest bits. The instructions give the bits of the codecs. */
+/* Encodes four products, the first into the lowest bits. The instructions give the same bits as the codecs of
+   gmm_quant.h. */
 GMM__DEVICE uint32_t gmm__quant_codes8(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
     uint16_t low, high;
@@ -190,7 +197,7 @@ GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float f
     return dtype == GMM_E2M1 ? gmm__quant_codes4(p) : gmm__quant_codes8(dtype == GMM_E5M2, p);
 }
 
-/* Largest of the lanes that share a block; 4, 8 or 32 of them. */
+/* Maximum over the 4, 8 or 32 lanes that share a block. */
 GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     int32_t d;
     for (d = 1; d < lanes; d <<= 1) {
@@ -200,8 +207,8 @@ GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     return v;
 }
 
-/* NV16 by the better of two scales, as on the host: both, and what a block of one line misses by each, summed in the
-   order of its elements. */
+/* NV16 with the better of two scales, as on the host: computes both scales, and the error of a block of one line
+   with each, summed in the order of its elements. */
 GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[4], float amax, int32_t squared,
                                           uint8_t scale[2], float error[2]) {
     const float base = gmm__fmul(gmm__fdiv(amax, 6.0f), n->scale);
@@ -229,23 +236,23 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
     }
 }
 
-/* One copy of one tile. */
+/* The part of one copy that belongs to one tile. */
 typedef struct gmm__quant_copy_tile {
     gmm__qview view;
-    int64_t l0, a0;           /* of the tile, in lines and along them */
-    int32_t lines, data;      /* lines that have values; elements along a line that are stored */
-    const float *amax;        /* of the unit, or of line l0 on if per_line */
+    int64_t l0, a0;           /* first line of the tile, first element along lines */
+    int32_t lines, data;      /* lines with values; elements along a line that are stored */
+    const float *amax;        /* of the unit or, if per_line, of line l0 and the following ones */
     int32_t per_line;
     float scale;
     int64_t group, first_block, blocks_per_line;
-    gmm_nv_global global;     /* NV16, not per line */
+    gmm_nv_global global;     /* NV16 with one amax per unit */
     float factor;             /* TENSOR */
-    int64_t line_step, block_step; /* scales from line to line and from block to block, but for SWIZZLED */
+    int64_t line_step, block_step; /* strides of scales between lines and between blocks, except for SWIZZLED */
     int64_t scale_lines;      /* with padding */
-    int32_t used, end;        /* blocks of the tile that hold values, and with padding */
+    int32_t used, end;        /* blocks of the tile with values, and with padding */
 } gmm__quant_copy_tile;
 
-/* What all lines of a side share. */
+/* Initializes what all lines of a copy's tile share. */
 GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scaling scaling, gmm__quant_copy_tile *s) {
     const gmm_format *f = &a->format;
     const gmm__qview *v = &s->view;
@@ -256,7 +263,7 @@ GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scalin
         const int64_t used = gmm__ceil_div(v->along, width), end = gmm__round_up(used, 4), first = s->a0 / width;
         s->used = (int32_t)(used - first < GMM_TILE_BLOCKS ? used - first : (int64_t)GMM_TILE_BLOCKS);
         s->end = (int32_t)(end - first < GMM_TILE_BLOCKS ? end - first : (int64_t)GMM_TILE_BLOCKS);
-        s->line_step = gmm__qview_scale(v, 1, 0); /* blocks of 128 x 128: 0 */
+        s->line_step = gmm__qview_scale(v, 1, 0); /* 0 for blocks of 128 x 128 */
         s->block_step = gmm__qview_scale(v, 0, 1);
         s->scale_lines = width == 128 ? gmm__round_up(v->lines, 4) : gmm__round_up(v->lines, 128);
     }
@@ -269,8 +276,8 @@ GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scalin
                                                      gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
 }
 
-/* Scale and codes of the four values of line l. `shared_amax` is that of a square tile's block; codes of copies in the
-   source's order wait in `codes`. */
+/* Computes and stores the scale and codes of a lane's four values of line l. `shared_amax`: amaxes of square blocks.
+   Codes of copies in the order of the source go to `codes` first. */
 GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy_tile *s, int32_t l, const float v[4],
                                  const uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
@@ -311,7 +318,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     }
     if (scaling == GMM_SCALING_128X128) {
         const int64_t first = gmm__qview_scale(view, line, s->a0 / 128);
-        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* padding stands behind the last block */
+        if (l == 0 && (lane == 0 || (s->used == 1 && lane < s->end))) /* the padding is behind the last block */
             ((float *)(void *)view->scale)[first + lane] = lane == 0 ? gmm_f32_from_bits(stored) : 0.0f;
     } else if (scaling == GMM_SCALING_1X128) {
         if (is_first_lane && line < s->scale_lines)
@@ -359,7 +366,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     }
 }
 
-/* All lines of one copy of a tile whose values stand in x. For all threads of a block at once. */
+/* Quantizes all lines of one copy of a tile whose values are in x. All threads of the CTA call it. */
 GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant_copy_tile *s, const float *x,
                                      uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
@@ -383,7 +390,8 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         }
         __syncthreads();
     }
-    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) { /* errors of rows fold in halves */
+    /* errors of the 16 rows of a block, summed as a tree */
+    if (height > 1 && scaling == GMM_SCALING_NV16 && f->four_over_six) {
         float *errors = (float *)(void *)codes; /* [2][GMM_TILE][GMM_TILE_BLOCKS] */
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
             uint8_t scale[2];
@@ -424,7 +432,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
     if (!s->view.apart) return;
     __syncthreads();
-    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* rows of codes, as they are stored */
+    for (l = gmm__warp(); l < s->data; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
         const uint8_t *src = codes + l * GMM__QUANT_CODES;
         uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
@@ -440,8 +448,9 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
 }
 
-/* What the amaxes give before elements are cast: amaxes for the caller, scales of whole tensors and of columns. For
-   threads `first`, first + step, ...; `settle`: what the casts read becomes what the caller gave. */
+/* Stores what depends on amaxes alone: amaxes for the caller, scales of whole tensors and of columns. Threads
+   `first`, first + step, ... share the work. `store_amax`: amaxes that the caller gave replace those that the casts
+   read. */
 GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int64_t step, int32_t store_amax) {
     const gmm_format *f = &a->format;
     const int32_t tensor = f->scaling == GMM_SCALING_TENSOR;
@@ -488,12 +497,14 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
             a->rowwise.amax[i] = a->lines[i];
 }
+/* gmm__quant_scales by a kernel of its own, for the general casts. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
     gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
                       1);
 }
 
+/* Zeroes the rows behind the last group. One CTA per row. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
     if (a.skip && *a.skip) return;

@@ -1,23 +1,25 @@
-/* --- whole vectors: what serves usual shapes at the speed of memory --- */
+/* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
-/* A block takes tiles of 128 x 128, a warp 32 rows by 64 columns of one: lane 8 q + c rows 8 q to 8 q + 7 and columns
-   8 c to 8 c + 7, in registers, as they are stored. So runs of 16 or 32 along a row or a column are 2 or 4 lanes, and a
-   lane has 8 codes of every line of a copy. Transposed codes are turned in shared memory. Where both copies of MX32
-   keep the order of the source, a lane has sixteen rows of sixteen bytes, so that sixteen lanes write whole lines of
-   memory: half lines cost a fifth. */
+/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 q + c holds rows 8 q to 8 q + 7 and
+   columns 8 c to 8 c + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
+   lanes, and a lane has 8 codes of every line of a copy. Columnwise codes are transposed in shared memory. MX32,
+   whose copies both keep the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen lanes
+   write whole memory lines: half lines cost a fifth of the time. */
 enum {
     GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
-    GMM__VEC_COLUMN = GMM_TILE,                             /* bytes of a column of codes; 16 more behind eight */
+    /* bytes of a column of codes; 16 more after every eight columns */
+    GMM__VEC_COLUMN = GMM_TILE,
     GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
-    GMM__VEC_TILES = 2,                    /* of a strip, that a block of NV16 takes, or of MX32 from 16 bits */
+    /* tiles of a strip that a CTA processes (NV16, and MX32 from 16-bit sources) */
+    GMM__VEC_TILES = 2,
     GMM__NV_COLUMN = GMM_TILE / 2,
     GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
 };
 
-/* Words of eight elements, their values, and maxima of their absolute values, for which a NaN
-   counts as nothing. The instructions keep subnormals whatever flags the compiler gets. */
+/* Functions of words of packed elements: the values of eight elements, and maxima of absolute values, which ignore
+   NaN. The instructions keep subnormal values whatever the compiler flags. */
 enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
-enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements of sixteen bytes */
+enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements in sixteen bytes */
 GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
     return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
 }
@@ -35,7 +37,7 @@ GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t maximum, uint32_t w) {
 GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t maximum, uint32_t w) {
     return gmm_max_abs_f32(maximum, w);
 }
-/* The largest of a word of maxima, as bits of an fp32. */
+/* The larger half of a word of maxima, as bits of an fp32. */
 GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t maximum) {
     const uint32_t low = maximum << 16, high = maximum & 0xFFFF0000u;
     return low > high ? low : high;
@@ -45,7 +47,7 @@ GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t maximum) {
     return gmm_f32_bits(gmm__word_value_f16(&w, 0));
 }
 GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t maximum) { return maximum; }
-/* The same where a NaN counts as more than all others. */
+/* Maxima that return NaN if an operand is NaN. */
 GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t maximum, uint32_t w) {
     return gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu);
 }
@@ -56,8 +58,9 @@ GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t maximum, uint32_t w) {
     return gmm_max_nan_abs_f32(maximum, w);
 }
 
-/* The same in fewer instructions, for chains that begin with a word as it is: signs mean nothing, and where all were
-   NaNs one is left. gmm__word_max_* of 0 and what a chain leaves is a magnitude, zero of NaNs. */
+/* Maxima in fewer instructions, for chains that start with an unmodified word: the sign of the result is
+   meaningless, and a result is NaN only if all operands are. gmm__word_max_*(0, result) is the absolute value, 0 for
+   NaN. */
 GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t maximum, uint32_t w) {
 #if __CUDA_ARCH__ >= 860
     return gmm_max_xorsign_abs_bf16x2(maximum, w);
@@ -76,9 +79,9 @@ GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
     return gmm_max_abs_abs_f32(maximum, w);
 }
 
-/* Codes of E2M1, eight values times |by|. The code of a magnitude m is 2 m up to 2, m + 2 up to 4, m / 2 + 4 up to 6;
-   each is rounded to even once, by adding it to 2^23, and the least of the three is the one that holds. Products are
-   `capped` at 6, or none of them may be a NaN or reach 7. */
+/* E2M1 codes of eight values times |multiplier|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4 and m
+   / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
+   Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
 GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
                                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
@@ -86,7 +89,7 @@ GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
                                       __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
-/* |v by|; capped: 6 if it is more, or a NaN. */
+/* |v multiplier|; saturate: 6 if it is larger or NaN. */
 GMM__DEVICE float gmm__vec_product(float v, float multiplier, int saturate) {
     const float m = gmm_mul_abs_f32(v, multiplier);
     return saturate ? gmm_min_6_f32(m) : m;
@@ -104,22 +107,23 @@ GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float multiplier, int sat
     codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
     return codes | gmm__vec_signs(v);
 }
-/* The same by gmm_f32_to_e2m1_random, element j with byte j % 4 of word j / 4. A product rises by its share of a step
-   and is cut: at 2^-126 times it, bits 22 and up are the code. */
+/* The same with stochastic rounding as in gmm_f32_to_e2m1_random; element j uses byte j % 4 of word j / 4. A product
+   is increased by a random fraction of the E2M1 step and truncated: multiplied by 2^-126, bits 22 and up are the
+   code. */
 GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float multiplier, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         const float m = gmm__vec_product(v[j], multiplier, 1);
-        /* 128 and the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
+        /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
         const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
         codes = codes * 16 + (bits >> 22);
     }
     return codes | gmm__vec_signs(v);
 }
-/* Eight words of eight nibbles turned: nibble j of word i becomes nibble i of word j. */
+/* Transposes an 8 x 8 matrix of nibbles: nibble j of word i becomes nibble i of word j. */
 GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
     int32_t i;
 #pragma unroll
@@ -143,7 +147,7 @@ GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
     }
 }
 
-/* The strips of a call. All threads. */
+/* Number of strips of a call, and the split if warps compute it. All threads call it. */
 GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
     if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
@@ -151,7 +155,7 @@ GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
-/* Where strip `at` is, and the first column of the `tiles` that the block takes of it. */
+/* Strip number `index`, and the first column of the `tiles` tiles that the CTA processes of it. */
 typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
 GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
                                               int32_t tiles, int32_t *c0) {
@@ -186,7 +190,7 @@ GMM__DEVICE uint8_t *gmm__vec_data(const gmm_mat *m, int64_t step, int64_t unit)
 GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t unit) {
     return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
 }
-/* Codes of a row of a lane. */
+/* Stores the codes of a lane's part of a row. */
 GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
     gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
@@ -195,7 +199,8 @@ GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2,
 GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
     gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
 }
-/* gmm_mx_scale of amaxes that are no NaN, the second in the next byte. `inverse`: of the dtype's largest. */
+/* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
+   largest value. */
 GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse) {
     const float amax[2] = { first, second };
     uint32_t bytes = 0;
@@ -207,14 +212,14 @@ GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse
     }
     return bytes;
 }
-/* gmm_e8m0_reciprocal of scale byte i of words. */
+/* gmm_e8m0_reciprocal of scale byte i of an array of words. */
 GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
     const uint32_t bits = (254u - ((scales4[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
     return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
 }
 
-/* Four scale bytes of line l of a tile, the first of them block `quad` of the tile; `to`: the scales of the copy, where
-   the tile begins with line `line` and block `block`, and a line has `along` scales. */
+/* Stores four scale bytes of line l of a tile, the first of block `quad` of the tile. `dst`: scales of the copy,
+   where the tile starts with line `line` and block `block` and a line has `along` scales. */
 GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
                                    int32_t l, int32_t quad, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
@@ -223,13 +228,14 @@ GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int
     if (block + quad < along) gmm_st_global_b32(dst, scales4);
 }
 
-/* Scale bytes of NV16 of four blocks. `check`: bit 7 of the first is set if a product might reach 7. */
+/* NV16 scale bytes of four blocks. `check`: bit 7 of the first byte is set if a product may reach 7. */
 GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encodes, int check) {
     float v[4], maximum = 0.0f;
     uint32_t scales4;
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]); /* infinity too becomes the largest code */
+    /* infinity saturates to the largest code as well */
+    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
     scales4 = gmm__quant_codes8(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
@@ -238,19 +244,20 @@ GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encode
     }
     return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
-/* What the elements of block i of eight multiply by; words of four scale bytes. */
+/* Encode multiplier of block i of eight, whose scale bytes are in two words. */
 GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
     return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
 }
 
-/* BF16: NaNs lose their signs. */
+/* BF16: clears the sign of NaN. */
 GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
     if ((w & 0x7FFFu) > 0x7F80u) w &= 0xFFFF7FFFu;
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
-/* BF16: signs of rows flipped by bits of `signs`. Then the words of a lane's 8 rows by 8 columns become 16 rows by 4
-   columns: of the lanes of 16 rows the one above keeps its left columns, the one below its right ones. */
+/* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
+   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the upper lane keeps its left columns,
+   the lower lane its right ones. */
 GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
@@ -271,7 +278,7 @@ GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32
             dst[i + 8][k] = lower ? x[i][k + 2] : received;
         }
 }
-/* Stages of strides 1 to `last` of a Hadamard transform of runs of 2 last values. */
+/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
 GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last) {
     int32_t i, stride;
 #pragma unroll
@@ -284,7 +291,8 @@ GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last)
                 v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
             }
 }
-/* Column j of four, transformed but for the signs, as words of two rows. NaNs lose their signs. */
+/* Column j of a lane's four columns as words of two rows, Hadamard-transformed without the signs of rows if
+   `hadamard`. NaN loses its sign. */
 GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t dst[8]) {
     float v[16];
     int32_t i;
@@ -299,8 +307,8 @@ GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t h
     for (i = 0; i < 8; i++)
         dst[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
 }
-/* The largest magnitude of the transform of a lane's runs of 16 and of its neighbour's, in a word's low half as bits of
-   an fp32. The last stage leaves |a| + |b| as the larger of |a + b| and |a - b|, so that it needs no order. */
+/* Largest absolute value of the transforms of this lane's and its neighbour's blocks of 16, as bits of an fp32
+   rounded to BF16. The last stage takes |a| + |b|, the larger of |a + b| and |a - b|, so that it needs no order. */
 GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lower) {
     float maximum = 0.0f;
     uint32_t bits;

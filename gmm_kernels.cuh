@@ -149,8 +149,9 @@ GMM__DEVICE void gmm_cluster_arrive_relaxed(void) {
 GMM__DEVICE void gmm_cluster_arrive_release(void) {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
-GMM__DEVICE void gmm_cluster_wait_acquire(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : :
-                                                               : "memory"); }
+GMM__DEVICE void gmm_cluster_wait_acquire(void) {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
 
 /* --- shared and global memory --- */
 GMM__DEVICE float gmm_ld_shared_f32(uint32_t smem) {
@@ -198,7 +199,9 @@ GMM__DEVICE void gmm_st_global_v4_b32(void *dst, uint4 v) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                  : : "l"(__cvta_generic_to_global(dst)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-GMM__DEVICE void gmm_prefetch_global_l2(const void *address) { asm volatile("prefetch.global.L2 [%0];" : : "l"(address)); }
+GMM__DEVICE void gmm_prefetch_global_l2(const void *address) {
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(address));
+}
 
 /* --- ldmatrix, stmatrix: four 8 x 8 matrices of 16-bit elements, one row address per lane; _trans transposes each
    --- */
@@ -691,16 +694,16 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
    receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with
    `report_faults` reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
-GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
-    const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;
-    const int32_t capacity = (int32_t)s->capacity, live = lane < s->count;
-    const int64_t value = live ? gmm_split_value(s, lane + by_offsets) : 0;
+GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile_rows, int32_t report_faults) {
+    const int32_t lane = (int32_t)(threadIdx.x & 31u), is_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t capacity = (int32_t)s->capacity, valid = lane < s->count;
+    const int64_t value = valid ? gmm_split_value(s, lane + is_offsets) : 0;
     int32_t end = value < 0 ? 0 : value > capacity ? capacity : (int32_t)value, step;
     gmm_warp_split w;
     for (step = 1; step < 32; step *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)step);
         const int32_t sum = end > capacity - other ? capacity : end + other;
-        if (lane >= step) end = !by_offsets ? sum : end > other ? end : other;
+        if (lane >= step) end = !is_offsets ? sum : end > other ? end : other;
     }
     w.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
     if (lane == 0) w.begin = 0;
@@ -711,10 +714,10 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
         if (lane >= step) w.tiles += other;
     }
     w.total = __shfl_sync(0xFFFFFFFFu, w.tiles, 31);
-    if (judge && s->fault) {
+    if (report_faults && s->fault) {
         uint32_t fault = 0;
-        if (live) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
-        if (lane == 0 && by_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
+        if (valid) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
+        if (lane == 0 && is_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
         if (fault) atomicOr(s->fault, fault);
     }
     return w;
@@ -798,7 +801,8 @@ typedef struct gmm_gemm_tile {
 /* Rasterization of a group's tiles: along the rows first, in bands of 8 tiles, so that concurrent tiles share
    operands in the L2. */
 GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
-    const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first, height = remaining < 8 ? remaining : 8;
+    const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first;
+    const uint32_t height = remaining < 8 ? remaining : 8;
     i -= first * tiles_n;
     t->m0 = (int32_t)(first + i % height) * bm;
     t->n0 = (int32_t)(i / height) * bn;
@@ -824,7 +828,8 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
         q = (uint32_t)args->tiles[t->g];
-        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn,
+                           t);
     } else {
         const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, group_tiles = tiles_m * tiles_n;
         int32_t rows;
@@ -894,9 +899,9 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
 /* The same for up to 4 rows that are complete and aligned for vector access: all loads are issued before the first
    store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
    between the rows in shared memory. */
-GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst, int64_t dst_stride,
-                                     const float *row_scale, int row_scale_step, const float *src, int src_stride,
-                                     const float bias[4]) {
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst,
+                                     int64_t dst_stride, const float *row_scale, int row_scale_step, const float *src,
+                                     int src_stride, const float bias[4]) {
     float v[4][4];
     uint4 old_bits[4];
     const int f32 = args->d.dtype == GMM_F32;
@@ -992,9 +997,9 @@ GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_by
     return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
 }
 
-GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines,
-                                          int32_t cols,
-                                   int line_chunks, int threads, int span, int k_lines, int k_cols) {
+GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row, int64_t col,
+                                                   int32_t lines, int32_t cols, int line_chunks, int threads, int span,
+                                                   int k_lines, int k_cols) {
     gmm_stage_loader loader;
     const int64_t pitch = m->ld * 2;
     const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
@@ -1012,15 +1017,15 @@ GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g,
 }
 
 /* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
-GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step, int line_bytes,
-                                int k_lines,
-                                int k_cols) {
+GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step,
+                                int line_bytes, int k_lines, int k_cols) {
     const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
     const char *src = loader->src;
     int i, e;
     if (stage_index < loader->full_stages) {
 #pragma unroll
-        for (i = 0; i < chunks; i++, src += loader->chunk_stride) gmm_cp_async_16(smem + (uint32_t)(i * step * line_bytes), src);
+        for (i = 0; i < chunks; i++, src += loader->chunk_stride)
+            gmm_cp_async_16(smem + (uint32_t)(i * step * line_bytes), src);
     } else {
         const int lines = loader->lines - stage_index * k_lines, cols = loader->cols - stage_index * k_cols;
         const int valid = cols < 0 ? 0 : cols > 8 ? 8 : cols;
@@ -1190,10 +1195,18 @@ enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
    sums. A stage has 64 values of k. Shared memory: elements of two stages, A before B, which the epilogue reuses;
    scales of four stages; the work tile. */
 enum {
-    GMM_QGEMM_TILE_M = 128, GMM_QGEMM_TILE_K = 64, GMM_QGEMM_THREADS = 256, gmm_qgemm_tile_n_0 = 256, gmm_qgemm_tile_n_1 = 128,
-    gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0), gmm_qgemm_slot_bytes_1 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1),
-    gmm_qgemm_smem_bytes_0 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0) + 4 * gmm_qgemm_slot_bytes_0 + (int)sizeof(gmm_gemm_tile),
-    gmm_qgemm_smem_bytes_1 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1) + 4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
+    GMM_QGEMM_TILE_M = 128,
+    GMM_QGEMM_TILE_K = 64,
+    GMM_QGEMM_THREADS = 256,
+    /* _0: one sum over the contraction, _1: block-scaled sums */
+    gmm_qgemm_tile_n_0 = 256,
+    gmm_qgemm_tile_n_1 = 128,
+    gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0),
+    gmm_qgemm_slot_bytes_1 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1),
+    gmm_qgemm_smem_bytes_0 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0) +
+                             4 * gmm_qgemm_slot_bytes_0 + (int)sizeof(gmm_gemm_tile),
+    gmm_qgemm_smem_bytes_1 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1) +
+                             4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
 };
 
 /* Products of two pairs of 16-bit elements, each rounded once; subnormal values are kept. */
@@ -1262,8 +1275,8 @@ GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
 
 /* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
    matrix. */
-GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major, int log2_n64, int64_t row,
-                            int32_t line, int32_t lines, int32_t k) {
+GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major,
+                                        int log2_n64, int64_t row, int32_t line, int32_t lines, int32_t k) {
     const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const int64_t pitch = m->ld * bits / 8;
     const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
@@ -1281,12 +1294,14 @@ GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *
     s->src += mn_major ? GMM_QGEMM_TILE_K * (m->ld * bits / 8) : GMM_QGEMM_TILE_K * bits / 8;
 }
 /* Address of the thread's chunk i, and the number of its bytes that exist. */
-GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i, const char **src) {
+GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i,
+                                      const char **src) {
     const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_n64));
     *src = s->src + row_offset * (m->ld * gmm_qgemm_element_bits(m) / 8);
     return row_offset >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
 }
-GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i) {
+GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64,
+                                       int i) {
     const char *src;
     const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_n64, i, &src);
     uint4 v = make_uint4(0u, 0u, 0u, 0u);
@@ -1318,8 +1333,8 @@ GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat
 
 /* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its
    block; scales are elements, [block][lines]. */
-GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i, uint4 codes, char *dst,
-                              const uint16_t *scales, int lines) {
+GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i,
+                                            uint4 codes, char *dst, const uint16_t *scales, int lines) {
     const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
@@ -1371,13 +1386,15 @@ GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m,
     return t;
 }
 /* Address of a line's first scale, one thread per line; NULL without scales and beyond the last line. */
-GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
+GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line,
+                                                 int32_t lines) {
     const int32_t width = gmm_block_along(scaling);
     return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
 }
 /* Loads the scales of a line in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32 scale of
    a block of 128. Zeros beyond the line's k elements and without scales. */
-GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q, int32_t k) {
+GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q,
+                                           int32_t k) {
     const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
     const int32_t first = count == 1 ? q / 2 : count * q;
     const uint8_t *src = line + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
@@ -1387,13 +1404,14 @@ GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_
     if (count == 1) return *(const uint32_t *)(const void *)src;
 #pragma unroll
     for (i = 0; i < 4; i++)
-        if (i < count && q * GMM_QGEMM_TILE_K + i * (GMM_QGEMM_TILE_K / count) < k) bits |= (uint32_t)src[i * t.block] << (8 * i);
+        if (i < count && q * GMM_QGEMM_TILE_K + i * (GMM_QGEMM_TILE_K / count) < k)
+            bits |= (uint32_t)src[i * t.block] << (8 * i);
     return bits;
 }
 /* Stores the loaded scales into `slot` for line `index` of `lines`: as elements or, for block-scaled sums, as fp32,
    where unquantized tokens have the scale 1. */
-GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits, char *slot, int index,
-                            int lines) {
+GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits,
+                                        char *slot, int index, int lines) {
     const int mx = scaling == GMM_SCALING_MX32;
     if (block_scaled) {
         float *dst = (float *)(void *)slot + index;
@@ -1470,10 +1488,11 @@ typedef struct gmm_qgemm_kernel {
 
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind) \
-    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), GMM__CAT(gmm_qgemm_block_scaled_, kind), \
+    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
+      GMM__CAT(gmm_qgemm_block_scaled_, kind), \
       GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_tile_n_1 : gmm_qgemm_tile_n_0, \
-      GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), \
-      (const void *)gmm_linear_##op##_quant_##kind },
+      GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, \
+      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)gmm_linear_##op##_quant_##kind },
     GMM_QUANT_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -1743,7 +1762,8 @@ GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
 /* wgmma descriptor of a tile in boxes of 128-byte lines with 128-byte swizzle. K-major tiles are [line][k]; MN-major
    tiles (`mn_major`) are boxes of [k][64 lines] one after another. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
-    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 | (smem & 0x3FFFF) >> 4;
+    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
+           (smem & 0x3FFFF) >> 4;
 }
 GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
@@ -1882,7 +1902,8 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #define GMM__X(u, n, regs, desc) \
     case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
                          "k16.f32.bf16.bf16 {" GMM__T##u "}, {" regs "}, " desc ", p, 1, 1, 0;\n}" \
-                         : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), "l"(desc_b)); break;
+                         : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), \
+                           "l"(desc_b)); break;
     GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;
@@ -3307,20 +3328,20 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
 
 /* Dequantizes MX32 and NV16 copies into matrices of 16-bit elements, code times scale, for the 16-bit Hopper
    products; the values are those that mma/quantized.cuh makes in shared memory. Copies whose lines run along the
-   contraction, and columnwise MX32, keep their layout: rows of `to` are rows of the copy, without gaps. Columnwise
-   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `to` are tokens. Each group
+   contraction, and columnwise MX32, keep their layout: rows of `dst` are rows of the copy, without gaps. Columnwise
+   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `dst` are tokens. Each group
    follows the previous one and is filled up to a multiple of 16 rows; the added rows hold the spread values of
    Hadamard-transformed copies, else zeros. */
 typedef struct gmm_expand_operand {
-    gmm_mat from;          /* tables in device memory; dtype GMM_NONE: absent */
-    uint16_t *to;
+    gmm_mat src;           /* tables in device memory; dtype GMM_NONE: absent */
+    uint16_t *dst;
     gmm_direction direction;
     int32_t grouped;       /* the matrix holds tokens */
     int32_t rows, cols;    /* of each quantized matrix; for tokens rows is the capacity */
 } gmm_expand_operand;
 
 typedef struct gmm_expand_args {
-    gmm_expand_operand side[2];
+    gmm_expand_operand operand[2];
     gmm_dtype dtype;
     int32_t groups;
     const int64_t *offsets; /* [G + 1] */
@@ -3438,14 +3459,15 @@ GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, in
 GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype, int mx,
                                   int fp4, int mn_major, int32_t g, int32_t line, int32_t c) {
     const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are columns of the matrix */
-    const int32_t width = transposed ? s->rows : s->cols, end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
+    const int32_t width = transposed ? s->rows : s->cols;
+    const int32_t end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
     int64_t row = 0, start = 0, rows = s->rows;
     gmm_expand_lines_view p;
-    gmm_mat from = s->from;
+    gmm_mat copy = s->src;
     gmm__qview v;
     uint16_t *dst;
     int i, j;
-    from.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_NV16;
+    copy.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_NV16;
     if (s->grouped) {
         row = args->offsets[g];
         rows = args->offsets[g + 1] - row;
@@ -3453,26 +3475,26 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
     }
     p.count = (int32_t)(transposed ? s->cols : rows) - line;
     if (p.count <= 0) return;
-    v = gmm__qview_of(&from, mn_major ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start, rows,
-                      s->cols);
+    v = gmm__qview_of(&copy, mn_major ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start,
+                      rows, s->cols);
     p.pitch = v.ld / (fp4 ? 2 : 1);
     p.data = v.data + line * p.pitch;
     p.scale = v.scale + (mn_major ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
-    p.swizzled = from.scale_order == GMM_SCALES_SWIZZLED;
+    p.swizzled = copy.scale_order == GMM_SCALES_SWIZZLED;
     p.line_stride = (int32_t)gmm__qview_scale(&v, mn_major && p.swizzled ? 128 : 1, 0);
-    p.block4_stride = gmm_qgemm_scale_strides_of(&from, 0, v.lines).block4;
+    p.block4_stride = gmm_qgemm_scale_strides_of(&copy, 0, v.lines).block4;
     p.aligned = (((uintptr_t)p.data | (uintptr_t)p.pitch | (mn_major ? (uintptr_t)p.scale : 0)) & 7) == 0;
-    dst = s->to + ((s->grouped ? row : (int64_t)g * (transposed ? s->cols : s->rows)) + line) * width;
+    dst = s->dst + ((s->grouped ? row : (int64_t)g * (transposed ? s->cols : s->rows)) + line) * width;
 #pragma unroll 1
     for (c += 8 * (int32_t)(threadIdx.x & 31u); c < end; c += 256) {
         gmm_expand_step step;
         uint32_t scales[4];
         gmm_expand_load_step(&p, mx, fp4, mn_major, c, &step);
         if (mn_major) {
-            gmm_expand_scales(dtype, from.scaling, step.scale[0], scales);
-            gmm_expand_scales(dtype, from.scaling, step.scale[1], scales + 2);
+            gmm_expand_scales(dtype, copy.scaling, step.scale[0], scales);
+            gmm_expand_scales(dtype, copy.scaling, step.scale[1], scales + 2);
         } else {
-            gmm_expand_scales(dtype, from.scaling, gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
+            gmm_expand_scales(dtype, copy.scaling, gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
                               gmm_prmt(step.scale[2], step.scale[3], 0x0040u), 0x5410u), scales);
             scales[3] = gmm_prmt(scales[1], 0u, 0x3232u);
             scales[2] = gmm_prmt(scales[1], 0u, 0x1010u);
@@ -3483,7 +3505,7 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
         for (i = 0; i < GMM_EXPAND_LINES; i++) {
             uint32_t e[4];
             if (i >= p.count) break;
-            gmm_expand_convert8(dtype, from.dtype, fp4, step.codes[i], e);
+            gmm_expand_convert8(dtype, copy.dtype, fp4, step.codes[i], e);
 #pragma unroll
             for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scales[mn_major ? j : i]);
             *(uint4 *)(void *)(dst + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
@@ -3494,7 +3516,7 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
 /* A lane's view of 32 rows of a strip of columnwise NV16 tokens: where it loads lines, and where it stores rows. */
 typedef struct gmm_expand_strip {
     const uint8_t *data, *scale; /* of line 0 */
-    uint16_t *to;
+    uint16_t *dst;
     int32_t line_stride;                /* bytes of scales between lines, or between 128 lines if they are swizzled */
     /* counted from the first row of the strip: rows that the copy has, rows that are written */
     int32_t valid_rows, rows;
@@ -3505,14 +3527,15 @@ typedef struct gmm_expand_strip_step {
     uint32_t scale[GMM_EXPAND_STRIPS][2];
 } gmm_expand_strip_step;
 
-GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_STRIPS], int64_t pitch, int aligned, int swizzled,
-                                int32_t line, gmm_expand_strip_step *step) {
+GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_STRIPS], int64_t pitch, int aligned,
+                                            int swizzled, int32_t line, gmm_expand_strip_step *step) {
     const int32_t line_offset = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
     int h;
 #pragma unroll
     for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
         const uint8_t *const data = t[h].data + line * pitch;
-        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].line_stride + line_offset;
+        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].line_stride +
+            line_offset;
         step->scale[h][0] = scale[0];
         step->scale[h][1] = scale[1];
         if (aligned) step->codes[h] = __ldcs((const uint4 *)(const void *)data);
@@ -3529,11 +3552,12 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
                                    int32_t strip, int32_t line, char *shared) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    const int swizzled = s->from.scale_order == GMM_SCALES_SWIZZLED;
-    const int32_t lines = s->cols, end = lines - line < GMM_EXPAND_STRIP_LINES ? lines : line + GMM_EXPAND_STRIP_LINES, first = line;
+    const int swizzled = s->src.scale_order == GMM_SCALES_SWIZZLED;
+    const int32_t lines = s->cols, first = line;
+    const int32_t end = lines - line < GMM_EXPAND_STRIP_LINES ? lines : line + GMM_EXPAND_STRIP_LINES;
     /* row and chunk that this thread stores */
     const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8;
-    const int64_t pitch = s->from.ld / 2;
+    const int64_t pitch = s->src.ld / 2;
     gmm_expand_strip t[GMM_EXPAND_STRIPS];
     gmm_expand_strip_step next;
     int32_t g = 0;
@@ -3543,21 +3567,21 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
     for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
         /* else the previous strip is loaded again and not stored */
         const int exists = strip + h < args->tiles[args->groups];
-        gmm_mat from = s->from;
+        gmm_mat copy = s->src;
         gmm__qview v;
         int32_t rows, row;
         gmm_find_group32(args->tiles, args->groups, strip + (exists ? h : 0), &g);
         rows = (int32_t)(args->offsets[g + 1] - args->offsets[g]);
         row = GMM_GROUP_ROWS * (strip + (exists ? h : 0) - args->tiles[g]);
-        from.scaling = GMM_SCALING_NV16;
-        v = gmm__qview_of(&from, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
+        copy.scaling = GMM_SCALING_NV16;
+        v = gmm__qview_of(&copy, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
         aligned &= ((uintptr_t)v.data & 15) == 0;
         t[h].data = v.data + row / 2 + 16 * (lane % 4);
         t[h].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
         t[h].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
         t[h].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
-        t[h].valid_rows = s->from.hadamard ? t[h].rows : rows - row; /* a transform spreads the last rows over 16 */
-        t[h].to = s->to + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
+        t[h].valid_rows = s->src.hadamard ? t[h].rows : rows - row; /* a transform spreads the last rows over 16 */
+        t[h].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
     }
 #pragma unroll 1
     for (line -= 64; line < end; line += 64) {
@@ -3595,7 +3619,7 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
                     v = *(const uint4 *)(const void *)(shared + 128 * (GMM_GROUP_ROWS * h + row) +
                                                        ((chunk ^ (2 * j + row0 % 2)) << 4));
                 if (row < t[h].rows && line + 8 * chunk < lines)
-                    *(uint4 *)(void *)(t[h].to + j * 32 * (int64_t)lines + line) = v;
+                    *(uint4 *)(void *)(t[h].dst + j * 32 * (int64_t)lines + line) = v;
             }
         __syncthreads();
     }
@@ -3604,16 +3628,16 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
 
 /* Writes, once per launch, the alpha of each group's product and the row offsets of groups in transposed copies. */
 GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
-    const gmm_mat *a = &args->side[0].from, *b = &args->side[1].from;
+    const gmm_mat *a = &args->operand[0].src, *b = &args->operand[1].src;
     const float la = a->scaling != GMM_SCALING_NV16 ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f
                                                                                                             : 448.0f);
     const float lb = 6.0f * (b->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
-    const float share = gmm__fdiv(1.0f, gmm__fmul(la, lb));
+    const float inverse = gmm__fdiv(1.0f, gmm__fmul(la, lb));
     int32_t g;
     for (g = (int32_t)threadIdx.x; args->factor && g < args->groups; g += (int32_t)blockDim.x) {
         float f = args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f;
         if (a->scaling == GMM_SCALING_NV16) f = gmm__fmul(f, a->amax[g]);
-        args->factor[g] = gmm__fmul(gmm__fmul(f, b->amax[g]), share);
+        args->factor[g] = gmm__fmul(gmm__fmul(f, b->amax[g]), inverse);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
         args->ends[g] = 16 * (int64_t)args->units[g];
@@ -3622,25 +3646,25 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
 /* Dequantizes copies that keep their layout. A task is GMM_EXPAND_LINES lines of GMM_EXPAND_SPAN elements;
    grid-stride loop, one warp per task, first all tasks of operand 0, then those of operand 1. */
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
-    enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
+    enum { LINE_GROUPS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
     int32_t task, k;
     gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
     task = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
-        const gmm_expand_operand *s = &args.side[k];
-        const int mx = s->from.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
-        const int transposed = columnwise && !mx, fp4 = s->from.dtype == GMM_E2M1;
+        const gmm_expand_operand *s = &args.operand[k];
+        const int mx = s->src.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
+        const int transposed = columnwise && !mx, fp4 = s->src.dtype == GMM_E2M1;
         const int32_t width = transposed ? s->rows : s->cols, lines = transposed ? s->cols : s->rows;
         const int32_t spans = (width + GMM_EXPAND_SPAN - 1) / GMM_EXPAND_SPAN;
         const int32_t strips = (lines + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS; /* of a matrix */
-        const int32_t tasks = QUADS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
-        if (s->from.dtype == GMM_NONE) continue;
+        const int32_t tasks = LINE_GROUPS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
+        if (s->src.dtype == GMM_NONE) continue;
 #pragma unroll 1
         for (; task < tasks; task += (int32_t)(gridDim.x * blockDim.x / 32u)) {
-            const int32_t quad = task / spans, c = (task - quad * spans) * GMM_EXPAND_SPAN;
-            int32_t strip = quad / QUADS, g = 0, line;
+            const int32_t line_group = task / spans, c = (task - line_group * spans) * GMM_EXPAND_SPAN;
+            int32_t strip = line_group / LINE_GROUPS, g = 0, line;
             if (s->grouped) {
                 gmm_find_group32(args.tiles, args.groups, strip, &g);
                 strip -= args.tiles[g];
@@ -3648,7 +3672,7 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
                 g = strip / strips;
                 strip -= g * strips;
             }
-            line = strip * GMM_GROUP_ROWS + quad % QUADS * GMM_EXPAND_LINES;
+            line = strip * GMM_GROUP_ROWS + line_group % LINE_GROUPS * GMM_EXPAND_LINES;
             if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, GMM_F16, 0, 1, 0, g, line, c);
             else if (!mx) gmm_expand_lines(&args, s, GMM_BF16, 0, 1, 0, g, line, c);
             else if (columnwise && fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 1, g, line, c);
@@ -3662,7 +3686,8 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
 
 /* Dequantizes and transposes columnwise NV16 tokens. A task is GMM_EXPAND_STRIPS strips by GMM_EXPAND_STRIP_LINES
    lines; grid-stride loop, one CTA per task. */
-GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4)
+gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_EXPAND_STRIPS];
     int32_t task = (int32_t)blockIdx.x, strip_groups, k;
     gmm_pdl_wait();
@@ -3670,7 +3695,7 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4) gmm_expand_column
     if (blockIdx.x == 0) gmm_expand_groups(&args);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
-        const gmm_expand_operand *s = &args.side[k];
+        const gmm_expand_operand *s = &args.operand[k];
         const int32_t spans = (s->cols + GMM_EXPAND_STRIP_LINES - 1) / GMM_EXPAND_STRIP_LINES;
         const int32_t tasks = strip_groups * spans;
 #pragma unroll 1
@@ -4021,8 +4046,8 @@ typedef struct gmm__raw8 { uint32_t w[8]; } gmm__raw8;
 
 /* Access width of a lane's two vectors: 2 one access for both, 1 one access each (the second may be absent), 0
    element by element. */
-GMM__DEVICE int gmm__vector_access(gmm_dtype fixed, const gmm__view *m, const gmm__lane_cols *q) {
-    if (fixed != GMM_NONE) return fixed == GMM_F32 ? 1 : 2;
+GMM__DEVICE int gmm__vector_access(gmm_dtype static_dtype, const gmm__view *m, const gmm__lane_cols *q) {
+    if (static_dtype != GMM_NONE) return static_dtype == GMM_F32 ? 1 : 2;
     if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
     return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
 }
@@ -4548,7 +4573,8 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
             const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], enc)));
             const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
             const float difference = gmm__fadd(decoded, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
-            e[j] = squared ? gmm__fmul(difference, difference) : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
+            e[j] = squared ? gmm__fmul(difference, difference)
+                           : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
         }
         for (src_lane = 0; src_lane < 4; src_lane++) {
             float partial = sum;
@@ -5004,7 +5030,8 @@ GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm
     if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
-        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
+        const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
         p.unit = g;
         p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
@@ -5059,11 +5086,11 @@ GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
 /* Stores four scale bytes of line l of a tile, the first of block `quad` of the tile. `dst`: scales of the copy,
    where the tile starts with line `line` and block `block` and a line has `along` scales. */
 GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
-                                   int32_t l, int32_t quad, uint32_t scales4) {
+                                   int32_t l, int32_t tile_block, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
-        dst += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
-    else dst += (int64_t)line * along + block + (l * along + quad);
-    if (block + quad < along) gmm_st_global_b32(dst, scales4);
+        dst += (int64_t)line * along + block * 128 + tile_block * 128 + (l & 31) * 16 + (l >> 5) * 4;
+    else dst += (int64_t)line * along + block + (l * along + tile_block);
+    if (block + tile_block < along) gmm_st_global_b32(dst, scales4);
 }
 
 /* NV16 scale bytes of four blocks. `check`: bit 7 of the first byte is set if a product may reach 7. */
@@ -5249,7 +5276,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         uint8_t *dst = dst_view.data + j * GMM_TILE * dst_view.ld + i * GMM_TILE;
         const int32_t m = (int32_t)(a.rows - i * GMM_TILE < GMM_TILE ? a.rows - i * GMM_TILE : (int64_t)GMM_TILE);
         const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
-        const int words = (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
+        const int words =
+            (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
                           (m | n) % 4 == 0;
         int32_t l, k;
         if (words) {
@@ -5328,7 +5356,8 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
     return cudaLaunchKernel(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
-                            dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+                            dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params,
+                            0, stream);
 }
 
 #define GMM__BODY 6
@@ -5478,7 +5507,8 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
 #undef GMM__X
 
 static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
-    const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535, y = strips < max_rows ? strips : max_rows;
+    const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
+    const int64_t y = strips < max_rows ? strips : max_rows;
     return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
 }
 
@@ -5636,31 +5666,31 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
 /* The same sum for one row in whole vectors, F32 or BF16 into F32, by few CTAs: each occupies a multiprocessor and
    keeps enough loads in flight for it, so that a concurrent GEMM keeps its own multiprocessors. */
 GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
-    const int quads = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
-    const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
+    const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
+    const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
     int64_t index;
     for (index = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; index < count; index += step) {
-        float4 *const y = (float4 *)a->y.data + index * quads;
+        float4 *const y = (float4 *)a->y.data + index * y_vectors;
         float4 y_old[2];
         float sum[8];
         int32_t i;
         int j;
 #pragma unroll
-        for (j = 0; j < quads; j++) y_old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
+        for (j = 0; j < y_vectors; j++) y_old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
         for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, index, sum);
         if (a->count & 2) gmm__add_addends(wide, 2, a, i, index, sum), i += 2;
         if (a->count & 1) gmm__add_addends(wide, 1, a, i, index, sum);
 #pragma unroll
-        for (j = 0; j < 4 * quads; j++) sum[j] = gmm_mul_rn_f32(a->scale, sum[j]);
+        for (j = 0; j < 4 * y_vectors; j++) sum[j] = gmm_mul_rn_f32(a->scale, sum[j]);
 #pragma unroll
-        for (j = 0; j < quads && a->beta != 0.0f; j++) {
+        for (j = 0; j < y_vectors && a->beta != 0.0f; j++) {
             sum[4 * j] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].x), sum[4 * j]);
             sum[4 * j + 1] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].y), sum[4 * j + 1]);
             sum[4 * j + 2] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].z), sum[4 * j + 2]);
             sum[4 * j + 3] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].w), sum[4 * j + 3]);
         }
 #pragma unroll
-        for (j = 0; j < quads; j++)
+        for (j = 0; j < y_vectors; j++)
             __stcs(y + j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
     }
 }
@@ -5895,7 +5925,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
             for (i = 0; i < a.topk; i++) { /* the lane that holds expert e adds */
                 e = selected[i];
                 if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
-                    w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) * (g[i] - weighted_sum);
+                    w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) *
+                            (g[i] - weighted_sum);
             }
         }
 
@@ -6483,7 +6514,8 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
     /* Order of the four 8 x 8 blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k),
        (n, k + 8), (n + 8, k), (n + 8, k + 8). */
     if (TA)
-        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
+        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
+                               A_LINE);
     else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
     if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
     else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
@@ -6510,14 +6542,14 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
            previous tile */
         const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
         if (has_tile) {
-            load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0, RAGGED_K ? load_tile.m0 : 0,
-                               TA ? load_tile.k : load_tile.m - load_tile.m0, TA ? load_tile.m - load_tile.m0 : load_tile.k, A_LINE / 16, THREADS,
-                               BM, TA ? BK : 0, TA ? 0 : BK);
-            load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g, RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0,
-                                TB ? load_tile.n0 : 0,
-                               TB ? load_tile.k : args.n - load_tile.n0, TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS,
-                               BN, TB ? BK : 0, TB ? 0 : BK);
-            /* an empty group multiplies one stage of zeros */
+            const int32_t m = load_tile.m - load_tile.m0, n = args.n - load_tile.n0;
+            load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
+                                           RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : m, TA ? m : load_tile.k,
+                                           A_LINE / 16, THREADS, BM, TA ? BK : 0, TA ? 0 : BK);
+            load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
+                                           RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
+                                           TB ? load_tile.k : n, TB ? n : load_tile.k, B_LINE / 16, THREADS, BN,
+                                           TB ? BK : 0, TB ? 0 : BK);
             k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
             for (s = 0; s < STAGES - 1; s++) {
@@ -6552,16 +6584,18 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
                 if (epilogue.vec4 && mma_tile.m - first_row >= 8 && mma_tile.n0 + warp_n + WN <= args.n) {
                     const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
                     gmm_gemm_store_rows(&args, &epilogue, 8 / STORE_ROWS,
-                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d), pitch * STORE_ROWS,
-                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src, STORE_ROWS * STORE_LD,
-                                        bias);
+                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
+                                        pitch * STORE_ROWS,
+                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1
                     for (d = 0; d < 8; d += STORE_ROWS) {
                         const float4 f = *(const float4 *)(src + d * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < mma_tile.m && col < args.n) gmm_gemm_store(&args, &epilogue, row + d, col, bias, v);
+                        if (row + d < mma_tile.m && col < args.n)
+                            gmm_gemm_store(&args, &epilogue, row + d, col, bias, v);
                     }
                 }
                 __syncwarp();
@@ -6648,7 +6682,8 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
     int64_t tile_index;
 
     tile.g = 0;
-    for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
+    for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile);
+         tile_index += gridDim.x) {
         const char *a = gmm_kmat_data(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
         const char *b = gmm_kmat_data(&args.b, RAGGED_K ? 0 : tile.g) +
                         4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
@@ -6729,12 +6764,15 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
 GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
-        BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND), RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM_QGEMM_TILE_M, BN = BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0, LINES = BM + BN, B_LOG2_N64 = BLOCK_SCALED ? 1 : 2,
+        BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND),
+        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        BM = GMM_QGEMM_TILE_M, BN = BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0,
+        LINES = BM + BN, B_LOG2_N64 = BLOCK_SCALED ? 1 : 2,
         WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_QGEMM_TILE_K / 16, /* 2 x 4 warps */
         A_LINE = TA ? 2 * BM : 2 * GMM_QGEMM_TILE_K, B_LINE = TB ? 2 * BN : 2 * GMM_QGEMM_TILE_K, /* bytes */
         A_BYTES = 2 * BM * GMM_QGEMM_TILE_K, STAGE = A_BYTES + 2 * BN * GMM_QGEMM_TILE_K,
-        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, STORE_LD = WN + 8, STORE_LANES = WN / 4,
+        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, STORE_LD = WN + 8,
+        STORE_LANES = WN / 4,
         STORE_ROWS = 32 / STORE_LANES
     };
     const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, GMM__KIND);
@@ -6762,7 +6800,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
 
     steps.block = steps.block4 = 0;
     if (TA)
-        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
+        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
+                               A_LINE);
     else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
     if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
     else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
@@ -6785,18 +6824,25 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
 /* Stores the scales of stage q, which were loaded into registers before, and loads those of the next stage. */
 #define GMM__STORE_SCALES(q) \
     gmm_qgemm_store_scales(dtype, BLOCK_SCALED, s0, scale_bits0, slots + ((q) & 3) * SLOT, tid, LINES); \
-    if (LINES > 256 && tid < 128) gmm_qgemm_store_scales(dtype, BLOCK_SCALED, sb, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
+    if (LINES > 256 && tid < 128) \
+        gmm_qgemm_store_scales(dtype, BLOCK_SCALED, sb, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
     GMM__LOAD_SCALES((q) + 1)
 #define GMM__LOAD_SCALES(q) \
-    scale_bits0 = gmm_qgemm_load_scales(line_scales0, BLOCK_SCALED ? steps : tid < BM ? GMM__SCALE_STRIDES(a) : GMM__SCALE_STRIDES(b), s0, q, k); \
+    scale_bits0 = gmm_qgemm_load_scales(line_scales0, \
+                                        BLOCK_SCALED ? steps \
+                                        : tid < BM   ? GMM__SCALE_STRIDES(a) \
+                                                     : GMM__SCALE_STRIDES(b), s0, q, k); \
     if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
 #define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
 /* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
    registers. */
 #define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_n64, i, t, offset) \
-    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (offset), \
-                 has_scales && !BLOCK_SCALED ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) : NULL, \
-                 LINES); \
+    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], \
+                               gmm_shared + ((t) & 1) * STAGE + (offset), \
+                               has_scales && !BLOCK_SCALED \
+                                   ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) \
+                                   : NULL, \
+                               LINES); \
     r##x[i] = gmm_qgemm_load_chunk(&q##x, &args.x, mn_major, log2_n64, i)
 
     for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
@@ -6810,7 +6856,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
                              : gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid - BM, args.p.n);
             line_scales1 = gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid + 128, args.p.n);
             if (BLOCK_SCALED)
-                steps = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, va.lines) : gmm_qgemm_scale_strides_of(&args.b, TB, vb.lines);
+                steps = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, va.lines)
+                    : gmm_qgemm_scale_strides_of(&args.b, TB, vb.lines);
         }
         /* an empty group multiplies one stage of zeros */
         k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1;
@@ -6913,7 +6960,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             __syncthreads(); /* all stages have been read: their memory is reused for the results */
             tile = *smem_tile;
             GMM__VIEWS;
-            const float inverse = gmm__fdiv(1.0f, gmm__fmul(gmm_qgemm_outer_divisor(&va, sa), gmm_qgemm_outer_divisor(&vb, sb)));
+            const float divisor = gmm__fmul(gmm_qgemm_outer_divisor(&va, sa), gmm_qgemm_outer_divisor(&vb, sb));
+            const float inverse = gmm__fdiv(1.0f, divisor);
             const int32_t col = tile.n0 + warp_n + lane % STORE_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, col_scale[NT][2], alpha;
@@ -6943,7 +6991,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
                     if (s == i) {
 #pragma unroll
                         for (j = 0; j < NT; j++) {
-                            const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
+                            const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2]
+                                                          : &acc[s / 2][j][s % 2 * 2];
                             *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] = make_float2(
                                 gmm__fmul(v[0], gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]), inverse)),
                                 gmm__fmul(v[1], gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]), inverse)));
@@ -6953,16 +7002,18 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
                 if (epilogue.vec4 && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
                     gmm_gemm_store_rows(&args.p, &epilogue, 8 / STORE_ROWS,
-                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d), pitch * STORE_ROWS,
-                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src, STORE_ROWS * STORE_LD,
-                                        bias);
+                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
+                                        pitch * STORE_ROWS,
+                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1
                     for (d = 0; d < 8; d += STORE_ROWS) {
                         const float4 f = *(const float4 *)(const void *)(src + d * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < tile.m && col < args.p.n) gmm_gemm_store(&args.p, &epilogue, row + d, col, bias, v);
+                        if (row + d < tile.m && col < args.p.n)
+                            gmm_gemm_store(&args.p, &epilogue, row + d, col, bias, v);
                     }
                 }
                 __syncwarp();
@@ -7060,7 +7111,8 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 #pragma unroll
             for (i = 16; i > 0; i /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, i));
         }
-        if (lane == 0) args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
+        if (lane == 0)
+            args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
     }
 }
 #undef GMM__TAG
@@ -7079,7 +7131,8 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 #define GMM__WIDE(dynamic) (GMM__STATIC_DTYPE == GMM_NONE ? (dynamic) : GMM__STATIC_DTYPE == GMM_F32)
 
 /* Loads the gate and linear inputs of a lane's columns q, and dy if it is given. */
-GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q) {
+GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_args *a, int64_t row,
+                                                                const gmm__lane_cols *q) {
     gmm__act_operands in = GMM_ZERO;
     gmm__lane_cols x_cols = *q;
     int32_t i;
@@ -7109,8 +7162,8 @@ GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_a
 }
 
 GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_operands *in, float va[8], float vb[8]) {
-    if (a->layout == GMM__GLU_PAIRS) gmm__deinterleave(GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->x.dtype, &in->a,
-                                                       &in->b);
+    if (a->layout == GMM__GLU_PAIRS)
+        gmm__deinterleave(GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->x.dtype, &in->a, &in->b);
     gmm__decode8(GMM__STATIC_DTYPE, &a->x, &in->a, va);
     gmm__decode8(GMM__STATIC_DTYPE, &a->x, &in->b, vb);
 }
@@ -7500,7 +7553,8 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
         }
         GMM__NAME(gmm__copy_segment)(src_row >= 0 ? (const GMM__UNIT *)a.src.data + src_row * a.src.ld : NULL,
                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
-        if (a.dst_prob && w.part == 0 && gmm__lane() == 0) a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
+        if (a.dst_prob && w.part == 0 && gmm__lane() == 0)
+            a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
     }
 }
 
@@ -7555,9 +7609,10 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
                                                                                   const int scale_d = 1) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (n8) {
-#define GMM__X(e, u, n, b, a, c) \
-    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_SCALE_D(c) ", 0;\n wgmma.mma_async.sync.aligned" \
-                         ".m64n" n GMM__WGMMA_TYPES " {" GMM__T##u "}, " b ", " a ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
+#define GMM__X(e, u, n, da, db, c) \
+    case e: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " GMM__WGMMA_SCALE_D(c) ", 0;\n" \
+                         " wgmma.mma_async.sync.aligned.m64n" n GMM__WGMMA_TYPES \
+                         " {" GMM__T##u "}, " da ", " db ", p, 1, 1" GMM__WGMMA_MAJOR ";\n}" \
                          : GMM__V##u : "l"(desc_a), "l"(desc_b), "r"(scale_d)); break;
     GMM_WGMMA_LIST(GMM__X)
 #undef GMM__X
@@ -9175,16 +9230,18 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q) partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
+                if (k / 2 == q)
+                    partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
         if (a.lines || a.columns) { /* amaxes of units are not needed then */
-            const int32_t side = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
-            uint32_t *dst = side ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
+            const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
+            uint32_t *dst = copy ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
                                 : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;
             __syncthreads();
-            if ((side ? a.columns : a.lines) && l < (side ? n : p.m)) {
-                maximum = partials[side][0][l];
-                for (i = 1; i < (side ? 4 : 2); i++) maximum = maximum > partials[side][i][l] ? maximum : partials[side][i][l];
+            if ((copy ? a.columns : a.lines) && l < (copy ? n : p.m)) {
+                maximum = partials[copy][0][l];
+                for (i = 1; i < (copy ? 4 : 2); i++)
+                    maximum = maximum > partials[copy][i][l] ? maximum : partials[copy][i][l];
                 if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
             }
             if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
@@ -9270,7 +9327,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++) maximum_bits = GMM__CFG(gmm__word_max)(maximum_bits, x[i][k]);
+                    for (k = 0; k < GMM__CFG(gmm__words); k++)
+                        maximum_bits = GMM__CFG(gmm__word_max)(maximum_bits, x[i][k]);
                 maximum_bits = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum_bits));
                 if (lane == 0) smem_scales[0][warp] = gmm_f32_from_bits(maximum_bits);
             }
@@ -9332,7 +9390,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     if (q == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
-                            smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__CFG(gmm__word_value)(col, j);
+                            smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = 
+                                GMM__CFG(gmm__word_value)(col, j);
                 }
             }
         }
@@ -9345,7 +9404,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 const uint32_t bits = gmm_f32_bits(smem_scales[0][i]);
                 maximum = maximum > bits ? maximum : bits;
             }
-            tile_scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
+            tile_scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps,
+                                             f->pow2);
             for (k = 0; k < 2; k++) { /* the padding is behind the last block of a line */
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
@@ -9357,7 +9417,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (GMM__SCALING == GMM_SCALING_1X128) {
-            const int32_t copy = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), valid_rows = l < (copy ? n : p.m);
+            const int32_t copy = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), valid_line = l < (copy ? n : p.m);
             const gmm_mat *m = copy ? &a.columnwise : &a.rowwise;
             if (m->dtype != GMM_NONE) {
                 const int64_t lines = copy ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((padded_rows + 3) & ~3);
@@ -9372,7 +9432,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 smem[0] = scale;
                 if (a.grouped)
                     dst += (int64_t)(copy ? p.start >> 7 : p.start) * (copy ? lines : (a.cols + 127) >> 7) * 4;
-                if (line < lines) ((float *)(void *)dst)[block * lines + line] = valid_rows ? gmm_scale_inverse(scale) : 0.0f;
+                if (line < lines)
+                    ((float *)(void *)dst)[block * lines + line] = valid_line ? gmm_scale_inverse(scale) : 0.0f;
             }
             __syncthreads();
         }
@@ -9387,7 +9448,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     tile_scale = line_scales[i * GMM__ROW_STEP];
 #pragma unroll
                 for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
-                if (i < valid_rows) gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                if (i < valid_rows)
+                    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
         if (columnwise) { /* transposed through shared memory */
@@ -9421,7 +9483,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (thread < 2) {
                 uint32_t *dst = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
                 for (i = 0; i < GMM__QUANT_WARPS; i++)
-                    maximum_bits = maximum_bits > gmm_f32_bits(smem_scales[0][i]) ? maximum_bits : gmm_f32_bits(smem_scales[0][i]);
+                    maximum_bits = maximum_bits > gmm_f32_bits(smem_scales[0][i]) ? maximum_bits
+                                                                                  : gmm_f32_bits(smem_scales[0][i]);
                 if ((thread ? columnwise : rowwise) && dst && maximum_bits > *(volatile uint32_t *)(dst + p.unit))
                     atomicMax(dst + p.unit, maximum_bits);
             }
@@ -9474,7 +9537,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
-        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0, cols = (int32_t)a.cols;
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0,
+            cols = (int32_t)a.cols;
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
         const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
@@ -9680,7 +9744,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    amax[j] = f->square ? gmm_f32_from_bits(valid_cols ? maximum : 0) : GMM__CFG(gmm__word_value)(col, j);
+                    amax[j] = f->square ? gmm_f32_from_bits(valid_cols ? maximum : 0)
+                                        : GMM__CFG(gmm__word_value)(col, j);
                 lane_scales = gmm__vec_nv_scale4(amax, col_encodes, 1);
                 other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
                 scales4[0] = lower ? other : lane_scales;
@@ -9785,9 +9850,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__ELEMS16 / 4, &c0);
-        const int32_t cols = (int32_t)a.cols, valid_rows = p.m - row0, padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t cols = (int32_t)a.cols, valid_rows = p.m - row0,
+            padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
-        const int32_t lines = (cols + 127) & ~127, warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16, col = warp_col + GMM__ELEMS16 * c;
+        const int32_t lines = (cols + 127) & ~127, warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16,
+            col = warp_col + GMM__ELEMS16 * c;
         GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
@@ -9797,10 +9864,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (k = 1; k < 4; k++) maximum = GMM__CFG(gmm__word_max_signed)(maximum, x[i][k]);
                 if (GMM__ELEMS16 == 8) {
-                    uint32_t other2 = x[i + 1][0];
+                    uint32_t maximum2 = x[i + 1][0];
 #pragma unroll
-                    for (k = 1; k < 4; k++) other2 = GMM__CFG(gmm__word_max_signed)(other2, x[i + 1][k]);
-                    maximum = GMM__CFG(gmm__word_max_signed)(__byte_perm(maximum, other2, 0x5410), __byte_perm(maximum, other2, 0x7632));
+                    for (k = 1; k < 4; k++) maximum2 = GMM__CFG(gmm__word_max_signed)(maximum2, x[i + 1][k]);
+                    maximum = GMM__CFG(gmm__word_max_signed)(__byte_perm(maximum, maximum2, 0x5410),
+                                                             __byte_perm(maximum, maximum2, 0x7632));
                 }
                 row[i * GMM__ROW_WORDS / 16] = maximum;
             }
@@ -9808,10 +9876,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 square_max = row[0];
 #pragma unroll
                 for (i = 1; i < GMM__ROW_WORDS; i++) square_max = GMM__CFG(gmm__word_max_signed)(square_max, row[i]);
-                if (GMM__ELEMS16 == 8) square_max = GMM__CFG(gmm__word_max_signed)(square_max, __byte_perm(square_max, 0, 0x1032));
+                if (GMM__ELEMS16 == 8)
+                    square_max = GMM__CFG(gmm__word_max_signed)(square_max, __byte_perm(square_max, 0, 0x1032));
 #pragma unroll
                 for (i = 1; i < 32; i = i == 16 / GMM__ELEMS16 ? 16 : 2 * i)
-                    square_max = GMM__CFG(gmm__word_max_signed)(square_max, __shfl_xor_sync(0xFFFFFFFFu, square_max, i));
+                    square_max = GMM__CFG(gmm__word_max_signed)(square_max,
+                                                                __shfl_xor_sync(0xFFFFFFFFu, square_max, i));
                 square_max = GMM__CFG(gmm__word_max)(0, square_max);
 #pragma unroll
                 for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(square_max, i, p.m - row0);
@@ -9829,7 +9899,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     }
             row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
             row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
-            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1), inverse);
+            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1),
+                                             inverse);
             if (GMM__ELEMS16 == 8)
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
                                        inverse) << 16;
@@ -9840,14 +9911,16 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
             uint32_t other2;
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
-            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16 : lane_scales | other << 16;
+            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16
+                                                                : lane_scales | other << 16;
             /* transpose bytes: from scales of several rows to scales of four (F32: two) adjacent blocks of one row */
             if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3726 : 0x5140);
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
             if (GMM__ELEMS16 == 8)
                 lane_scales = __byte_perm(lane_scales, other, c & 8 ? 0x3276 : 0x5410);
             if (GMM__ELEMS16 == 8)
-                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, l, 0, lane_scales);
+                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, l, 0,
+                                       lane_scales);
             else if (warp_col / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
                                                    ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
@@ -9894,9 +9967,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(kept, other));
                 maximum[k] = square ? col < cols ? square_max : 0 : other;
             }
-            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0), GMM__CFG(gmm__word_value)(maximum, 1), inverse);
+            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0),
+                                             GMM__CFG(gmm__word_value)(maximum, 1), inverse);
             if (GMM__ELEMS16 == 8)
-                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2), GMM__CFG(gmm__word_value)(maximum, 3),
+                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
+                                                  GMM__CFG(gmm__word_value)(maximum, 3),
                                        inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);

@@ -383,34 +383,34 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
     args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
     for (side = 0; side < 2; side++) {
         const int role = side ? gmm__mma_factor_b(op) : gmm__mma_factor_a(op);
-        gmm_expand_operand *s = &args.side[side];
+        gmm_expand_operand *s = &args.operand[side];
         gmm_kmat *m = side ? &product->p.b : &product->p.a;
         int64_t cols;
         if (call->mat[role].scaling == GMM_SCALING_NONE) continue;
         (void)gmm__wgmma_expanded(call, op, side, &cols);
-        s->from = call->mat[role];
-        s->from.table = m->table;
-        if (role == GMM__W && s->from.scale_table && (s->from.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-            s->from.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
+        s->src = call->mat[role];
+        s->src.table = m->table;
+        if (role == GMM__W && s->src.scale_table && (s->src.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
+            s->src.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALES);
             e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALES), call->mat[role].scale_table, G, stream);
             if (e != cudaSuccess) return gmm__cuda_status(call, e);
         }
         if (side && gmm_sm90_kernels[plan->kernel].b_format) { /* as they stand, to the kernel */
-            product->codes = s->from;
+            product->codes = s->src;
             product->along = call->direction[role];
             product->rows = (int32_t)call->out;
             product->cols = (int32_t)call->in;
-            m->stride = s->from.group_stride * gmm_dtype_bits(s->from.dtype) / 8;
-            s->from.dtype = GMM_NONE;
+            m->stride = s->src.group_stride * gmm_dtype_bits(s->src.dtype) / 8;
+            s->src.dtype = GMM_NONE;
             continue;
         }
-        s->to = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
+        s->dst = (uint16_t *)gmm__part(plan, side ? GMM__WGMMA_B : GMM__WGMMA_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
         s->cols = (int32_t)(role == GMM__DY ? call->out : call->in);
         m->dtype = args.dtype;
-        m->data = s->to;
+        m->data = s->dst;
         m->table = NULL;
         m->ld = cols;
         m->stride = role == GMM__W ? call->in * call->out * 2 : 0;
@@ -428,7 +428,7 @@ static gmm_status gmm__wgmma_expand(const gmm__plan *plan, gmm_sm90_args *produc
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
-    if (args.side[0].from.dtype == GMM_NONE && args.side[1].from.dtype == GMM_NONE && !args.factor) return GMM_OK;
+    if (args.operand[0].src.dtype == GMM_NONE && args.operand[1].src.dtype == GMM_NONE && !args.factor) return GMM_OK;
     return gmm__cuda_status(call, gmm_launch_expand(turns, plan->grid[1], call->options.sm_limit > 0,
                                                     gmm__mma_pdl(call), &args, stream));
 }

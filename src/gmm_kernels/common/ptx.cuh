@@ -92,8 +92,9 @@ GMM__DEVICE void gmm_cluster_arrive_relaxed(void) {
 GMM__DEVICE void gmm_cluster_arrive_release(void) {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
-GMM__DEVICE void gmm_cluster_wait_acquire(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : :
-                                                               : "memory"); }
+GMM__DEVICE void gmm_cluster_wait_acquire(void) {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
 
 /* --- shared and global memory --- */
 GMM__DEVICE float gmm_ld_shared_f32(uint32_t smem) {
@@ -141,7 +142,9 @@ GMM__DEVICE void gmm_st_global_v4_b32(void *dst, uint4 v) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                  : : "l"(__cvta_generic_to_global(dst)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-GMM__DEVICE void gmm_prefetch_global_l2(const void *address) { asm volatile("prefetch.global.L2 [%0];" : : "l"(address)); }
+GMM__DEVICE void gmm_prefetch_global_l2(const void *address) {
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(address));
+}
 
 /* --- ldmatrix, stmatrix: four 8 x 8 matrices of 16-bit elements, one row address per lane; _trans transposes each
    --- */

@@ -1,7 +1,8 @@
 /* wgmma descriptor of a tile in boxes of 128-byte lines with 128-byte swizzle. K-major tiles are [line][k]; MN-major
    tiles (`mn_major`) are boxes of [k][64 lines] one after another. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
-    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 | (smem & 0x3FFFF) >> 4;
+    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
+           (smem & 0x3FFFF) >> 4;
 }
 GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
@@ -140,7 +141,8 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #define GMM__X(u, n, regs, desc) \
     case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
                          "k16.f32.bf16.bf16 {" GMM__T##u "}, {" regs "}, " desc ", p, 1, 1, 0;\n}" \
-                         : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), "l"(desc_b)); break;
+                         : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), \
+                           "l"(desc_b)); break;
     GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;

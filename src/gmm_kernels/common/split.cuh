@@ -106,16 +106,16 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
    receives the first row and the number of rows of group g, and the inclusive prefix sum of tiles. The warp with
    `report_faults` reports faults. */
 typedef struct gmm_warp_split { int32_t begin, rows, tiles, total; } gmm_warp_split;
-GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile_rows, int32_t judge) {
-    const int32_t lane = (int32_t)(threadIdx.x & 31u), by_offsets = s->form == GMM_SPLIT_OFFSETS;
-    const int32_t capacity = (int32_t)s->capacity, live = lane < s->count;
-    const int64_t value = live ? gmm_split_value(s, lane + by_offsets) : 0;
+GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile_rows, int32_t report_faults) {
+    const int32_t lane = (int32_t)(threadIdx.x & 31u), is_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t capacity = (int32_t)s->capacity, valid = lane < s->count;
+    const int64_t value = valid ? gmm_split_value(s, lane + is_offsets) : 0;
     int32_t end = value < 0 ? 0 : value > capacity ? capacity : (int32_t)value, step;
     gmm_warp_split w;
     for (step = 1; step < 32; step *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)step);
         const int32_t sum = end > capacity - other ? capacity : end + other;
-        if (lane >= step) end = !by_offsets ? sum : end > other ? end : other;
+        if (lane >= step) end = !is_offsets ? sum : end > other ? end : other;
     }
     w.begin = __shfl_up_sync(0xFFFFFFFFu, end, 1u);
     if (lane == 0) w.begin = 0;
@@ -126,10 +126,10 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
         if (lane >= step) w.tiles += other;
     }
     w.total = __shfl_sync(0xFFFFFFFFu, w.tiles, 31);
-    if (judge && s->fault) {
+    if (report_faults && s->fault) {
         uint32_t fault = 0;
-        if (live) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
-        if (lane == 0 && by_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
+        if (valid) (void)gmm_split_end(w.begin, value, s->form, capacity, s->row_align, &fault);
+        if (lane == 0 && is_offsets && gmm_split_value(s, 0) != 0) fault |= (uint32_t)GMM_FAULT_MONOTONIC;
         if (fault) atomicOr(s->fault, fault);
     }
     return w;

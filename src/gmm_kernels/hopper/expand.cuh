@@ -2,20 +2,20 @@
 
 /* Dequantizes MX32 and NV16 copies into matrices of 16-bit elements, code times scale, for the 16-bit Hopper
    products; the values are those that mma/quantized.cuh makes in shared memory. Copies whose lines run along the
-   contraction, and columnwise MX32, keep their layout: rows of `to` are rows of the copy, without gaps. Columnwise
-   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `to` are tokens. Each group
+   contraction, and columnwise MX32, keep their layout: rows of `dst` are rows of the copy, without gaps. Columnwise
+   NV16 tokens are transposed, since the operands of wgrad are [k][lines]: rows of `dst` are tokens. Each group
    follows the previous one and is filled up to a multiple of 16 rows; the added rows hold the spread values of
    Hadamard-transformed copies, else zeros. */
 typedef struct gmm_expand_operand {
-    gmm_mat from;          /* tables in device memory; dtype GMM_NONE: absent */
-    uint16_t *to;
+    gmm_mat src;           /* tables in device memory; dtype GMM_NONE: absent */
+    uint16_t *dst;
     gmm_direction direction;
     int32_t grouped;       /* the matrix holds tokens */
     int32_t rows, cols;    /* of each quantized matrix; for tokens rows is the capacity */
 } gmm_expand_operand;
 
 typedef struct gmm_expand_args {
-    gmm_expand_operand side[2];
+    gmm_expand_operand operand[2];
     gmm_dtype dtype;
     int32_t groups;
     const int64_t *offsets; /* [G + 1] */
@@ -133,14 +133,15 @@ GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, in
 GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype, int mx,
                                   int fp4, int mn_major, int32_t g, int32_t line, int32_t c) {
     const int transposed = !mx && s->direction == GMM_COLUMNWISE; /* lines are columns of the matrix */
-    const int32_t width = transposed ? s->rows : s->cols, end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
+    const int32_t width = transposed ? s->rows : s->cols;
+    const int32_t end = width - c < GMM_EXPAND_SPAN ? width : c + GMM_EXPAND_SPAN;
     int64_t row = 0, start = 0, rows = s->rows;
     gmm_expand_lines_view p;
-    gmm_mat from = s->from;
+    gmm_mat copy = s->src;
     gmm__qview v;
     uint16_t *dst;
     int i, j;
-    from.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_NV16;
+    copy.scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_NV16;
     if (s->grouped) {
         row = args->offsets[g];
         rows = args->offsets[g + 1] - row;
@@ -148,26 +149,26 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
     }
     p.count = (int32_t)(transposed ? s->cols : rows) - line;
     if (p.count <= 0) return;
-    v = gmm__qview_of(&from, mn_major ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start, rows,
-                      s->cols);
+    v = gmm__qview_of(&copy, mn_major ? GMM_COLUMNWISE : mx ? GMM_ROWWISE : s->direction, s->grouped, g, row, start,
+                      rows, s->cols);
     p.pitch = v.ld / (fp4 ? 2 : 1);
     p.data = v.data + line * p.pitch;
     p.scale = v.scale + (mn_major ? gmm__qview_scale(&v, 0, line / 32) : gmm__qview_scale(&v, line, 0));
-    p.swizzled = from.scale_order == GMM_SCALES_SWIZZLED;
+    p.swizzled = copy.scale_order == GMM_SCALES_SWIZZLED;
     p.line_stride = (int32_t)gmm__qview_scale(&v, mn_major && p.swizzled ? 128 : 1, 0);
-    p.block4_stride = gmm_qgemm_scale_strides_of(&from, 0, v.lines).block4;
+    p.block4_stride = gmm_qgemm_scale_strides_of(&copy, 0, v.lines).block4;
     p.aligned = (((uintptr_t)p.data | (uintptr_t)p.pitch | (mn_major ? (uintptr_t)p.scale : 0)) & 7) == 0;
-    dst = s->to + ((s->grouped ? row : (int64_t)g * (transposed ? s->cols : s->rows)) + line) * width;
+    dst = s->dst + ((s->grouped ? row : (int64_t)g * (transposed ? s->cols : s->rows)) + line) * width;
 #pragma unroll 1
     for (c += 8 * (int32_t)(threadIdx.x & 31u); c < end; c += 256) {
         gmm_expand_step step;
         uint32_t scales[4];
         gmm_expand_load_step(&p, mx, fp4, mn_major, c, &step);
         if (mn_major) {
-            gmm_expand_scales(dtype, from.scaling, step.scale[0], scales);
-            gmm_expand_scales(dtype, from.scaling, step.scale[1], scales + 2);
+            gmm_expand_scales(dtype, copy.scaling, step.scale[0], scales);
+            gmm_expand_scales(dtype, copy.scaling, step.scale[1], scales + 2);
         } else {
-            gmm_expand_scales(dtype, from.scaling, gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
+            gmm_expand_scales(dtype, copy.scaling, gmm_prmt(gmm_prmt(step.scale[0], step.scale[1], 0x0040u),
                               gmm_prmt(step.scale[2], step.scale[3], 0x0040u), 0x5410u), scales);
             scales[3] = gmm_prmt(scales[1], 0u, 0x3232u);
             scales[2] = gmm_prmt(scales[1], 0u, 0x1010u);
@@ -178,7 +179,7 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
         for (i = 0; i < GMM_EXPAND_LINES; i++) {
             uint32_t e[4];
             if (i >= p.count) break;
-            gmm_expand_convert8(dtype, from.dtype, fp4, step.codes[i], e);
+            gmm_expand_convert8(dtype, copy.dtype, fp4, step.codes[i], e);
 #pragma unroll
             for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scales[mn_major ? j : i]);
             *(uint4 *)(void *)(dst + (int64_t)i * width + c) = make_uint4(e[0], e[1], e[2], e[3]);
@@ -189,7 +190,7 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
 /* A lane's view of 32 rows of a strip of columnwise NV16 tokens: where it loads lines, and where it stores rows. */
 typedef struct gmm_expand_strip {
     const uint8_t *data, *scale; /* of line 0 */
-    uint16_t *to;
+    uint16_t *dst;
     int32_t line_stride;                /* bytes of scales between lines, or between 128 lines if they are swizzled */
     /* counted from the first row of the strip: rows that the copy has, rows that are written */
     int32_t valid_rows, rows;
@@ -200,14 +201,15 @@ typedef struct gmm_expand_strip_step {
     uint32_t scale[GMM_EXPAND_STRIPS][2];
 } gmm_expand_strip_step;
 
-GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_STRIPS], int64_t pitch, int aligned, int swizzled,
-                                int32_t line, gmm_expand_strip_step *step) {
+GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_STRIPS], int64_t pitch, int aligned,
+                                            int swizzled, int32_t line, gmm_expand_strip_step *step) {
     const int32_t line_offset = swizzled ? line % 32 * 16 + line % 128 / 32 * 4 : 0;
     int h;
 #pragma unroll
     for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
         const uint8_t *const data = t[h].data + line * pitch;
-        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].line_stride + line_offset;
+        const uint8_t *const scale = t[h].scale + (int64_t)(swizzled ? line / 128 : line) * t[h].line_stride +
+            line_offset;
         step->scale[h][0] = scale[0];
         step->scale[h][1] = scale[1];
         if (aligned) step->codes[h] = __ldcs((const uint4 *)(const void *)data);
@@ -224,11 +226,12 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
                                    int32_t strip, int32_t line, char *shared) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    const int swizzled = s->from.scale_order == GMM_SCALES_SWIZZLED;
-    const int32_t lines = s->cols, end = lines - line < GMM_EXPAND_STRIP_LINES ? lines : line + GMM_EXPAND_STRIP_LINES, first = line;
+    const int swizzled = s->src.scale_order == GMM_SCALES_SWIZZLED;
+    const int32_t lines = s->cols, first = line;
+    const int32_t end = lines - line < GMM_EXPAND_STRIP_LINES ? lines : line + GMM_EXPAND_STRIP_LINES;
     /* row and chunk that this thread stores */
     const int32_t row0 = (int32_t)threadIdx.x / 8, chunk = (int32_t)threadIdx.x % 8;
-    const int64_t pitch = s->from.ld / 2;
+    const int64_t pitch = s->src.ld / 2;
     gmm_expand_strip t[GMM_EXPAND_STRIPS];
     gmm_expand_strip_step next;
     int32_t g = 0;
@@ -238,21 +241,21 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
     for (h = 0; h < GMM_EXPAND_STRIPS; h++) {
         /* else the previous strip is loaded again and not stored */
         const int exists = strip + h < args->tiles[args->groups];
-        gmm_mat from = s->from;
+        gmm_mat copy = s->src;
         gmm__qview v;
         int32_t rows, row;
         gmm_find_group32(args->tiles, args->groups, strip + (exists ? h : 0), &g);
         rows = (int32_t)(args->offsets[g + 1] - args->offsets[g]);
         row = GMM_GROUP_ROWS * (strip + (exists ? h : 0) - args->tiles[g]);
-        from.scaling = GMM_SCALING_NV16;
-        v = gmm__qview_of(&from, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
+        copy.scaling = GMM_SCALING_NV16;
+        v = gmm__qview_of(&copy, GMM_COLUMNWISE, 1, g, 0, (int64_t)args->tiles[g] * GMM_GROUP_ROWS, rows, lines);
         aligned &= ((uintptr_t)v.data & 15) == 0;
         t[h].data = v.data + row / 2 + 16 * (lane % 4);
         t[h].scale = v.scale + gmm__qview_scale(&v, 0, row / 16 + 2 * (lane % 4));
         t[h].line_stride = (int32_t)gmm__qview_scale(&v, swizzled ? 128 : 1, 0);
         t[h].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
-        t[h].valid_rows = s->from.hadamard ? t[h].rows : rows - row; /* a transform spreads the last rows over 16 */
-        t[h].to = s->to + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
+        t[h].valid_rows = s->src.hadamard ? t[h].rows : rows - row; /* a transform spreads the last rows over 16 */
+        t[h].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
     }
 #pragma unroll 1
     for (line -= 64; line < end; line += 64) {
@@ -290,7 +293,7 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
                     v = *(const uint4 *)(const void *)(shared + 128 * (GMM_GROUP_ROWS * h + row) +
                                                        ((chunk ^ (2 * j + row0 % 2)) << 4));
                 if (row < t[h].rows && line + 8 * chunk < lines)
-                    *(uint4 *)(void *)(t[h].to + j * 32 * (int64_t)lines + line) = v;
+                    *(uint4 *)(void *)(t[h].dst + j * 32 * (int64_t)lines + line) = v;
             }
         __syncthreads();
     }
@@ -299,16 +302,16 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
 
 /* Writes, once per launch, the alpha of each group's product and the row offsets of groups in transposed copies. */
 GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
-    const gmm_mat *a = &args->side[0].from, *b = &args->side[1].from;
+    const gmm_mat *a = &args->operand[0].src, *b = &args->operand[1].src;
     const float la = a->scaling != GMM_SCALING_NV16 ? 1.0f : 6.0f * (a->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f
                                                                                                             : 448.0f);
     const float lb = 6.0f * (b->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f);
-    const float share = gmm__fdiv(1.0f, gmm__fmul(la, lb));
+    const float inverse = gmm__fdiv(1.0f, gmm__fmul(la, lb));
     int32_t g;
     for (g = (int32_t)threadIdx.x; args->factor && g < args->groups; g += (int32_t)blockDim.x) {
         float f = args->alpha ? args->alpha[args->alpha_per_group ? g : 0] : 1.0f;
         if (a->scaling == GMM_SCALING_NV16) f = gmm__fmul(f, a->amax[g]);
-        args->factor[g] = gmm__fmul(gmm__fmul(f, b->amax[g]), share);
+        args->factor[g] = gmm__fmul(gmm__fmul(f, b->amax[g]), inverse);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
         args->ends[g] = 16 * (int64_t)args->units[g];
@@ -317,25 +320,25 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
 /* Dequantizes copies that keep their layout. A task is GMM_EXPAND_LINES lines of GMM_EXPAND_SPAN elements;
    grid-stride loop, one warp per task, first all tasks of operand 0, then those of operand 1. */
 GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const __grid_constant__ gmm_expand_args args) {
-    enum { QUADS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
+    enum { LINE_GROUPS = GMM_GROUP_ROWS / GMM_EXPAND_LINES };
     int32_t task, k;
     gmm_pdl_wait();
     if (blockIdx.x == 0) gmm_expand_groups(&args);
     task = (int32_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32u);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
-        const gmm_expand_operand *s = &args.side[k];
-        const int mx = s->from.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
-        const int transposed = columnwise && !mx, fp4 = s->from.dtype == GMM_E2M1;
+        const gmm_expand_operand *s = &args.operand[k];
+        const int mx = s->src.scaling == GMM_SCALING_MX32, columnwise = s->direction == GMM_COLUMNWISE;
+        const int transposed = columnwise && !mx, fp4 = s->src.dtype == GMM_E2M1;
         const int32_t width = transposed ? s->rows : s->cols, lines = transposed ? s->cols : s->rows;
         const int32_t spans = (width + GMM_EXPAND_SPAN - 1) / GMM_EXPAND_SPAN;
         const int32_t strips = (lines + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS; /* of a matrix */
-        const int32_t tasks = QUADS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
-        if (s->from.dtype == GMM_NONE) continue;
+        const int32_t tasks = LINE_GROUPS * spans * (s->grouped ? args.tiles[args.groups] : args.groups * strips);
+        if (s->src.dtype == GMM_NONE) continue;
 #pragma unroll 1
         for (; task < tasks; task += (int32_t)(gridDim.x * blockDim.x / 32u)) {
-            const int32_t quad = task / spans, c = (task - quad * spans) * GMM_EXPAND_SPAN;
-            int32_t strip = quad / QUADS, g = 0, line;
+            const int32_t line_group = task / spans, c = (task - line_group * spans) * GMM_EXPAND_SPAN;
+            int32_t strip = line_group / LINE_GROUPS, g = 0, line;
             if (s->grouped) {
                 gmm_find_group32(args.tiles, args.groups, strip, &g);
                 strip -= args.tiles[g];
@@ -343,7 +346,7 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
                 g = strip / strips;
                 strip -= g * strips;
             }
-            line = strip * GMM_GROUP_ROWS + quad % QUADS * GMM_EXPAND_LINES;
+            line = strip * GMM_GROUP_ROWS + line_group % LINE_GROUPS * GMM_EXPAND_LINES;
             if (!mx && args.dtype == GMM_F16) gmm_expand_lines(&args, s, GMM_F16, 0, 1, 0, g, line, c);
             else if (!mx) gmm_expand_lines(&args, s, GMM_BF16, 0, 1, 0, g, line, c);
             else if (columnwise && fp4) gmm_expand_lines(&args, s, GMM_BF16, 1, 1, 1, g, line, c);
@@ -357,7 +360,8 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_MAX_THREADS, 1) gmm_expand_rows(const _
 
 /* Dequantizes and transposes columnwise NV16 tokens. A task is GMM_EXPAND_STRIPS strips by GMM_EXPAND_STRIP_LINES
    lines; grid-stride loop, one CTA per task. */
-GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4) gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
+GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4)
+gmm_expand_columns(const __grid_constant__ gmm_expand_args args) {
     __shared__ __align__(128) char shared[128 * GMM_GROUP_ROWS * GMM_EXPAND_STRIPS];
     int32_t task = (int32_t)blockIdx.x, strip_groups, k;
     gmm_pdl_wait();
@@ -365,7 +369,7 @@ GMM__KERNEL __launch_bounds__(GMM_EXPAND_TRANSPOSE_THREADS, 4) gmm_expand_column
     if (blockIdx.x == 0) gmm_expand_groups(&args);
 #pragma unroll 1
     for (k = 0; k < 2; k++) {
-        const gmm_expand_operand *s = &args.side[k];
+        const gmm_expand_operand *s = &args.operand[k];
         const int32_t spans = (s->cols + GMM_EXPAND_STRIP_LINES - 1) / GMM_EXPAND_STRIP_LINES;
         const int32_t tasks = strip_groups * spans;
 #pragma unroll 1

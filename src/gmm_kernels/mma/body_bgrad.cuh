@@ -76,7 +76,8 @@ GMM__CAT(gmm_linear_bgrad_rows_, GMM__TAG)(const __grid_constant__ gmm_bgrad_arg
 #pragma unroll
             for (i = 16; i > 0; i /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, i));
         }
-        if (lane == 0) args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
+        if (lane == 0)
+            args.d_row_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_row_scale[row], sum) : sum;
     }
 }
 #undef GMM__TAG

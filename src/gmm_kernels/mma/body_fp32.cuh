@@ -21,7 +21,8 @@ GMM__CAT(GMM__CAT(gmm_linear_, GMM__OP), _f32)(const __grid_constant__ gmm_gemm_
     int64_t tile_index;
 
     tile.g = 0;
-    for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
+    for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile);
+         tile_index += gridDim.x) {
         const char *a = gmm_kmat_data(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
         const char *b = gmm_kmat_data(&args.b, RAGGED_K ? 0 : tile.g) +
                         4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));

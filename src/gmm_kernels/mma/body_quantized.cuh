@@ -13,12 +13,15 @@
 GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_constant__ gmm_qgemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
-        BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND), RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM_QGEMM_TILE_M, BN = BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0, LINES = BM + BN, B_LOG2_N64 = BLOCK_SCALED ? 1 : 2,
+        BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND),
+        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        BM = GMM_QGEMM_TILE_M, BN = BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0,
+        LINES = BM + BN, B_LOG2_N64 = BLOCK_SCALED ? 1 : 2,
         WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_QGEMM_TILE_K / 16, /* 2 x 4 warps */
         A_LINE = TA ? 2 * BM : 2 * GMM_QGEMM_TILE_K, B_LINE = TB ? 2 * BN : 2 * GMM_QGEMM_TILE_K, /* bytes */
         A_BYTES = 2 * BM * GMM_QGEMM_TILE_K, STAGE = A_BYTES + 2 * BN * GMM_QGEMM_TILE_K,
-        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, STORE_LD = WN + 8, STORE_LANES = WN / 4,
+        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, STORE_LD = WN + 8,
+        STORE_LANES = WN / 4,
         STORE_ROWS = 32 / STORE_LANES
     };
     const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, GMM__KIND);
@@ -46,7 +49,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
 
     steps.block = steps.block4 = 0;
     if (TA)
-        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
+        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
+                               A_LINE);
     else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
     if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
     else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
@@ -69,18 +73,25 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
 /* Stores the scales of stage q, which were loaded into registers before, and loads those of the next stage. */
 #define GMM__STORE_SCALES(q) \
     gmm_qgemm_store_scales(dtype, BLOCK_SCALED, s0, scale_bits0, slots + ((q) & 3) * SLOT, tid, LINES); \
-    if (LINES > 256 && tid < 128) gmm_qgemm_store_scales(dtype, BLOCK_SCALED, sb, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
+    if (LINES > 256 && tid < 128) \
+        gmm_qgemm_store_scales(dtype, BLOCK_SCALED, sb, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, LINES); \
     GMM__LOAD_SCALES((q) + 1)
 #define GMM__LOAD_SCALES(q) \
-    scale_bits0 = gmm_qgemm_load_scales(line_scales0, BLOCK_SCALED ? steps : tid < BM ? GMM__SCALE_STRIDES(a) : GMM__SCALE_STRIDES(b), s0, q, k); \
+    scale_bits0 = gmm_qgemm_load_scales(line_scales0, \
+                                        BLOCK_SCALED ? steps \
+                                        : tid < BM   ? GMM__SCALE_STRIDES(a) \
+                                                     : GMM__SCALE_STRIDES(b), s0, q, k); \
     if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
 #define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
 /* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
    registers. */
 #define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_n64, i, t, offset) \
-    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], gmm_shared + ((t) & 1) * STAGE + (offset), \
-                 has_scales && !BLOCK_SCALED ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) : NULL, \
-                 LINES); \
+    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], \
+                               gmm_shared + ((t) & 1) * STAGE + (offset), \
+                               has_scales && !BLOCK_SCALED \
+                                   ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) \
+                                   : NULL, \
+                               LINES); \
     r##x[i] = gmm_qgemm_load_chunk(&q##x, &args.x, mn_major, log2_n64, i)
 
     for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
@@ -94,7 +105,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
                              : gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid - BM, args.p.n);
             line_scales1 = gmm_qgemm_line_scales(&vb, sb, tile.n0 + tid + 128, args.p.n);
             if (BLOCK_SCALED)
-                steps = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, va.lines) : gmm_qgemm_scale_strides_of(&args.b, TB, vb.lines);
+                steps = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, va.lines)
+                    : gmm_qgemm_scale_strides_of(&args.b, TB, vb.lines);
         }
         /* an empty group multiplies one stage of zeros */
         k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1;
@@ -197,7 +209,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
             __syncthreads(); /* all stages have been read: their memory is reused for the results */
             tile = *smem_tile;
             GMM__VIEWS;
-            const float inverse = gmm__fdiv(1.0f, gmm__fmul(gmm_qgemm_outer_divisor(&va, sa), gmm_qgemm_outer_divisor(&vb, sb)));
+            const float divisor = gmm__fmul(gmm_qgemm_outer_divisor(&va, sa), gmm_qgemm_outer_divisor(&vb, sb));
+            const float inverse = gmm__fdiv(1.0f, divisor);
             const int32_t col = tile.n0 + warp_n + lane % STORE_LANES * 4;
             const int empty = tile.k == 0; /* an empty sum is +0 */
             float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, col_scale[NT][2], alpha;
@@ -227,7 +240,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
                     if (s == i) {
 #pragma unroll
                         for (j = 0; j < NT; j++) {
-                            const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2] : &acc[s / 2][j][s % 2 * 2];
+                            const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2]
+                                                          : &acc[s / 2][j][s % 2 * 2];
                             *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] = make_float2(
                                 gmm__fmul(v[0], gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]), inverse)),
                                 gmm__fmul(v[1], gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]), inverse)));
@@ -237,16 +251,18 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
                 if (epilogue.vec4 && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
                     gmm_gemm_store_rows(&args.p, &epilogue, 8 / STORE_ROWS,
-                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d), pitch * STORE_ROWS,
-                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src, STORE_ROWS * STORE_LD,
-                                        bias);
+                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
+                                        pitch * STORE_ROWS,
+                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1
                     for (d = 0; d < 8; d += STORE_ROWS) {
                         const float4 f = *(const float4 *)(const void *)(src + d * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < tile.m && col < args.p.n) gmm_gemm_store(&args.p, &epilogue, row + d, col, bias, v);
+                        if (row + d < tile.m && col < args.p.n)
+                            gmm_gemm_store(&args.p, &epilogue, row + d, col, bias, v);
                     }
                 }
                 __syncwarp();

@@ -39,7 +39,8 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
     /* Order of the four 8 x 8 blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k),
        (n, k + 8), (n + 8, k), (n + 8, k + 8). */
     if (TA)
-        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)), A_LINE);
+        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
+                               A_LINE);
     else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_LINE);
     if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_LINE);
     else b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), B_LINE);
@@ -66,14 +67,14 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
            previous tile */
         const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
         if (has_tile) {
-            load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0, RAGGED_K ? load_tile.m0 : 0,
-                               TA ? load_tile.k : load_tile.m - load_tile.m0, TA ? load_tile.m - load_tile.m0 : load_tile.k, A_LINE / 16, THREADS,
-                               BM, TA ? BK : 0, TA ? 0 : BK);
-            load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g, RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0,
-                                TB ? load_tile.n0 : 0,
-                               TB ? load_tile.k : args.n - load_tile.n0, TB ? args.n - load_tile.n0 : load_tile.k, B_LINE / 16, THREADS,
-                               BN, TB ? BK : 0, TB ? 0 : BK);
-            /* an empty group multiplies one stage of zeros */
+            const int32_t m = load_tile.m - load_tile.m0, n = args.n - load_tile.n0;
+            load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
+                                           RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : m, TA ? m : load_tile.k,
+                                           A_LINE / 16, THREADS, BM, TA ? BK : 0, TA ? 0 : BK);
+            load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
+                                           RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
+                                           TB ? load_tile.k : n, TB ? n : load_tile.k, B_LINE / 16, THREADS, BN,
+                                           TB ? BK : 0, TB ? 0 : BK);
             k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
 #pragma unroll
             for (s = 0; s < STAGES - 1; s++) {
@@ -108,16 +109,18 @@ GMM__KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas)) GMM__NAME(const
                 if (epilogue.vec4 && mma_tile.m - first_row >= 8 && mma_tile.n0 + warp_n + WN <= args.n) {
                     const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
                     gmm_gemm_store_rows(&args, &epilogue, 8 / STORE_ROWS,
-                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d), pitch * STORE_ROWS,
-                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src, STORE_ROWS * STORE_LD,
-                                        bias);
+                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
+                                        pitch * STORE_ROWS,
+                                        epilogue.row_scale ? epilogue.row_scale + row : NULL, STORE_ROWS, src,
+                                        STORE_ROWS * STORE_LD, bias);
                 } else {
 #pragma unroll 1
                     for (d = 0; d < 8; d += STORE_ROWS) {
                         const float4 f = *(const float4 *)(src + d * STORE_LD);
                         float v[4];
                         v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + d < mma_tile.m && col < args.n) gmm_gemm_store(&args, &epilogue, row + d, col, bias, v);
+                        if (row + d < mma_tile.m && col < args.n)
+                            gmm_gemm_store(&args, &epilogue, row + d, col, bias, v);
                     }
                 }
                 __syncwarp();

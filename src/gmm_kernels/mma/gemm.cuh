@@ -76,7 +76,8 @@ typedef struct gmm_gemm_tile {
 /* Rasterization of a group's tiles: along the rows first, in bands of 8 tiles, so that concurrent tiles share
    operands in the L2. */
 GMM__DEVICE void gmm_tile_rasterize(uint32_t i, uint32_t tiles_m, uint32_t tiles_n, int bm, int bn, gmm_gemm_tile *t) {
-    const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first, height = remaining < 8 ? remaining : 8;
+    const uint32_t band = i / (8 * tiles_n), first = band * 8, remaining = tiles_m - first;
+    const uint32_t height = remaining < 8 ? remaining : 8;
     i -= first * tiles_n;
     t->m0 = (int32_t)(first + i % height) * bm;
     t->n0 = (int32_t)(i / height) * bn;
@@ -102,7 +103,8 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
         t->m = (int32_t)(args->offsets[t->g + 1] - t->row);
         t->k = args->k;
         q = (uint32_t)args->tiles[t->g];
-        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn, t);
+        gmm_tile_rasterize((uint32_t)*tile_index - q * tiles_n, (uint32_t)args->tiles[t->g + 1] - q, tiles_n, bm, bn,
+                           t);
     } else {
         const uint32_t tiles_m = (uint32_t)(args->m + bm - 1) / (uint32_t)bm, group_tiles = tiles_m * tiles_n;
         int32_t rows;
@@ -172,9 +174,9 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
 /* The same for up to 4 rows that are complete and aligned for vector access: all loads are issued before the first
    store. The accumulators are in shared memory. `dst_stride`: bytes between the rows in D; `src_stride`: floats
    between the rows in shared memory. */
-GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst, int64_t dst_stride,
-                                     const float *row_scale, int row_scale_step, const float *src, int src_stride,
-                                     const float bias[4]) {
+GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, int rows, char *dst,
+                                     int64_t dst_stride, const float *row_scale, int row_scale_step, const float *src,
+                                     int src_stride, const float bias[4]) {
     float v[4][4];
     uint4 old_bits[4];
     const int f32 = args->d.dtype == GMM_F32;

@@ -44,10 +44,18 @@ enum { GMM_QUANT_KIND_LIST(GMM__X) gmm_quant_kinds_end };
    sums. A stage has 64 values of k. Shared memory: elements of two stages, A before B, which the epilogue reuses;
    scales of four stages; the work tile. */
 enum {
-    GMM_QGEMM_TILE_M = 128, GMM_QGEMM_TILE_K = 64, GMM_QGEMM_THREADS = 256, gmm_qgemm_tile_n_0 = 256, gmm_qgemm_tile_n_1 = 128,
-    gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0), gmm_qgemm_slot_bytes_1 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1),
-    gmm_qgemm_smem_bytes_0 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0) + 4 * gmm_qgemm_slot_bytes_0 + (int)sizeof(gmm_gemm_tile),
-    gmm_qgemm_smem_bytes_1 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1) + 4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
+    GMM_QGEMM_TILE_M = 128,
+    GMM_QGEMM_TILE_K = 64,
+    GMM_QGEMM_THREADS = 256,
+    /* _0: one sum over the contraction, _1: block-scaled sums */
+    gmm_qgemm_tile_n_0 = 256,
+    gmm_qgemm_tile_n_1 = 128,
+    gmm_qgemm_slot_bytes_0 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0),
+    gmm_qgemm_slot_bytes_1 = 8 * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1),
+    gmm_qgemm_smem_bytes_0 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_0) +
+                             4 * gmm_qgemm_slot_bytes_0 + (int)sizeof(gmm_gemm_tile),
+    gmm_qgemm_smem_bytes_1 = 4 * GMM_QGEMM_TILE_K * (GMM_QGEMM_TILE_M + gmm_qgemm_tile_n_1) +
+                             4 * gmm_qgemm_slot_bytes_1 + (int)sizeof(gmm_gemm_tile)
 };
 
 /* Products of two pairs of 16-bit elements, each rounded once; subnormal values are kept. */
@@ -116,8 +124,8 @@ GMM__DEVICE int gmm_qgemm_element_bits(const gmm_mat *m) {
 
 /* Begins at lines [line, lines) of an operand with k elements each. `row`: first row of the group in the token
    matrix. */
-GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major, int log2_n64, int64_t row,
-                            int32_t line, int32_t lines, int32_t k) {
+GMM__DEVICE void gmm_qgemm_operand_init(gmm_qgemm_operand *s, const gmm_mat *m, const gmm__qview *view, int mn_major,
+                                        int log2_n64, int64_t row, int32_t line, int32_t lines, int32_t k) {
     const int bits = gmm_qgemm_element_bits(m), shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const int64_t pitch = m->ld * bits / 8;
     const char *base = bits == 16 ? (const char *)m->data + row * pitch : (const char *)view->data;
@@ -135,12 +143,14 @@ GMM__DEVICE void gmm_qgemm_operand_advance(gmm_qgemm_operand *s, const gmm_mat *
     s->src += mn_major ? GMM_QGEMM_TILE_K * (m->ld * bits / 8) : GMM_QGEMM_TILE_K * bits / 8;
 }
 /* Address of the thread's chunk i, and the number of its bytes that exist. */
-GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i, const char **src) {
+GMM__DEVICE int gmm_qgemm_chunk_bytes(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i,
+                                      const char **src) {
     const int32_t row_offset = i * (GMM_QGEMM_THREADS >> gmm_qgemm_chunk_shift(m, mn_major, log2_n64));
     *src = s->src + row_offset * (m->ld * gmm_qgemm_element_bits(m) / 8);
     return row_offset >= s->rows || s->bytes < 0 ? 0 : s->bytes < 16 ? s->bytes : 16;
 }
-GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64, int i) {
+GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat *m, int mn_major, int log2_n64,
+                                       int i) {
     const char *src;
     const int count = gmm_qgemm_chunk_bytes(s, m, mn_major, log2_n64, i, &src);
     uint4 v = make_uint4(0u, 0u, 0u, 0u);
@@ -172,8 +182,8 @@ GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat
 
 /* Converts chunk i of codes to elements at `dst`. With `scales` each element is multiplied by the scale of its
    block; scales are elements, [block][lines]. */
-GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i, uint4 codes, char *dst,
-                              const uint16_t *scales, int lines) {
+GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, int mn_major, int log2_n64, int i,
+                                            uint4 codes, char *dst, const uint16_t *scales, int lines) {
     const int fp4 = m->dtype == GMM_E2M1, shift = gmm_qgemm_chunk_shift(m, mn_major, log2_n64);
     const uint32_t row = (threadIdx.x >> shift) + (uint32_t)(i * (GMM_QGEMM_THREADS >> shift));
     const uint32_t chunk = threadIdx.x & ((1u << shift) - 1);
@@ -225,13 +235,15 @@ GMM__DEVICE gmm_qgemm_scale_strides gmm_qgemm_scale_strides_of(const gmm_mat *m,
     return t;
 }
 /* Address of a line's first scale, one thread per line; NULL without scales and beyond the last line. */
-GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line, int32_t lines) {
+GMM__DEVICE const uint8_t *gmm_qgemm_line_scales(const gmm__qview *v, gmm_scaling scaling, int32_t line,
+                                                 int32_t lines) {
     const int32_t width = gmm_block_along(scaling);
     return width && line < lines ? v->scale + gmm__qview_scale(v, line, 0) * (width == 128 ? 4 : 1) : NULL;
 }
 /* Loads the scales of a line in stage q: the bytes of its blocks, the first in the lowest bits, or the fp32 scale of
    a block of 128. Zeros beyond the line's k elements and without scales. */
-GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q, int32_t k) {
+GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_strides t, gmm_scaling scaling, int q,
+                                           int32_t k) {
     const int count = scaling == GMM_SCALING_NV16 ? 4 : scaling == GMM_SCALING_MX32 ? 2 : 1;
     const int32_t first = count == 1 ? q / 2 : count * q;
     const uint8_t *src = line + (first >> 2) * (int64_t)t.block4 + (first & 3) * t.block;
@@ -241,13 +253,14 @@ GMM__DEVICE uint32_t gmm_qgemm_load_scales(const uint8_t *line, gmm_qgemm_scale_
     if (count == 1) return *(const uint32_t *)(const void *)src;
 #pragma unroll
     for (i = 0; i < 4; i++)
-        if (i < count && q * GMM_QGEMM_TILE_K + i * (GMM_QGEMM_TILE_K / count) < k) bits |= (uint32_t)src[i * t.block] << (8 * i);
+        if (i < count && q * GMM_QGEMM_TILE_K + i * (GMM_QGEMM_TILE_K / count) < k)
+            bits |= (uint32_t)src[i * t.block] << (8 * i);
     return bits;
 }
 /* Stores the loaded scales into `slot` for line `index` of `lines`: as elements or, for block-scaled sums, as fp32,
    where unquantized tokens have the scale 1. */
-GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits, char *slot, int index,
-                            int lines) {
+GMM__DEVICE void gmm_qgemm_store_scales(gmm_dtype dtype, int block_scaled, gmm_scaling scaling, uint32_t bits,
+                                        char *slot, int index, int lines) {
     const int mx = scaling == GMM_SCALING_MX32;
     if (block_scaled) {
         float *dst = (float *)(void *)slot + index;
@@ -324,10 +337,11 @@ typedef struct gmm_qgemm_kernel {
 
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind) \
-    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), GMM__CAT(gmm_qgemm_block_scaled_, kind), \
+    { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
+      GMM__CAT(gmm_qgemm_block_scaled_, kind), \
       GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_tile_n_1 : gmm_qgemm_tile_n_0, \
-      GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), \
-      (const void *)gmm_linear_##op##_quant_##kind },
+      GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, \
+      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)gmm_linear_##op##_quant_##kind },
     GMM_QUANT_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };

@@ -16,9 +16,9 @@ GMM__DEVICE uint32_t gmm_swizzle(uint32_t line, uint32_t chunk, uint32_t line_by
     return line * line_bytes + ((chunk ^ (line_bytes == 64 ? (line >> 1) & 3u : line & 7u)) << 4);
 }
 
-GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row, int64_t col, int32_t lines,
-                                          int32_t cols,
-                                   int line_chunks, int threads, int span, int k_lines, int k_cols) {
+GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g, int64_t row, int64_t col,
+                                                   int32_t lines, int32_t cols, int line_chunks, int threads, int span,
+                                                   int k_lines, int k_cols) {
     gmm_stage_loader loader;
     const int64_t pitch = m->ld * 2;
     const int line = (int)threadIdx.x / line_chunks, chunk = (int)threadIdx.x % line_chunks;
@@ -36,15 +36,15 @@ GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g,
 }
 
 /* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
-GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step, int line_bytes,
-                                int k_lines,
-                                int k_cols) {
+GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage_index, int chunks, int step,
+                                int line_bytes, int k_lines, int k_cols) {
     const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
     const char *src = loader->src;
     int i, e;
     if (stage_index < loader->full_stages) {
 #pragma unroll
-        for (i = 0; i < chunks; i++, src += loader->chunk_stride) gmm_cp_async_16(smem + (uint32_t)(i * step * line_bytes), src);
+        for (i = 0; i < chunks; i++, src += loader->chunk_stride)
+            gmm_cp_async_16(smem + (uint32_t)(i * step * line_bytes), src);
     } else {
         const int lines = loader->lines - stage_index * k_lines, cols = loader->cols - stage_index * k_cols;
         const int valid = cols < 0 ? 0 : cols > 8 ? 8 : cols;

@@ -116,16 +116,18 @@ GMM__NAME(gmm_amax)(const __grid_constant__ gmm__quant_args a) {
             }
 #pragma unroll
             for (k = 0; k < 8; k++)
-                if (k / 2 == q) partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
+                if (k / 2 == q)
+                    partials[1][warp & 3][col0 + 8 * c + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
         }
         if (a.lines || a.columns) { /* amaxes of units are not needed then */
-            const int32_t side = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
-            uint32_t *dst = side ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
+            const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
+            uint32_t *dst = copy ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
                                 : (uint32_t *)a.lines + (a.grouped ? p.first : (int64_t)p.unit * p.rows) + p.row + l;
             __syncthreads();
-            if ((side ? a.columns : a.lines) && l < (side ? n : p.m)) {
-                maximum = partials[side][0][l];
-                for (i = 1; i < (side ? 4 : 2); i++) maximum = maximum > partials[side][i][l] ? maximum : partials[side][i][l];
+            if ((copy ? a.columns : a.lines) && l < (copy ? n : p.m)) {
+                maximum = partials[copy][0][l];
+                for (i = 1; i < (copy ? 4 : 2); i++)
+                    maximum = maximum > partials[copy][i][l] ? maximum : partials[copy][i][l];
                 if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
             }
             if (strip + (int32_t)gridDim.y < split.total) __syncthreads();

@@ -30,9 +30,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__ELEMS16 / 4, &c0);
-        const int32_t cols = (int32_t)a.cols, valid_rows = p.m - row0, padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
+        const int32_t cols = (int32_t)a.cols, valid_rows = p.m - row0,
+            padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
         const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
-        const int32_t lines = (cols + 127) & ~127, warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16, col = warp_col + GMM__ELEMS16 * c;
+        const int32_t lines = (cols + 127) & ~127, warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16,
+            col = warp_col + GMM__ELEMS16 * c;
         GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
         if (rowwise || square) {
             uint32_t row[GMM__ROW_WORDS];
@@ -42,10 +44,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (k = 1; k < 4; k++) maximum = GMM__CFG(gmm__word_max_signed)(maximum, x[i][k]);
                 if (GMM__ELEMS16 == 8) {
-                    uint32_t other2 = x[i + 1][0];
+                    uint32_t maximum2 = x[i + 1][0];
 #pragma unroll
-                    for (k = 1; k < 4; k++) other2 = GMM__CFG(gmm__word_max_signed)(other2, x[i + 1][k]);
-                    maximum = GMM__CFG(gmm__word_max_signed)(__byte_perm(maximum, other2, 0x5410), __byte_perm(maximum, other2, 0x7632));
+                    for (k = 1; k < 4; k++) maximum2 = GMM__CFG(gmm__word_max_signed)(maximum2, x[i + 1][k]);
+                    maximum = GMM__CFG(gmm__word_max_signed)(__byte_perm(maximum, maximum2, 0x5410),
+                                                             __byte_perm(maximum, maximum2, 0x7632));
                 }
                 row[i * GMM__ROW_WORDS / 16] = maximum;
             }
@@ -53,10 +56,12 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 square_max = row[0];
 #pragma unroll
                 for (i = 1; i < GMM__ROW_WORDS; i++) square_max = GMM__CFG(gmm__word_max_signed)(square_max, row[i]);
-                if (GMM__ELEMS16 == 8) square_max = GMM__CFG(gmm__word_max_signed)(square_max, __byte_perm(square_max, 0, 0x1032));
+                if (GMM__ELEMS16 == 8)
+                    square_max = GMM__CFG(gmm__word_max_signed)(square_max, __byte_perm(square_max, 0, 0x1032));
 #pragma unroll
                 for (i = 1; i < 32; i = i == 16 / GMM__ELEMS16 ? 16 : 2 * i)
-                    square_max = GMM__CFG(gmm__word_max_signed)(square_max, __shfl_xor_sync(0xFFFFFFFFu, square_max, i));
+                    square_max = GMM__CFG(gmm__word_max_signed)(square_max,
+                                                                __shfl_xor_sync(0xFFFFFFFFu, square_max, i));
                 square_max = GMM__CFG(gmm__word_max)(0, square_max);
 #pragma unroll
                 for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(square_max, i, p.m - row0);
@@ -74,7 +79,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     }
             row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
             row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
-            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1), inverse);
+            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1),
+                                             inverse);
             if (GMM__ELEMS16 == 8)
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
                                        inverse) << 16;
@@ -85,14 +91,16 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             const int32_t l = row0 + 8 * (c & 1) + 2 * (c & 2) + (c >> 1 & 2) + (c >> 3);
             uint32_t other2;
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
-            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16 : lane_scales | other << 16;
+            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales : c & 4 ? other | lane_scales << 16
+                                                                : lane_scales | other << 16;
             /* transpose bytes: from scales of several rows to scales of four (F32: two) adjacent blocks of one row */
             if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3726 : 0x5140);
             other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
             if (GMM__ELEMS16 == 8)
                 lane_scales = __byte_perm(lane_scales, other, c & 8 ? 0x3276 : 0x5410);
             if (GMM__ELEMS16 == 8)
-                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, l, 0, lane_scales);
+                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, l, 0,
+                                       lane_scales);
             else if (warp_col / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
                                                    ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
@@ -139,9 +147,11 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(kept, other));
                 maximum[k] = square ? col < cols ? square_max : 0 : other;
             }
-            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0), GMM__CFG(gmm__word_value)(maximum, 1), inverse);
+            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0),
+                                             GMM__CFG(gmm__word_value)(maximum, 1), inverse);
             if (GMM__ELEMS16 == 8)
-                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2), GMM__CFG(gmm__word_value)(maximum, 3),
+                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
+                                                  GMM__CFG(gmm__word_value)(maximum, 3),
                                        inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);

@@ -34,7 +34,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
         int32_t c0, i, j, k;
         if (strip >= split.total) break;
         const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
-        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0, cols = (int32_t)a.cols;
+        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0,
+            cols = (int32_t)a.cols;
         const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
         const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
         const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
@@ -240,7 +241,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
-                    amax[j] = f->square ? gmm_f32_from_bits(valid_cols ? maximum : 0) : GMM__CFG(gmm__word_value)(col, j);
+                    amax[j] = f->square ? gmm_f32_from_bits(valid_cols ? maximum : 0)
+                                        : GMM__CFG(gmm__word_value)(col, j);
                 lane_scales = gmm__vec_nv_scale4(amax, col_encodes, 1);
                 other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
                 scales4[0] = lower ? other : lane_scales;

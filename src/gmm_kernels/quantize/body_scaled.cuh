@@ -47,7 +47,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++)
 #pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++) maximum_bits = GMM__CFG(gmm__word_max)(maximum_bits, x[i][k]);
+                    for (k = 0; k < GMM__CFG(gmm__words); k++)
+                        maximum_bits = GMM__CFG(gmm__word_max)(maximum_bits, x[i][k]);
                 maximum_bits = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum_bits));
                 if (lane == 0) smem_scales[0][warp] = gmm_f32_from_bits(maximum_bits);
             }
@@ -109,7 +110,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     if (q == 0)
 #pragma unroll
                         for (j = 0; j < 8; j++)
-                            smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = GMM__CFG(gmm__word_value)(col, j);
+                            smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] = 
+                                GMM__CFG(gmm__word_value)(col, j);
                 }
             }
         }
@@ -122,7 +124,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 const uint32_t bits = gmm_f32_bits(smem_scales[0][i]);
                 maximum = maximum > bits ? maximum : bits;
             }
-            tile_scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps, f->pow2);
+            tile_scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps,
+                                             f->pow2);
             for (k = 0; k < 2; k++) { /* the padding is behind the last block of a line */
                 const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
                 const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
@@ -134,7 +137,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             }
         }
         if (GMM__SCALING == GMM_SCALING_1X128) {
-            const int32_t copy = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), valid_rows = l < (copy ? n : p.m);
+            const int32_t copy = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), valid_line = l < (copy ? n : p.m);
             const gmm_mat *m = copy ? &a.columnwise : &a.rowwise;
             if (m->dtype != GMM_NONE) {
                 const int64_t lines = copy ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((padded_rows + 3) & ~3);
@@ -149,7 +152,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 smem[0] = scale;
                 if (a.grouped)
                     dst += (int64_t)(copy ? p.start >> 7 : p.start) * (copy ? lines : (a.cols + 127) >> 7) * 4;
-                if (line < lines) ((float *)(void *)dst)[block * lines + line] = valid_rows ? gmm_scale_inverse(scale) : 0.0f;
+                if (line < lines)
+                    ((float *)(void *)dst)[block * lines + line] = valid_line ? gmm_scale_inverse(scale) : 0.0f;
             }
             __syncthreads();
         }
@@ -164,7 +168,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     tile_scale = line_scales[i * GMM__ROW_STEP];
 #pragma unroll
                 for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
-                if (i < valid_rows) gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
+                if (i < valid_rows)
+                    gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
             }
         }
         if (columnwise) { /* transposed through shared memory */
@@ -198,7 +203,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (thread < 2) {
                 uint32_t *dst = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
                 for (i = 0; i < GMM__QUANT_WARPS; i++)
-                    maximum_bits = maximum_bits > gmm_f32_bits(smem_scales[0][i]) ? maximum_bits : gmm_f32_bits(smem_scales[0][i]);
+                    maximum_bits = maximum_bits > gmm_f32_bits(smem_scales[0][i]) ? maximum_bits
+                                                                                  : gmm_f32_bits(smem_scales[0][i]);
                 if ((thread ? columnwise : rowwise) && dst && maximum_bits > *(volatile uint32_t *)(dst + p.unit))
                     atomicMax(dst + p.unit, maximum_bits);
             }

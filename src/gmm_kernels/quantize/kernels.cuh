@@ -69,7 +69,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         uint8_t *dst = dst_view.data + j * GMM_TILE * dst_view.ld + i * GMM_TILE;
         const int32_t m = (int32_t)(a.rows - i * GMM_TILE < GMM_TILE ? a.rows - i * GMM_TILE : (int64_t)GMM_TILE);
         const int32_t n = (int32_t)(a.cols - j * GMM_TILE < GMM_TILE ? a.cols - j * GMM_TILE : (int64_t)GMM_TILE);
-        const int words = (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
+        const int words =
+            (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
                           (m | n) % 4 == 0;
         int32_t l, k;
         if (words) {
@@ -148,7 +149,8 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
     void *params[1];
     params[0] = (void *)(uintptr_t)a;
     return cudaLaunchKernel(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
-                            dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+                            dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params,
+                            0, stream);
 }
 
 #define GMM__BODY 6

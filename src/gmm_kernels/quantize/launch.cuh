@@ -21,7 +21,8 @@ static const gmm_quantize_kernel gmm_quantize_kernels[] = {
 #undef GMM__X
 
 static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
-    const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535, y = strips < max_rows ? strips : max_rows;
+    const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
+    const int64_t y = strips < max_rows ? strips : max_rows;
     return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
 }
 

@@ -224,7 +224,8 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
             const float q = gmm_e2m1_to_f32(gmm_f32_to_e2m1(gmm__fmul(v[j], enc)));
             const float decoded = gmm__fdiv(gmm__fmul(gmm__fmul(q, sf), n->amax), 6.0f * n->e4m3_max);
             const float difference = gmm__fadd(decoded, gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ 0x80000000u));
-            e[j] = squared ? gmm__fmul(difference, difference) : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
+            e[j] = squared ? gmm__fmul(difference, difference)
+                           : gmm_f32_from_bits(gmm_f32_bits(difference) & 0x7FFFFFFFu);
         }
         for (src_lane = 0; src_lane < 4; src_lane++) {
             float partial = sum;

@@ -166,7 +166,8 @@ GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm
     if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
-        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
+        const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
         p.unit = g;
         p.first = __shfl_sync(0xFFFFFFFFu, w->begin, g);
         p.rows = rows;
@@ -218,14 +219,14 @@ GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
     return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
 }
 
-/* Stores four scale bytes of line l of a tile, the first of block `quad` of the tile. `dst`: scales of the copy,
+/* Stores four scale bytes of line l of a tile, the first of block `tile_block` of the tile. `dst`: scales of the copy,
    where the tile starts with line `line` and block `block` and a line has `along` scales. */
 GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
-                                   int32_t l, int32_t quad, uint32_t scales4) {
+                                   int32_t l, int32_t tile_block, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
-        dst += (int64_t)line * along + block * 128 + quad * 128 + (l & 31) * 16 + (l >> 5) * 4;
-    else dst += (int64_t)line * along + block + (l * along + quad);
-    if (block + quad < along) gmm_st_global_b32(dst, scales4);
+        dst += (int64_t)line * along + block * 128 + tile_block * 128 + (l & 31) * 16 + (l >> 5) * 4;
+    else dst += (int64_t)line * along + block + (l * along + tile_block);
+    if (block + tile_block < along) gmm_st_global_b32(dst, scales4);
 }
 
 /* NV16 scale bytes of four blocks. `check`: bit 7 of the first byte is set if a product may reach 7. */

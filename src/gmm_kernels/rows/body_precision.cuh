@@ -10,7 +10,8 @@
 #define GMM__WIDE(dynamic) (GMM__STATIC_DTYPE == GMM_NONE ? (dynamic) : GMM__STATIC_DTYPE == GMM_F32)
 
 /* Loads the gate and linear inputs of a lane's columns q, and dy if it is given. */
-GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_args *a, int64_t row, const gmm__lane_cols *q) {
+GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_args *a, int64_t row,
+                                                                const gmm__lane_cols *q) {
     gmm__act_operands in = GMM_ZERO;
     gmm__lane_cols x_cols = *q;
     int32_t i;
@@ -40,8 +41,8 @@ GMM__DEVICE gmm__act_operands GMM__NAME(gmm__act_load_operands)(const gmm__act_a
 }
 
 GMM__DEVICE void GMM__NAME(gmm__act_decode)(const gmm__act_args *a, gmm__act_operands *in, float va[8], float vb[8]) {
-    if (a->layout == GMM__GLU_PAIRS) gmm__deinterleave(GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->x.dtype, &in->a,
-                                                       &in->b);
+    if (a->layout == GMM__GLU_PAIRS)
+        gmm__deinterleave(GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->x.dtype, &in->a, &in->b);
     gmm__decode8(GMM__STATIC_DTYPE, &a->x, &in->a, va);
     gmm__decode8(GMM__STATIC_DTYPE, &a->x, &in->b, vb);
 }

@@ -131,7 +131,8 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
         }
         GMM__NAME(gmm__copy_segment)(src_row >= 0 ? (const GMM__UNIT *)a.src.data + src_row * a.src.ld : NULL,
                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
-        if (a.dst_prob && w.part == 0 && gmm__lane() == 0) a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
+        if (a.dst_prob && w.part == 0 && gmm__lane() == 0)
+            a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
     }
 }
 

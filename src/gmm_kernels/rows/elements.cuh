@@ -42,8 +42,8 @@ typedef struct gmm__raw8 { uint32_t w[8]; } gmm__raw8;
 
 /* Access width of a lane's two vectors: 2 one access for both, 1 one access each (the second may be absent), 0
    element by element. */
-GMM__DEVICE int gmm__vector_access(gmm_dtype fixed, const gmm__view *m, const gmm__lane_cols *q) {
-    if (fixed != GMM_NONE) return fixed == GMM_F32 ? 1 : 2;
+GMM__DEVICE int gmm__vector_access(gmm_dtype static_dtype, const gmm__view *m, const gmm__lane_cols *q) {
+    if (static_dtype != GMM_NONE) return static_dtype == GMM_F32 ? 1 : 2;
     if (!m->vec || q->n[0] < 4 || (q->n[1] < 4 && q->n[1] > 0) || ((q->col[0] | q->col[1]) & 3)) return 0;
     return m->dtype != GMM_F32 && q->n[1] == 4 && q->col[1] - q->col[0] == 4 && (q->col[0] & 4) == 0 ? 2 : 1;
 }

@@ -194,7 +194,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __gri
             for (i = 0; i < a.topk; i++) { /* the lane that holds expert e adds */
                 e = selected[i];
                 if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
-                    w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) * (g[i] - weighted_sum);
+                    w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) *
+                            (g[i] - weighted_sum);
             }
         }
 

@@ -70,31 +70,31 @@ GMM__DEVICE void gmm__add_addends(int wide, int n, const gmm__accumulate_args *a
 /* The same sum for one row in whole vectors, F32 or BF16 into F32, by few CTAs: each occupies a multiprocessor and
    keeps enough loads in flight for it, so that a concurrent GEMM keeps its own multiprocessors. */
 GMM__DEVICE void gmm__accumulate_few_sms(int wide, const gmm__accumulate_args *a) {
-    const int quads = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
-    const int64_t count = a->cols / (4 * quads), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
+    const int y_vectors = wide ? 1 : 2; /* vectors of y that a thread processes at a time */
+    const int64_t count = a->cols / (4 * y_vectors), step = (int64_t)gridDim.x * GMM__SUM_BLOCK;
     int64_t index;
     for (index = (int64_t)blockIdx.x * GMM__SUM_BLOCK + threadIdx.x; index < count; index += step) {
-        float4 *const y = (float4 *)a->y.data + index * quads;
+        float4 *const y = (float4 *)a->y.data + index * y_vectors;
         float4 y_old[2];
         float sum[8];
         int32_t i;
         int j;
 #pragma unroll
-        for (j = 0; j < quads; j++) y_old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
+        for (j = 0; j < y_vectors; j++) y_old[j] = a->beta != 0.0f ? __ldcs(y + j) : make_float4(0, 0, 0, 0);
         for (i = 0; i + 4 <= a->count; i += 4) gmm__add_addends(wide, 4, a, i, index, sum);
         if (a->count & 2) gmm__add_addends(wide, 2, a, i, index, sum), i += 2;
         if (a->count & 1) gmm__add_addends(wide, 1, a, i, index, sum);
 #pragma unroll
-        for (j = 0; j < 4 * quads; j++) sum[j] = gmm_mul_rn_f32(a->scale, sum[j]);
+        for (j = 0; j < 4 * y_vectors; j++) sum[j] = gmm_mul_rn_f32(a->scale, sum[j]);
 #pragma unroll
-        for (j = 0; j < quads && a->beta != 0.0f; j++) {
+        for (j = 0; j < y_vectors && a->beta != 0.0f; j++) {
             sum[4 * j] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].x), sum[4 * j]);
             sum[4 * j + 1] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].y), sum[4 * j + 1]);
             sum[4 * j + 2] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].z), sum[4 * j + 2]);
             sum[4 * j + 3] = gmm_add_rn_f32(gmm_mul_rn_f32(a->beta, y_old[j].w), sum[4 * j + 3]);
         }
 #pragma unroll
-        for (j = 0; j < quads; j++)
+        for (j = 0; j < y_vectors; j++)
             __stcs(y + j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
     }
 }

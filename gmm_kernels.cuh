@@ -124,7 +124,7 @@ GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 /* Arrives at the same barrier of CTA `rank` of the cluster. wgmma has already finished reading what the arrival
-   releases, so the default semantics suffice; release at cluster scope would also wait for stores to device memory,
+   releases, so the default scope, the CTA, suffices; at cluster scope it would also wait for stores to device memory,
    once per stage. */
 GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
     asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
@@ -569,7 +569,7 @@ GMM__DEVICE void gmm_pdl_wait(void) {
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
-                                                size_t shared, const void *args, cudaStream_t stream) {
+                                              size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attribute;
     void *params[1];
@@ -606,9 +606,9 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 
 enum { GMM_OFFSETS_THREADS = 1024 };
 typedef struct gmm_offsets_args {
-    gmm_groups groups;  /* splits in device memory */
-    int64_t *offsets;   /* [G + 1] */
-    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; may be NULL */
+    gmm_groups groups; /* splits in device memory */
+    int64_t *offsets;  /* [G + 1] */
+    int32_t *tiles;    /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; may be NULL */
     int32_t tile_rows;
 } gmm_offsets_args;
 
@@ -732,17 +732,17 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
        wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
 typedef struct gmm_gemm_args {
     gmm_kmat a, b, d, bias;
-    const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
+    const int64_t *offsets; /* [G + 1] */
+    const int32_t *tiles;   /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
     int32_t groups;
-    int32_t m, n, k;          /* extents; the grouped one is not read */
+    int32_t m, n, k;        /* extents; the grouped one is not read */
     int64_t capacity;
-    const float *alpha;       /* [G] or [1]; NULL: 1 */
+    const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
-    int32_t zero_tail;        /* fwd, dgrad: rows of D behind the last group become 0 */
-    const float *row_scale;   /* [T] factor of the bias; NULL: 1 */
-    const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL: no group is frozen */
+    int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
+    const float *row_scale; /* [T] factor of the bias; NULL: 1 */
+    const float *beta;      /* [G]; NULL = beta_all */
+    const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
 } gmm_gemm_args;
 
@@ -853,7 +853,7 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
 
 /* Arguments of the epilogue that are constant over a tile. */
 typedef struct gmm_gemm_epilogue {
-    char *d;      /* first row of the group in D */
+    char *d; /* first row of the group in D */
     const char *bias;
     const float *row_scale;
     float alpha, beta;
@@ -949,7 +949,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
     for (r = 0; r < rows; r++)
         if (f32) *(float4 *)(dst + r * dst_stride) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
         else *(uint2 *)(dst + r * dst_stride) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
-                                                   gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
+                                                           gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
 }
 
 /* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
@@ -986,10 +986,10 @@ GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_
 typedef struct gmm_stage_loader {
     const char *src;
     int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
-    int32_t lines, cols;  /* left in stage 0 */
-    int32_t aligned;        /* chunks are aligned to 16 bytes */
-    int32_t full_stages;         /* number of stages that are complete and aligned */
-    uint32_t offset;          /* offset in the stage */
+    int32_t lines, cols;                /* left in stage 0 */
+    int32_t aligned;                    /* chunks are aligned to 16 bytes */
+    int32_t full_stages;                /* number of stages that are complete and aligned */
+    uint32_t offset;                    /* offset in the stage */
 } gmm_stage_loader;
 
 /* Swizzle: chunks are permuted within a line so that 8 adjacent lines fall into different banks. */
@@ -1094,7 +1094,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
    stored as [k][rows], 4 rows of a value of k; then it stores them to shared memory as [k][rows]. */
 GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, int64_t ld, int rows, int k0, int k,
-                               float v[2][4]) {
+                                    float v[2][4]) {
     int i;
 #pragma unroll
     for (i = 0; i < 2; i++) {
@@ -1260,9 +1260,9 @@ GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t d
 /* A thread's view of one operand of a tile: it loads chunks of 16 bytes, some rows apart. A stage holds 64 elements
    of each line, or 64 rows of an operand that is stored as [k][lines] (`mn_major`). */
 typedef struct gmm_qgemm_operand {
-    const char *src;    /* first chunk of the thread in the next stage */
+    const char *src;     /* first chunk of the thread in the next stage */
     int32_t rows, bytes; /* what is left from there: rows of memory, and bytes along a row */
-    int32_t aligned;       /* chunks are aligned to 16 bytes */
+    int32_t aligned;     /* chunks are aligned to 16 bytes */
 } gmm_qgemm_operand;
 
 /* log2 of the chunks in a row of a stage. `log2_n64`: log2 of (lines of the tile / 64). */
@@ -1513,8 +1513,8 @@ static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, co
 /* Zeroes the rows of D behind the last group, for engines whose GEMM kernel does not do it. */
 enum { GMM_TAIL_THREADS = 256 };
 typedef struct gmm_tail_args {
-    gmm_kmat d;         /* [capacity, n] */
-    gmm_groups groups;  /* splits in device memory */
+    gmm_kmat d;        /* [capacity, n] */
+    gmm_groups groups; /* splits in device memory */
     int32_t n;
 } gmm_tail_args;
 
@@ -1903,7 +1903,7 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
     case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
                          "k16.f32.bf16.bf16 {" GMM__T##u "}, {" regs "}, " desc ", p, 1, 1, 0;\n}" \
                          : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), \
-                           "l"(desc_b)); break;
+                         "l"(desc_b)); break;
     GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;
@@ -3333,11 +3333,11 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
    follows the previous one and is filled up to a multiple of 16 rows; the added rows hold the spread values of
    Hadamard-transformed copies, else zeros. */
 typedef struct gmm_expand_operand {
-    gmm_mat src;           /* tables in device memory; dtype GMM_NONE: absent */
+    gmm_mat src;        /* tables in device memory; dtype GMM_NONE: absent */
     uint16_t *dst;
     gmm_direction direction;
-    int32_t grouped;       /* the matrix holds tokens */
-    int32_t rows, cols;    /* of each quantized matrix; for tokens rows is the capacity */
+    int32_t grouped;    /* the matrix holds tokens */
+    int32_t rows, cols; /* of each quantized matrix; for tokens rows is the capacity */
 } gmm_expand_operand;
 
 typedef struct gmm_expand_args {
@@ -3356,12 +3356,12 @@ typedef struct gmm_expand_args {
 enum {
     GMM_EXPAND_THREADS = 256,
     GMM_EXPAND_MAX_THREADS = 1024, /* threads of a CTA that has a multiprocessor to itself */
-    GMM_EXPAND_LINES = 4,   /* lines that a warp processes together, 256 elements of each at a time */
-    GMM_EXPAND_SPAN = 1024, /* elements of each line in a task */
+    GMM_EXPAND_LINES = 4,          /* lines that a warp processes together, 256 elements of each at a time */
+    GMM_EXPAND_SPAN = 1024,        /* elements of each line in a task */
     GMM_EXPAND_TRANSPOSE_THREADS = 256,
     /* strips that a CTA transposes, 64 lines at a time: 128 bytes are contiguous in loads and stores */
     GMM_EXPAND_STRIPS = 2,
-    GMM_EXPAND_STRIP_LINES = 128    /* lines in a task */
+    GMM_EXPAND_STRIP_LINES = 128   /* lines in a task */
 };
 
 /* Loads eight codes, the first in the lowest bits. `aligned`: by vector loads. */
@@ -3425,7 +3425,7 @@ typedef struct gmm_expand_lines_view {
 } gmm_expand_lines_view;
 
 GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, int fp4, int mn_major, int32_t c,
-                                  gmm_expand_step *step) {
+                                      gmm_expand_step *step) {
     const int32_t block = c / (mx ? 32 : 16);
     int i;
 #pragma unroll
@@ -3517,7 +3517,7 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
 typedef struct gmm_expand_strip {
     const uint8_t *data, *scale; /* of line 0 */
     uint16_t *dst;
-    int32_t line_stride;                /* bytes of scales between lines, or between 128 lines if they are swizzled */
+    int32_t line_stride;         /* bytes of scales between lines, or between 128 lines if they are swizzled */
     /* counted from the first row of the strip: rows that the copy has, rows that are written */
     int32_t valid_rows, rows;
 } gmm_expand_strip;
@@ -3549,7 +3549,7 @@ GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_
 /* Transposes GMM_EXPAND_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens through shared memory, for
    GMM_EXPAND_STRIP_LINES lines from `line` on. One CTA. */
 GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype,
-                                   int32_t strip, int32_t line, char *shared) {
+                                       int32_t strip, int32_t line, char *shared) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int swizzled = s->src.scale_order == GMM_SCALES_SWIZZLED;
@@ -3606,7 +3606,7 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
 #pragma unroll
                 for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scale);
                 gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
-                               (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
+                                      (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
             }
         __syncthreads();
 #pragma unroll
@@ -3714,7 +3714,7 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
                                                  const gmm_expand_args *args, cudaStream_t stream) {
     const int threads = columns ? GMM_EXPAND_TRANSPOSE_THREADS : limited ? GMM_EXPAND_MAX_THREADS : GMM_EXPAND_THREADS;
     return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, pdl,
-                            (unsigned)grid, (unsigned)threads, 0, args, stream);
+                          (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
 
 /* ......................................................................................... Bias gradient ... */
@@ -3725,17 +3725,17 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
 enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
     gmm_kmat dy, db, bias;
-    const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] prefix sums of the groups' chunks */
-    float *partials;            /* [chunks][n] partial sums */
+    const int64_t *offsets; /* [G + 1] */
+    const int32_t *tiles;   /* [G + 1] prefix sums of the groups' chunks */
+    float *partials;        /* [chunks][n] partial sums */
     int32_t groups, n;
     int64_t capacity;
-    const float *row_scale;   /* NULL: ones */
-    const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL: no group is frozen */
+    const float *row_scale; /* NULL: ones */
+    const float *beta;      /* [G]; NULL = beta_all */
+    const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
     int32_t row_add, zero_tail;
-    float *d_row_scale;       /* NULL: not written */
+    float *d_row_scale;     /* NULL: not written */
 } gmm_bgrad_args;
 
 #define GMM__BODY 3
@@ -3869,19 +3869,19 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
     X(b1, uint8_t, 1)
 
 enum {
-    GMM__ELEM_BLOCK = 128,   /* threads of a CTA */
-    GMM__ELEM_WARPS = 4,     /* warps of a CTA */
-    GMM__ELEM_PER_SM = 16,   /* CTAs per multiprocessor that callers let launchers start */
+    GMM__ELEM_BLOCK = 128,       /* threads of a CTA */
+    GMM__ELEM_WARPS = 4,         /* warps of a CTA */
+    GMM__ELEM_PER_SM = 16,       /* CTAs per multiprocessor that callers let launchers start */
     GMM__ELEM_STREAM_PER_SM = 128,
         /* The same for kernels that stream rows: CTAs in the order of addresses are faster than a grid of resident
            CTAs, but CTAs without a row cost time as well. */
-    GMM__ELEM_SPAN = 256,    /* columns that a warp processes at a time: 8 per lane */
-    GMM__COPY_SPAN = 128,     /* units that a warp copies at a time: 4 per lane */
-    GMM__SUM_BLOCK = 1024,   /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
-    GMM__ELEM_ADDENDS = 256, /* matrices that one launch adds up: their addresses are kernel parameters */
-    GMM__MAP_CHUNK = 1024,   /* slots whose ranks one warp counts */
-    GMM__ROUTE_CHUNK = 8,    /* tokens whose loss terms one warp adds up first */
-    GMM__ROUTE_FOLD = 64,    /* partial sums that one step adds up */
+    GMM__ELEM_SPAN = 256,        /* columns that a warp processes at a time: 8 per lane */
+    GMM__COPY_SPAN = 128,        /* units that a warp copies at a time: 4 per lane */
+    GMM__SUM_BLOCK = 1024,       /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
+    GMM__ELEM_ADDENDS = 256,     /* matrices that one launch adds up: their addresses are kernel parameters */
+    GMM__MAP_CHUNK = 1024,       /* slots whose ranks one warp counts */
+    GMM__ROUTE_CHUNK = 8,        /* tokens whose loss terms one warp adds up first */
+    GMM__ROUTE_FOLD = 64,        /* partial sums that one step adds up */
     GMM__ELEM_SHARED = 48 * 1024 /* bytes of shared memory that a CTA has without an attribute */
 };
 
@@ -3906,7 +3906,7 @@ enum {
 typedef struct gmm__act_args {
     const int64_t *valid_rows; /* device memory: number of rows in use */
     int64_t rows;
-    int32_t ffn, interleave; /* columns are 32-bit, since 64-bit division is slow */
+    int32_t ffn, interleave;   /* columns are 32-bit, since 64-bit division is slow */
     int32_t tail_zero, gated, layout, wide;
     gmm_act_kind kind;
     gmm_act_coef coef;
@@ -3920,22 +3920,22 @@ typedef struct gmm__route_args {
     int64_t tokens;
     int32_t experts, topk, sigmoid, normalize;
     float scale;
-    float aux, z;              /* aux_coeff E / (topk T^2) and z_coeff / T; 0: the loss is not computed */
+    float aux, z;                        /* aux_coeff E / (topk T^2) and z_coeff / T; 0: the loss is not computed */
     const float *expert_bias, *dprobs, *dloss;
     int32_t *indices, *counts, *offsets; /* counts: forward needs it for offsets and aux_loss */
     float *probs, *aux_loss, *z_loss;
-    float *sums;               /* forward with losses: gmm__route_sums_bytes bytes */
-    float *scratch;            /* gmm__route_scratch_bytes bytes */
+    float *sums;                         /* forward with losses: gmm__route_sums_bytes bytes */
+    float *scratch;                      /* gmm__route_scratch_bytes bytes */
 } gmm__route_args;
 
 typedef struct gmm__map_args {
     const int32_t *indices;
-    int64_t slots, capacity;   /* T topk, R */
+    int64_t slots, capacity; /* T topk, R */
     int32_t experts, align;
     int32_t *row_of, *slot_of, *sizes;
     uint32_t *fault;
-    int32_t *counts;           /* [E][chunks]: slots of each expert per chunk, then their prefix sums */
-    int64_t *starts;           /* [E] first row of each expert */
+    int32_t *counts;         /* [E][chunks]: slots of each expert per chunk, then their prefix sums */
+    int64_t *starts;         /* [E] first row of each expert */
 } gmm__map_args;
 
 typedef struct gmm__permute_args {
@@ -3953,15 +3953,15 @@ typedef struct gmm__permute_args {
 /* Rows of groups without padding and with each group padded to a multiple of `align` rows, cut off at `capacity`. */
 typedef struct gmm__pad_args {
     gmm__view src, dst;
-    int64_t rows, cols;        /* rows: capacity of dst */
-    const int64_t *offsets;    /* device [groups + 1]: offsets without padding */
-    const int32_t *blocks;     /* device [groups + 1]: prefix sums of the groups' blocks of `align` rows */
+    int64_t rows, cols;     /* rows: capacity of dst */
+    const int64_t *offsets; /* device [groups + 1]: offsets without padding */
+    const int32_t *blocks;  /* device [groups + 1]: prefix sums of the groups' blocks of `align` rows */
     int64_t groups, align, capacity;
-    int32_t pad, tail_zero;    /* pad: dst has the padding, else src has it */
+    int32_t pad, tail_zero; /* pad: dst has the padding, else src has it */
     const float *src_prob;
     float *dst_prob;
-    int32_t *sizes;            /* padded sizes; NULL: not written */
-    uint32_t *fault;           /* NULL: faults are not reported */
+    int32_t *sizes;         /* padded sizes; NULL: not written */
+    uint32_t *fault;        /* NULL: faults are not reported */
 } gmm__pad_args;
 
 /* Permutes 2 ffn rows or columns between halves and blocks. Where a table is given, data is NULL. */
@@ -3975,10 +3975,10 @@ typedef struct gmm__glu_args {
 
 /* y = beta y + scale (start + x_0 + x_1 + ...), summed in fp32 from left to right; y is not read where beta is 0. */
 typedef struct gmm__accumulate_args {
-    gmm__view x, y, start;     /* x: dtype and layout of every addend, without data; start: fp32 or absent */
+    gmm__view x, y, start; /* x: dtype and layout of every addend, without data; start: fp32 or absent */
     const char *addends[GMM__ELEM_ADDENDS];
-    int32_t count;             /* number of addends, at least 1 */
-    int64_t rows, cols;        /* any; the launcher splits long rows */
+    int32_t count;         /* number of addends, at least 1 */
+    int64_t rows, cols;    /* any; the launcher splits long rows */
     float scale, beta;
 } gmm__accumulate_args;
 
@@ -4304,7 +4304,7 @@ typedef struct gmm__act_operands {
 /* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
    straight-line code. */
 GMM__DEVICE void gmm__act8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
-                                float da[8], float db[8]) {
+                           float da[8], float db[8]) {
     int32_t i;
     switch (kind) {
 #define GMM__X(name, value, text, gate, gated) \
@@ -4373,7 +4373,7 @@ typedef struct gmm__quant_args {
     const int64_t *offsets;           /* grouped: [units + 1] row offsets */
     const int32_t *tiles;             /* grouped: [units + 1] prefix sums of strips */
     gmm_groups groups;                /* read by the kernels themselves where warp_split is set */
-    int32_t warp_split;                 /* vectorized, at most 32 groups: offsets and tiles are not set */
+    int32_t warp_split;               /* vectorized, at most 32 groups: offsets and tiles are not set */
     float *amax[2];                   /* [units]: amaxes of the rowwise and of the columnwise copy */
     float *lines, *columns;           /* amaxes by row and by column; NULL: not needed */
     const float *scale;
@@ -4418,7 +4418,7 @@ GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
 }
 GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t *tiles, const int64_t *offsets,
-                                              int64_t units, int64_t rows, int64_t strip) {
+                                                 int64_t units, int64_t rows, int64_t strip) {
     gmm__quant_strip p;
     if (grouped) {
         int32_t g = 0;
@@ -4589,17 +4589,17 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
 /* The part of one copy that belongs to one tile. */
 typedef struct gmm__quant_copy_tile {
     gmm__qview view;
-    int64_t l0, a0;           /* first line of the tile, first element along lines */
-    int32_t lines, data;      /* lines with values; elements along a line that are stored */
-    const float *amax;        /* of the unit or, if per_line, of line l0 and the following ones */
+    int64_t l0, a0;                /* first line of the tile, first element along lines */
+    int32_t lines, data;           /* lines with values; elements along a line that are stored */
+    const float *amax;             /* of the unit or, if per_line, of line l0 and the following ones */
     int32_t per_line;
     float scale;
     int64_t group, first_block, blocks_per_line;
-    gmm_nv_global global;     /* NV16 with one amax per unit */
-    float factor;             /* TENSOR */
+    gmm_nv_global global;          /* NV16 with one amax per unit */
+    float factor;                  /* TENSOR */
     int64_t line_step, block_step; /* strides of scales between lines and between blocks, except for SWIZZLED */
-    int64_t scale_lines;      /* with padding */
-    int32_t used, end;        /* blocks of the tile with values, and with padding */
+    int64_t scale_lines;           /* with padding */
+    int32_t used, end;             /* blocks of the tile with values, and with padding */
 } gmm__quant_copy_tile;
 
 /* Initializes what all lines of a copy's tile share. */
@@ -4718,7 +4718,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
 
 /* Quantizes all lines of one copy of a tile whose values are in x. All threads of the CTA call it. */
 GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant_copy_tile *s, const float *x,
-                                     uint32_t *shared_amax, uint8_t *codes) {
+                                            uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
     const gmm_scaling scaling = f->scaling;
     const int32_t columnwise = s->view.direction == GMM_COLUMNWISE, hadamard = columnwise ? f->hadamard : 0;
@@ -5015,14 +5015,14 @@ GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
 GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
     if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
-                                                blockIdx.y == 0);
+                                                  blockIdx.y == 0);
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
 /* Strip number `index`, and the first column of the `tiles` tiles that the CTA processes of it. */
 typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
 GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
-                                              int32_t tiles, int32_t *c0) {
+                                             int32_t tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
     const int32_t strip = a->backward ? w->total - 1 - index : index;
     gmm__vec_strip p;
@@ -5059,8 +5059,9 @@ GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t uni
 GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
     gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
-GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2,
-                                          const float v[8]) { gmm__vec_store_codes_bf16(dst, e5m2, v); }
+GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
+    gmm__vec_store_codes_bf16(dst, e5m2, v);
+}
 GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
     gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
 }
@@ -5083,10 +5084,10 @@ GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
     return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
 }
 
-/* Stores four scale bytes of line l of a tile, the first of block `quad` of the tile. `dst`: scales of the copy,
+/* Stores four scale bytes of line l of a tile, the first of block `tile_block` of the tile. `dst`: scales of the copy,
    where the tile starts with line `line` and block `block` and a line has `along` scales. */
 GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
-                                   int32_t l, int32_t tile_block, uint32_t scales4) {
+                                        int32_t l, int32_t tile_block, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
         dst += (int64_t)line * along + block * 128 + tile_block * 128 + (l & 31) * 16 + (l >> 5) * 4;
     else dst += (int64_t)line * along + block + (l * along + tile_block);
@@ -5098,8 +5099,8 @@ GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encode
     float v[4], maximum = 0.0f;
     uint32_t scales4;
     int32_t i;
-#pragma unroll
     /* infinity saturates to the largest code as well */
+#pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
     scales4 = gmm__quant_codes8(0, v);
 #pragma unroll
@@ -5488,7 +5489,7 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
-    int32_t vectorized;  /* at most that of the arguments */
+    int32_t vectorized; /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 #define GMM__X(tag, scaling) \
@@ -6072,8 +6073,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
    kernel calls gmm_pdl_wait. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
-                                             int32_t threads,
-                                             size_t shared, const void *args, cudaStream_t stream) {
+                                             int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > limits.max_ctas) blocks = limits.max_ctas;
     if (blocks < 1) blocks = 1;
     return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, args, stream);
@@ -6081,8 +6081,7 @@ static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks,
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp per task. */
 static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t rows, int64_t parts,
-                                                  gmm__launch_limits limits,
-                                                  const void *args, cudaStream_t stream) {
+                                                  gmm__launch_limits limits, const void *args, cudaStream_t stream) {
     if (rows <= 0 || parts <= 0) return cudaSuccess;
     if (rows > INT32_MAX || parts > INT32_MAX) return cudaErrorInvalidValue;
     return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, limits, GMM__ELEM_BLOCK, 0, args, stream);
@@ -6188,7 +6187,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32;
     return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
                               a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
-                                  stream);
+                              stream);
 }
 
 /* Warps per CTA and CTAs of the routing kernels. *shared is 0 where the arrays of `experts` values do not fit into
@@ -6831,7 +6830,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     scale_bits0 = gmm_qgemm_load_scales(line_scales0, \
                                         BLOCK_SCALED ? steps \
                                         : tid < BM   ? GMM__SCALE_STRIDES(a) \
-                                                     : GMM__SCALE_STRIDES(b), s0, q, k); \
+                                        : GMM__SCALE_STRIDES(b), s0, q, k); \
     if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
 #define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
 /* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
@@ -6840,8 +6839,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], \
                                gmm_shared + ((t) & 1) * STAGE + (offset), \
                                has_scales && !BLOCK_SCALED \
-                                   ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) \
-                                   : NULL, \
+                               ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) \
+                               : NULL, \
                                LINES); \
     r##x[i] = gmm_qgemm_load_chunk(&q##x, &args.x, mn_major, log2_n64, i)
 
@@ -6948,7 +6947,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
                                 const float x = scale[warp_m + i * 16 + (lane >> 2) + h / 2 * 8];
                                 const float y = scale[BM + warp_n + j * 8 + (lane & 3) * 2 + h % 2];
                                 sum[BLOCK_SCALED ? i : 0][j][h] = __fmaf_rn(__fmul_rn(acc[i][j][h], x), y,
-                                                                     sum[BLOCK_SCALED ? i : 0][j][h]);
+                                                                            sum[BLOCK_SCALED ? i : 0][j][h]);
                                 acc[i][j][h] = 0.0f;
                             }
                 }
@@ -7459,7 +7458,7 @@ GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
     gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     for (; w.row < a.rows; gmm__grid_loop_next(&w))
         GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
-                                    w.part, a.cols);
+                                     w.part, a.cols);
 }
 
 /* dst[r] = src[token of slot_of[r]], zeros in padding; row_probs[r] = probs[slot_of[r]]. A task is one segment of a
@@ -7474,7 +7473,7 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
         const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
         GMM__NAME(gmm__copy_segment)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
-                                    (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
+                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
         if (a.row_probs && w.part == 0 && gmm__lane() == 0) a.row_probs[w.row] = slot >= 0 ? a.probs[slot] : 0.0f;
     }
 }
@@ -7525,7 +7524,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
             for (segment = 0; segment < segments; segment++)
                 GMM__NAME(gmm__copy_segment)(src_slot >= 0 ? src + token * a.src.ld : NULL,
                                              dst + (base + lane) * a.dst.ld, segment,
-                                         a.hidden);
+                                             a.hidden);
         }
     }
 }
@@ -7552,7 +7551,7 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
             if (src_row >= gmm__pad_start(&a, g + 1, !a.pad)) src_row = -1;
         }
         GMM__NAME(gmm__copy_segment)(src_row >= 0 ? (const GMM__UNIT *)a.src.data + src_row * a.src.ld : NULL,
-                                    (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
+                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
         if (a.dst_prob && w.part == 0 && gmm__lane() == 0)
             a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
     }
@@ -7604,9 +7603,9 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 #elif GMM__BODY == 8
 /* One wgmma of M = 64, N = 8 n8 and 32 bytes of K: d = A B + d, or d = A B where `scale_d` is 0. `desc_a` and
    `desc_b` are the descriptors of the operands in shared memory. */
-GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d,
-                                                                                  uint64_t desc_a, uint64_t desc_b,
-                                                                                  const int scale_d = 1) {
+GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d, uint64_t desc_a,
+                                                                                uint64_t desc_b,
+                                                                                const int scale_d = 1) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (n8) {
 #define GMM__X(e, u, n, da, db, c) \
@@ -9027,7 +9026,7 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
         amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
-                                            transformed || a.columns ? gmm__quant_shared : NULL);
+                                             transformed || a.columns ? gmm__quant_shared : NULL);
         __syncthreads();
         for (l = gmm__warp(); l < n && (transformed || a.columns); l += GMM__QUANT_WARPS) {
             float v[4];
@@ -9123,9 +9122,8 @@ GMM__NAME(gmm_quantize)(const __grid_constant__ gmm__quant_args a) {
 
 #if !GMM__HADAMARD
 /* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
-                                            int32_t col0, int32_t c0, int32_t n,
-                                            uint32_t x[8][GMM__NAME(gmm__words)]) {
+GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
+                                          int32_t c0, int32_t n, uint32_t x[8][GMM__NAME(gmm__words)]) {
     const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
     const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
@@ -9146,7 +9144,7 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__v
 
 /* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
 GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
-                                              int32_t col, uint32_t x[16][4]) {
+                                            int32_t col, uint32_t x[16][4]) {
     const int64_t size = 16 / GMM__NAME(gmm__elems16), pitch = a->src.ld * size;
     const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           col * size;
@@ -9171,7 +9169,7 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t maximum, int32_t w
 
 /* Reads one element of a tile from device memory. */
 GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
-                                              int32_t col) {
+                                             int32_t col) {
     return gmm_load((gmm_dtype)GMM__NAME(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
 }
@@ -9379,8 +9377,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (columnwise) {
 #pragma unroll
                     for (k = 0; k < GMM__CFG(gmm__words); k++) {
-#pragma unroll
                         /* 16-bit sources did this above; there F32 sources have no registers left */
+#pragma unroll
                         for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
                             col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
@@ -9468,7 +9466,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
                 *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
-                                                                gmm__quant_codes8(e5m2, v + 4));
+                                                                  gmm__quant_codes8(e5m2, v + 4));
             }
             __syncthreads();
             if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : p.m))
@@ -9476,7 +9474,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 for (k = first; k < GMM_TILE; k += step, dst += step * pitch)
                     if (k < n)
                         gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
-                                                                           chunk * 16));
+                                                                                 chunk * 16));
         }
         if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* after all stores */
             __syncthreads();
@@ -9588,8 +9586,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     maximum = gmm__quant_block_max(maximum, 2);
                     other = __shfl_xor_sync(0xFFFFFFFFu, maximum, 8);
                     maximum = maximum > other ? maximum : other;
-#pragma unroll
                     /* rows beyond the last one have no scales */
+#pragma unroll
                     for (i = 0; i < 8; i++) row[i] = i < valid_rows ? maximum : 0;
                 }
 #endif
@@ -9624,7 +9622,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
                     lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3276 : 0x5410);
                     gmm__vec_store_scales4(dst, a.rowwise.scale_order, p.row, c0 / 16, row_along,
-                                      row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
+                                           row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
                 }
 #if GMM__HADAMARD
                 /* rows i and i + 4 at once: each lane draws random bits for one of them, for both lanes of the block */
@@ -9717,7 +9715,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     if (f->stochastic)
                         gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
                                        (int64_t)(c0 + col0 + 4 * lower + j) * ((p.rows + 15) >> 4) +
-                                           ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
+                                       ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
 #pragma unroll
                     for (k = 0; k < 2; k++) {
                         float v[8];
@@ -9740,7 +9738,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 for (k = 0; k < GMM__HALF_WORDS; k++) {
                     const uint32_t sent = lower ? col[k] : col[k + GMM__HALF_WORDS];
                     col[k] = GMM__CFG(gmm__word_max)(lower ? col[k + GMM__HALF_WORDS] : col[k],
-                                                    __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
+                                                     __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
@@ -9797,14 +9795,14 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                  (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
                 __syncthreads();
                 gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
-                                  *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
+                                       *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
-                        dst += GMM__QUANT_BLOCK / chunks * col_pitch)
+                         dst += GMM__QUANT_BLOCK / chunks * col_pitch)
                         if (k < cols - c0)
                             gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
-                                                                               (k >> 3) * 16 + chunk * 16));
+                                                                                     (k >> 3) * 16 + chunk * 16));
                 __syncthreads();
             }
         }
@@ -9903,7 +9901,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                              inverse);
             if (GMM__ELEMS16 == 8)
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
-                                       inverse) << 16;
+                                                  inverse) << 16;
         }
         if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
             uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
@@ -9923,8 +9921,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                        lane_scales);
             else if (warp_col / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
-                                                   ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
-                                                   : (int64_t)(p.row + l) * row_along + warp_col / 32)) =
+                                               ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
+                                               : (int64_t)(p.row + l) * row_along + warp_col / 32)) =
                     (uint16_t)__byte_perm(lane_scales, other, c & 8 ? 0x4415 : 0x4440);
             other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 2);
             scales4[1] = c & 2 ? scales4[0] : other;
@@ -9972,7 +9970,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (GMM__ELEMS16 == 8)
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
                                                   GMM__CFG(gmm__word_value)(maximum, 3),
-                                       inverse) << 16;
+                                                  inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);
 #pragma unroll

@@ -2,9 +2,9 @@
 #elif GMM__BODY == 8
 /* One wgmma of M = 64, N = 8 n8 and 32 bytes of K: d = A B + d, or d = A B where `scale_d` is 0. `desc_a` and
    `desc_b` are the descriptors of the operands in shared memory. */
-GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d,
-                                                                                  uint64_t desc_a, uint64_t desc_b,
-                                                                                  const int scale_d = 1) {
+GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(const int n8, float *d, uint64_t desc_a,
+                                                                                uint64_t desc_b,
+                                                                                const int scale_d = 1) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (n8) {
 #define GMM__X(e, u, n, da, db, c) \

@@ -110,7 +110,7 @@ GMM__DEVICE void gmm_pdl_wait(void) {
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
-                                                size_t shared, const void *args, cudaStream_t stream) {
+                                              size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attribute;
     void *params[1];

@@ -67,7 +67,7 @@ GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 /* Arrives at the same barrier of CTA `rank` of the cluster. wgmma has already finished reading what the arrival
-   releases, so the default semantics suffice; release at cluster scope would also wait for stores to device memory,
+   releases, so the default scope, the CTA, suffices; at cluster scope it would also wait for stores to device memory,
    once per stage. */
 GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
     asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"

@@ -142,7 +142,7 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
     case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
                          "k16.f32.bf16.bf16 {" GMM__T##u "}, {" regs "}, " desc ", p, 1, 1, 0;\n}" \
                          : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), \
-                           "l"(desc_b)); break;
+                         "l"(desc_b)); break;
     GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;

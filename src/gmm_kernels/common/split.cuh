@@ -18,9 +18,9 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 
 enum { GMM_OFFSETS_THREADS = 1024 };
 typedef struct gmm_offsets_args {
-    gmm_groups groups;  /* splits in device memory */
-    int64_t *offsets;   /* [G + 1] */
-    int32_t *tiles;     /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; may be NULL */
+    gmm_groups groups; /* splits in device memory */
+    int64_t *offsets;  /* [G + 1] */
+    int32_t *tiles;    /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; may be NULL */
     int32_t tile_rows;
 } gmm_offsets_args;
 

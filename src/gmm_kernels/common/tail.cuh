@@ -3,8 +3,8 @@
 /* Zeroes the rows of D behind the last group, for engines whose GEMM kernel does not do it. */
 enum { GMM_TAIL_THREADS = 256 };
 typedef struct gmm_tail_args {
-    gmm_kmat d;         /* [capacity, n] */
-    gmm_groups groups;  /* splits in device memory */
+    gmm_kmat d;        /* [capacity, n] */
+    gmm_groups groups; /* splits in device memory */
     int32_t n;
 } gmm_tail_args;
 

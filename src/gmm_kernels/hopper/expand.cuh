@@ -7,11 +7,11 @@
    follows the previous one and is filled up to a multiple of 16 rows; the added rows hold the spread values of
    Hadamard-transformed copies, else zeros. */
 typedef struct gmm_expand_operand {
-    gmm_mat src;           /* tables in device memory; dtype GMM_NONE: absent */
+    gmm_mat src;        /* tables in device memory; dtype GMM_NONE: absent */
     uint16_t *dst;
     gmm_direction direction;
-    int32_t grouped;       /* the matrix holds tokens */
-    int32_t rows, cols;    /* of each quantized matrix; for tokens rows is the capacity */
+    int32_t grouped;    /* the matrix holds tokens */
+    int32_t rows, cols; /* of each quantized matrix; for tokens rows is the capacity */
 } gmm_expand_operand;
 
 typedef struct gmm_expand_args {
@@ -30,12 +30,12 @@ typedef struct gmm_expand_args {
 enum {
     GMM_EXPAND_THREADS = 256,
     GMM_EXPAND_MAX_THREADS = 1024, /* threads of a CTA that has a multiprocessor to itself */
-    GMM_EXPAND_LINES = 4,   /* lines that a warp processes together, 256 elements of each at a time */
-    GMM_EXPAND_SPAN = 1024, /* elements of each line in a task */
+    GMM_EXPAND_LINES = 4,          /* lines that a warp processes together, 256 elements of each at a time */
+    GMM_EXPAND_SPAN = 1024,        /* elements of each line in a task */
     GMM_EXPAND_TRANSPOSE_THREADS = 256,
     /* strips that a CTA transposes, 64 lines at a time: 128 bytes are contiguous in loads and stores */
     GMM_EXPAND_STRIPS = 2,
-    GMM_EXPAND_STRIP_LINES = 128    /* lines in a task */
+    GMM_EXPAND_STRIP_LINES = 128   /* lines in a task */
 };
 
 /* Loads eight codes, the first in the lowest bits. `aligned`: by vector loads. */
@@ -99,7 +99,7 @@ typedef struct gmm_expand_lines_view {
 } gmm_expand_lines_view;
 
 GMM__DEVICE void gmm_expand_load_step(const gmm_expand_lines_view *p, int mx, int fp4, int mn_major, int32_t c,
-                                  gmm_expand_step *step) {
+                                      gmm_expand_step *step) {
     const int32_t block = c / (mx ? 32 : 16);
     int i;
 #pragma unroll
@@ -191,7 +191,7 @@ GMM__DEVICE void gmm_expand_lines(const gmm_expand_args *args, const gmm_expand_
 typedef struct gmm_expand_strip {
     const uint8_t *data, *scale; /* of line 0 */
     uint16_t *dst;
-    int32_t line_stride;                /* bytes of scales between lines, or between 128 lines if they are swizzled */
+    int32_t line_stride;         /* bytes of scales between lines, or between 128 lines if they are swizzled */
     /* counted from the first row of the strip: rows that the copy has, rows that are written */
     int32_t valid_rows, rows;
 } gmm_expand_strip;
@@ -223,7 +223,7 @@ GMM__DEVICE void gmm_expand_load_strip_step(const gmm_expand_strip t[GMM_EXPAND_
 /* Transposes GMM_EXPAND_STRIPS strips of GMM_GROUP_ROWS padded rows of the tokens through shared memory, for
    GMM_EXPAND_STRIP_LINES lines from `line` on. One CTA. */
 GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_expand_operand *s, gmm_dtype dtype,
-                                   int32_t strip, int32_t line, char *shared) {
+                                       int32_t strip, int32_t line, char *shared) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int swizzled = s->src.scale_order == GMM_SCALES_SWIZZLED;
@@ -280,7 +280,7 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
 #pragma unroll
                 for (j = 0; j < 4; j++) e[j] = gmm_mul_16bit_x2(dtype, e[j], scale);
                 gmm_stmatrix_x4_trans((uint32_t)__cvta_generic_to_shared(shared) + 128 * (GMM_GROUP_ROWS * h + row) +
-                               (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
+                                      (((uint32_t)warp ^ c) << 4), e[0], e[1], e[2], e[3]);
             }
         __syncthreads();
 #pragma unroll
@@ -388,6 +388,6 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
                                                  const gmm_expand_args *args, cudaStream_t stream) {
     const int threads = columns ? GMM_EXPAND_TRANSPOSE_THREADS : limited ? GMM_EXPAND_MAX_THREADS : GMM_EXPAND_THREADS;
     return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, pdl,
-                            (unsigned)grid, (unsigned)threads, 0, args, stream);
+                          (unsigned)grid, (unsigned)threads, 0, args, stream);
 }
 

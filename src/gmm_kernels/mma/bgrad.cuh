@@ -6,17 +6,17 @@
 enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
     gmm_kmat dy, db, bias;
-    const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] prefix sums of the groups' chunks */
-    float *partials;            /* [chunks][n] partial sums */
+    const int64_t *offsets; /* [G + 1] */
+    const int32_t *tiles;   /* [G + 1] prefix sums of the groups' chunks */
+    float *partials;        /* [chunks][n] partial sums */
     int32_t groups, n;
     int64_t capacity;
-    const float *row_scale;   /* NULL: ones */
-    const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL: no group is frozen */
+    const float *row_scale; /* NULL: ones */
+    const float *beta;      /* [G]; NULL = beta_all */
+    const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
     int32_t row_add, zero_tail;
-    float *d_row_scale;       /* NULL: not written */
+    float *d_row_scale;     /* NULL: not written */
 } gmm_bgrad_args;
 
 #define GMM__BODY 3

@@ -80,7 +80,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     scale_bits0 = gmm_qgemm_load_scales(line_scales0, \
                                         BLOCK_SCALED ? steps \
                                         : tid < BM   ? GMM__SCALE_STRIDES(a) \
-                                                     : GMM__SCALE_STRIDES(b), s0, q, k); \
+                                        : GMM__SCALE_STRIDES(b), s0, q, k); \
     if (LINES > 256 && tid < 128) scale_bits1 = gmm_qgemm_load_scales(line_scales1, GMM__SCALE_STRIDES(b), sb, q, k)
 #define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
 /* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
@@ -89,8 +89,8 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
     gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_n64, i, r##x[i], \
                                gmm_shared + ((t) & 1) * STAGE + (offset), \
                                has_scales && !BLOCK_SCALED \
-                                   ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) \
-                                   : NULL, \
+                               ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) \
+                               : NULL, \
                                LINES); \
     r##x[i] = gmm_qgemm_load_chunk(&q##x, &args.x, mn_major, log2_n64, i)
 
@@ -197,7 +197,7 @@ GMM__KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__NAME(const __grid_const
                                 const float x = scale[warp_m + i * 16 + (lane >> 2) + h / 2 * 8];
                                 const float y = scale[BM + warp_n + j * 8 + (lane & 3) * 2 + h % 2];
                                 sum[BLOCK_SCALED ? i : 0][j][h] = __fmaf_rn(__fmul_rn(acc[i][j][h], x), y,
-                                                                     sum[BLOCK_SCALED ? i : 0][j][h]);
+                                                                            sum[BLOCK_SCALED ? i : 0][j][h]);
                                 acc[i][j][h] = 0.0f;
                             }
                 }

@@ -7,17 +7,17 @@
        wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
 typedef struct gmm_gemm_args {
     gmm_kmat a, b, d, bias;
-    const int64_t *offsets;   /* [G + 1] */
-    const int32_t *tiles;     /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
+    const int64_t *offsets; /* [G + 1] */
+    const int32_t *tiles;   /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
     int32_t groups;
-    int32_t m, n, k;          /* extents; the grouped one is not read */
+    int32_t m, n, k;        /* extents; the grouped one is not read */
     int64_t capacity;
-    const float *alpha;       /* [G] or [1]; NULL: 1 */
+    const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
-    int32_t zero_tail;        /* fwd, dgrad: rows of D behind the last group become 0 */
-    const float *row_scale;   /* [T] factor of the bias; NULL: 1 */
-    const float *beta;        /* [G]; NULL = beta_all */
-    const uint8_t *frozen;    /* [G]; NULL: no group is frozen */
+    int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
+    const float *row_scale; /* [T] factor of the bias; NULL: 1 */
+    const float *beta;      /* [G]; NULL = beta_all */
+    const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
 } gmm_gemm_args;
 
@@ -128,7 +128,7 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
 
 /* Arguments of the epilogue that are constant over a tile. */
 typedef struct gmm_gemm_epilogue {
-    char *d;      /* first row of the group in D */
+    char *d; /* first row of the group in D */
     const char *bias;
     const float *row_scale;
     float alpha, beta;
@@ -224,7 +224,7 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
     for (r = 0; r < rows; r++)
         if (f32) *(float4 *)(dst + r * dst_stride) = make_float4(v[r][0], v[r][1], v[r][2], v[r][3]);
         else *(uint2 *)(dst + r * dst_stride) = make_uint2(gmm_pack2(args->d.dtype, v[r][0], v[r][1]),
-                                                   gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
+                                                           gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
 }
 
 /* Prefetches the tile's part of D into the L2 if the epilogue will read it. */

@@ -109,9 +109,9 @@ GMM__DEVICE void gmm_fp4_to_16bit_x8(gmm_dtype dtype, uint32_t codes, uint32_t d
 /* A thread's view of one operand of a tile: it loads chunks of 16 bytes, some rows apart. A stage holds 64 elements
    of each line, or 64 rows of an operand that is stored as [k][lines] (`mn_major`). */
 typedef struct gmm_qgemm_operand {
-    const char *src;    /* first chunk of the thread in the next stage */
+    const char *src;     /* first chunk of the thread in the next stage */
     int32_t rows, bytes; /* what is left from there: rows of memory, and bytes along a row */
-    int32_t aligned;       /* chunks are aligned to 16 bytes */
+    int32_t aligned;     /* chunks are aligned to 16 bytes */
 } gmm_qgemm_operand;
 
 /* log2 of the chunks in a row of a stage. `log2_n64`: log2 of (lines of the tile / 64). */

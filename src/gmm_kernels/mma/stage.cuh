@@ -5,10 +5,10 @@
 typedef struct gmm_stage_loader {
     const char *src;
     int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
-    int32_t lines, cols;  /* left in stage 0 */
-    int32_t aligned;        /* chunks are aligned to 16 bytes */
-    int32_t full_stages;         /* number of stages that are complete and aligned */
-    uint32_t offset;          /* offset in the stage */
+    int32_t lines, cols;                /* left in stage 0 */
+    int32_t aligned;                    /* chunks are aligned to 16 bytes */
+    int32_t full_stages;                /* number of stages that are complete and aligned */
+    uint32_t offset;                    /* offset in the stage */
 } gmm_stage_loader;
 
 /* Swizzle: chunks are permuted within a line so that 8 adjacent lines fall into different banks. */
@@ -113,7 +113,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
    stored as [k][rows], 4 rows of a value of k; then it stores them to shared memory as [k][rows]. */
 GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, int64_t ld, int rows, int k0, int k,
-                               float v[2][4]) {
+                                    float v[2][4]) {
     int i;
 #pragma unroll
     for (i = 0; i < 2; i++) {

@@ -9,9 +9,8 @@
 
 #if !GMM__HADAMARD
 /* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
-                                            int32_t col0, int32_t c0, int32_t n,
-                                            uint32_t x[8][GMM__NAME(gmm__words)]) {
+GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
+                                          int32_t c0, int32_t n, uint32_t x[8][GMM__NAME(gmm__words)]) {
     const int64_t size = GMM__NAME(gmm__words) / 2, pitch = a->src.ld * size;
     const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           (c0 + col0) * size;
@@ -32,7 +31,7 @@ GMM__DEVICE void GMM__NAME(gmm__vec_load)(const gmm__quant_args *a, const gmm__v
 
 /* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
 GMM__DEVICE void GMM__NAME(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
-                                              int32_t col, uint32_t x[16][4]) {
+                                            int32_t col, uint32_t x[16][4]) {
     const int64_t size = 16 / GMM__NAME(gmm__elems16), pitch = a->src.ld * size;
     const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->first + p->row + row0) * pitch +
                           col * size;
@@ -57,7 +56,7 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__vec_uniform_max)(uint32_t maximum, int32_t w
 
 /* Reads one element of a tile from device memory. */
 GMM__DEVICE float GMM__NAME(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
-                                              int32_t col) {
+                                             int32_t col) {
     return gmm_load((gmm_dtype)GMM__NAME(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
                     (p->first + p->row + row) * a->src.ld + col);
 }

@@ -83,7 +83,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                              inverse);
             if (GMM__ELEMS16 == 8)
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
-                                       inverse) << 16;
+                                                  inverse) << 16;
         }
         if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
             uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
@@ -103,8 +103,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                        lane_scales);
             else if (warp_col / 32 < row_along)
                 *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
-                                                   ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
-                                                   : (int64_t)(p.row + l) * row_along + warp_col / 32)) =
+                                               ? gmm_swizzle_offset(p.row + l, warp_col / 32, row_along)
+                                               : (int64_t)(p.row + l) * row_along + warp_col / 32)) =
                     (uint16_t)__byte_perm(lane_scales, other, c & 8 ? 0x4415 : 0x4440);
             other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 2);
             scales4[1] = c & 2 ? scales4[0] : other;
@@ -152,7 +152,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
             if (GMM__ELEMS16 == 8)
                 lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
                                                   GMM__CFG(gmm__word_value)(maximum, 3),
-                                       inverse) << 16;
+                                                  inverse) << 16;
             if (line < lines && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
                 scale += gmm_swizzle_offset(line, block, col_along);
 #pragma unroll

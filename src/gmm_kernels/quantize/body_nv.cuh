@@ -85,8 +85,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     maximum = gmm__quant_block_max(maximum, 2);
                     other = __shfl_xor_sync(0xFFFFFFFFu, maximum, 8);
                     maximum = maximum > other ? maximum : other;
-#pragma unroll
                     /* rows beyond the last one have no scales */
+#pragma unroll
                     for (i = 0; i < 8; i++) row[i] = i < valid_rows ? maximum : 0;
                 }
 #endif
@@ -121,7 +121,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
                     lane_scales = __byte_perm(lane_scales, other, c & 4 ? 0x3276 : 0x5410);
                     gmm__vec_store_scales4(dst, a.rowwise.scale_order, p.row, c0 / 16, row_along,
-                                      row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
+                                           row0 + 4 * second + (c >> 1), col0 >> 6 << 2, lane_scales);
                 }
 #if GMM__HADAMARD
                 /* rows i and i + 4 at once: each lane draws random bits for one of them, for both lanes of the block */
@@ -214,7 +214,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                     if (f->stochastic)
                         gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
                                        (int64_t)(c0 + col0 + 4 * lower + j) * ((p.rows + 15) >> 4) +
-                                           ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
+                                       ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
 #pragma unroll
                     for (k = 0; k < 2; k++) {
                         float v[8];
@@ -237,7 +237,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 for (k = 0; k < GMM__HALF_WORDS; k++) {
                     const uint32_t sent = lower ? col[k] : col[k + GMM__HALF_WORDS];
                     col[k] = GMM__CFG(gmm__word_max)(lower ? col[k + GMM__HALF_WORDS] : col[k],
-                                                    __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
+                                                     __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
                 }
 #pragma unroll
                 for (j = 0; j < 4; j++)
@@ -294,14 +294,14 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                                  (a.grouped ? (int64_t)(p.start / 16) * lines : 0);
                 __syncthreads();
                 gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, l, quad,
-                                  *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
+                                       *(const uint32_t *)(const void *)(scales + l * GMM_TILE_BLOCKS + quad));
                 if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
 #pragma unroll
                     for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
-                        dst += GMM__QUANT_BLOCK / chunks * col_pitch)
+                         dst += GMM__QUANT_BLOCK / chunks * col_pitch)
                         if (k < cols - c0)
                             gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
-                                                                               (k >> 3) * 16 + chunk * 16));
+                                                                                     (k >> 3) * 16 + chunk * 16));
                 __syncthreads();
             }
         }

@@ -99,8 +99,8 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 if (columnwise) {
 #pragma unroll
                     for (k = 0; k < GMM__CFG(gmm__words); k++) {
-#pragma unroll
                         /* 16-bit sources did this above; there F32 sources have no registers left */
+#pragma unroll
                         for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
                             col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
 #pragma unroll
@@ -188,7 +188,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
                 *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_codes8(e5m2, v),
-                                                                gmm__quant_codes8(e5m2, v + 4));
+                                                                  gmm__quant_codes8(e5m2, v + 4));
             }
             __syncthreads();
             if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : p.m))
@@ -196,7 +196,7 @@ GMM__NAME(gmm_cast)(const __grid_constant__ gmm__quant_args a) {
                 for (k = first; k < GMM_TILE; k += step, dst += step * pitch)
                     if (k < n)
                         gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
-                                                                           chunk * 16));
+                                                                                 chunk * 16));
         }
         if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* after all stores */
             __syncthreads();

@@ -66,7 +66,7 @@ GMM__NAME(gmm_quantize_amax)(const __grid_constant__ gmm__quant_args a) {
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
         amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
-                                            transformed || a.columns ? gmm__quant_shared : NULL);
+                                             transformed || a.columns ? gmm__quant_shared : NULL);
         __syncthreads();
         for (l = gmm__warp(); l < n && (transformed || a.columns); l += GMM__QUANT_WARPS) {
             float v[4];

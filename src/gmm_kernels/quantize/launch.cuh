@@ -2,7 +2,7 @@
 typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
-    int32_t vectorized;  /* at most that of the arguments */
+    int32_t vectorized; /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 #define GMM__X(tag, scaling) \

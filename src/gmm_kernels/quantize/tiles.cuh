@@ -24,7 +24,7 @@ typedef struct gmm__quant_args {
     const int64_t *offsets;           /* grouped: [units + 1] row offsets */
     const int32_t *tiles;             /* grouped: [units + 1] prefix sums of strips */
     gmm_groups groups;                /* read by the kernels themselves where warp_split is set */
-    int32_t warp_split;                 /* vectorized, at most 32 groups: offsets and tiles are not set */
+    int32_t warp_split;               /* vectorized, at most 32 groups: offsets and tiles are not set */
     float *amax[2];                   /* [units]: amaxes of the rowwise and of the columnwise copy */
     float *lines, *columns;           /* amaxes by row and by column; NULL: not needed */
     const float *scale;
@@ -69,7 +69,7 @@ GMM__DEVICE int64_t gmm__quant_strips(int32_t grouped, const int32_t *tiles, int
     return grouped ? (int64_t)tiles[units] : units * ((rows + GMM_TILE - 1) / GMM_TILE);
 }
 GMM__DEVICE gmm__quant_strip gmm__quant_strip_of(int32_t grouped, const int32_t *tiles, const int64_t *offsets,
-                                              int64_t units, int64_t rows, int64_t strip) {
+                                                 int64_t units, int64_t rows, int64_t strip) {
     gmm__quant_strip p;
     if (grouped) {
         int32_t g = 0;
@@ -240,17 +240,17 @@ GMM__DEVICE void gmm__quant_four_over_six(const gmm_nv_global *n, const float v[
 /* The part of one copy that belongs to one tile. */
 typedef struct gmm__quant_copy_tile {
     gmm__qview view;
-    int64_t l0, a0;           /* first line of the tile, first element along lines */
-    int32_t lines, data;      /* lines with values; elements along a line that are stored */
-    const float *amax;        /* of the unit or, if per_line, of line l0 and the following ones */
+    int64_t l0, a0;                /* first line of the tile, first element along lines */
+    int32_t lines, data;           /* lines with values; elements along a line that are stored */
+    const float *amax;             /* of the unit or, if per_line, of line l0 and the following ones */
     int32_t per_line;
     float scale;
     int64_t group, first_block, blocks_per_line;
-    gmm_nv_global global;     /* NV16 with one amax per unit */
-    float factor;             /* TENSOR */
+    gmm_nv_global global;          /* NV16 with one amax per unit */
+    float factor;                  /* TENSOR */
     int64_t line_step, block_step; /* strides of scales between lines and between blocks, except for SWIZZLED */
-    int64_t scale_lines;      /* with padding */
-    int32_t used, end;        /* blocks of the tile with values, and with padding */
+    int64_t scale_lines;           /* with padding */
+    int32_t used, end;             /* blocks of the tile with values, and with padding */
 } gmm__quant_copy_tile;
 
 /* Initializes what all lines of a copy's tile share. */
@@ -369,7 +369,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
 
 /* Quantizes all lines of one copy of a tile whose values are in x. All threads of the CTA call it. */
 GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant_copy_tile *s, const float *x,
-                                     uint32_t *shared_amax, uint8_t *codes) {
+                                            uint32_t *shared_amax, uint8_t *codes) {
     const gmm_format *f = &a->format;
     const gmm_scaling scaling = f->scaling;
     const int32_t columnwise = s->view.direction == GMM_COLUMNWISE, hadamard = columnwise ? f->hadamard : 0;

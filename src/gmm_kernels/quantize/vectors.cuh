@@ -151,14 +151,14 @@ GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
 GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
     if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
-                                                blockIdx.y == 0);
+                                                  blockIdx.y == 0);
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
 /* Strip number `index`, and the first column of the `tiles` tiles that the CTA processes of it. */
 typedef struct gmm__vec_strip { int32_t unit, row, m, rows, first, start; } gmm__vec_strip;
 GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
-                                              int32_t tiles, int32_t *c0) {
+                                             int32_t tiles, int32_t *c0) {
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
     const int32_t strip = a->backward ? w->total - 1 - index : index;
     gmm__vec_strip p;
@@ -195,8 +195,9 @@ GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t uni
 GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
     gmm_st_global_v2_b32(dst, gmm__quant_codes8(e5m2, v), gmm__quant_codes8(e5m2, v + 4));
 }
-GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2,
-                                          const float v[8]) { gmm__vec_store_codes_bf16(dst, e5m2, v); }
+GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
+    gmm__vec_store_codes_bf16(dst, e5m2, v);
+}
 GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
     gmm_st_global_b32(dst, gmm__quant_codes8(e5m2, v));
 }
@@ -222,7 +223,7 @@ GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
 /* Stores four scale bytes of line l of a tile, the first of block `tile_block` of the tile. `dst`: scales of the copy,
    where the tile starts with line `line` and block `block` and a line has `along` scales. */
 GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
-                                   int32_t l, int32_t tile_block, uint32_t scales4) {
+                                        int32_t l, int32_t tile_block, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
         dst += (int64_t)line * along + block * 128 + tile_block * 128 + (l & 31) * 16 + (l >> 5) * 4;
     else dst += (int64_t)line * along + block + (l * along + tile_block);
@@ -234,8 +235,8 @@ GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encode
     float v[4], maximum = 0.0f;
     uint32_t scales4;
     int32_t i;
-#pragma unroll
     /* infinity saturates to the largest code as well */
+#pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
     scales4 = gmm__quant_codes8(0, v);
 #pragma unroll

@@ -17,19 +17,19 @@
     X(b1, uint8_t, 1)
 
 enum {
-    GMM__ELEM_BLOCK = 128,   /* threads of a CTA */
-    GMM__ELEM_WARPS = 4,     /* warps of a CTA */
-    GMM__ELEM_PER_SM = 16,   /* CTAs per multiprocessor that callers let launchers start */
+    GMM__ELEM_BLOCK = 128,       /* threads of a CTA */
+    GMM__ELEM_WARPS = 4,         /* warps of a CTA */
+    GMM__ELEM_PER_SM = 16,       /* CTAs per multiprocessor that callers let launchers start */
     GMM__ELEM_STREAM_PER_SM = 128,
         /* The same for kernels that stream rows: CTAs in the order of addresses are faster than a grid of resident
            CTAs, but CTAs without a row cost time as well. */
-    GMM__ELEM_SPAN = 256,    /* columns that a warp processes at a time: 8 per lane */
-    GMM__COPY_SPAN = 128,     /* units that a warp copies at a time: 4 per lane */
-    GMM__SUM_BLOCK = 1024,   /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
-    GMM__ELEM_ADDENDS = 256, /* matrices that one launch adds up: their addresses are kernel parameters */
-    GMM__MAP_CHUNK = 1024,   /* slots whose ranks one warp counts */
-    GMM__ROUTE_CHUNK = 8,    /* tokens whose loss terms one warp adds up first */
-    GMM__ROUTE_FOLD = 64,    /* partial sums that one step adds up */
+    GMM__ELEM_SPAN = 256,        /* columns that a warp processes at a time: 8 per lane */
+    GMM__COPY_SPAN = 128,        /* units that a warp copies at a time: 4 per lane */
+    GMM__SUM_BLOCK = 1024,       /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
+    GMM__ELEM_ADDENDS = 256,     /* matrices that one launch adds up: their addresses are kernel parameters */
+    GMM__MAP_CHUNK = 1024,       /* slots whose ranks one warp counts */
+    GMM__ROUTE_CHUNK = 8,        /* tokens whose loss terms one warp adds up first */
+    GMM__ROUTE_FOLD = 64,        /* partial sums that one step adds up */
     GMM__ELEM_SHARED = 48 * 1024 /* bytes of shared memory that a CTA has without an attribute */
 };
 
@@ -54,7 +54,7 @@ enum {
 typedef struct gmm__act_args {
     const int64_t *valid_rows; /* device memory: number of rows in use */
     int64_t rows;
-    int32_t ffn, interleave; /* columns are 32-bit, since 64-bit division is slow */
+    int32_t ffn, interleave;   /* columns are 32-bit, since 64-bit division is slow */
     int32_t tail_zero, gated, layout, wide;
     gmm_act_kind kind;
     gmm_act_coef coef;
@@ -68,22 +68,22 @@ typedef struct gmm__route_args {
     int64_t tokens;
     int32_t experts, topk, sigmoid, normalize;
     float scale;
-    float aux, z;              /* aux_coeff E / (topk T^2) and z_coeff / T; 0: the loss is not computed */
+    float aux, z;                        /* aux_coeff E / (topk T^2) and z_coeff / T; 0: the loss is not computed */
     const float *expert_bias, *dprobs, *dloss;
     int32_t *indices, *counts, *offsets; /* counts: forward needs it for offsets and aux_loss */
     float *probs, *aux_loss, *z_loss;
-    float *sums;               /* forward with losses: gmm__route_sums_bytes bytes */
-    float *scratch;            /* gmm__route_scratch_bytes bytes */
+    float *sums;                         /* forward with losses: gmm__route_sums_bytes bytes */
+    float *scratch;                      /* gmm__route_scratch_bytes bytes */
 } gmm__route_args;
 
 typedef struct gmm__map_args {
     const int32_t *indices;
-    int64_t slots, capacity;   /* T topk, R */
+    int64_t slots, capacity; /* T topk, R */
     int32_t experts, align;
     int32_t *row_of, *slot_of, *sizes;
     uint32_t *fault;
-    int32_t *counts;           /* [E][chunks]: slots of each expert per chunk, then their prefix sums */
-    int64_t *starts;           /* [E] first row of each expert */
+    int32_t *counts;         /* [E][chunks]: slots of each expert per chunk, then their prefix sums */
+    int64_t *starts;         /* [E] first row of each expert */
 } gmm__map_args;
 
 typedef struct gmm__permute_args {
@@ -101,15 +101,15 @@ typedef struct gmm__permute_args {
 /* Rows of groups without padding and with each group padded to a multiple of `align` rows, cut off at `capacity`. */
 typedef struct gmm__pad_args {
     gmm__view src, dst;
-    int64_t rows, cols;        /* rows: capacity of dst */
-    const int64_t *offsets;    /* device [groups + 1]: offsets without padding */
-    const int32_t *blocks;     /* device [groups + 1]: prefix sums of the groups' blocks of `align` rows */
+    int64_t rows, cols;     /* rows: capacity of dst */
+    const int64_t *offsets; /* device [groups + 1]: offsets without padding */
+    const int32_t *blocks;  /* device [groups + 1]: prefix sums of the groups' blocks of `align` rows */
     int64_t groups, align, capacity;
-    int32_t pad, tail_zero;    /* pad: dst has the padding, else src has it */
+    int32_t pad, tail_zero; /* pad: dst has the padding, else src has it */
     const float *src_prob;
     float *dst_prob;
-    int32_t *sizes;            /* padded sizes; NULL: not written */
-    uint32_t *fault;           /* NULL: faults are not reported */
+    int32_t *sizes;         /* padded sizes; NULL: not written */
+    uint32_t *fault;        /* NULL: faults are not reported */
 } gmm__pad_args;
 
 /* Permutes 2 ffn rows or columns between halves and blocks. Where a table is given, data is NULL. */
@@ -123,10 +123,10 @@ typedef struct gmm__glu_args {
 
 /* y = beta y + scale (start + x_0 + x_1 + ...), summed in fp32 from left to right; y is not read where beta is 0. */
 typedef struct gmm__accumulate_args {
-    gmm__view x, y, start;     /* x: dtype and layout of every addend, without data; start: fp32 or absent */
+    gmm__view x, y, start; /* x: dtype and layout of every addend, without data; start: fp32 or absent */
     const char *addends[GMM__ELEM_ADDENDS];
-    int32_t count;             /* number of addends, at least 1 */
-    int64_t rows, cols;        /* any; the launcher splits long rows */
+    int32_t count;         /* number of addends, at least 1 */
+    int64_t rows, cols;    /* any; the launcher splits long rows */
     float scale, beta;
 } gmm__accumulate_args;
 

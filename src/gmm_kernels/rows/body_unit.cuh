@@ -37,7 +37,7 @@ GMM__NAME(gmm_copy)(const __grid_constant__ gmm__copy_args a) {
     gmm__grid_loop w = gmm__grid_loop_begin((a.cols + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN, 1);
     for (; w.row < a.rows; gmm__grid_loop_next(&w))
         GMM__NAME(gmm__copy_segment)((const GMM__UNIT *)a.src + w.row * a.src_ld, (GMM__UNIT *)a.dst + w.row * a.dst_ld,
-                                    w.part, a.cols);
+                                     w.part, a.cols);
 }
 
 /* dst[r] = src[token of slot_of[r]], zeros in padding; row_probs[r] = probs[slot_of[r]]. A task is one segment of a
@@ -52,7 +52,7 @@ GMM__NAME(gmm_permute_rows)(const __grid_constant__ gmm__permute_args a) {
         const int32_t slot = w.row < valid_rows ? gmm__map_entry(a.slot_of, w.row, slots, a.fault) : -1;
         const int64_t token = (uint32_t)slot / (uint32_t)a.topk;
         GMM__NAME(gmm__copy_segment)(slot >= 0 ? (const GMM__UNIT *)a.src.data + token * a.src.ld : NULL,
-                                    (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
+                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.hidden);
         if (a.row_probs && w.part == 0 && gmm__lane() == 0) a.row_probs[w.row] = slot >= 0 ? a.probs[slot] : 0.0f;
     }
 }
@@ -103,7 +103,7 @@ GMM__NAME(gmm_permute_tokens)(const __grid_constant__ gmm__permute_args a) {
             for (segment = 0; segment < segments; segment++)
                 GMM__NAME(gmm__copy_segment)(src_slot >= 0 ? src + token * a.src.ld : NULL,
                                              dst + (base + lane) * a.dst.ld, segment,
-                                         a.hidden);
+                                             a.hidden);
         }
     }
 }
@@ -130,7 +130,7 @@ GMM__NAME(gmm_pad)(const __grid_constant__ gmm__pad_args a) {
             if (src_row >= gmm__pad_start(&a, g + 1, !a.pad)) src_row = -1;
         }
         GMM__NAME(gmm__copy_segment)(src_row >= 0 ? (const GMM__UNIT *)a.src.data + src_row * a.src.ld : NULL,
-                                    (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
+                                     (GMM__UNIT *)a.dst.data + w.row * a.dst.ld, w.part, a.cols);
         if (a.dst_prob && w.part == 0 && gmm__lane() == 0)
             a.dst_prob[w.row] = src_row >= 0 ? a.src_prob[src_row] : 0.0f;
     }

@@ -3,8 +3,7 @@
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
    kernel calls gmm_pdl_wait. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
-                                             int32_t threads,
-                                             size_t shared, const void *args, cudaStream_t stream) {
+                                             int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > limits.max_ctas) blocks = limits.max_ctas;
     if (blocks < 1) blocks = 1;
     return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, args, stream);
@@ -12,8 +11,7 @@ static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks,
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp per task. */
 static GMM__UNUSED cudaError_t gmm__k_launch_rows(const void *kernel, int64_t rows, int64_t parts,
-                                                  gmm__launch_limits limits,
-                                                  const void *args, cudaStream_t stream) {
+                                                  gmm__launch_limits limits, const void *args, cudaStream_t stream) {
     if (rows <= 0 || parts <= 0) return cudaSuccess;
     if (rows > INT32_MAX || parts > INT32_MAX) return cudaErrorInvalidValue;
     return gmm__k_launch(kernel, (rows * parts - 1) / GMM__ELEM_WARPS + 1, limits, GMM__ELEM_BLOCK, 0, args, stream);
@@ -119,7 +117,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32;
     return gmm__k_launch_rows(gmm__k_pick_act_bwd(dtype), a.rows,
                               a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
-                                  stream);
+                              stream);
 }
 
 /* Warps per CTA and CTAs of the routing kernels. *shared is 0 where the arrays of `experts` values do not fit into
